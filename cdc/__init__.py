@@ -1,0 +1,1 @@
+"""Change data capture for Postgres: the connector service."""

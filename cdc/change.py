@@ -1,0 +1,64 @@
+"""Operation and the log row: the one Arrow schema that reader, log and sinks share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import pyarrow as pa
+
+
+class Operation(StrEnum):
+    """What a log row says; the letters are Debezium's, `s` and `g` are ours."""
+
+    #: A row was inserted.
+    CREATE = "c"
+    #: A row was updated, or moved here from another key (then `old_key` is set).
+    UPDATE = "u"
+    #: A row was deleted, or moved away from this key.
+    DELETE = "d"
+    #: A row was read by a snapshot, a backfill or a resync.
+    READ = "r"
+    #: Every older row of the relation is gone.
+    TRUNCATE = "t"
+    #: A logical message.
+    MESSAGE = "m"
+    #: A version of the relation's schema; the payload is TableSchema.to_json.
+    SCHEMA = "s"
+    #: A full copy of the relation is complete: every row older than the payload's position is gone.
+    GENERATION = "g"
+
+
+ROW_OPERATIONS: Final = frozenset({Operation.CREATE, Operation.UPDATE, Operation.DELETE, Operation.READ})
+"""Operations that carry a row image; the others are control rows."""
+
+_TEXTS: Final = pa.list_(pa.field("element", pa.string()))
+_IMAGE: Final = pa.map_(pa.int32(), pa.string())
+
+LOG_SCHEMA: Final = pa.schema(
+    [
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("ordinal", pa.int64(), nullable=False),
+        pa.field("xid", pa.int64(), nullable=False),
+        pa.field("committed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        # null only for a message, which belongs to no table
+        pa.field("relation", pa.int64()),
+        pa.field("topic", pa.string()),
+        pa.field("op", pa.string(), nullable=False),
+        pa.field("key", _TEXTS),
+        pa.field("old_key", _TEXTS),
+        pa.field("before", _IMAGE),
+        pa.field("after", _IMAGE),
+        pa.field("partial", pa.bool_(), nullable=False),
+        pa.field("payload", pa.binary()),
+        pa.field("address", pa.string()),
+    ]
+)
+"""A log row without `segment`, which is the partition value of its file.
+
+An image is column id → text as Postgres sent it. A column absent from the map was not sent; a null
+value is SQL NULL. Units: positions as `Position`, `committed_at` in microseconds UTC.
+"""
+
+HEARTBEAT_PREFIX: Final = "cdc.heartbeat"
+"""Logical messages with this prefix move the log's position and leave no row."""

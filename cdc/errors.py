@@ -1,0 +1,354 @@
+"""Every failure of the product, with its fate and what an operator does next.
+
+    CdcError
+    ├── ConfigError           CDC-1xxx  exit 2   a definition or an option is wrong
+    │   ├── UnsetVariable
+    │   ├── InvalidDefinition
+    │   ├── MalformedLsn
+    │   └── MalformedPosition
+    ├── SourceError           CDC-2xxx           the watched database
+    │   ├── SourceUnreachable       exit 3, retried
+    │   ├── PreflightFailed         exit 3
+    │   ├── SlotInUse               retried: another reader holds the slot
+    │   ├── SlotMissing
+    │   ├── SlotInvalidated
+    │   ├── SourceGap               the slot is ahead of the log
+    │   ├── SourceWentBack          the source is behind the log
+    │   ├── SourceReplaced          another cluster, or another timeline without proof
+    │   ├── MalformedFrame          bytes that are not pgoutput
+    │   ├── UndecodableWal          the server cannot decode its own WAL
+    │   └── UnknownRelation
+    ├── SinkError             CDC-3xxx           a derived store
+    │   ├── ValueNotRepresentable   quarantine
+    │   ├── MissingBase             quarantine
+    │   ├── SinkUnavailable         retried
+    │   ├── SinkBelongsElsewhere
+    │   ├── SchemaNotApplicable
+    │   └── DeltaJarMissing         exit 3
+    ├── LogError              CDC-4xxx           the change log
+    │   ├── LogFenced               another writer committed: stop and re-read
+    │   ├── LogCorrupt
+    │   ├── LogFormatUnknown
+    │   └── RangeTrimmed
+    ├── ServiceError          CDC-5xxx           API, catalog, child processes
+    │   ├── CatalogUnavailable      retried
+    │   ├── ChildFailed
+    │   └── CutNotReached
+    └── Finding               CDC-6xxx  exit 4   the work was done and what it found is bad
+        └── VerifyMismatch
+
+Messages are lower case without a full stop, name the offending thing with ``!r``, and hold neither row
+values nor secrets. The cause is kept with ``raise … from``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+from typing import ClassVar
+
+
+class Reaction(StrEnum):
+    """What the loop that meets an error does."""
+
+    #: Back off and try again; the cause may go by itself.
+    RETRY = "retry"
+    #: Stop, say why, and wait for a person.
+    HALT = "halt"
+    #: Set the row or the table aside and go on with the others.
+    QUARANTINE = "quarantine"
+
+
+class ExitCode(int, Enum):
+    """Exit status of every command."""
+
+    #: Done.
+    OK = 0
+    #: It failed while running.
+    RUNTIME = 1
+    #: The command line or the definition is wrong; nothing was started.
+    USAGE = 2
+    #: The surroundings do not allow it: unreachable, denied, missing.
+    ENVIRONMENT = 3
+    #: It ran, and what it found is bad: unhealthy, unequal.
+    FINDING = 4
+
+
+class CdcError(Exception):
+    """The root; every subclass has a code, a reaction and a remedy."""
+
+    code: ClassVar[str] = "CDC-0000"
+    reaction: ClassVar[Reaction] = Reaction.HALT
+    exit_code: ClassVar[ExitCode] = ExitCode.RUNTIME
+    remedy: ClassVar[str] = "report this with the log of the process"
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = remedy or type(self).remedy
+        """What an operator does next: the class' remedy, or a more exact one."""
+
+
+class ConfigError(CdcError):
+    """A definition or an option is wrong; nothing was started."""
+
+    code = "CDC-1000"
+    exit_code = ExitCode.USAGE
+    remedy = "correct the definition and run 'cdc validate'"
+
+
+class UnsetVariable(ConfigError):
+    """A `${VAR}` or a secret's reference leads to nothing."""
+
+    code = "CDC-1001"
+    remedy = "set the variable, or write a default as ${VAR:-default}"
+
+
+class InvalidDefinition(ConfigError):
+    """The definition does not have the form that is asked for."""
+
+    code = "CDC-1002"
+
+
+class MalformedLsn(ConfigError, ValueError):
+    """Text or a number that is no LSN."""
+
+    code = "CDC-1003"
+    remedy = "write the position as Postgres prints it, for example 16/B374D848"
+
+
+class MalformedPosition(ConfigError, ValueError):
+    """Text or a number that is no position."""
+
+    code = "CDC-1004"
+    remedy = "write the position as 16/B374D848, or 2:16/B374D848 in epoch 2"
+
+
+class SourceError(CdcError):
+    """The watched database."""
+
+    code = "CDC-2000"
+    remedy = "run 'cdc doctor'"
+
+
+class SourceUnreachable(SourceError):
+    """No connection, or it broke."""
+
+    code = "CDC-2001"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "check host, port, user and password of source.dsn; 'cdc doctor' tells which of them it is"
+
+
+class PreflightFailed(SourceError):
+    """The source does not allow capture yet."""
+
+    code = "CDC-2002"
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "run the statements that 'cdc doctor --sql' prints"
+
+
+class SlotInUse(SourceError):
+    """Another process streams from the slot."""
+
+    code = "CDC-2101"
+    reaction = Reaction.RETRY
+    remedy = "stop the other reader, or leave this one waiting as its standby"
+
+
+class SlotMissing(SourceError):
+    """The log has a position, the server has no slot for it."""
+
+    code = "CDC-2102"
+    remedy = "changes since the log's position are lost to it: remove log and targets and let them be copied anew"
+
+
+class SlotInvalidated(SourceError):
+    """The server threw away WAL that the slot needed."""
+
+    code = "CDC-2103"
+    remedy = "raise max_slot_wal_keep_size, drop the slot, and let log and targets be copied anew"
+
+
+class SourceGap(SourceError):
+    """The slot is ahead of the log: changes in between are lost to it."""
+
+    code = "CDC-2104"
+    remedy = "the slot was advanced by somebody else: drop it and let log and targets be copied anew"
+
+
+class SourceWentBack(SourceError):
+    """The server's WAL ends before the log's position."""
+
+    code = "CDC-2105"
+    remedy = "the source was restored from a backup: let log and targets be copied anew"
+
+
+class SourceReplaced(SourceError):
+    """The system identifier or the timeline is not the one the log was written from."""
+
+    code = "CDC-2106"
+    remedy = "point source.dsn at the cluster the log belongs to, or start a new log"
+
+
+class MalformedFrame(SourceError):
+    """Bytes from the server that are not the replication protocol; the only error of the decoders."""
+
+    code = "CDC-2201"
+    remedy = "report this with the position and the hexadecimal prefix of the frame"
+
+
+class UndecodableWal(SourceError):
+    """The server fails to decode its own WAL at the same place again and again."""
+
+    code = "CDC-2202"
+    remedy = "read the server's log at this position; the slot cannot pass it"
+
+
+class UnknownRelation(SourceError):
+    """A row of a table whose Relation message never came, or which the catalogue does not have."""
+
+    code = "CDC-2203"
+    remedy = "restart the reader; if it comes again, resync the table"
+
+
+class SinkError(CdcError):
+    """A derived store."""
+
+    code = "CDC-3000"
+    remedy = "run 'cdc status'"
+
+
+class ValueNotRepresentable(SinkError):
+    """A value that the target's type cannot hold; never clipped, rounded or nulled."""
+
+    code = "CDC-3001"
+    reaction = Reaction.QUARANTINE
+    remedy = "give the column the policy 'text' in the sink's definition and rebuild the table"
+
+
+class MissingBase(SinkError):
+    """A partial image for a key that the target does not have."""
+
+    code = "CDC-3002"
+    reaction = Reaction.QUARANTINE
+    remedy = "rebuild the table in this sink"
+
+
+class SinkUnavailable(SinkError):
+    """The store does not answer."""
+
+    code = "CDC-3003"
+    reaction = Reaction.RETRY
+    remedy = "see the store's own log; the sink goes on by itself"
+
+
+class SinkBelongsElsewhere(SinkError):
+    """The target was filled from another log."""
+
+    code = "CDC-3004"
+    remedy = "point the sink at an empty path, or remove the old target"
+
+
+class SchemaNotApplicable(SinkError):
+    """A change of the source's schema that the target cannot follow."""
+
+    code = "CDC-3005"
+    reaction = Reaction.QUARANTINE
+    remedy = "rebuild the table in this sink"
+
+
+class DeltaJarMissing(SinkError):
+    """Spark has no Delta jar and cannot fetch it."""
+
+    code = "CDC-3006"
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "give the jars with --delta-jars; until then delta-rs writes Delta alone"
+
+
+class LogError(CdcError):
+    """The change log."""
+
+    code = "CDC-4000"
+    remedy = "run 'cdc log inspect'"
+
+
+class LogFenced(LogError):
+    """Another writer committed to the log since this one last did."""
+
+    code = "CDC-4001"
+    remedy = "nothing to do if another reader took over; otherwise restart this one"
+
+
+class LogCorrupt(LogError):
+    """A file of the log is missing or not what was committed."""
+
+    code = "CDC-4002"
+    remedy = "restore the named file from a copy"
+
+
+class LogFormatUnknown(LogError):
+    """The log was written in a format that this version does not know."""
+
+    code = "CDC-4003"
+    remedy = "use a version of cdc at least as new as the one that wrote the log"
+
+
+class RangeTrimmed(LogError):
+    """The range begins before the oldest retained position."""
+
+    code = "CDC-4004"
+    remedy = "start from the oldest position, which the message names"
+
+
+class ServiceError(CdcError):
+    """API, catalog, child processes."""
+
+    code = "CDC-5000"
+
+
+class CatalogUnavailable(ServiceError):
+    """The catalog's database does not answer or lacks its tables."""
+
+    code = "CDC-5001"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "check catalog.url and run 'cdc migrate up'"
+
+
+class ChildFailed(ServiceError):
+    """A child process failed in a way that starting it again does not mend."""
+
+    code = "CDC-5002"
+    remedy = "read the error that the child printed"
+
+
+class CutNotReached(ServiceError):
+    """A sink did not reach the position it was asked to stop at."""
+
+    code = "CDC-5003"
+    remedy = "see that apply is running ('cdc status') and try again"
+
+
+class Finding(CdcError):
+    """The work was done and what it found is bad."""
+
+    code = "CDC-6000"
+    exit_code = ExitCode.FINDING
+
+
+class VerifyMismatch(Finding):
+    """A target does not equal its source."""
+
+    code = "CDC-6001"
+    remedy = "the report names the keys; rebuild the table in this sink"
+
+
+def every_error() -> tuple[type[CdcError], ...]:
+    """Every error class, parents before children."""
+    found: list[type[CdcError]] = []
+    queue: list[type[CdcError]] = [CdcError]
+    while queue:
+        error = queue.pop(0)
+        found.append(error)
+        queue.extend(error.__subclasses__())
+    return tuple(dict.fromkeys(found))

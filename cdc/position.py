@@ -1,0 +1,78 @@
+"""Position: where a transaction stands in the log, across source epochs.
+
+A position is ``epoch << 52 | commit LSN``. The commit LSN is that of the transaction's commit
+record; the epoch counts the lives of the source (a restored backup, an upgrade), so that positions
+never go back. A change is placed by its transaction's position and its ordinal inside it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, Self
+
+from cdc.errors import MalformedPosition
+from cdc.lsn import Lsn
+
+LSN_BITS: Final = 52
+"""4 PiB of WAL inside one epoch: 40 years at 3 MB/s."""
+EPOCH_BITS: Final = 11
+"""2,048 epochs; together 63 bits, so that a position is a positive ``bigint``."""
+
+_LSN_MASK: Final = (1 << LSN_BITS) - 1
+
+
+class Position(int):
+    """The place of one transaction in the log: an int, ordered, unique per transaction."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: int = 0) -> Self:
+        if not 0 <= value < 1 << (LSN_BITS + EPOCH_BITS):
+            raise MalformedPosition(f"position out of range: expected 0 to 2**63 - 1, got {int(value)!r}")
+        return super().__new__(cls, value)
+
+    @classmethod
+    def of(cls, lsn: int, epoch: int = 0) -> Self:
+        """The position of the transaction whose commit record is at lsn, in the given epoch."""
+        if not 0 <= lsn <= _LSN_MASK:
+            raise MalformedPosition(f"lsn does not fit a position: expected below 2**52, got {int(lsn)!r}")
+        if not 0 <= epoch < 1 << EPOCH_BITS:
+            raise MalformedPosition(f"epoch out of range: expected 0 to {(1 << EPOCH_BITS) - 1}, got {epoch!r}")
+        return cls(epoch << LSN_BITS | lsn)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``16/B374D848`` or, with an epoch above 0, ``2:16/B374D848``."""
+        epoch, colon, lsn = text.rpartition(":")
+        if colon and not (epoch.isascii() and epoch.isdigit()):
+            raise MalformedPosition(f"malformed position: expected 'epoch:lsn' as in '2:16/B374D848', got {text!r}")
+        return cls.of(Lsn.parse(lsn), int(epoch or 0))
+
+    @property
+    def epoch(self) -> int:
+        """The source epoch, from 0."""
+        return int(self) >> LSN_BITS
+
+    @property
+    def lsn(self) -> Lsn:
+        """The LSN of the transaction's commit record."""
+        return Lsn(int(self) & _LSN_MASK)
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.lsn}" if self.epoch else str(self.lsn)
+
+    def __repr__(self) -> str:
+        return f"Position({str(self)!r})"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+class ChangePosition(NamedTuple):
+    """The place of one change: unique and total over the whole log."""
+
+    position: Position
+    ordinal: int
+    """0-based order inside the transaction, schema rows counted."""
+
+    def __str__(self) -> str:
+        return f"{self.position}#{self.ordinal}"

@@ -1,0 +1,1 @@
+"""Spark jobs that apply the change log to derived stores."""
