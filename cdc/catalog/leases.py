@@ -1,0 +1,42 @@
+"""Leases: who may do what only one may do, for a bounded time; a courtesy, the log's own commits fence."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import delete
+
+from cdc.catalog.database import Database, upsert
+from cdc.catalog.models import LeaseRow
+
+
+class Leases:
+    """The store of leases; `now` is a parameter so that expiry can be had without waiting."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def acquire(self, name: str, holder: str, seconds: float, *, now: datetime | None = None) -> bool:
+        """Take or renew the lease; False if another holds it and it has not expired."""
+        now = now or datetime.now(UTC)
+        row = {"name": name, "holder": holder, "expires_at": now + timedelta(seconds=seconds)}
+        with self._database.writing() as session:
+            held = session.get(LeaseRow, name, with_for_update=True)
+            if held is not None and held.holder != holder and held.expires_at > now:
+                return False
+            if held is not None:
+                held.holder, held.expires_at = holder, row["expires_at"]  # type: ignore[assignment]
+            else:
+                upsert(session, LeaseRow, [row])
+            return True
+
+    def release(self, name: str, holder: str) -> None:
+        """Give the lease back; nothing happens if the holder does not have it."""
+        with self._database.writing() as session:
+            session.execute(delete(LeaseRow).where(LeaseRow.name == name, LeaseRow.holder == holder))
+
+    def holder(self, name: str, *, now: datetime | None = None) -> str | None:
+        """Who holds the lease, None if nobody does or it expired."""
+        with self._database.reading() as session:
+            held = session.get(LeaseRow, name)
+            return held.holder if held is not None and held.expires_at > (now or datetime.now(UTC)) else None

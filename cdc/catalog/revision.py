@@ -1,0 +1,78 @@
+"""Revisions of the catalog's schema: which one a database has, and how to get it to another."""
+
+from __future__ import annotations
+
+import io
+from importlib.resources import as_file, files
+from typing import Any, Final
+
+from sqlalchemy import inspect, text
+
+from cdc.catalog.database import Database
+from cdc.errors import CatalogUnavailable, ConfigError
+
+HEAD: Final = "0001"
+"""The newest revision, written here so that a process which finds it need not import Alembic."""
+
+
+def current(database: Database) -> str | None:
+    """The database's revision, None if it holds no catalog yet."""
+    with database.reading() as session:
+        connection = session.connection()
+        if not inspect(connection).has_table("alembic_version"):
+            return None
+        return session.scalar(text("SELECT version_num FROM alembic_version"))
+
+
+def ensure(database: Database, *, migrate: bool) -> None:
+    """Bring the database to HEAD, or raise CatalogUnavailable if it may not be changed and is not there."""
+    found = current(database)
+    if found == HEAD:
+        return
+    if not migrate:
+        raise CatalogUnavailable(f"catalog is at revision {found!r}, expected {HEAD!r}")
+    up(database)
+
+
+def up(database: Database, revision: str = "head") -> None:
+    """Forward to the revision, in one transaction; a newer database than this version knows is refused."""
+    _run(database, "upgrade", revision)
+
+
+def down(database: Database, revision: str) -> None:
+    """Back to the revision, `base` for an empty database; what later revisions held is gone."""
+    _run(database, "downgrade", revision)
+
+
+def sql(url: str, revision: str = "head") -> str:
+    """The statements that `up` would send to an empty database, without connecting."""
+    from alembic import command  # noqa: PLC0415 - a quarter of a second that most processes never need
+
+    output = io.StringIO()
+    with as_file(files("migrations")) as directory:
+        config = _config(str(directory), output)
+        config.attributes["url"] = url
+        command.upgrade(config, revision, sql=True)
+    return output.getvalue()
+
+
+def _run(database: Database, verb: str, revision: str) -> None:
+    from alembic import command  # noqa: PLC0415 - as above
+    from alembic.util import CommandError  # noqa: PLC0415 - as above
+
+    with as_file(files("migrations")) as directory, database.migrating() as connection:
+        config = _config(str(directory), io.StringIO())
+        config.attributes["connection"] = connection
+        try:
+            getattr(command, verb)(config, revision)
+        except CommandError as error:
+            raise ConfigError(f"no way to revision {revision!r} from where the catalog is") from error
+
+
+def _config(directory: str, output: io.StringIO) -> Any:
+    from alembic.config import Config  # noqa: PLC0415 - as above
+
+    config = Config(output_buffer=output, stdout=output)
+    config.set_main_option("script_location", directory.replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config

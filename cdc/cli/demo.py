@@ -1,0 +1,90 @@
+"""`cdc demo`: the whole product on an embedded Postgres, ending in a proof."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from importlib.metadata import version as installed
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from cdc.cli.output import emit
+from cdc.errors import ExitCode, InvalidDefinition
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+def register(app: typer.Typer) -> None:
+    """Add `demo` to the app."""
+    app.command()(demo)
+
+
+def demo(  # noqa: PLR0913, PLR0917 - the options of the command
+    seconds: Annotated[
+        float | None, typer.Option(min=1, help="End after so many seconds of workload; default: at ^C.")
+    ] = None,
+    rate: Annotated[float, typer.Option(min=1, help="Changes per second.")] = 200.0,
+    json: Annotated[
+        bool, typer.Option("--json", help="One envelope on the last line; the story goes to stderr.")
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the state folder behind.")] = False,
+    pg: Annotated[int, typer.Option(help="Major version of the embedded Postgres: 16 or 18.")] = 18,
+    no_spark: Annotated[bool, typer.Option("--no-spark", help="Log, tail and page only.")] = False,
+    port: Annotated[int, typer.Option(help="Of the page; the next free one if it is taken.")] = 8083,
+    delta_jars: Annotated[
+        str, typer.Option(help="Delta's jars, comma-separated; default: Ivy cache or Maven Central.")
+    ] = "",
+) -> None:
+    """A shop, its live changes, and every derived store proved equal at the end."""
+    began = monotonic()
+    out = sys.stderr if json else sys.stdout
+    print(
+        f"  0.0s  cdc {installed('cdc')} · demo · ^C stops and proves it, ^C twice just ends it", file=out, flush=True
+    )
+    if pg not in (16, 18):
+        raise InvalidDefinition(f"no embedded postgres of version {pg!r}: expected 16 or 18")
+    stop = _stopped_by_signals()
+
+    from cdc.demo.play import play
+    from cdc.demo.screen import Screen
+    from cdc.demo.settings import Settings
+
+    jars = tuple(os.path.abspath(jar) for jar in delta_jars.split(",") if jar)  # noqa: PTH100 - a jar may be a link
+    settings = Settings(
+        folder=Path.cwd(), seconds=seconds, rate=rate, keep=keep, version=pg, spark=not no_spark, port=port, jars=jars
+    )
+    screen = Screen(out, began)
+    try:
+        outcome = play(settings, screen, stop)
+    except KeyboardInterrupt:
+        screen.failed("stopped", "by a second ^C")
+        raise typer.Exit(INTERRUPTED) from None
+    equal = sum(table.equal for table in outcome.tables)
+    summary = f"{equal}/{len(outcome.tables)} tables equal, {outcome.changes:,} changes"
+    screen.done("bye", summary) if outcome.equal else screen.failed("bye", summary)
+    if json:
+        emit("demo", json=True, summary=summary, result=outcome.to_json())
+    if outcome.tables and not outcome.equal:
+        raise typer.Exit(ExitCode.FINDING)
+    if not outcome.tables and not stop.is_set():
+        raise typer.Exit(ExitCode.RUNTIME)
+
+
+def _stopped_by_signals() -> threading.Event:
+    """Set by the first SIGINT, SIGTERM or SIGHUP; the second interrupts whatever goes on."""
+    stop = threading.Event()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    return stop

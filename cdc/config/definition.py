@@ -1,0 +1,279 @@
+"""Definition: one pipeline as it is asked for: source, tables, log, sinks.
+
+Every model is frozen and refuses unknown keys. The docstring under a field is its description in the
+JSON schema and in an editor. Durations are seconds and sizes bytes once read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+
+from cdc.config import dsn
+from cdc.config.names import (
+    Glob,
+    Identifier,
+    Location,
+    Name,
+    SlotName,
+    Switch,
+    Whole,
+    beside,
+    is_remote,
+    located,
+    placeholders,
+    wrong,
+)
+from cdc.config.quantities import Bytes, Seconds
+from cdc.config.secret import HIDDEN, Secret
+
+
+class Model(BaseModel):
+    """What every part of a definition has in common."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+
+class WriterChoice(StrEnum):
+    """Who merges into a Delta table."""
+
+    #: delta-rs while batch and target files are small, Spark's MERGE otherwise.
+    AUTO = "auto"
+    #: delta-rs on the driver, always.
+    DELTA_RS = "delta-rs"
+    #: Spark's MERGE, always.
+    SPARK = "spark"
+
+
+class TypePolicy(StrEnum):
+    """How Postgres values become columns."""
+
+    #: The nearest type that holds every value; one that does not fit is set aside, never changed.
+    EXACT = "exact"
+    #: Every column is text, exactly as Postgres prints it.
+    TEXT = "text"
+
+
+def _source_dsn(secret: Secret) -> Secret:
+    dsn.check(secret.reveal())
+    if secret.reference == HIDDEN and dsn.holds_password(secret.reveal()):
+        raise wrong("a password stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
+    return secret
+
+
+class Slot(Model):
+    """The replication slot."""
+
+    name: SlotName = ""
+    """Its name on the server; default `cdc_<name of the pipeline>`."""
+    create: Switch = True
+    """Whether the reader may create it."""
+
+
+class Publication(Model):
+    """The publication that says which tables the server sends."""
+
+    name: Identifier = ""
+    """Its name on the server; default `cdc_<name of the pipeline>_pub`."""
+    create: Switch = True
+    """Whether the reader may create it and add tables to it."""
+
+
+class Source(Model):
+    """The watched database."""
+
+    dsn: Annotated[Secret, AfterValidator(_source_dsn)]
+    """How to connect, as a URL or as `host=… dbname=…`; a password comes by reference."""
+    slot: Slot = Slot()
+    publication: Publication = Publication()
+    heartbeat: Seconds = 10.0
+    """How often an idle source is written to, so that its WAL can go; 0 turns it off."""
+
+
+class TableRule(Model):
+    """Tables to capture."""
+
+    match: Glob
+    """A glob over `schema.table`."""
+    exclude: tuple[Glob, ...] = ()
+    """Globs that take tables away again."""
+
+
+class Commit(Model):
+    """When the log commits: at the first of the two."""
+
+    bytes: Annotated[Bytes, Field(gt=0)] = 16 * 2**20
+    """Bytes received since the last commit."""
+    linger: Seconds = 0.1
+    """Time since the first change that waits."""
+
+
+class Segment(Model):
+    """When the log begins a new segment, the unit that retention drops: at the first of the two."""
+
+    bytes: Annotated[Bytes, Field(gt=0)] = 256 * 2**20
+    """Bytes in the segment."""
+    every: Annotated[Seconds, Field(gt=0)] = 3600.0
+    """Age of the segment."""
+
+
+class Log(Model):
+    """The change log."""
+
+    path: Location
+    """Its directory, local or in an object store."""
+    commit: Commit = Commit()
+    segment: Segment = Segment()
+
+
+def _table_path(path: str) -> str:
+    names = placeholders(path)
+    if set(names) - {"schema", "table"}:
+        raise wrong("a placeholder is neither {{schema}} nor {{table}}")
+    if "table" not in names:
+        raise wrong("expected {{table}} in the path, for every table has its own directory")
+    return path
+
+
+def _index_path(path: str) -> str:
+    if set(placeholders(path)) - {"schema", "table"}:
+        raise wrong("a placeholder is neither {{schema}} nor {{table}}")
+    return path
+
+
+class DeltaSink(Model):
+    """Delta tables, one per source table."""
+
+    type: Literal["delta"]
+    name: Name
+    """Unique among the sinks of the pipeline."""
+    path: Annotated[Location, AfterValidator(_table_path)]
+    """Directory of each table; `{schema}` and `{table}` stand for its names."""
+    tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
+    """Which of the captured tables; default all."""
+    writer: WriterChoice = WriterChoice.AUTO
+    """Who merges."""
+    types: TypePolicy = TypePolicy.EXACT
+    """How values become columns."""
+
+
+class SearchSink(Model):
+    """A search index over the rows of its tables."""
+
+    type: Literal["search"]
+    name: Name
+    """Unique among the sinks of the pipeline."""
+    engine: Literal["tantivy"] = "tantivy"
+    """What indexes."""
+    path: Annotated[Location, AfterValidator(_index_path)]
+    """Directory of the index."""
+    tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
+    """Which of the captured tables; default all."""
+    fields: tuple[Identifier, ...] = ()
+    """The columns whose words can be searched; default every column."""
+
+
+Sink = Annotated[DeltaSink | SearchSink, Field(discriminator="type")]
+
+
+class Spark(Model):
+    """The session that applies the log."""
+
+    master: Annotated[str, Field(min_length=1)] = "local[2]"
+    """Where it runs, in Spark's words."""
+    trigger: Seconds = 0.0
+    """Time between batches; 0 starts the next one as soon as there is something."""
+    checkpoint: Location = ""
+    """Where streaming queries keep their place; default beside the log."""
+    conf: Annotated[Mapping[str, str], Field(repr=False)] = {}
+    """More settings of Spark, by its own names; values are text."""
+    delta_jars: tuple[Location, ...] = ()
+    """Jars of Delta for machines that cannot download them."""
+
+
+def _catalog_url(url: str, info: ValidationInfo) -> str:
+    """An SQLite file's path made absolute; Postgres by the one driver there is."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "postgresql":
+        return f"postgresql+psycopg://{rest}"
+    if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
+        return "sqlite:///" + located(rest[1:], info)
+    return url
+
+
+class CatalogLocation(Model):
+    """The database of definitions, commands and visible state."""
+
+    url: Annotated[
+        str,
+        Field(pattern=r"^(sqlite|postgresql(\+psycopg)?)://", repr=False),
+        AfterValidator(_catalog_url),
+    ]
+    """An SQLAlchemy URL; default an SQLite file beside the log."""
+
+
+class Service(Model):
+    """API and page."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[Whole, Field(ge=0, le=65535)] = 8083
+    """Port to listen on; 0 takes a free one."""
+
+
+def _default_catalog(fields: dict[str, Any]) -> CatalogLocation:
+    log = fields.get("log")
+    if log is None or is_remote(log.path):
+        return CatalogLocation(url="sqlite://")
+    return CatalogLocation(url="sqlite:///" + beside(log.path.removeprefix("file://"), "catalog.db"))
+
+
+class Definition(Model):
+    """One pipeline: a source database, its log, and what is derived from it."""
+
+    version: Literal[1] = 1
+    """Version of this format."""
+    name: Name
+    """Of the pipeline; slot and publication are named after it."""
+    source: Source
+    tables: Annotated[tuple[TableRule, ...], Field(min_length=1)]
+    """What is captured."""
+    exclude: tuple[Glob, ...] = ()
+    """Globs over `schema.table` that are captured by no rule."""
+    log: Log
+    sinks: tuple[Sink, ...] = ()
+    """The derived stores."""
+    spark: Spark = Spark()
+    catalog: CatalogLocation = Field(default_factory=_default_catalog)
+    service: Service = Service()
+
+    @property
+    def patterns(self) -> list[str]:
+        """Globs of the captured tables."""
+        return [rule.match for rule in self.tables]
+
+    @property
+    def excludes(self) -> list[str]:
+        """Globs of what is not captured, those of the rules included."""
+        return [*self.exclude, *(glob for rule in self.tables for glob in rule.exclude)]
+
+    @model_validator(mode="after")
+    def _named_after_the_pipeline(self, info: ValidationInfo) -> Self:
+        """Fill in the defaults that depend on other keys."""
+        source = self.source
+        slot = source.slot.model_copy(update={"name": source.slot.name or f"cdc_{self.name}"})
+        publication = source.publication.model_copy(
+            update={"name": source.publication.name or f"cdc_{self.name}_pub"}
+        )
+        checkpoint = self.spark.checkpoint or beside(self.log.path, "checkpoint")
+        return self.model_copy(
+            update={
+                "source": source.model_copy(update={"slot": slot, "publication": publication}),
+                "spark": self.spark.model_copy(update={"checkpoint": checkpoint}),
+            }
+        )

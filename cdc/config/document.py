@@ -1,0 +1,226 @@
+"""Document: YAML 1.2 text as plain values, each with the line and column it stands at.
+
+Only mappings, lists and scalars of the core schema are read: no tags, no merge keys, no dates. Size,
+depth and the number of values (which aliases can multiply) are bounded before anything is built.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from cdc.config.interpolation import interpolate
+from cdc.errors import ConfigError, Flaw
+
+LARGEST: Final = 1024 * 1024
+"""Bytes of a definition; a thousand tables listed one by one need 100 kB."""
+MOST_VALUES: Final = 50_000
+"""Values after aliases are followed; beyond it stands a bomb, not a definition."""
+DEEPEST: Final = 24
+"""The deepest key of a definition is at 5."""
+
+_CORE: Final = "tag:yaml.org,2002:"
+_SHOWN: Final = re.compile(r"[\w.*-]{1,64}\Z")
+Key = tuple[str | int, ...]
+"""The way to a value: ("sinks", 0, "path")."""
+
+
+class Place(NamedTuple):
+    """1-based line and column."""
+
+    line: int
+    column: int
+
+
+@dataclass(slots=True)
+class Document:
+    """The values of one file, the places of all of them, and what was wrong on the way."""
+
+    path: str
+    values: Any = None
+    places: dict[Key, Place] = field(default_factory=dict)
+    """Of a key in a mapping the key's place, of an item its own; the file as a whole is ()."""
+    flaws: list[Flaw] = field(default_factory=list)
+
+    def flaw(self, key: Key, message: str, **more: Any) -> Flaw:
+        """A flaw at the key, or at the nearest place above it that exists."""
+        place = next(self.places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.places)
+        return Flaw(
+            path=self.path, line=place.line, column=place.column, key=dotted(key), message=message, **more
+        )
+
+    def note(self, key: Key, message: str, **more: Any) -> None:
+        """Keep a flaw."""
+        self.flaws.append(self.flaw(key, message, **more))
+
+
+def dotted(key: Key) -> str:
+    """`sinks.0.path`; a part that is not shaped like a key is not shown, it may be a misplaced secret."""
+    return ".".join(str(part) if _SHOWN.match(str(part)) else "…" for part in key)
+
+
+def read(path: Path, shown: str, environment: Mapping[str, str]) -> Document:
+    """The file's values with variables filled in; flaws are kept in the document, none is raised."""
+    document = Document(shown, places={(): Place(1, 1)})
+    text = _text(path, document)
+    if text is None:
+        return document
+    root = _compose(text, document)
+    if root is not None:
+        _Builder(document, environment).build(root)
+    elif not document.flaws:
+        document.note((), "the file is empty")
+    return document
+
+
+def _text(path: Path, document: Document) -> str | None:
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        document.note((), f"cannot be read: {(error.strerror or 'unknown reason').lower()}")
+        return None
+    if len(content) > LARGEST:
+        document.note((), f"the file is larger than {LARGEST // 1024} KiB")
+        return None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        place = Place(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
+        _note_at(document, place, "the file is not UTF-8")
+        return None
+
+
+def _compose(text: str, document: Document) -> Node | None:
+    control = re.search(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", text)
+    if control is not None:
+        before = text[: control.start()]
+        place = Place(before.count("\n") + 1, control.start() - before.rfind("\n"))
+        _note_at(document, place, f"character U+{ord(control[0]):04X} is not allowed in YAML")
+        return None
+    try:
+        root: Node | None = YAML(typ="safe", pure=True).compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+        _note_at(document, place, _problem(error))
+        return None
+    except (YAMLError, RecursionError, ValueError):
+        document.note((), "the file is not YAML")
+        return None
+    return root
+
+
+def _problem(error: MarkedYAMLError) -> str:
+    text = str(error.problem or "is not YAML")
+    if "'\\t'" in text:
+        return "indentation by tab: use spaces"
+    return f"{error.context}: {text}" if error.context else text
+
+
+def _note_at(document: Document, place: Place, message: str, key: Key = ()) -> None:
+    document.flaws.append(
+        Flaw(path=document.path, line=place.line, column=place.column, key=dotted(key), message=message)
+    )
+
+
+class _Builder:
+    """Turns nodes into values, noting what is not allowed."""
+
+    def __init__(self, document: Document, environment: Mapping[str, str]) -> None:
+        self._document = document
+        self._environment = environment
+        self._built = 0
+
+    def build(self, root: Node) -> None:
+        try:
+            self._document.values = self._value(root, ())
+        except _TooLarge as error:
+            self._document.note((), str(error))
+
+    def _value(self, node: Node, key: Key) -> Any:
+        self._built += 1
+        if self._built > MOST_VALUES or len(key) > DEEPEST:
+            raise _TooLarge("aliases or nesting make the file too large")
+        if isinstance(node, MappingNode) and node.tag == f"{_CORE}map":
+            return dict(self._entries(node, key))
+        if isinstance(node, SequenceNode) and node.tag == f"{_CORE}seq":
+            return [self._item(item, (*key, place)) for place, item in enumerate(node.value)]
+        if isinstance(node, ScalarNode) and node.tag in _SCALARS:
+            return self._scalar(node, key)
+        self._document.note(key, "tags are not allowed")
+        return None
+
+    def _item(self, node: Node, key: Key) -> Any:
+        self._document.places[key] = _place(node)
+        return self._value(node, key)
+
+    def _entries(self, node: MappingNode, above: Key) -> Iterator[tuple[str, Any]]:
+        seen: dict[str, Place] = {}
+        for name_node, value_node in node.value:
+            name = name_node.value if isinstance(name_node, ScalarNode) else ""
+            key, place = (*above, name), _place(name_node)
+            self._document.places.setdefault(key, place)
+            if not isinstance(name_node, ScalarNode) or name_node.tag == f"{_CORE}merge":
+                self._document.note(key, "merge keys and keys that are not text are not allowed")
+            elif name in seen:
+                message = f"the key stands here twice, first in line {seen[name].line}"
+                _note_at(self._document, place, message, key)
+            else:
+                seen[name] = place
+                yield name, self._value(value_node, key)
+
+    def _scalar(self, node: ScalarNode, key: Key) -> Any:
+        value = _SCALARS[node.tag](node.value)
+        if not isinstance(value, str):
+            return value
+        try:
+            return interpolate(value, self._environment)
+        except ConfigError as error:
+            self._document.note(key, error.message, code=error.code)
+            return FAULTY
+
+
+def _place(node: Node) -> Place:
+    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+def _integer(text: str) -> Any:
+    digits = text.replace("_", "")
+    try:
+        return int(digits, 0) if digits.lstrip("+-").startswith(("0o", "0x", "0b")) else int(digits, 10)
+    except ValueError:
+        return text
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+_SCALARS: Final = {
+    f"{_CORE}null": lambda _: None,
+    f"{_CORE}bool": lambda text: text.lower() == "true" if text.lower() in {"true", "false"} else text,
+    f"{_CORE}int": _integer,
+    f"{_CORE}float": _number,
+    f"{_CORE}str": str,
+    # No key of a definition is a date: 2026-01-01 is text.
+    f"{_CORE}timestamp": str,
+}
+
+FAULTY: Final = object()
+"""Stands where a value could not be had; what validation says of it is left out."""
+
+
+class _TooLarge(Exception):
+    pass

@@ -1,0 +1,113 @@
+"""Pydantic's errors as flaws: placed in the file, worded without input values, with a near key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, Final
+
+from pydantic_core import ErrorDetails
+
+from cdc.config.document import Document, Key
+from cdc.errors import Flaw, UnsetVariable
+
+
+def flaws_of(errors: list[ErrorDetails], document: Document, schema: Mapping[str, Any]) -> Iterator[Flaw]:
+    """One flaw per error; `schema` is the definition's JSON schema, which knows what could stand at a key."""
+    for error in errors:
+        key, around = _untagged(error["loc"], schema)
+        kind = error["type"]
+        code = UnsetVariable.code if kind == "unset" else "CDC-1002"
+        message = _MESSAGES.get(kind, _own)(error)
+        yield document.flaw(key, message, suggestion=_meant(error, key, document, around), code=code)
+
+
+def _untagged(loc: tuple[str | int, ...], schema: Mapping[str, Any]) -> tuple[Key, Mapping[str, Any]]:
+    """The key without the tags of unions, and the schema of the mapping around its last part."""
+    key: list[str | int] = []
+    node = around = _resolved(schema, schema)
+    for part in loc:
+        if part in node.get("discriminator", {}).get("mapping", {}):
+            node = _resolved({"$ref": node["discriminator"]["mapping"][part]}, schema)
+            continue
+        key.append(part)
+        around = node
+        child = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
+        node = _resolved(child or {}, schema)
+    return tuple(key), around
+
+
+def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    while "$ref" in node:
+        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    return node
+
+
+def _meant(error: ErrorDetails, key: Key, document: Document, around: Mapping[str, Any]) -> str | None:
+    if error["type"] == "extra_forbidden":
+        wanted, choices = str(key[-1]), list(around.get("properties", {}))
+    elif error["type"] in {"union_tag_invalid", "literal_error", "enum"}:
+        wanted, choices = _written(error, key, document), _choices(error)
+    else:
+        return None
+    near = get_close_matches(wanted.lower(), choices, n=1, cutoff=0.6)
+    return near[0] if near else None
+
+
+def _written(error: ErrorDetails, key: Key, document: Document) -> str:
+    value = document.values
+    for part in (*key, "type") if error["type"] == "union_tag_invalid" else key:
+        value = value[part] if isinstance(value, list | dict) else ""
+    return value if isinstance(value, str) else ""
+
+
+def _choices(error: ErrorDetails) -> list[str]:
+    context = error.get("ctx", {})
+    text = str(context.get("expected_tags") or context.get("expected", ""))
+    return [word.strip(" '") for word in text.replace(" or ", ", ").split(",")]
+
+
+def _one_of(error: ErrorDetails) -> str:
+    return "expected " + " or ".join(f"'{word}'" for word in _choices(error))
+
+
+def _limit(error: ErrorDetails) -> str:
+    (name, value), *_ = error.get("ctx", {}).items()
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    return f"expected {words.get(name, name)} {value:g}"
+
+
+def _own(error: ErrorDetails) -> str:
+    """The message of our own validators; pydantic's remaining ones could repeat the input."""
+    return error["msg"] if error["type"] in _OURS else f"not valid here ({error['type']})"
+
+
+_OURS: Final = {"wrong", "secret", "unset", "duration", "size"}
+_SHAPES: Final = {
+    "^[a-z][a-z0-9_]{0,39}$": "expected at most 40 of a-z, 0-9 and _, a letter first",
+    "^[a-z0-9_]{1,63}$": "expected 1 to 63 of a-z, 0-9 and _, as Postgres names slots",
+    r"^(sqlite|postgresql(\+psycopg)?)://": "expected a URL that begins with sqlite:/// or postgresql+psycopg://",
+}
+
+_MESSAGES: Final[Mapping[str, Callable[[ErrorDetails], str]]] = {
+    "extra_forbidden": lambda _: "unknown key",
+    "missing": lambda _: "required key is missing",
+    "union_tag_not_found": lambda _: "required key is missing: type",
+    "union_tag_invalid": _one_of,
+    "literal_error": _one_of,
+    "enum": _one_of,
+    "string_type": lambda _: "expected text: put quotes around it",
+    "string_pattern_mismatch": lambda e: _SHAPES.get(e.get("ctx", {}).get("pattern", ""), "not of the expected form"),
+    "string_too_short": lambda _: "expected text that is not empty",
+    "string_too_long": lambda e: f"expected at most {e.get('ctx', {}).get('max_length')} characters",
+    "too_short": lambda _: "expected at least one entry",
+    "tuple_type": lambda _: "expected a list",
+    "mapping_type": lambda _: "expected a mapping of keys to values",
+    "dict_type": lambda _: "expected a mapping of keys to values",
+    "model_type": lambda _: "expected a mapping of keys to values",
+    "model_attributes_type": lambda _: "expected a mapping of keys to values",
+    "greater_than": _limit,
+    "greater_than_equal": _limit,
+    "less_than": _limit,
+    "less_than_equal": _limit,
+}

@@ -1,0 +1,89 @@
+"""load: a file as a Definition, or every flaw of it at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from cdc.config.agreement import disagreements
+from cdc.config.definition import Definition
+from cdc.config.document import FAULTY, Document, Key, read
+from cdc.config.flaws import flaws_of
+from cdc.errors import Flaw, InvalidDefinition, UnsetVariable
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a file says: a definition if nothing fatal was found, and all that was found."""
+
+    definition: Definition | None
+    flaws: tuple[Flaw, ...]
+    """In the order of the file; advice is among them."""
+    written: Any
+    """The plain values of the file; text with variables keeps what was written."""
+
+
+def load(path: Path, environment: Mapping[str, str] | None = None) -> Definition:
+    """The definition in the file; paths in it are relative to the file's directory.
+
+    Raises InvalidDefinition with all flaws (UnsetVariable if they are nothing but that). Reads the
+    file, the environment (the process' own by default) and the secret files that it names.
+    """
+    checked = check(path, environment)
+    if checked.definition is not None:
+        return checked.definition
+    fatal = tuple(flaw for flaw in checked.flaws if flaw.fatal)
+    unset = all(flaw.code == UnsetVariable.code for flaw in fatal)
+    raise (UnsetVariable if unset else InvalidDefinition).of(fatal)
+
+
+def check(path: Path, environment: Mapping[str, str] | None = None) -> Checked:
+    """As load, but hands the flaws back instead of raising them."""
+    environment = os.environ if environment is None else environment
+    document = read(path, str(path), environment)
+    definition = None
+    if isinstance(document.values, dict):
+        definition = _validated(document, path, environment)
+    elif not document.flaws:
+        document.note((), "expected a mapping of keys to values")
+    flaws = tuple(sorted(document.flaws, key=lambda flaw: (flaw.line, flaw.column)))
+    sound = definition is not None and not any(flaw.fatal for flaw in flaws)
+    return Checked(definition if sound else None, flaws, document.values)
+
+
+def _validated(document: Document, path: Path, environment: Mapping[str, str]) -> Definition | None:
+    advice: list[tuple[str, str]] = []
+    context = {"directory": path.absolute().parent, "environment": environment, "advice": advice}
+    try:
+        definition = Definition.model_validate(document.values, context=context)
+    except ValidationError as error:
+        found = flaws_of(error.errors(include_url=False), document, Definition.model_json_schema())
+        faulty = {flaw.key for flaw in document.flaws}
+        document.flaws.extend(flaw for flaw in found if not _already(flaw, faulty))
+        return None
+    for key, message in disagreements(definition):
+        document.note(key, message)
+    for name, message in advice:
+        document.note(_where(document.values, name), message, fatal=False)
+    return definition
+
+
+def _already(flaw: Flaw, faulty: set[str]) -> bool:
+    """Whether the value could not be had in the first place."""
+    return flaw.key in faulty
+
+
+def _where(values: Any, wanted: str, key: Key = ()) -> Key:
+    """The key at which the text stands, () if nowhere."""
+    entries = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for part, value in entries:
+        if value is not FAULTY and value == wanted:
+            return (*key, part)
+        if found := _where(value, wanted, (*key, part)):
+            return found
+    return ()

@@ -1,0 +1,104 @@
+"""The words a definition is made of: names, globs, locations, whole numbers and switches."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from string import Formatter
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from cdc.config.interpolation import Interpolated
+
+SCHEMES: Final = ("s3", "s3a", "gs", "abfss", "file")
+"""Stores that Delta and the log can live on; anything without a scheme is a local path."""
+_GLOB: Final = re.compile(r"[^\x00-\x1f\x7f]+\.[^\x00-\x1f\x7f]+\Z")
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def wrong(message: str, **context: Any) -> PydanticCustomError:
+    """An error of validation; the message is fixed text, only context of ours may be put in."""
+    return PydanticCustomError("wrong", message, context or None)
+
+
+def _glob(text: str) -> str:
+    if not _GLOB.match(text):
+        raise wrong("expected a glob over schema.table, for example shop.*")
+    return text
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, Interpolated) and value.isascii() and value.isdigit():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise wrong("expected a whole number")
+    return value
+
+
+def _switch(value: Any) -> Any:
+    if isinstance(value, Interpolated) and value in {"true", "false"}:
+        return value == "true"
+    if not isinstance(value, bool):
+        raise wrong("expected true or false")
+    return value
+
+
+def _location(text: str, info: ValidationInfo) -> str:
+    if not text.strip() or not text.isprintable():
+        raise wrong("expected a path")
+    scheme = _SCHEME.match(text)
+    if scheme is not None:
+        if scheme[1] not in SCHEMES:
+            raise wrong("expected a local path or one of {schemes}", schemes=", ".join(f"{s}://" for s in SCHEMES))
+        return text.rstrip("/")
+    return located(text, info)
+
+
+def located(path: str, info: ValidationInfo) -> str:
+    """A local path, made absolute if the definition's directory is known."""
+    directory = (info.context or {}).get("directory", "")
+    return os.path.normpath(Path(directory, Path(path).expanduser()))
+
+
+def placeholders(text: str) -> list[str]:
+    """The names in braces, in order; raises a validation error for braces that do not pair."""
+    try:
+        return [name for _, name, _, _ in Formatter().parse(text) if name is not None]
+    except ValueError:
+        raise wrong("braces do not pair: expected {{schema}} and {{table}}") from None
+
+
+def fixed_part(path: str) -> str:
+    """The directory above the first placeholder, or the path itself if it has none."""
+    head, brace, _ = path.partition("{")
+    return head.rpartition("/")[0] if brace else path
+
+
+def is_remote(path: str) -> bool:
+    """Whether the path names an object store."""
+    scheme = _SCHEME.match(path)
+    return scheme is not None and scheme[1] != "file"
+
+
+def beside(path: str, name: str) -> str:
+    """The place called name in the directory that holds the path."""
+    return f"{path.rpartition('/')[0] or '.'}/{name}"
+
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+"""Of a pipeline or a sink; becomes part of slot, publication and file names, so it is short and plain."""
+Identifier = Annotated[str, Field(min_length=1, max_length=63)]
+"""A name in Postgres, which would silently cut it at 63 bytes."""
+SlotName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")]
+"""What Postgres allows for a replication slot."""
+Glob = Annotated[str, AfterValidator(_glob)]
+"""A pattern over `schema.table`, matched with case as `fnmatch.fnmatchcase` does."""
+Location = Annotated[str, AfterValidator(_location)]
+"""A path made absolute against the definition's directory, or a URI."""
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""A whole number; text and true are none."""
+Switch = Annotated[bool, BeforeValidator(_switch)]
+"""True or false; yes, no, on, off, 0 and 1 are neither."""

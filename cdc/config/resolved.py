@@ -1,0 +1,48 @@
+"""The resolved view: a definition with its defaults, and with references where secrets are."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from cdc.config.definition import Definition
+from cdc.config.interpolation import Interpolated
+from cdc.config.quantities import print_seconds, print_size
+from cdc.config.secret import HIDDEN
+
+_SENSITIVE: Final = re.compile(r"secret|password|token|access[._]?key|credential", re.IGNORECASE)
+"""Spark's own rule for settings that it hides, and a little more."""
+_URL_PASSWORD: Final = re.compile(r"(://[^:@/]*):[^@/]*@")
+
+
+def resolved(definition: Definition, written: Any) -> dict[str, Any]:
+    """Plain values for printing; `written` is what the file says, and shown where a password may be."""
+    view = definition.model_dump(mode="json")
+    source, log, spark = view["source"], view["log"], view["spark"]
+    source["heartbeat"] = print_seconds(source["heartbeat"])
+    spark["trigger"] = print_seconds(spark["trigger"])
+    log["commit"] = {"bytes": print_size(log["commit"]["bytes"]), "linger": print_seconds(log["commit"]["linger"])}
+    log["segment"] = {"bytes": print_size(log["segment"]["bytes"]), "every": print_seconds(log["segment"]["every"])}
+    view["catalog"]["url"] = _hidden_url(view["catalog"]["url"], _at(written, "catalog", "url"))
+    spark["conf"] = {
+        name: _hidden_setting(name, value, _at(written, "spark", "conf", name)) for name, value in spark["conf"].items()
+    }
+    return view
+
+
+def _at(written: Any, *key: str) -> Any:
+    for part in key:
+        written = written.get(part) if isinstance(written, dict) else None
+    return written
+
+
+def _hidden_url(url: str, written: Any) -> str:
+    if isinstance(written, Interpolated) and "@" in url:
+        return written.written
+    return _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", url)
+
+
+def _hidden_setting(name: str, value: str, written: Any) -> str:
+    if isinstance(written, Interpolated):
+        return written.written
+    return HIDDEN if _SENSITIVE.search(name) else value

@@ -1,0 +1,116 @@
+"""Secret: a value that is given by reference and never printed.
+
+A definition holds `${VAR}`, `{env: VAR}` or `{file: PATH}`; the value is fetched when the definition is
+loaded, so that a missing one is found before anything starts. Text that holds no password, such as a
+DSN for peer authentication, may stand in the file itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from cdc.config.interpolation import Interpolated
+
+HIDDEN: Final = "***"
+_FORM: Final = "expected ${VAR}, {env: VAR} or {file: PATH}"
+_LONGEST_FILE: Final = 64 * 1024
+"""No password is longer; a path to a device or a log is a mistake."""
+
+
+class Secret:
+    """A value with `***` for its repr; only `reveal` gives it away."""
+
+    __slots__ = ("_value", "reference")
+
+    def __init__(self, value: str, reference: Any = HIDDEN) -> None:
+        self._value = value
+        self.reference = reference
+        """How the definition names it, for a view: text or a mapping of one key."""
+
+    def reveal(self) -> str:
+        """The value itself; for the call that needs it, never for a message."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return HIDDEN
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Validation by `_read`; serialisation shows the reference."""
+        return core_schema.with_info_plain_validator_function(
+            _read, serialization=core_schema.plain_serializer_function_ser_schema(lambda secret: secret.reference)
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Text, or a mapping of one key."""
+        one = {"type": "object", "additionalProperties": False}
+        return {
+            "anyOf": [
+                {"type": "string"},
+                {**one, "properties": {"env": {"type": "string"}}, "required": ["env"]},
+                {**one, "properties": {"file": {"type": "string"}}, "required": ["file"]},
+            ]
+        }
+
+
+def _read(value: Any, info: ValidationInfo) -> Secret:
+    if isinstance(value, Secret):
+        return value
+    if isinstance(value, Interpolated):
+        return Secret(_checked(str(value)), value.written)
+    if isinstance(value, str):
+        return Secret(value)
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise PydanticCustomError("secret", _FORM)
+    (kind, name), *_ = value.items()
+    fetch = {"env": _from_variable, "file": _from_file}.get(kind)
+    if fetch is None or not isinstance(name, str):
+        raise PydanticCustomError("secret", _FORM)
+    return Secret(fetch(name, info.context or {}), {kind: getattr(name, "written", name)})
+
+
+def _from_variable(name: str, context: Mapping[str, Any]) -> str:
+    value = context.get("environment", os.environ).get(name)
+    if not value:
+        state = "not set" if value is None else "empty"
+        raise PydanticCustomError("unset", "variable {name} is {state}", {"name": repr(name), "state": state})
+    return _checked(value)
+
+
+def _from_file(name: str, context: Mapping[str, Any]) -> str:
+    path = Path(context.get("directory", "."), name)
+    try:
+        with path.open(encoding="utf-8") as file:
+            value = file.read(_LONGEST_FILE + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else (error.strerror or "fails").lower()
+        raise PydanticCustomError("unset", "secret file cannot be read: {why}", {"why": why}) from None
+    value = value.removesuffix("\n").removesuffix("\r")
+    if not value or len(value) > _LONGEST_FILE:
+        raise PydanticCustomError("unset", "secret file is {what}", {"what": "too long" if value else "empty"})
+    if path.stat().st_mode & 0o007:
+        context.get("advice", []).append((name, "secret file can be read by every user of this machine: chmod 600"))
+    return _checked(value)
+
+
+def _checked(value: str) -> str:
+    """Refuse what copying by hand adds to a secret; nobody sees why it then fails to log in."""
+    if value != value.strip():
+        raise PydanticCustomError("secret", "the value begins or ends with white space")
+    if not value.isprintable():
+        raise PydanticCustomError("secret", "the value holds a line break or another control character")
+    return value

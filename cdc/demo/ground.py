@@ -1,0 +1,107 @@
+"""Ground: the folder, the ports and the definition that one demo stands on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from cdc.demo.statements import script_text
+
+FOLDER: Final = ".cdc-demo"
+POSTGRES_PORT: Final = 54329
+"""Far from 5432, so that the demo never meets a Postgres that is already there."""
+_LAST_PORT: Final = 65_535
+_ANYBODY_ENTERS: Final = 0o001
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where the demo keeps everything it makes; nothing outside of it is touched."""
+
+    state: Path
+
+    @property
+    def postgres(self) -> Path:
+        """The cluster's folder."""
+        return self.state / "postgres"
+
+    @property
+    def log(self) -> Path:
+        """The change log."""
+        return self.state / "log"
+
+    @property
+    def definition(self) -> Path:
+        """The definition that the processes run."""
+        return self.state / "shop.yaml"
+
+    @property
+    def catalog_url(self) -> str:
+        """SQLAlchemy URL of the catalog."""
+        return f"sqlite:///{self.state}/catalog.db"
+
+    def output(self, process: str) -> Path:
+        """What a child process printed."""
+        return self.state / f"{process}.out"
+
+    def define(self, dsn: str, port: int, jars: Sequence[str]) -> None:
+        """Write the definition for this cluster and page port."""
+        words = {"dsn": dsn, "state": str(self.state), "port": str(port), "jars": json.dumps(list(jars))}
+        self.definition.write_text(Template(script_text("shop.yaml")).substitute(words))
+
+
+@contextmanager
+def ground(folder: Path, *, keep: bool) -> Iterator[Ground]:
+    """A new state folder beside `folder`, gone afterwards unless it is kept; never one that was there before."""
+    state = _new_folder(folder)
+    try:
+        yield Ground(state)
+    finally:
+        if not keep:
+            shutil.rmtree(state, ignore_errors=True)
+
+
+def free_port(wanted: int) -> int:
+    """The wanted port of 127.0.0.1 or the next one that nobody listens on."""
+    for port in range(wanted, _LAST_PORT + 1):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port from {wanted} on")
+
+
+def _new_folder(folder: Path) -> Path:
+    if not _serves_postgres(folder):
+        return Path(tempfile.mkdtemp(prefix="cdc-demo-")).resolve()
+    number = 1
+    while True:
+        state = folder / (FOLDER if number == 1 else f"{FOLDER}-{number}")
+        try:
+            state.mkdir()
+        except FileExistsError:
+            number += 1
+        except OSError:
+            return Path(tempfile.mkdtemp(prefix="cdc-demo-")).resolve()
+        else:
+            return state.resolve()
+
+
+def _serves_postgres(folder: Path) -> bool:
+    """Postgres refuses root, so under root its unprivileged user must be able to come in from the top."""
+    if os.geteuid() != 0:
+        return True
+    here = folder.resolve()
+    return all(place.stat().st_mode & _ANYBODY_ENTERS for place in (here, *here.parents))

@@ -1,0 +1,215 @@
+"""Live: the demo while the pipeline runs, from the first row in the log to the last table proved equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Final
+
+from cdc.change import HEARTBEAT_PREFIX
+from cdc.demo.children import Children
+from cdc.demo.ground import Ground
+from cdc.demo.outcome import Outcome
+from cdc.demo.proof import compare_log, verify
+from cdc.demo.screen import Screen
+from cdc.demo.settings import Settings
+from cdc.demo.watch import FIND, LAKE, Freshness, Sight, Watch
+from cdc.demo.workload import Workload
+from cdc.errors import CutNotReached
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.postgres.heartbeat import emit
+
+LOOK_EVERY: Final = 0.1
+"""Seconds between two looks; first-row times are exact to it."""
+FIGURES_EVERY: Final = 2.0
+"""Seconds between two lines of figures."""
+ALTER_AFTER: Final = 30.0
+"""Seconds to the schema change of a demo without end; with one it comes after a third."""
+DRAIN_SECONDS: Final = 120.0
+"""A first batch on two cores with a cold JVM takes 20 s; the rest is for slower machines."""
+SPEAK_AFTER: Final = 3.0
+"""Seconds of waiting for the log before the wait is explained."""
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a demo plays."""
+
+    settings: Settings
+    screen: Screen
+    place: Ground
+    dsn: str
+    """Of the shop."""
+    port: int
+    """Of the page."""
+
+
+@dataclass(slots=True)
+class Live:
+    """One run; `play` is called once."""
+
+    stage: Stage
+    children: Children
+    watch: Watch
+    stop: Event
+    outcome: Outcome = field(default_factory=Outcome)
+    _freshness: Freshness = field(default_factory=Freshness)
+    _figures_at: float = 0.0
+
+    def play(self) -> Outcome:
+        """Wait for the log, write, watch, drain, prove; an empty outcome when stopped before the first row."""
+        self._announce_processes()
+        if not self._wait_for_log():
+            return self.outcome
+        workload = self._start_workload()
+        try:
+            self._watch_workload(workload)
+        finally:
+            written = workload.stop()
+        self.outcome.changes = written.changes
+        self._drain()
+        self._prove()
+        return self.outcome
+
+    def _announce_processes(self) -> None:
+        screen, settings, place = self.stage.screen, self.stage.settings, self.stage.place
+        screen.done("web", f"http://127.0.0.1:{self.stage.port}   ← open this   (metrics /metrics · API /docs)")
+        if not settings.spark:
+            return
+        screen.doing("spark", f"session 4.2.0 local[2] starts in its own process   tail -f {place.output('apply')}")
+        if not settings.jars:
+            screen.doing(
+                "jar",
+                "Delta's, 87 MB, once, from Maven Central unless in the Ivy cache; or: cdc demo --delta-jars FILE",
+            )
+
+    def _wait_for_log(self) -> bool:
+        """Whether the first copy is in the log; not when the demo was stopped before."""
+        screen = self.stage.screen
+        began, told = screen.seconds, False
+        while not self.stop.wait(LOOK_EVERY):
+            self.children.check()
+            sight = self.watch.look()
+            if sight.durable is not None:
+                self._announce_log(sight)
+                return True
+            if not told and screen.seconds - began > SPEAK_AFTER:
+                told = True
+                log = self.stage.place.output("reader")
+                screen.doing("reader", f"compiles its decoder: numba, once per machine, up to 20 s   tail -f {log}")
+        return False
+
+    def _announce_log(self, sight: Sight) -> None:
+        screen, definition = self.stage.screen, self.stage.place.definition
+        self.outcome.first_row_seconds["log"] = round(screen.seconds, 2)
+        copied = " · ".join(
+            f"{topic.partition('.')[2]} {rows:,}" for topic, rows in sorted(sight.copied.items()) if rows
+        )
+        screen.done("source", f"slot cdc_shop · publication cdc_shop_pub   try: cdc doctor -c {definition}")
+        screen.done("snapshot", f"{copied or 'complete'}   try: cdc status -c {definition}")
+        screen.done(
+            "log", f"{self.stage.place.log} from {sight.durable}   try: cdc tail shop.orders -n 5 -c {definition}"
+        )
+
+    def _start_workload(self) -> Workload:
+        settings = self.stage.settings
+        alter_after = ALTER_AFTER if settings.seconds is None else settings.seconds / 3
+        workload = Workload(self.stage.dsn, settings.rate, alter_after=alter_after)
+        workload.start()
+        what = "orders placed, paid, cancelled; notes moved; carts emptied; 1 schema change"
+        self.stage.screen.done(
+            "workload", f"{settings.rate:g} changes/s: {what} after {alter_after:.0f} s   ^C to stop"
+        )
+        return workload
+
+    def _watch_workload(self, workload: Workload) -> None:
+        screen, seconds = self.stage.screen, self.stage.settings.seconds
+        began, altered = screen.seconds, False
+        while not self.stop.wait(LOOK_EVERY):
+            if seconds is not None and screen.seconds - began >= seconds:
+                return
+            written = workload.written
+            if written.altered and not altered:
+                altered = True
+                screen.done("schema", f"orders has gift_note now   try: psql {self.stage.dsn!r} -c '\\d shop.orders'")
+            sight = self._look()
+            if screen.seconds - self._figures_at >= FIGURES_EVERY:
+                self._figures_at = screen.seconds
+                screen.passing(self._figures(sight, written.changes))
+
+    def _look(self) -> Sight:
+        self.children.check()
+        sight = self.watch.look()
+        self._freshness.add(sight)
+        for sink, name in ((LAKE, "delta"), (FIND, "search")):
+            if sink in sight.sinks and self.outcome.first_row_seconds[name] is None:
+                self.outcome.first_row_seconds[name] = round(self.stage.screen.seconds, 2)
+                self._announce_sink(sink, sight)
+        return sight
+
+    def _announce_sink(self, sink: str, sight: Sight) -> None:
+        place = self.stage.place
+        if sink == LAKE:
+            version, _ = sight.versions.get((LAKE, "shop.orders"), (None, 0))
+            shown = "" if version is None else f"orders v{version} · "
+            query = "select status, count(*) from shop.orders group by 1"
+            self.stage.screen.done(
+                "delta", f'{shown}{place.state}/lake   try: cdc query "{query}" -c {place.definition}'
+            )
+        else:
+            self.stage.screen.done(
+                "search",
+                f'tantivy {place.state}/search   try: cdc search shop.products "blue mug" -c {place.definition}',
+            )
+
+    def _figures(self, sight: Sight, changes: int) -> str:
+        lags = [("log", sight.source_lag), ("search", sight.lag.get(FIND)), ("delta", sight.lag.get(LAKE))]
+        lag = " · ".join(f"{name} {seconds:.2f} s" for name, seconds in lags if seconds is not None)
+        slot = "" if sight.slot_retained is None else f"     slot retained {sight.slot_retained / _MIB:.1f} MiB"
+        return f"lag  {lag}     changes {changes:,}{slot}     ^C to stop"
+
+    def _drain(self) -> None:
+        """Until the log holds the last transaction and every sink stands at or beyond it."""
+        screen, began = self.stage.screen, self.stage.screen.seconds
+        with connect(self.stage.dsn, application_name="cdc demo") as connection:
+            last = emit(connection, HEARTBEAT_PREFIX, "drain")
+        waiting = Event()  # ^C was the order to come here; only a second one, an exception, ends the wait
+        target: Position | None = None
+        while True:
+            sight = self._look()
+            if target is None and sight.durable is not None and sight.durable.lsn >= last:
+                target = sight.durable
+            late = self._late(sight, target)
+            if not late:
+                break
+            if screen.seconds - began > DRAIN_SECONDS:
+                raise CutNotReached(f"not at {last} after {DRAIN_SECONDS:.0f} s: {', '.join(late)}")
+            waiting.wait(LOOK_EVERY)
+        sinks = len(self.stage.settings.sinks)
+        subject = f"log and {sinks} sinks" if sinks else "log"
+        screen.done("drained", f"{subject} at {target} in {screen.seconds - began:.1f} s")
+
+    def _late(self, sight: Sight, target: Position | None) -> list[str]:
+        if target is None:
+            return ["log"]
+        return [sink for sink in self.stage.settings.sinks if sight.sinks.get(sink, Position(0)) < target]
+
+    def _prove(self) -> None:
+        outcome, screen, settings = self.outcome, self.stage.screen, self.stage.settings
+        outcome.freshness = {
+            "delta_p50_ms": self._freshness.p50_ms(LAKE),
+            "search_p50_ms": self._freshness.p50_ms(FIND),
+        }
+        if settings.spark:
+            screen.doing("verify", "every row of every target against its source, in a Spark session of its own")
+            outcome.tables = verify(self.stage.place)
+        elif (log := self.watch.log) is not None:
+            outcome.tables = compare_log(self.stage.dsn, log)
+        for table in outcome.tables:
+            report = screen.done if table.equal else screen.failed
+            report("verify", f"{table.name:<18} {table.rows:>8,} rows   {'equal' if table.equal else 'NOT EQUAL'}")
+        for name, p50 in outcome.freshness.items():
+            if p50 is not None:
+                screen.done("freshness", f"{name.partition('_')[0]} p50 {p50:,.0f} ms from commit to visible")

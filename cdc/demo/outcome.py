@@ -1,0 +1,34 @@
+"""Outcome: what one demo found, as a person and as a program read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cdc.demo.proof import TableProof
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the demo found."""
+
+    tables: list[TableProof] = field(default_factory=list)
+    freshness: dict[str, float | None] = field(default_factory=dict)
+    changes: int = 0
+    first_row_seconds: dict[str, float | None] = field(
+        default_factory=lambda: {"log": None, "delta": None, "search": None}
+    )
+
+    @property
+    def equal(self) -> bool:
+        """Whether there are tables and every one equals its source."""
+        return bool(self.tables) and all(table.equal for table in self.tables)
+
+    def to_json(self) -> dict[str, Any]:
+        """The `result` of the command's envelope."""
+        return {
+            "tables": [{"name": t.name, "rows": t.rows, "equal": t.equal} for t in self.tables],
+            "freshness": self.freshness,
+            "changes": self.changes,
+            "first_row_seconds": self.first_row_seconds,
+        }

@@ -1,0 +1,295 @@
+"""Workload: the shop's application, writing to its database at a chosen rate from a thread of its own.
+
+It is part of the demo and serves tests and benchmarks as well: the same seed makes the same transactions
+in the same order, and `run` makes a number of them at once instead of at a rate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from random import Random
+from threading import Event, Lock, Thread
+from time import monotonic
+from types import MappingProxyType
+from typing import Any, Final
+from uuid import UUID
+
+from cdc.demo.statements import named, script
+from cdc.postgres.connection import connect
+
+REFILL_EVERY: Final = 400
+"""Transactions between two TRUNCATEs of the carts: one in about five seconds at the default rate."""
+CARTS: Final = 50
+_SEEDED: Final = MappingProxyType({"customers": 1000, "products": 200, "orders": 5000, "notes": 60, "events": 2000})
+_WORDS: Final = (
+    "blue mug", "naïve café", "a\ttab and a\nline", "back\\slash \\N", "it's \"quoted\"",
+    "", "東京 🚲", "NULL", "{a,b}", " padded ",
+)  # fmt: skip
+_CENT: Final = 100
+_BODY_BYTES: Final = (9_000, 20_000)
+"""Above the 8 kB page, so that a note's body never fits into its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the workload has committed so far."""
+
+    transactions: int
+    changes: int
+    """Rows inserted, updated and deleted, and one for each TRUNCATE."""
+    altered: bool
+    """Whether the schema change on the way has happened."""
+
+
+class Workload:
+    """Transactions against the shop; one connection, one thread, no shared state but the counters.
+
+    Raises nothing in `start`; what ended the thread is raised by `stop`.
+    """
+
+    def __init__(self, dsn: str, rate: float = 200.0, seed: int = 1, *, alter_after: float | None = None) -> None:
+        self._connection = connect(dsn, application_name="cdc demo workload")
+        self._sql = named("workload")
+        self._rate = rate
+        self._alter_after = alter_after
+        self._random = Random(seed)  # noqa: S311 - nothing secret is drawn
+        self._notes = [f"note-{n}" for n in range(1, _SEEDED["notes"] + 1)]
+        self._customers, self._orders = _SEEDED["customers"], _SEEDED["orders"]
+        self._events = _SEEDED["events"]
+        self._transactions = self._changes = self._uncommitted = self._names = 0
+        self._altered = False
+        self._lock = Lock()
+        self._stop = Event()
+        self._failure: Exception | None = None
+        self._thread = Thread(target=self._live, name="workload", daemon=True)
+        self._actions: tuple[tuple[Callable[[], None], int], ...] = (
+            (self._place, 50), (self._advance, 60), (self._cancel, 8), (self._join, 6), (self._edit_customer, 20),
+            (self._edit_product, 10), (self._star_note, 20), (self._rewrite_note, 4), (self._write_note, 4),
+            (self._move_note, 5), (self._drop_note, 2), (self._record_event, 40), (self._move_event, 5),
+            (self._drop_event, 5), (self._roll_back, 6), (self._save_points, 6),
+            (self._replace_cart, 5), (self._swap_carts, 3),
+        )  # fmt: skip
+
+    @property
+    def written(self) -> Written:
+        """The counters of now; safe from any thread."""
+        with self._lock:
+            return Written(self._transactions, self._changes, self._altered)
+
+    def start(self) -> None:
+        """Begin writing at the rate."""
+        self._thread.start()
+
+    def stop(self) -> Written:
+        """End after the current transaction and close the connection; raises what ended the thread early."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._connection.close()
+        if self._failure is not None:
+            raise self._failure
+        return self.written
+
+    def run(self, transactions: int) -> Written:
+        """Make that many transactions now, in the calling thread; not to be mixed with start."""
+        for _ in range(transactions):
+            self._step()
+        return self.written
+
+    def alter(self) -> None:
+        """Make the schema change now; from the thread that writes."""
+        self._in_transaction(lambda: self._do("add_column", counted=False))
+        with self._lock:
+            self._altered = True
+
+    def _live(self) -> None:
+        began = monotonic()
+        try:
+            while not self._stop.is_set():
+                if self._alter_after is not None and not self._altered and monotonic() - began >= self._alter_after:
+                    self.alter()
+                self._step()
+                ahead = self._changes / self._rate - (monotonic() - began)
+                if ahead > 0:
+                    self._stop.wait(ahead)
+        except Exception as error:  # noqa: BLE001 - kept for stop, which raises it
+            self._failure = error
+
+    def _step(self) -> None:
+        if self._transactions % REFILL_EVERY == REFILL_EVERY // 4:
+            return self._in_transaction(self._refill)
+        actions, weights = zip(*self._actions, strict=True)
+        action = self._random.choices(actions, weights)[0]
+        if action == self._roll_back:  # the outermost transaction itself, so not inside another
+            return action()
+        return self._in_transaction(action)
+
+    def _in_transaction(self, action: Callable[[], None]) -> None:
+        self._uncommitted = 0
+        with self._connection.transaction():
+            action()
+        with self._lock:
+            self._transactions += 1
+            self._changes += self._uncommitted
+
+    def _do(self, name: str, *, counted: bool = True, **parameters: object) -> int | None:
+        """Run a named statement; the number it returned, if it returns one."""
+        cursor = self._connection.execute(self._sql[name], parameters)
+        if counted:
+            self._uncommitted += max(cursor.rowcount, 1 if name == "empty_carts" else 0)
+        row: Any = cursor.fetchone() if cursor.description else None
+        return None if row is None else int(row[0])
+
+    # -- orders -----------------------------------------------------------------------------------
+
+    def _place(self) -> None:
+        r = self._random
+        price = r.randrange(300, 20_000) / _CENT
+        lines = r.randint(1, 5)
+        customer = r.randint(1, self._customers)
+        order = self._do("place_order", customer=customer, total=price * lines, comment=r.choice((None, *_WORDS)))
+        for line in range(1, lines + 1):
+            product = r.randint(1, _SEEDED["products"])
+            self._do("add_item", order=order, line=line, product=product, quantity=r.randint(1, 4), price=price)
+            self._do("take_stock", product=product, quantity=1)
+        self._orders = max(self._orders, order or 0)
+
+    def _advance(self) -> None:
+        order = self._some_order()
+        self._do("advance_order", order=order)
+        self._do(
+            "charge_customer",
+            customer=self._random.randint(1, self._customers),
+            amount=self._random.randrange(9999) / _CENT,
+        )
+        if self._altered and self._random.random() < 1 / 2:
+            self._do("write_gift_note", order=order, words=self._random.choice((None, *_WORDS)))
+
+    def _cancel(self) -> None:
+        order = self._some_order()
+        self._do("drop_items", order=order)
+        self._do("drop_order", order=order)
+
+    def _some_order(self) -> int:
+        """Mostly a recent one, as in life; it may have been cancelled, and then nothing happens."""
+        low = 1 if self._random.random() < 1 / 3 else max(1, self._orders - 500)
+        return self._random.randint(low, self._orders)
+
+    # -- customers and products -------------------------------------------------------------------
+
+    def _join(self) -> None:
+        self._names += 1
+        drawn = UUID(int=self._random.getrandbits(128), version=4)
+        new = self._do("join_shop", public_id=drawn, email=f"{drawn}@shop.example", **self._person())
+        self._customers = max(self._customers, new or 0)
+
+    def _edit_customer(self) -> None:
+        self._do("edit_customer", customer=self._random.randint(1, self._customers), **self._person())
+
+    def _person(self) -> dict[str, object]:
+        r = self._random
+        profile = {"visits": r.randrange(10**12), "city": r.choice(_WORDS), "scores": [r.random(), None, True]}
+        return {
+            "name": r.choice(_WORDS),
+            "tags": r.sample(_WORDS, r.randint(0, 4)),
+            "profile": r.choice((None, json.dumps(profile))),
+            "avatar": r.choice((None, b"", r.randbytes(48))),
+        }
+
+    def _edit_product(self) -> None:
+        r = self._random
+        self._do(
+            "edit_product",
+            product=r.randint(1, _SEEDED["products"]),
+            price=r.randrange(1, 10**8) / _CENT,
+            words=r.choice((None, *_WORDS)),
+            sizes=r.choice((None, [], [36, None, 40])),
+            weight=r.choice((None, r.random(), 1e-300, float("inf"))),
+        )
+
+    # -- notes: values that an update need not send -----------------------------------------------
+
+    def _star_note(self) -> None:
+        self._do("star_note", slug=self._random.choice(self._notes))
+
+    def _rewrite_note(self) -> None:
+        self._do("rewrite_note", slug=self._random.choice(self._notes), body=self._body())
+
+    def _write_note(self) -> None:
+        slug = self._new_slug()
+        self._do("write_note", slug=slug, title=self._random.choice(_WORDS), body=self._body())
+        self._notes.append(slug)
+
+    def _move_note(self) -> None:
+        place = self._random.randrange(len(self._notes))
+        to = self._new_slug()
+        self._do("move_note", slug=self._notes[place], to=to)
+        self._notes[place] = to
+        self._do("star_note", slug=to)
+
+    def _drop_note(self) -> None:
+        if len(self._notes) > 1:
+            self._do("drop_note", slug=self._notes.pop(self._random.randrange(len(self._notes))))
+
+    def _new_slug(self) -> str:
+        self._names += 1
+        return f"note {self._names} {self._random.choice(_WORDS)}"
+
+    def _body(self) -> str:
+        return self._random.randbytes(self._random.randint(*_BODY_BYTES) // 2).hex()
+
+    # -- events: a partitioned table, published as one --------------------------------------------
+
+    def _record_event(self) -> None:
+        detail = json.dumps({"page": self._random.choice(_WORDS)})
+        new = self._do(
+            "record_event", day=self._day(), kind=self._random.choice(("view", "search", "login")), detail=detail
+        )
+        self._events = max(self._events, new or 0)
+
+    def _move_event(self) -> None:
+        self._do("move_event", event=self._random.randint(1, self._events), day=self._day())
+
+    def _drop_event(self) -> None:
+        self._do("drop_event", event=self._random.randint(1, self._events))
+
+    def _day(self) -> date:
+        return (datetime(2025, 6, 1, tzinfo=UTC) + timedelta(days=self._random.randrange(700))).date()
+
+    # -- transactions of unusual shape ------------------------------------------------------------
+
+    def _roll_back(self) -> None:
+        before = self._uncommitted, self._orders
+        with self._connection.transaction(force_rollback=True):
+            self._place()
+        self._uncommitted, self._orders = before
+
+    def _save_points(self) -> None:
+        self._join()
+        self._roll_back()
+        self._advance()
+
+    def _replace_cart(self) -> None:
+        cart = self._random.randint(1, CARTS)
+        self._do("drop_cart", cart=cart)
+        for _ in range(2):
+            self._do("put_cart", cart=cart, customer=self._random.randint(1, self._customers))
+
+    def _swap_carts(self) -> None:
+        one, other = self._random.sample(range(1, CARTS + 1), 2)
+        for cart, to in ((one, -1), (other, one), (-1, other)):
+            self._do("move_cart", cart=cart, to=to)
+
+    def _refill(self) -> None:
+        self._do("empty_carts")
+        self._do("fill_carts", salt=self._random.randrange(1000), carts=CARTS)
+
+
+def make_shop(dsn: str) -> None:
+    """Lay out the shop's tables in an empty database and put its first rows in."""
+    with connect(dsn, application_name="cdc demo") as connection:
+        for name in ("shop", "seed"):
+            connection.execute(script(name))

@@ -1,0 +1,1 @@
+"""The change log: two Delta tables under one root, one writer each."""

@@ -1,0 +1,145 @@
+"""How the log looks on disk: table names, properties, commit metadata, file statistics.
+
+Nothing here touches a disk: these are the words that append and read share.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.change import LOG_SCHEMA
+from cdc.errors import LogFormatUnknown
+from cdc.position import Position
+
+FORMAT: Final = 1
+"""Version of the log's layout; a newer one is refused."""
+
+CHANGES: Final = "changes"
+"""The table of every change, in commit order."""
+
+TABLE_SCHEMA: Final = LOG_SCHEMA.append(pa.field("segment", pa.int32(), nullable=False))
+"""The Delta table's columns: the log row and the partition its file lies in."""
+
+STATISTICS: Final = ("position", "ordinal", "relation", "op", "partial", "committed_at")
+"""Columns whose least and greatest value stand in the Delta log, for pruning."""
+
+PROPERTIES: Final[Mapping[str, str]] = {
+    "delta.dataSkippingStatsColumns": ",".join(STATISTICS),
+    "delta.checkpointInterval": "100",
+    # A reader that is a few minutes behind starts from a checkpoint; older commit files only slow listing down.
+    "delta.logRetentionDuration": "interval 10 minutes",
+    "delta.enableExpiredLogCleanup": "true",
+}
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogIdentity:
+    """Whose log this is; written once, when the log is made."""
+
+    system_id: str
+    """Of the source cluster (`IDENTIFY_SYSTEM`)."""
+    database: str
+
+    def to_description(self) -> str:
+        """The Delta table's description."""
+        return json.dumps({"format": FORMAT, "system_id": self.system_id, "database": self.database})
+
+    @classmethod
+    def from_description(cls, text: str) -> Self:
+        """Read it back; raises LogFormatUnknown for a log of a newer version or of something else."""
+        try:
+            fields = json.loads(text)
+            found = fields["format"]
+        except (ValueError, KeyError, TypeError) as exc:
+            raise LogFormatUnknown("not a change log: the table's description has no format") from exc
+        if found != FORMAT:
+            raise LogFormatUnknown(f"unknown log format: expected {FORMAT}, got {found!r}")
+        return cls(system_id=fields["system_id"], database=fields["database"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitInfo:
+    """What a commit of the log says about itself."""
+
+    last: Position
+    """The durable position once the commit is made."""
+    committed_at: int
+    """Microseconds UTC of the last transaction, 0 when there was none."""
+    timeline: int
+    rows: int = 0
+    transactions: int = 0
+
+    def to_metadata(self) -> dict[str, str]:
+        """The commit's metadata, all text."""
+        return {
+            "cdc.last": str(self.last),
+            "cdc.committed_at": str(self.committed_at),
+            "cdc.timeline": str(self.timeline),
+            "cdc.rows": str(self.rows),
+            "cdc.transactions": str(self.transactions),
+        }
+
+    @classmethod
+    def from_metadata(cls, fields: Mapping[str, Any]) -> Self | None:
+        """Read it back; None for a commit that is not an append (the table's creation)."""
+        if "cdc.last" not in fields:
+            return None
+        return cls(
+            last=Position.parse(fields["cdc.last"]),
+            committed_at=int(fields["cdc.committed_at"]),
+            timeline=int(fields["cdc.timeline"]),
+            rows=int(fields["cdc.rows"]),
+            transactions=int(fields["cdc.transactions"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFile:
+    """One data file of the log as readers plan with it."""
+
+    path: str
+    """Absolute path."""
+    rows: int
+    size: int
+    """Bytes."""
+    first: Position
+    last: Position
+    segment: int
+    schemas_only: bool = False
+    """It holds `s` rows and nothing else: the writer keeps those apart, so that they are found without a scan."""
+    partial: bool = True
+    """It may hold partial images."""
+    committed_at: int = 0
+    """Microseconds UTC of its latest transaction, cut to milliseconds as Delta statistics are."""
+
+
+def statistics(rows: pa.Table) -> str:
+    """The Delta statistics of a file that holds rows, as JSON."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for name in STATISTICS:
+        column = rows[name]
+        nulls[name] = column.null_count
+        if column.null_count == len(column) or pa.types.is_boolean(column.type):
+            continue
+        bounds = pc.min_max(column.cast(pa.int64()) if name == "committed_at" else column)
+        low, high = bounds["min"].as_py(), bounds["max"].as_py()
+        least[name], greatest[name] = (low, high) if name != "committed_at" else (_instant(low), _instant(high))
+    least["partial"], greatest["partial"] = bool(pc.all(rows["partial"]).as_py()), bool(pc.any(rows["partial"]).as_py())
+    return json.dumps({"numRecords": rows.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
+
+
+def _instant(micros: int) -> str:
+    # Delta statistics hold milliseconds (PROTOCOL.md, per-file statistics)
+    moment = _EPOCH + timedelta(microseconds=micros)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"

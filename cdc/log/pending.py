@@ -1,0 +1,88 @@
+"""Pending: decoded rows on their way into one commit, whole transactions kept apart from an open one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc.log.layout import CommitInfo
+from cdc.pgoutput.transactions import Decoded
+from cdc.position import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What one commit will hold."""
+
+    rows: list[pa.RecordBatch]
+    last: Position
+    committed_at: int
+    transactions: int
+
+    def info(self, timeline: int, rows: int) -> CommitInfo:
+        """The commit's own words."""
+        return CommitInfo(
+            last=self.last, committed_at=self.committed_at, timeline=timeline, rows=rows, transactions=self.transactions
+        )
+
+
+class Pending:
+    """Collects rows in WAL order; a transaction moves from open to ready as a whole."""
+
+    def __init__(self) -> None:
+        self._ready: list[pa.RecordBatch] = []
+        self._open: list[pa.RecordBatch] = []
+        self._last: Position | None = None
+        self._committed_at = 0
+        self._transactions = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a finished transaction (or a position to advance to) waits."""
+        return self._last is not None
+
+    @property
+    def ready_bytes(self) -> int:
+        """Of the rows of finished transactions."""
+        return sum(batch.nbytes for batch in self._ready)
+
+    @property
+    def open_bytes(self) -> int:
+        """Of the rows of the transaction that is not finished yet."""
+        return sum(batch.nbytes for batch in self._open)
+
+    def add(self, decoded: Decoded) -> None:
+        """Take rows as decoded."""
+        finished, rest = decoded.rows.slice(0, decoded.complete), decoded.rows.slice(decoded.complete)
+        if decoded.last is not None:
+            self._ready += self._open
+            self._open = []
+            self._advance(decoded.last, decoded.committed_at, decoded.transactions)
+        if finished.num_rows:
+            self._ready.append(finished)
+        if rest.num_rows:
+            self._open.append(rest)
+
+    def advance(self, position: Position, committed_at: int) -> None:
+        """Let the commit end at position although no transaction ends there."""
+        if self._last is None or position > self._last:
+            self._advance(position, committed_at, 0)
+
+    def take_ready(self) -> Ready | None:
+        """Everything finished, once; None when there is nothing to commit."""
+        if self._last is None:
+            return None
+        ready = Ready(self._ready, self._last, self._committed_at, self._transactions)
+        self._ready, self._last, self._transactions = [], None, 0
+        return ready
+
+    def take_open(self) -> list[pa.RecordBatch]:
+        """The rows of the open transaction, to be written to disk before it ends."""
+        batches, self._open = self._open, []
+        return batches
+
+    def _advance(self, position: Position, committed_at: int, transactions: int) -> None:
+        self._last = position
+        self._committed_at = committed_at or self._committed_at
+        self._transactions += transactions

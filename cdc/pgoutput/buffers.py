@@ -1,0 +1,194 @@
+"""RowBuffers: numpy memory that the kernels fill and Arrow then owns, without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.change import LOG_SCHEMA, Operation
+from cdc.pgoutput.kernel import OPERATIONS, ROWS, STATE_SIZE, Layouts, Rows, Texts, Values, end_row, start_row
+from cdc.pgoutput.layout import Layout
+
+_NESTED: Final = ("key", "old_key", "before", "after")
+_OPERATIONS: Final = pa.array(list(OPERATIONS), pa.string())
+_MINIMUM: Final = 64
+#: Room beyond what the last batch used, so that batches of about one size do not grow twice.
+_SLACK: Final = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many rows, and per nested column how many children and bytes."""
+
+    rows: int = _MINIMUM
+    children: tuple[int, ...] = (_MINIMUM,) * len(_NESTED)
+    nbytes: tuple[int, ...] = (_MINIMUM,) * len(_NESTED)
+
+
+def new_state() -> np.ndarray:
+    """The kernels' state, int64, places by the names in `kernel`."""
+    return np.zeros(STATE_SIZE, np.int64)
+
+
+def new_values(width: int) -> Values:
+    """Scratch for one tuple of up to width values."""
+    return Values(np.zeros(width, np.uint8), np.zeros(width, np.int64), np.zeros(width, np.int64))
+
+
+def pack(layouts: Sequence[tuple[Layout, int]]) -> Layouts:
+    """The kernels' form of (layout, its topic's place)."""
+    layouts = sorted(layouts, key=lambda pair: pair[0].oid)
+    shapes = [layout for layout, _ in layouts]
+    return Layouts(
+        np.array([layout.oid for layout in shapes], np.int64),
+        np.array([layout.relation for layout in shapes], np.int64),
+        np.array([topic for _, topic in layouts], np.int32),
+        np.array([0, *accumulate(len(layout.ids) for layout in shapes)], np.int64),
+        np.array([0, *accumulate(len(layout.key) for layout in shapes)], np.int64),
+        np.array([column for layout in shapes for column in layout.ids], np.int32),
+        np.array([place in layout.key for layout in shapes for place in range(len(layout.ids))], np.uint8),
+        np.array([place for layout in shapes for place in layout.key], np.int64),
+    )
+
+
+class RowBuffers:
+    """Rows under construction; `take` hands them to Arrow, after which these buffers are not used again."""
+
+    def __init__(self, state: np.ndarray, capacity: Capacity) -> None:
+        self._state = state
+        self._payloads: list[tuple[int, bytes]] = []
+        self.rows = _rows(capacity)
+
+    @classmethod
+    def like(cls, state: np.ndarray, previous: Self) -> Self:
+        """Buffers for about as much as the previous ones held; call before their rows are counted anew."""
+
+        def room(used: int) -> int:
+            return max(_MINIMUM, int(used * _SLACK))
+
+        used = [getattr(previous.rows, name).used for name in _NESTED]
+        children, nbytes = tuple(room(int(u[0])) for u in used), tuple(room(int(u[1])) for u in used)
+        return cls(state, Capacity(room(int(state[ROWS])), children, nbytes))
+
+    def grow(self, values: int, nbytes: int) -> None:
+        """Make room for two more rows with so many children and bytes in each nested column."""
+        rows, used = self.rows, int(self._state[ROWS])
+        capacity = _doubled(len(rows.position), used + 2)
+        plain = [_resized(array, used, capacity) for array in rows[:8]]
+        nested = [_grown(texts, (used, capacity), (values, nbytes)) for texts in rows[8:]]
+        self.rows = Rows(*plain, *nested)
+
+    def control(self, operation: Operation, relation: int, topic: int, payload: bytes | None) -> None:
+        """Append a row without images; relation and topic below 0 are null."""
+        if self._state[ROWS] + 1 >= len(self.rows.position):
+            self.grow(0, 0)
+        row = start_row(self.rows, self._state, OPERATIONS.index(operation), relation, topic)
+        for texts in self.rows[8:]:
+            end_row(texts, row, False)
+        if payload is not None:
+            self._payloads.append((int(row), payload))
+
+    def take(self, topics: pa.Array) -> pa.RecordBatch:
+        """All rows as one batch of LOG_SCHEMA that owns the memory."""
+        count, rows = int(self._state[ROWS]), self.rows
+        columns = {
+            "position": _plain(pa.int64(), rows.position, count),
+            "ordinal": _plain(pa.int64(), rows.ordinal, count),
+            "xid": _plain(pa.int64(), rows.xid, count),
+            "committed_at": _plain(LOG_SCHEMA.field("committed_at").type, rows.committed_at, count),
+            "relation": _plain(pa.int64(), rows.relation, count, rows.relation[:count] >= 0),
+            "topic": topics.take(_plain(pa.int32(), rows.topic, count, rows.topic[:count] >= 0)),
+            "op": _OPERATIONS.take(_plain(pa.int8(), rows.op, count)),
+            "partial": pa.Array.from_buffers(pa.bool_(), count, [None, _bits(rows.partial[:count])]),
+            "payload": self._payload_column(count),
+            "address": pa.nulls(count, pa.string()),
+            **{name: _nested(LOG_SCHEMA.field(name).type, getattr(rows, name), count) for name in _NESTED},
+        }
+        return pa.RecordBatch.from_arrays([columns[name] for name in LOG_SCHEMA.names], schema=LOG_SCHEMA)
+
+    def _payload_column(self, count: int) -> pa.Array:
+        if not self._payloads:
+            return pa.nulls(count, pa.binary())
+        ends, valid = np.zeros(count + 1, np.int32), np.zeros(count, np.uint8)
+        for row, payload in self._payloads:
+            ends[row + 1], valid[row] = len(payload), 1
+        np.cumsum(ends, out=ends)
+        content = pa.py_buffer(b"".join(payload for _, payload in self._payloads))
+        return pa.Array.from_buffers(pa.binary(), count, [_bits(valid), pa.py_buffer(ends), content])
+
+
+def _rows(capacity: Capacity) -> Rows:
+    count = capacity.rows
+    numbers = [np.empty(count, np.int64) for _ in range(5)]
+    nested = [_texts(count, *sizes) for sizes in zip(capacity.children, capacity.nbytes, strict=True)]
+    return Rows(*numbers, np.empty(count, np.int32), np.empty(count, np.int8), np.empty(count, np.uint8), *nested)
+
+
+def _texts(rows: int, children: int, nbytes: int) -> Texts:
+    ends, offsets = np.empty(rows + 1, np.int32), np.empty(children + 1, np.int32)
+    ends[0] = offsets[0] = 0
+    return Texts(
+        ends,
+        np.empty(rows, np.uint8),
+        np.empty(children, np.int32),
+        offsets,
+        np.empty(children, np.uint8),
+        np.empty(nbytes, np.uint8),
+        np.zeros(2, np.int64),
+    )
+
+
+def _doubled(capacity: int, need: int) -> int:
+    return capacity if need <= capacity else max(need, 2 * capacity)
+
+
+def _resized(array: np.ndarray, used: int, capacity: int) -> np.ndarray:
+    if capacity <= len(array):
+        return array
+    larger = np.empty(capacity, array.dtype)
+    larger[:used] = array[:used]
+    return larger
+
+
+def _grown(texts: Texts, rows: tuple[int, int], need: tuple[int, int]) -> Texts:
+    children, nbytes = int(texts.used[0]), int(texts.used[1])
+    more = _doubled(len(texts.present), children + need[0])
+    return Texts(
+        _resized(texts.ends, rows[0] + 1, rows[1] + 1),
+        _resized(texts.valid, rows[0], rows[1]),
+        _resized(texts.ids, children, more),
+        _resized(texts.offsets, children + 1, more + 1),
+        _resized(texts.present, children, more),
+        _resized(texts.text, nbytes, _doubled(len(texts.text), nbytes + need[1])),
+        texts.used,
+    )
+
+
+def _bits(mask: np.ndarray) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(mask, bitorder="little"))
+
+
+def _validity(mask: np.ndarray) -> pa.Buffer | None:
+    return None if mask.all() else _bits(mask)
+
+
+def _plain(kind: pa.DataType, array: np.ndarray, count: int, valid: np.ndarray | None = None) -> pa.Array:
+    validity = None if valid is None else _validity(valid)
+    return pa.Array.from_buffers(kind, count, [validity, pa.py_buffer(array[:count])])
+
+
+def _nested(kind: pa.DataType, texts: Texts, count: int) -> pa.Array:
+    children, nbytes = int(texts.used[0]), int(texts.used[1])
+    text = [_validity(texts.present[:children]), *map(pa.py_buffer, (texts.offsets[: children + 1], texts.text[:nbytes]))]
+    values: Any = pa.Array.from_buffers(pa.string(), children, text)
+    if pa.types.is_map(kind):
+        ids = _plain(pa.int32(), texts.ids, children)
+        entry = pa.struct([kind.key_field, kind.item_field])
+        values = pa.Array.from_buffers(entry, children, [None], children=[ids, values])
+    buffers = [_validity(texts.valid[:count]), pa.py_buffer(texts.ends[: count + 1])]
+    return pa.Array.from_buffers(kind, count, buffers, children=[values])

@@ -1,0 +1,242 @@
+"""ColumnarDecoder: frames to log rows through the kernel, no Python object per change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.change import HEARTBEAT_PREFIX, Operation
+from cdc.errors import SourceError, UnknownRelation
+from cdc.pgoutput import kernel
+from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, new_values, pack
+from cdc.pgoutput.decode import expand
+from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.layout import IGNORED, Layout
+from cdc.pgoutput.messages import (
+    AnyMessage,
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    Keepalive,
+    Message,
+    Relation,
+    Truncate,
+    Update,
+)
+from cdc.pgoutput.parse import malformed, parse_frame
+from cdc.pgoutput.transactions import Decoded, RelationSeen
+from cdc.position import Position
+from cdc.table import TableSchema
+
+Event: TypeAlias = Decoded | RelationSeen | Keepalive
+
+_NONE: Final = -1
+
+
+class ColumnarDecoder:
+    """One replication session, from its first frame on. Not thread-safe; after an error it is spent.
+
+    Whole transactions at or below `after` are dropped: no rows, no `last`. `decode` may be called
+    with any split of the stream into whole frames.
+    """
+
+    def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
+        self._state = new_state()
+        self._state[kernel.EPOCH] = Position.of(0, epoch).epoch
+        self._state[kernel.AFTER] = after
+        self._state[kernel.LAST] = _NONE
+        self._buffers = RowBuffers(self._state, Capacity())
+        self._layouts: dict[int, Layout] = {}
+        self._announced: dict[int, TableSchema] = {}
+        self._topics: dict[str, int] = {}
+        self._names = pa.array([], pa.string())
+        self._refresh()
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the frames so far end inside a transaction, dropped ones included."""
+        return bool(self._state[kernel.OPEN])
+
+    def define(self, schema: TableSchema, *, announce: bool) -> None:
+        """Read tuples of schema.oid in this shape from now on: columns `schema.sent`, in that order.
+
+        With announce an `s` row is written here, at the next ordinal of the open transaction; outside
+        a transaction, or inside a dropped one, it waits for the next that is kept, and a later version
+        announced meanwhile replaces it. Raises ValueError for a key column that is not sent.
+        """
+        self._layouts[schema.oid] = Layout.of(schema)
+        self._stale = True
+        if announce:
+            self._announced[schema.relation] = schema
+            if self._state[kernel.OPEN] and not self._state[kernel.DROPPED]:
+                self._announce()
+            self._state[kernel.ANNOUNCING] = bool(self._announced)
+
+    def ignore(self, oid: int) -> None:
+        """Skip rows of this OID from now on: published, but not asked for."""
+        self._layouts[oid] = Layout.ignored(oid)
+        self._stale = True
+
+    def decode(self, frames: FrameBatch) -> Iterator[Event]:
+        """Events in WAL order; only the last of consecutive keepalives that ask for no reply, at the end.
+
+        A Decoded comes before every RelationSeen and answer-me Keepalive if rows or transactions are
+        pending, when about 16 MiB of values are pending, and at the end if any `w` frame was consumed
+        since the last. Raises MalformedFrame or UnknownRelation, after yielding what came before.
+        """
+        buffer, offsets = _readonly(frames.buffer), _readonly(frames.offsets)
+        state, keepalive = self._state, None
+        state[kernel.CURSOR] = state[kernel.MOVED] = 0
+        while (stop := self._walk(buffer, offsets)) != kernel.DONE:
+            if stop == kernel.FULL:
+                yield self._flush()
+            if stop != kernel.OTHER:
+                continue
+            frame = frames[int(state[kernel.CURSOR])]
+            state[kernel.CURSOR] += 1
+            try:
+                message = parse_frame(frame)
+                if isinstance(message, Keepalive) and not message.reply_requested:
+                    keepalive = message
+                    continue
+                if isinstance(message, Keepalive | Relation) and self._pending:
+                    yield self._flush()
+                if isinstance(message, Keepalive):
+                    keepalive = None
+                    yield message
+                    continue
+                state[kernel.MOVED] = 1
+                if isinstance(message, Relation):
+                    yield self._seen(message)
+                else:
+                    self._take(frame, message)
+            except SourceError:
+                if self._pending:
+                    yield self._flush()
+                raise
+        if self._pending or state[kernel.MOVED]:
+            yield self._flush()
+        if keepalive:
+            yield keepalive
+
+    @property
+    def _pending(self) -> bool:
+        return bool(self._state[kernel.ROWS] or self._state[kernel.TRANSACTIONS])
+
+    def _walk(self, buffer: np.ndarray, offsets: np.ndarray) -> int:
+        if self._stale:
+            self._refresh()
+        state = self._state
+        stop = kernel.walk(buffer, offsets, state, self._buffers.rows, self._packed, self._old, self._new)
+        if stop == kernel.GROW:
+            self._buffers.grow(int(state[kernel.NEED_VALUES]), int(state[kernel.NEED_BYTES]))
+        if stop == kernel.ANNOUNCE:
+            self._announce()
+            state[kernel.ANNOUNCING] = 0
+        return int(stop)
+
+    def _refresh(self) -> None:
+        self._packed = pack([(layout, self._topic(layout.topic)) for layout in self._layouts.values()])
+        width = max((len(layout.ids) for layout in self._layouts.values()), default=0)
+        self._old, self._new = new_values(width), new_values(width)
+        self._stale = False
+
+    def _topic(self, name: str) -> int:
+        return self._topics.setdefault(name, len(self._topics))
+
+    def _flush(self) -> Decoded:
+        state = self._state
+        if len(self._names) != len(self._topics):
+            self._names = pa.array(list(self._topics), pa.string())
+        last = int(state[kernel.LAST])
+        decoded = Decoded(
+            self._buffers.take(self._names),
+            int(state[kernel.COMPLETE]),
+            None if last == _NONE else Position(last),
+            int(state[kernel.LAST_COMMITTED_AT]),
+            int(state[kernel.TRANSACTIONS]),
+        )
+        self._buffers = RowBuffers.like(state, self._buffers)
+        for place in (kernel.ROWS, kernel.COMPLETE, kernel.TRANSACTIONS, kernel.LAST_COMMITTED_AT, kernel.MOVED):
+            state[place] = 0
+        state[kernel.LAST] = _NONE
+        return decoded
+
+    def _seen(self, message: Relation) -> RelationSeen:
+        if self._layouts.pop(message.oid, None) is not None:
+            self._stale = True
+        position = Position(int(self._state[kernel.POSITION])) if self.in_transaction else None
+        return RelationSeen(message, position)
+
+    def _announce(self) -> None:
+        for schema in self._announced.values():
+            self._buffers.control(Operation.SCHEMA, schema.relation, self._topic(schema.topic), schema.to_json())
+        self._announced.clear()
+
+    def _take(self, frame: bytes, message: AnyMessage) -> None:
+        """What the kernel left: truncates, messages, and everything that is wrong."""
+        match message:
+            case Truncate():
+                self._require_transaction(frame)
+                self._truncate(message)
+            case Message():
+                self._message(frame, message)
+            case Begin():
+                raise malformed(frame, "a transaction begins inside another")
+            case Commit():
+                self._require_transaction(frame)
+                expected = Position(int(self._state[kernel.POSITION]))
+                raise malformed(frame, f"expected the commit of {expected}, got {message.lsn}")
+            case Insert() | Update() | Delete():
+                self._require_transaction(frame)
+                expand(frame, message, self._layout(message.oid))
+                raise malformed(frame, "too large")
+
+    def _require_transaction(self, frame: bytes) -> None:
+        if not self.in_transaction:
+            raise malformed(frame, "outside a transaction")
+
+    def _layout(self, oid: int) -> Layout:
+        if (layout := self._layouts.get(oid)) is None:
+            raise UnknownRelation(f"no shape of relation {oid} was seen: expected a Relation message before its rows")
+        return layout
+
+    def _truncate(self, message: Truncate) -> None:
+        for oid in () if self._state[kernel.DROPPED] else message.oids:
+            layout = self._layout(oid)
+            if layout.relation != IGNORED:
+                self._buffers.control(Operation.TRUNCATE, layout.relation, self._topic(layout.topic), None)
+
+    def _message(self, frame: bytes, message: Message) -> None:
+        state = self._state
+        if message.transactional:
+            self._require_transaction(frame)
+            dropped = bool(state[kernel.DROPPED])
+        elif self.in_transaction:
+            raise malformed(frame, "a message outside transactions came inside one")
+        else:
+            # its lsn can be that of the next commit record, so it stands one byte before
+            position = Position.of(message.lsn - 1, int(state[kernel.EPOCH]))
+            state[kernel.POSITION], state[kernel.XID], state[kernel.ORDINAL] = position, 0, 0
+            state[kernel.COMMITTED_AT] = message.sent_at
+            dropped = position <= state[kernel.AFTER]
+        if dropped:
+            return
+        if message.prefix != HEARTBEAT_PREFIX:
+            self._buffers.control(Operation.MESSAGE, _NONE, _NONE, message.content)
+        if not message.transactional:
+            state[kernel.COMPLETE] = state[kernel.ROWS]
+            state[kernel.TRANSACTIONS] += 1
+            state[kernel.LAST] = state[kernel.POSITION]
+            state[kernel.LAST_COMMITTED_AT] = message.sent_at
+
+
+def _readonly(array: np.ndarray) -> np.ndarray:
+    """One kind of array for the kernel, which would be compiled again for writable ones."""
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,323 @@
+"""PlainDecoder: the readable specification of how messages become rows of the log.
+
+`ColumnarDecoder` does the same without an object per change; property tests hold the two equal, and
+it asks `expand` here for the reason when it refuses a row.
+
+Rules of the images (the tests name them):
+- The key of an insert or update comes from the new tuple, of a delete from the old one.
+- A value that the new tuple does not send but the old tuple holds is taken from there: every
+  column of a whole row `O`, only the key's columns of a `K`, whose other nulls mean nothing.
+- An update that changes the key is two rows: `d` of the old key, then `u` of the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from cdc.change import HEARTBEAT_PREFIX, LOG_SCHEMA, Operation
+from cdc.errors import SourceError, UnknownRelation
+from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.layout import IGNORED, Layout
+from cdc.pgoutput.messages import (
+    UNCHANGED,
+    AnyMessage,
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    Keepalive,
+    Message,
+    OldKind,
+    OldTuple,
+    Relation,
+    Truncate,
+    Update,
+    Value,
+    Values,
+)
+from cdc.pgoutput.parse import HEADER, malformed, parse_frame
+from cdc.pgoutput.transactions import Decoded, OpenTransaction, RelationSeen
+from cdc.position import Position
+from cdc.table import TableSchema
+
+__all__ = ["Decoded", "PlainDecoder", "RelationSeen", "RowImage", "expand", "parse_frame"]
+
+VALUE_LIMIT: Final = 16 << 20
+"""Bytes of values after which a Decoded ends early; where exactly is not promised."""
+
+Image = dict[int, str | None]
+Event = Decoded | RelationSeen | Keepalive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowImage:
+    """What one change says of one row; None where the row of the log has null."""
+
+    op: Operation
+    key: list[str | None] | None
+    old_key: list[str | None] | None = None
+    before: Image | None = None
+    after: Image | None = None
+    partial: bool = False
+
+
+def expand(frame: bytes, message: Insert | Update | Delete, layout: Layout) -> list[RowImage]:
+    """The one or two rows of a change; raises MalformedFrame when the tuples do not fit the layout."""
+    old = None if isinstance(message, Insert) else message.old
+    new = None if isinstance(message, Delete) else message.new
+    for values in (old.values if old else None, new):
+        if values is not None and len(values) != len(layout.ids):
+            raise malformed(frame, f"expected {len(layout.ids)} columns of {layout.topic!r}, got {len(values)}")
+    before = old and _before(old, layout)
+    old_key = old and _key(frame, old.values, layout)
+    if new is None:
+        return [RowImage(op=Operation.DELETE, key=old_key, before=before)]
+    new = _filled(new, old, layout) if old else new
+    key, after = _key(frame, new, layout), _image(new, layout)
+    partial = len(after) < len(layout.ids)
+    if isinstance(message, Insert):
+        return [RowImage(op=Operation.CREATE, key=key, after=after, partial=partial)]
+    if old is None or old_key == key:
+        return [RowImage(op=Operation.UPDATE, key=key, before=before, after=after, partial=partial)]
+    return [
+        RowImage(op=Operation.DELETE, key=old_key, before=before),
+        RowImage(op=Operation.UPDATE, key=key, old_key=old_key, before=before, after=after, partial=partial),
+    ]
+
+
+def _holds(old: OldTuple, place: int, layout: Layout) -> bool:
+    return old.kind is OldKind.ROW or place in layout.key
+
+
+def _before(old: OldTuple, layout: Layout) -> Image:
+    shown = (value if _holds(old, place, layout) else UNCHANGED for place, value in enumerate(old.values))
+    return _image(tuple(shown), layout)
+
+
+def _filled(new: Values, old: OldTuple, layout: Layout) -> Values:
+    def value(place: int) -> Value:
+        take = new[place] is UNCHANGED and _holds(old, place, layout)
+        return old.values[place] if take else new[place]
+
+    return tuple(value(place) for place in range(len(new)))
+
+
+def _image(values: Values, layout: Layout) -> Image:
+    return {column: value for column, value in zip(layout.ids, values, strict=True) if value is not UNCHANGED}
+
+
+def _key(frame: bytes, values: Values, layout: Layout) -> list[str | None] | None:
+    key = [value for place in layout.key if (value := values[place]) is not UNCHANGED]
+    if len(key) < len(layout.key):
+        raise malformed(frame, f"a key column of {layout.topic!r} was not sent")
+    return key or None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Rows and transactions since the last Decoded."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    nbytes: int = 0
+    complete: int = 0
+    last: Position | None = None
+    committed_at: int = 0
+    transactions: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.transactions)
+
+    def finish(self, position: Position, committed_at: int) -> None:
+        self.complete = len(self.rows)
+        self.last, self.committed_at = position, committed_at
+        self.transactions += 1
+
+    def decoded(self) -> Decoded:
+        rows = pa.RecordBatch.from_pylist(self.rows, schema=LOG_SCHEMA)
+        return Decoded(rows, self.complete, self.last, self.committed_at, self.transactions)
+
+
+class PlainDecoder:
+    """Same interface and same events as ColumnarDecoder, one object per change. After an error it is spent."""
+
+    def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
+        self._epoch, self._after = Position.of(0, epoch).epoch, after
+        self._layouts: dict[int, Layout] = {}
+        self._announced: dict[int, TableSchema] = {}
+        self._open: OpenTransaction | None = None
+        self._pending = _Pending()
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the frames so far end inside a transaction, dropped ones included."""
+        return self._open is not None
+
+    def define(self, schema: TableSchema, *, announce: bool) -> None:
+        """See ColumnarDecoder.define."""
+        self._layouts[schema.oid] = Layout.of(schema)
+        if announce:
+            self._announced[schema.relation] = schema
+            self._announce()
+
+    def ignore(self, oid: int) -> None:
+        """See ColumnarDecoder.ignore."""
+        self._layouts[oid] = Layout.ignored(oid)
+
+    def decode(self, frames: FrameBatch) -> Iterator[Event]:
+        """See ColumnarDecoder.decode."""
+        moved, keepalive = False, None
+        for frame in frames:
+            try:
+                message = None if self._skips(frame) else parse_frame(frame)
+                if isinstance(message, Keepalive) and not message.reply_requested:
+                    keepalive = message
+                    continue
+                if isinstance(message, Keepalive | Relation) and self._pending:
+                    yield self._flush()
+                    moved = False
+                if isinstance(message, Keepalive):
+                    keepalive = None
+                    yield message
+                    continue
+                moved = True
+                if isinstance(message, Relation):
+                    yield self._seen(message)
+                elif message is not None:
+                    self._take(frame, message)
+            except SourceError:
+                if self._pending:
+                    yield self._flush()
+                raise
+            if self._pending.nbytes >= VALUE_LIMIT:
+                yield self._flush()
+                moved = False
+        if self._pending or moved:
+            yield self._flush()
+        if keepalive:
+            yield keepalive
+
+    def _flush(self) -> Decoded:
+        pending, self._pending = self._pending, _Pending()
+        return pending.decoded()
+
+    def _skips(self, frame: bytes) -> bool:
+        """Changes of a dropped transaction or an ignored relation are not looked into."""
+        if self._open is None or frame[:1] != b"w" or frame[HEADER : HEADER + 1] not in {b"I", b"U", b"D"}:
+            return False
+        oid = int.from_bytes(frame[HEADER + 1 : HEADER + 5], "big")
+        layout = self._layouts.get(oid) if len(frame) > HEADER + 5 else None
+        return self._open.dropped or (layout is not None and layout.relation == IGNORED)
+
+    def _seen(self, message: Relation) -> RelationSeen:
+        self._layouts.pop(message.oid, None)
+        return RelationSeen(message, self._open and self._open.position)
+
+    def _take(self, frame: bytes, message: AnyMessage) -> None:
+        take = _TAKERS.get(type(message))  # none for Origin and Type: nobody asks for them
+        if take is not None:
+            take(self, frame, message)
+
+    def _begin(self, frame: bytes, message: Begin) -> None:
+        if self._open:
+            raise malformed(frame, "a transaction begins inside another")
+        position = Position.of(message.final_lsn, self._epoch)
+        dropped = position <= self._after
+        self._open = OpenTransaction(position, message.xid, message.committed_at, dropped)
+        self._announce()
+
+    def _commit(self, frame: bytes, message: Commit) -> None:
+        transaction = self._transaction(frame)
+        if message.lsn != transaction.position.lsn:
+            raise malformed(frame, f"expected the commit of {transaction.position}, got {message.lsn}")
+        if not transaction.dropped:
+            self._pending.finish(transaction.position, transaction.committed_at)
+        self._open = None
+
+    def _transaction(self, frame: bytes) -> OpenTransaction:
+        if self._open is None:
+            raise malformed(frame, "outside a transaction")
+        return self._open
+
+    def _announce(self) -> None:
+        if self._open and not self._open.dropped:
+            for schema in self._announced.values():
+                self._row(op=Operation.SCHEMA, relation=schema.relation, topic=schema.topic, payload=schema.to_json())
+            self._announced.clear()
+
+    def _change(self, frame: bytes, message: Insert | Update | Delete) -> None:
+        self._transaction(frame)
+        layout = self._layout(message.oid)
+        for image in expand(frame, message, layout):
+            self._row(
+                op=image.op,
+                relation=layout.relation,
+                topic=layout.topic,
+                key=image.key,
+                old_key=image.old_key,
+                before=_items(image.before),
+                after=_items(image.after),
+                partial=image.partial,
+            )
+        self._pending.nbytes += len(frame)
+
+    def _truncate(self, frame: bytes, message: Truncate) -> None:
+        transaction = self._transaction(frame)
+        for oid in () if transaction.dropped else message.oids:
+            layout = self._layout(oid)
+            if layout.relation != IGNORED:
+                self._row(op=Operation.TRUNCATE, relation=layout.relation, topic=layout.topic)
+
+    def _message(self, frame: bytes, message: Message) -> None:
+        if message.transactional:
+            transaction = self._transaction(frame)
+        elif self._open:
+            raise malformed(frame, "a message outside transactions came inside one")
+        else:
+            # its lsn can be that of the next commit record, so it stands one byte before
+            position = Position.of(message.lsn - 1, self._epoch)
+            transaction = OpenTransaction(position, 0, message.sent_at, position <= self._after)
+        if transaction.dropped:
+            return
+        if message.prefix != HEARTBEAT_PREFIX:
+            self._row(transaction, op=Operation.MESSAGE, payload=message.content)
+        if not message.transactional:
+            self._pending.finish(transaction.position, transaction.committed_at)
+
+    def _layout(self, oid: int) -> Layout:
+        if (layout := self._layouts.get(oid)) is None:
+            raise UnknownRelation(f"no shape of relation {oid} was seen: expected a Relation message before its rows")
+        return layout
+
+    def _row(self, transaction: OpenTransaction | None = None, **columns: Any) -> None:
+        transaction = transaction or self._open
+        assert transaction is not None  # noqa: S101 - every caller has checked
+        self._pending.rows.append(
+            {
+                "position": int(transaction.position),
+                "ordinal": transaction.ordinal,
+                "xid": transaction.xid,
+                "committed_at": transaction.committed_at,
+                "partial": False,
+                **columns,
+            }
+        )
+        transaction.ordinal += 1
+
+
+def _items(image: Image | None) -> list[tuple[int, str | None]] | None:
+    return None if image is None else list(image.items())
+
+
+_TAKERS: Final[dict[type, Callable[[PlainDecoder, bytes, Any], None]]] = {
+    Begin: PlainDecoder._begin,  # noqa: SLF001 - the class's own table
+    Commit: PlainDecoder._commit,  # noqa: SLF001
+    Insert: PlainDecoder._change,  # noqa: SLF001
+    Update: PlainDecoder._change,  # noqa: SLF001
+    Delete: PlainDecoder._change,  # noqa: SLF001
+    Truncate: PlainDecoder._truncate,  # noqa: SLF001
+    Message: PlainDecoder._message,  # noqa: SLF001
+}

@@ -1,0 +1,53 @@
+"""What a decoder yields: rows with the transactions that ended in them, and relations it needs defined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc.pgoutput.messages import Relation
+from cdc.position import Position
+
+
+@dataclass(frozen=True, slots=True)
+class RelationSeen:
+    """A Relation message; the decoder has forgotten the old shape.
+
+    The consumer calls `define` (or `ignore`) for its OID before it resumes the iterator, otherwise
+    the relation's next row raises UnknownRelation.
+    """
+
+    relation: Relation
+    position: Position | None
+    """Of the open transaction, also when that one is dropped as already known; None outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Rows in WAL order, and how many of them are whole transactions."""
+
+    rows: pa.RecordBatch
+    """LOG_SCHEMA; may be empty."""
+    complete: int
+    """The first `complete` rows belong to finished transactions, as do all rows of earlier Decoded
+    that were still open; the rest belongs to the transaction that is open now."""
+    last: Position | None
+    """Of the last transaction finished in this Decoded, with rows or without; None if none finished."""
+    committed_at: int
+    """Of that transaction, microseconds UTC since 1970; 0 if none."""
+    transactions: int
+    """Finished in this Decoded, empty ones counted."""
+
+
+@dataclass(slots=True)
+class OpenTransaction:
+    """Between Begin and Commit."""
+
+    position: Position
+    xid: int
+    committed_at: int
+    dropped: bool
+    """Already in the log: its rows are not looked at."""
+    ordinal: int = 0
+    """Of the next row."""

@@ -1,0 +1,75 @@
+"""Pipe: a queue between two threads that is bounded by bytes, not by items."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import Condition
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class PipeClosed(Exception):
+    """The other end is gone: nothing more comes, or nobody reads."""
+
+
+class Pipe(Generic[T]):
+    """First in, first out; put blocks while limit bytes wait, one item of any size always fits an empty pipe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._items: deque[tuple[T, int]] = deque()
+        self._size = 0
+        self._closed = False
+        self._changed = Condition()
+
+    @property
+    def size(self) -> int:
+        """Bytes waiting."""
+        return self._size
+
+    def put(self, item: T, size: int, *, meanwhile: Callable[[], None] | None = None) -> None:
+        """Add an item of size bytes; while it has to wait, meanwhile is called about ten times a second.
+
+        Raises PipeClosed once the pipe is closed: the reader of it failed or stopped.
+        """
+        with self._changed:
+            while not self._fits(size) and not self._closed:
+                if self._changed.wait(0.1) or meanwhile is None:
+                    continue
+                meanwhile()
+            if self._closed:
+                raise PipeClosed
+            self._items.append((item, size))
+            self._size += size
+            self._changed.notify_all()
+
+    def get(self, timeout: float | None = None) -> T | None:
+        """The next item; None after timeout seconds; PipeClosed when it is closed and empty."""
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self._items:
+                if self._closed:
+                    raise PipeClosed
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._changed.wait(left)
+            item, size = self._items.popleft()
+            self._size -= size
+            self._changed.notify_all()
+            return item
+
+    def close(self, *, discard: bool = False) -> None:
+        """No more items; what waits is still read, unless it is discarded."""
+        with self._changed:
+            self._closed = True
+            if discard:
+                self._items.clear()
+                self._size = 0
+            self._changed.notify_all()
+
+    def _fits(self, size: int) -> bool:
+        return not self._items or self._size + size <= self._limit

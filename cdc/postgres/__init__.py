@@ -1,0 +1,1 @@
+"""The seam to Postgres: the only package that imports psycopg."""

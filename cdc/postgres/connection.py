@@ -1,0 +1,87 @@
+"""Connections with the session settings that every value in the log is read under."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import psycopg
+from psycopg import conninfo
+
+from cdc.errors import MalformedDsn
+from cdc.postgres.sqlstate import connection_failure
+
+PINNED: Final = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "timezone": "UTC",
+    # a row that a policy hides would be missing from a copy without a word: an error is better
+    "row_security": "off",
+    # timeouts set for people's sessions must not cut a copy or a stream that runs for hours
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+"""In the startup packet, so that they hold before the first statement and in the walsender too.
+
+The first five decide the text of values; the same text must come from COPY and from the stream.
+"""
+
+CONNECT_TIMEOUT: Final = 10
+"""Seconds, unless the DSN says otherwise; libpq's default waits for ever."""
+
+_LINK: Final[dict[str, Any]] = {
+    # a peer that vanished is noticed after about a minute, not after the kernel's two hours
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+_PORTS: Final = re.compile(r"(\d{1,5})?(,(\d{1,5})?)*", re.ASCII)
+
+
+def connect(
+    dsn: str, *, autocommit: bool = True, replication: bool = False, application_name: str = "cdc"
+) -> psycopg.Connection:
+    """A connection under the pinned settings, to a walsender if `replication`.
+
+    Raises MalformedDsn, SourceUnreachable and what sqlstate.classify gives; no message holds the password.
+    """
+    parameters = parse_dsn(dsn)
+    pinned = " ".join(f"-c {name}={value}" for name, value in PINNED.items())
+    parameters["options"] = f"{parameters.get('options', '')} {pinned}".strip()
+    parameters |= {"client_encoding": "UTF8", "application_name": application_name}
+    for name, value in {"connect_timeout": CONNECT_TIMEOUT, **_LINK}.items():
+        parameters.setdefault(name, value)
+    if replication:
+        parameters["replication"] = "database"
+    try:
+        return psycopg.connect("", autocommit=autocommit, **parameters)
+    except psycopg.Error as error:
+        failure = connection_failure(error, secrets=secrets_of(parameters))
+    # outside of the except clause: libpq's own text must not hang on as the context of ours
+    raise failure
+
+
+def parse_dsn(dsn: str) -> dict[str, Any]:
+    """The parameters of a URI or key-value DSN; raises MalformedDsn, which repeats no part of it.
+
+    libpq's own complaint quotes the place where it stumbled, which may be the password's middle.
+    """
+    parameters: dict[str, Any] | None = None
+    try:
+        parameters = dict(conninfo.conninfo_to_dict(dsn))
+    except (psycopg.Error, ValueError):
+        pass
+    if parameters is None:
+        raise MalformedDsn("malformed dsn: expected postgresql://user:password@host:port/database or key=value pairs")
+    places = (str(parameters.get(name, "")) for name in ("host", "hostaddr", "dbname"))
+    # an unescaped @ or / in a password moves its tail into the host, the port or the database
+    if any("@" in place for place in places) or not _PORTS.fullmatch(str(parameters.get("port", ""))):
+        raise MalformedDsn("malformed dsn: host, port or database looks like a part of the password")
+    return parameters
+
+
+def secrets_of(parameters: dict[str, Any]) -> tuple[str, ...]:
+    """The values among the parameters that no message may repeat."""
+    return tuple(str(value) for name, value in parameters.items() if "password" in name and value)

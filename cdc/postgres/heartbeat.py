@@ -1,0 +1,20 @@
+"""Heartbeats and watermarks: transactional logical messages, the only thing we write to the source."""
+
+from __future__ import annotations
+
+import psycopg
+
+from cdc.lsn import Lsn
+from cdc.postgres.sqlstate import mapped
+
+
+def emit(conn: psycopg.Connection, prefix: str, content: str) -> Lsn:
+    """Send one message in a transaction of its own; gives the LSN of the message, below that of its commit.
+
+    Under `synchronous_commit = local`: a synchronous standby that hangs must not stop the reader.
+    """
+    with mapped(), conn.transaction():
+        conn.execute("SET LOCAL synchronous_commit = local")
+        row = conn.execute("SELECT pg_logical_emit_message(true, %s, %s)::text", [prefix, content]).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    return Lsn.parse(row[0])

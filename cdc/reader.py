@@ -1,0 +1,194 @@
+"""The reader: receive → decode → append → durable → confirm, three overlapping stages.
+
+Each stage is a thread; between them are pipes bounded by bytes. A full pipe stops reading the socket, so the WAL
+waits on the source, and status updates go on meanwhile. Postgres is told only of what the log holds durably.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Final
+
+import pyarrow as pa
+
+from cdc import metrics
+from cdc.change import LOG_SCHEMA
+from cdc.failpoint import hit
+from cdc.log.append import LogWriter, StagedFile
+from cdc.log.layout import LogIdentity
+from cdc.log.pending import Pending, Ready
+from cdc.log.read import LogReader
+from cdc.log.segments import SegmentLimits
+from cdc.pgoutput.columnar import ColumnarDecoder
+from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.messages import Keepalive
+from cdc.pgoutput.transactions import Decoded, RelationSeen
+from cdc.pipe import Pipe, PipeClosed
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.postgres.replication import ReplicationStream, StreamOptions, SystemIdentity, identify
+from cdc.postgres.slot import slot_status
+from cdc.relations import Relations
+from cdc.resume import check_source, confirmable
+from cdc.snapshot.initial import CopySource, initial_copy
+
+FRAMES_WAITING: Final = 16 * 1024 * 1024
+"""Bytes of raw frames between receive and decode."""
+ROWS_WAITING: Final = 48 * 1024 * 1024
+"""Bytes of Arrow rows between decode and append."""
+OPEN_LIMIT: Final = 64 * 1024 * 1024
+"""Bytes of an unfinished transaction in memory; above it its rows go to data files that nobody sees yet."""
+ADVANCE_EVERY: Final = 1.0
+"""Seconds between empty commits that answer a keepalive; a stopping server asks many times a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderSettings:
+    """What one reader needs to know."""
+
+    source: CopySource
+    log: Path
+    limits: SegmentLimits
+    commit_bytes: int
+    linger: float
+    """Seconds between commits under load; the first change after a rest is committed at once."""
+
+
+class Reader:
+    """One source database into one log; run() returns after a drain or raises what stopped it."""
+
+    def __init__(self, settings: ReaderSettings, figures: metrics.Figures, stop: Event) -> None:
+        self._settings = settings
+        self._figures = figures
+        self._stop = stop
+        self._frames: Pipe[FrameBatch] = Pipe(FRAMES_WAITING)
+        self._rows: Pipe[Decoded | Position] = Pipe(ROWS_WAITING)
+        self._failure: BaseException | None = None
+        self._durable = Position(0)
+
+    def run(self) -> None:
+        """Copy what exists if the log is empty, then stream until stop is set."""
+        source = self._settings.source
+        identity = identify(source.dsn)
+        log = LogIdentity(system_id=identity.system_id, database=identity.database)
+        writer = LogWriter.open(self._settings.log, log, self._settings.limits)
+        if writer.durable is None:
+            initial_copy(source, writer, self._figures)
+        options = StreamOptions(slot=source.slot, publication=source.publication, start=confirmable(0))
+        # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
+        with ReplicationStream.open(source.dsn, options) as stream:
+            self._resume(identity)
+            stages = [Thread(target=self._guard, args=(stage,), name=stage.__name__) for stage in (self._decode, self._append)]
+            for stage in stages:
+                stage.start()
+            try:
+                self._receive(stream)
+            finally:
+                self._frames.close()
+                for stage in stages:
+                    stage.join()
+            stream.confirm(confirmable(self._durable.lsn))
+            stream.tick()
+        if self._failure is not None:
+            raise self._failure
+
+    def _resume(self, identity: SystemIdentity) -> None:
+        self._writer = LogWriter.open(self._settings.log, LogIdentity(system_id="", database=""), self._settings.limits)
+        last = self._writer.last_commit
+        assert last is not None, "the initial copy has committed"  # noqa: S101
+        with connect(self._settings.source.dsn) as conn:
+            check_source(self._writer.identity, last, identity, slot_status(conn, self._settings.source.slot))
+        self._durable, self._timeline = last.last, identity.timeline
+        known = LogReader(self._settings.log).schemas()
+        self._relations = Relations(self._settings.source.dsn, known, self._durable.epoch)
+        self._decoder = ColumnarDecoder(epoch=self._durable.epoch, after=self._durable)
+
+    def _guard(self, stage: Callable[[], None]) -> None:
+        try:
+            stage()
+        except PipeClosed:
+            pass
+        except BaseException as exc:  # noqa: BLE001 - handed to run(), which raises it
+            self._failure = self._failure or exc
+            self._frames.close(discard=True)
+        finally:
+            self._rows.close(discard=self._failure is not None)
+
+    def _receive(self, stream: ReplicationStream) -> None:
+        def confirm() -> None:
+            stream.confirm(confirmable(self._durable.lsn))
+            stream.tick()
+
+        while not self._stop.is_set() and self._failure is None:
+            confirm()
+            frames = stream.receive(0.05)
+            if frames is None:
+                continue
+            hit("after_receive")
+            self._figures.set(metrics.RECEIVED_BYTES, stream.received_bytes, self._settings.source.pipeline)
+            try:
+                self._frames.put(frames, frames.nbytes, meanwhile=confirm)
+            except PipeClosed:
+                return
+
+    def _decode(self) -> None:
+        while (frames := self._frames.get()) is not None:
+            for event in self._decoder.decode(frames):
+                if isinstance(event, RelationSeen):
+                    schema, announce = self._relations.see(event.relation, event.position)
+                    self._decoder.define(schema, announce=announce)
+                elif isinstance(event, Keepalive):
+                    if event.reply_requested:
+                        self._rows.put(Position.of(event.wal_end - 1, self._durable.epoch), 0)
+                else:
+                    self._rows.put(event, event.rows.nbytes)
+
+    def _append(self) -> None:
+        pending, staged = Pending(), list[StagedFile]()
+        due = advance_due = 0.0
+        while True:
+            now = time.monotonic()
+            try:
+                arrived = self._rows.get(max(0.0, due - now) if pending.is_ready else None)
+            except PipeClosed:
+                if self._failure is None and (ready := pending.take_ready()) is not None:
+                    self._commit(ready, staged)
+                return
+            if isinstance(arrived, Decoded):
+                pending.add(arrived)
+            elif arrived is not None and not (staged or pending.open_bytes) and time.monotonic() >= advance_due:
+                advance_due = time.monotonic() + ADVANCE_EVERY
+                pending.advance(max(arrived, self._durable), 0)
+            large = pending.open_bytes > OPEN_LIMIT
+            full = large or pending.ready_bytes >= self._settings.commit_bytes
+            if (full or time.monotonic() >= due) and (ready := pending.take_ready()):
+                self._commit(ready, staged)
+                staged = []
+                due = time.monotonic() + self._settings.linger
+            if large:  # what is staged belongs to the open transaction alone, so the finished ones went first
+                staged += self._writer.stage(pa.Table.from_batches(pending.take_open(), LOG_SCHEMA))
+
+    def _commit(self, ready: Ready, staged: list[StagedFile]) -> None:
+        if ready.last <= self._durable:
+            return
+        pipeline, began = self._settings.source.pipeline, time.monotonic()
+        rows = pa.Table.from_batches(ready.rows, LOG_SCHEMA)
+        files = [*staged, *self._writer.stage(rows)]
+        hit("after_data_file")
+        count = sum(file.rows for file in files)
+        self._writer.commit(files, ready.info(self._timeline, count))
+        hit("after_log_commit")
+        self._durable = ready.last
+        figures = self._figures
+        figures.add(metrics.CHANGES, count, pipeline)
+        figures.add(metrics.TRANSACTIONS, ready.transactions, pipeline)
+        figures.add(metrics.LOG_COMMITS, 1, pipeline)
+        figures.add(metrics.LOG_BYTES, sum(file.size for file in files), pipeline)
+        figures.set(metrics.LOG_APPEND_SECONDS, time.monotonic() - began, pipeline)
+        figures.set(metrics.LOG_POSITION, int(ready.last), pipeline)
+        if ready.committed_at:
+            figures.set(metrics.SOURCE_LAG_SECONDS, max(0.0, time.time() - ready.committed_at / 1e6), pipeline)

@@ -1,0 +1,1 @@
+"""What runs and shows a pipeline: supervisor, API, page."""

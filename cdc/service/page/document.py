@@ -1,0 +1,213 @@
+"""The page: one pipeline's status as HTML, whole at first and in sections afterwards.
+
+Rule: every value passes `escape` here; nothing from the catalog reaches the browser as markup. The
+sections are rendered by the server only; the script replaces those whose text changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Final
+from urllib.parse import quote
+
+from cdc.service.page import figures
+from cdc.service.page.sparkline import sparkline
+from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus, TableStatus
+
+TABLES_SHOWN: Final = 500
+"""More rows than a person scrolls through; the API has them all."""
+_TONES: Final[Mapping[str, str]] = {
+    "running": "good",
+    "streaming": "good",
+    "live": "good",
+    "copied": "good",
+    "starting": "busy",
+    "snapshotting": "busy",
+    "copying": "busy",
+    "bootstrapping": "busy",
+    "catching_up": "busy",
+    "queued": "busy",
+    "degraded": "warn",
+    "needs_resync": "warn",
+    "paused": "warn",
+    "stale": "bad",
+    "down": "bad",
+    "failed": "bad",
+    "missing": "bad",
+    "stopped": "bad",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the page shows beside the status and what does not change while the server runs."""
+
+    source: str
+    """Where Postgres is: host and database, never a password."""
+    log: str
+    """Root of the log."""
+    sink_types: Mapping[str, str]
+    """Sink → its type."""
+
+
+def page(status: PipelineStatus, surroundings: Surroundings, history: Mapping[str, Mapping[str, object]]) -> str:
+    """The whole document."""
+    shell = Template(files(__package__).joinpath("static/page.html").read_text(encoding="utf-8"))
+    sections = render(status, surroundings, history)
+    return shell.substitute({**sections, "title": escape(status.name), "state": escape(status.state)})
+
+
+def render(
+    status: PipelineStatus, surroundings: Surroundings, history: Mapping[str, Mapping[str, object]]
+) -> dict[str, str]:
+    """Section id → its inner HTML; history is History.to_json()."""
+    rates, lags = history["rates"], history["lags"]
+    return {
+        "headline": _headline(status),
+        "problems": "".join(_problem(p.subject, p.code, p.message, p.remedy) for p in status.problems),
+        "totals": _totals(status, rates),
+        "flow": _flow(status, surroundings, rates, lags),
+        "tables": _tables(status),
+        "processes": "".join(_process(p) for p in status.processes),
+    }
+
+
+def _headline(status: PipelineStatus) -> str:
+    return f"<h1>{escape(status.name)}</h1>{_pill(status.state)}"
+
+
+def _pill(state: str) -> str:
+    tone = _TONES.get(state, "plain")
+    return f'<span class="pill {tone}"><i aria-hidden="true"></i>{escape(state.replace("_", " "))}</span>'
+
+
+def _problem(subject: str, code: str | None, message: str, remedy: str) -> str:
+    known = f'<a class="code" href="/api/v1/errors/{quote(code)}">{escape(code)}</a>' if code else ""
+    return (
+        f'<li class="problem"><p class="what"><strong>{escape(subject)}</strong>{known}<span>{escape(message)}</span></p>'
+        f'<p class="fix"><span aria-hidden="true">→</span><span>{escape(remedy)}</span>'
+        f'<button type="button" data-copy="{escape(remedy)}">Copy</button></p></li>'
+    )
+
+
+def _totals(status: PipelineStatus, rates: Mapping[str, object]) -> str:
+    lags = [sink.lag_seconds for sink in status.sinks if sink.lag_seconds is not None]
+    streaming = sum(1 for t in status.tables if t.sink and t.state == "streaming")
+    placed = sum(1 for t in status.tables if t.sink)
+    return "".join(
+        (
+            _total("Slowest sink", *figures.seconds(max(lags, default=None)), "commit to visible"),
+            _total("Changes", figures.rate(_number(rates.get("source"))), "rows/s", "into the log"),
+            _total("Tables", f"{streaming}/{placed}" if placed else figures.UNKNOWN, "", "streaming, over all sinks"),
+            _total("Slot retains", *figures.size(status.source.slot_retained_bytes), "WAL kept by Postgres"),
+        )
+    )
+
+
+def _total(name: str, value: str, unit: str, note: str) -> str:
+    small = f" <small>{escape(unit)}</small>" if unit else ""
+    return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}{small}</dd><p>{escape(note)}</p></div>"
+
+
+def _flow(
+    status: PipelineStatus, around: Surroundings, rates: Mapping[str, object], lags: Mapping[str, object]
+) -> str:
+    source = status.source
+    first = _edge("source", "Postgres to log", (rates, lags), source.lag_seconds, source.lag_bytes)
+    branches = "".join(_branch(sink, around, rates, lags) for sink in status.sinks)
+    empty = '<li class="branch"><p class="quiet">No sink has published yet.</p></li>'
+    return (
+        f'<div class="node"><h3>Postgres</h3><p class="where">{escape(around.source)}</p></div>{first}'
+        f'<div class="node"><h3>Log</h3><p class="where">{escape(around.log)}</p>'
+        f'<p class="lsn">{escape(source.position or figures.UNKNOWN)}</p></div>'
+        f'<ul class="branches">{branches or empty}</ul>'
+    )
+
+
+def _branch(
+    sink: SinkStatus, around: Surroundings, rates: Mapping[str, object], lags: Mapping[str, object]
+) -> str:
+    kind = around.sink_types.get(sink.name, "sink")
+    edge = _edge(f"sink:{sink.name}", f"log to {sink.name}", (rates, lags), sink.lag_seconds, sink.lag_bytes)
+    return (
+        f'<li class="branch">{edge}<div class="node"><h3>{escape(sink.name)} <small>{escape(kind)}</small></h3>'
+        f'{_pill(sink.state)}<p class="lsn">{escape(sink.position or figures.UNKNOWN)}</p></div></li>'
+    )
+
+
+def _edge(
+    edge: str,
+    label: str,
+    history: tuple[Mapping[str, object], Mapping[str, object]],
+    lag_seconds: float | None,
+    lag_bytes: float | None,
+) -> str:
+    rates, lags = history
+    curve = lags.get(edge, [])
+    rate = figures.rate(_number(rates.get(edge)))
+    lag, behind = figures.seconds(lag_seconds), figures.size(lag_bytes)
+    svg = sparkline(curve if isinstance(curve, list) else [], escape(f"lag {label}"))
+    return (
+        f'<div class="edge"><p class="rate"><b>{escape(rate)}</b> rows/s</p><div class="wire">{svg}</div>'
+        f'<p class="lag"><span><b>{escape(lag[0])}</b> {lag[1]} lag</span><span><b>{escape(behind[0])}</b> {behind[1]}</span></p></div>'
+    )
+
+
+def _tables(status: PipelineStatus) -> str:
+    by_topic: dict[str, dict[str, TableStatus]] = {}
+    for table in status.tables:
+        by_topic.setdefault(table.topic, {})[table.sink] = table
+    sinks = sorted({t.sink for t in status.tables if t.sink})
+    if not by_topic:
+        return '<p class="quiet">No table is captured yet.</p>'
+    order = sorted(by_topic, key=lambda topic: (not _ailing(by_topic[topic].values()), topic))
+    head = "".join(f'<th scope="col">{escape(sink)}</th>' for sink in sinks)
+    rows = "".join(_table_row(topic, by_topic[topic], sinks) for topic in order[:TABLES_SHOWN])
+    hidden = len(order) - TABLES_SHOWN
+    more = f'<p class="quiet">{hidden} more: see /api/v1/pipelines/{escape(status.name)}/tables</p>' if hidden > 0 else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Tables"><table><thead><tr><th scope="col">Table</th>'
+        f'<th scope="col">Source</th><th scope="col" class="num">Rows copied</th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>{more}"
+    )
+
+
+def _ailing(tables: Iterable[TableStatus]) -> bool:
+    return any(_TONES.get(t.state) in {"bad", "warn"} for t in tables)
+
+
+def _table_row(topic: str, places: Mapping[str, TableStatus], sinks: Iterable[str]) -> str:
+    schema, _, name = topic.rpartition(".")
+    source = places.get("")
+    state = _pill(source.state) if source else figures.UNKNOWN
+    rows = figures.count(source.rows if source else None)
+    cells = "".join(f"<td>{_cell(places.get(sink))}</td>" for sink in sinks)
+    prefix = f'<span class="schema">{escape(schema)}.</span>' if schema else ""
+    return f'<tr><th scope="row">{prefix}{escape(name)}</th><td>{state}</td><td class="num">{rows}</td>{cells}</tr>'
+
+
+def _cell(table: TableStatus | None) -> str:
+    if table is None:
+        return f'<span class="quiet">{figures.UNKNOWN}</span>'
+    version = f'<span class="version">v{table.version}</span>' if table.version is not None else ""
+    rows = f"<span>{figures.count(table.rows)} rows</span>" if table.rows else ""
+    reason = f'<span class="reason">{escape(table.reason)}</span>' if table.reason else ""
+    position = f'<span class="lsn">{escape(table.position or figures.UNKNOWN)}</span>'
+    return f'{_pill(table.state)}<p class="detail">{position}{version}{rows}</p>{reason}'
+
+
+def _process(process: ProcessStatus) -> str:
+    age = figures.UNKNOWN if process.age_seconds is None else f"{' '.join(figures.seconds(process.age_seconds))} ago"
+    pid = "" if process.pid is None else f"pid {process.pid}"
+    return (
+        f"<li><strong>{escape(process.process)}</strong>{_pill(process.state)}"
+        f'<span class="quiet">{escape(pid)}</span><span class="quiet">{escape(age)}</span></li>'
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

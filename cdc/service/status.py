@@ -1,0 +1,246 @@
+"""What a person needs to know about a pipeline, made from the catalog's rows and the time.
+
+Rule: nothing is shown as well that nobody vouches for. A process whose last report is older than
+REPORT_LIFE is stale whatever it last said, and the lags that it reported go on growing by the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from cdc.errors import every_error
+from cdc.metrics import (
+    APPLY_ROWS,
+    CHANGES,
+    LOG_POSITION,
+    SINK_LAG_BYTES,
+    SLOT_RETAINED,
+    SOURCE_LAG_BYTES,
+    SOURCE_LAG_SECONDS,
+    Metric,
+)
+from cdc.position import Position
+
+if TYPE_CHECKING:
+    from cdc.catalog import Catalog
+
+REPORT_LIFE: Final = 5.0
+"""Seconds; processes report every second, so five missed reports are no hiccup."""
+WORKING: Final = ("reader", "apply")
+"""The processes whose absence makes a pipeline not run; the server is the one that is asking."""
+FAILED_STATES: Final = frozenset({"failed", "stale", "stopped", "needs_resync"})
+_REMEDIES: Final[Mapping[str, str]] = {error.code: error.remedy for error in every_error()}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process of the pipeline as it is now."""
+
+    process: str
+    pid: int | None
+    state: str
+    """What it last reported; `stale` when that is too old, `missing` when it never reported."""
+    age_seconds: float | None
+    """Since its last report."""
+    error: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """Postgres → log."""
+
+    position: str | None
+    lag_seconds: float | None
+    lag_bytes: float | None
+    rows: float
+    """Log rows since the reader started."""
+    slot_retained_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStatus:
+    """log → one sink."""
+
+    name: str
+    state: str
+    reason: str | None
+    position: str | None
+    committed_at: str | None
+    """Of the last transaction that the sink shows, ISO 8601 UTC."""
+    lag_seconds: float | None
+    lag_bytes: float | None
+    rows: float
+    """Folded rows merged since apply started."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """One table in one place; sink is empty for the source's side."""
+
+    sink: str
+    topic: str
+    state: str
+    reason: str | None
+    position: str | None
+    version: int | None
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that a person must look at."""
+
+    subject: str
+    code: str | None
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatus:
+    """One pipeline at one moment."""
+
+    name: str
+    state: str
+    """running | degraded (it works, something in it does not) | down (reader or apply does not work)."""
+    at: str
+    processes: tuple[ProcessStatus, ...]
+    source: SourceStatus
+    sinks: tuple[SinkStatus, ...]
+    tables: tuple[TableStatus, ...]
+    problems: tuple[Problem, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the API, the page and `cdc status --json`."""
+        return asdict(self)
+
+
+def pipeline_status(catalog: Catalog, name: str, now: datetime) -> PipelineStatus:
+    """The status of one pipeline; raises CatalogUnavailable."""
+    reports = {report.process: report for report in catalog.processes.ls(name)}
+    processes = tuple(_process(p, reports.get(p), now) for p in [*WORKING, *sorted(set(reports) - set(WORKING))])
+    silence = {p.process: p.age_seconds if p.state == "stale" and p.age_seconds else 0.0 for p in processes}
+    figures = {process: Readings(report.figures) for process, report in reports.items()}
+    source = _source(figures.get("reader", Readings(())), silence["reader"])
+    sinks = tuple(
+        _sink(progress, figures.get("apply", Readings(())), silence["apply"]) for progress in catalog.sinks.ls(name)
+    )
+    tables = tuple(_table(progress) for progress in catalog.tables.ls(name))
+    problems = (*_process_problems(processes), *_sink_problems(sinks), *_table_problems(tables))
+    return PipelineStatus(
+        name=name,
+        state=_verdict(processes, problems),
+        at=now.isoformat(),
+        processes=processes,
+        source=source,
+        sinks=sinks,
+        tables=tables,
+        problems=problems,
+    )
+
+
+class Readings:
+    """The figures of one process as its report carries them: [[name, [label…], value]…]."""
+
+    def __init__(self, figures: Iterable[Any]) -> None:
+        self._values = {(name, tuple(labels)): float(value) for name, labels, value in figures}
+
+    def get(self, metric: Metric, *labels: str) -> float | None:
+        """The figure whose labels, after the pipeline, are these; None if it was not reported."""
+        for (name, found), value in self._values.items():
+            if name == metric.name and found[1:] == labels:
+                return value
+        return None
+
+
+def age_of(reported_at: datetime, now: datetime) -> float:
+    """Seconds since the report; a catalog without time zones holds UTC."""
+    if reported_at.tzinfo is None:
+        reported_at = reported_at.replace(tzinfo=UTC)
+    return max(0.0, (now - reported_at).total_seconds())
+
+
+def _process(process: str, report: Any, now: datetime) -> ProcessStatus:
+    if report is None:
+        return ProcessStatus(process, None, "missing", None, None)
+    age = age_of(report.reported_at, now)
+    ended = report.state in {"stopped", "failed"}
+    state = report.state if age <= REPORT_LIFE or ended else "stale"
+    return ProcessStatus(process, report.pid, state, age, report.error)
+
+
+def _source(figures: Readings, silence: float) -> SourceStatus:
+    position = figures.get(LOG_POSITION)
+    return SourceStatus(
+        position=None if position is None else str(Position(int(position))),
+        lag_seconds=_grown(figures.get(SOURCE_LAG_SECONDS), silence),
+        lag_bytes=figures.get(SOURCE_LAG_BYTES, "durable"),
+        rows=figures.get(CHANGES) or 0.0,
+        slot_retained_bytes=figures.get(SLOT_RETAINED),
+    )
+
+
+def _sink(progress: Any, figures: Readings, silence: float) -> SinkStatus:
+    return SinkStatus(
+        name=progress.sink,
+        state="stale" if silence else progress.state,
+        reason=progress.reason,
+        position=str(Position(progress.position)),
+        committed_at=None if progress.committed_at is None else progress.committed_at.isoformat(),
+        lag_seconds=_grown(progress.lag_seconds, silence),
+        lag_bytes=figures.get(SINK_LAG_BYTES, progress.sink),
+        rows=figures.get(APPLY_ROWS, progress.sink) or 0.0,
+    )
+
+
+def _table(progress: Any) -> TableStatus:
+    return TableStatus(
+        sink=progress.sink,
+        topic=progress.topic,
+        state=progress.state,
+        reason=progress.reason,
+        position=str(Position(progress.position)),
+        version=progress.version,
+        rows=progress.rows,
+    )
+
+
+def _grown(lag: float | None, silence: float) -> float | None:
+    return None if lag is None else lag + silence
+
+
+def _verdict(processes: Iterable[ProcessStatus], problems: Iterable[Problem]) -> str:
+    broken = {"stale", "missing", "failed", "stopped"}
+    if any(p.process in WORKING and p.state in broken for p in processes):
+        return "down"
+    return "degraded" if tuple(problems) else "running"
+
+
+def _process_problems(processes: Iterable[ProcessStatus]) -> Iterable[Problem]:
+    for p in processes:
+        if p.error:
+            code = str(p.error.get("code", "")) or None
+            remedy = p.error.get("suggestion") or _REMEDIES.get(code or "") or "read the log of the process"
+            yield Problem(p.process, code, str(p.error.get("message", p.state)), str(remedy))
+        elif p.state == "stale":
+            message = f"no report for {p.age_seconds:.0f} s" if p.age_seconds is not None else "no report"
+            yield Problem(p.process, None, message, "start it with 'cdc run', or read why it hangs in its log")
+        elif p.state in {"missing", "stopped", "failed"}:
+            yield Problem(p.process, None, f"the process is {p.state}", "start it with 'cdc run'")
+
+
+def _sink_problems(sinks: Iterable[SinkStatus]) -> Iterable[Problem]:
+    for s in sinks:
+        if s.state == "failed" or (s.reason and s.state not in {"stale", "streaming", "running"}):
+            yield Problem(f"sink {s.name}", None, s.reason or s.state, "see 'cdc status'; the sink tries again by itself")
+
+
+def _table_problems(tables: Iterable[TableStatus]) -> Iterable[Problem]:
+    for t in tables:
+        if t.state in FAILED_STATES:
+            where = f"{t.topic} in {t.sink}" if t.sink else t.topic
+            remedy = next((fix for code, fix in _REMEDIES.items() if t.reason and code in t.reason), None)
+            yield Problem(f"table {where}", None, t.reason or t.state, remedy or "rebuild the table in this sink")

@@ -1,0 +1,249 @@
+"""Supervisor: the processes of a pipeline as children of one, started again when they fall.
+
+A child that ends is started again after a wait that grows (0.5 s, doubling, at most 30 s, with jitter)
+and is forgotten after a minute of health. Exit status 2 (the definition is wrong) ends everything: no
+restart mends it. Status 3 (the surroundings) is tried again, but never hot: it begins at 5 s.
+
+Stopping is SIGTERM to the children one after the other, in the order they were given (who reads the
+log before who writes it), each with a deadline, then SIGKILL. A second signal kills at once. On Linux
+the kernel ends the children when the supervisor dies, so that kill -9 of it leaves none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from types import FrameType
+from typing import IO, Final
+
+from tenacity import RetryCallState, Retrying, wait_exponential, wait_random
+
+from cdc.errors import ChildFailed, ExitCode
+
+HEALTHY_AFTER: Final = 60.0
+"""Seconds of life after which an earlier fall is forgotten."""
+DEADLINE: Final = 20.0
+"""Seconds a child has to finish its batch after SIGTERM; a batch takes up to 10."""
+ENVIRONMENT_WAIT: Final = 5.0
+"""Seconds before the next try when the surroundings do not allow it: a person has to act first."""
+INTERRUPTED: Final = 130
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One process to keep running."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a fallen child is started again; seconds."""
+
+    first: float = 0.5
+    most: float = 30.0
+    jitter: float = 0.5
+    healthy_after: float = HEALTHY_AFTER
+    deadline: float = DEADLINE
+
+    def wait(self, falls: int, exit_code: int) -> float:
+        """Seconds before the next start after so many falls in a row, the newest with this status."""
+        calls = RetryCallState(Retrying(), None, (), {})
+        calls.attempt_number = max(1, falls)
+        grown = wait_exponential(multiplier=self.first, max=self.most) + wait_random(0, self.jitter)
+        floor = ENVIRONMENT_WAIT if exit_code == ExitCode.ENVIRONMENT else 0.0
+        return min(self.most, max(floor + random.uniform(0, self.jitter), grown(calls)))  # noqa: S311 - spreads restarts, guards nothing
+
+
+@dataclass(slots=True)
+class _Place:
+    """A child and the state of its current life."""
+
+    child: Child
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    falls: int = 0
+    due: float = 0.0
+    reader: Thread | None = field(default=None, repr=False)
+
+
+class Supervisor:
+    """Runs children until a signal, `stop()`, or a failure that no restart mends."""
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        *,
+        policy: RestartPolicy | None = None,
+        say: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._places = [_Place(child) for child in children]
+        self._policy = policy or RestartPolicy()
+        self._say = say or _say
+        self._signals: SimpleQueue[int] = SimpleQueue()
+        self.restarts: dict[str, int] = {child.name: 0 for child in children}
+        """How often each child was started again."""
+
+    def run(self) -> int:
+        """Start every child and keep it running; returns 0, or 130 when a second signal cut the stop short.
+
+        Raises ChildFailed when a child ended with exit status 2. No child is left when this returns or raises.
+        """
+        forced = False
+        try:
+            while not self._asked(self._step()):
+                pass
+        finally:
+            forced = self._end()
+        return INTERRUPTED if forced else ExitCode.OK.value
+
+    def stop(self) -> None:
+        """Ask run to end; safe from any thread and from a signal handler."""
+        self._signals.put(signal.SIGTERM)
+
+    def handle_signals(self) -> None:
+        """Let SIGTERM and SIGINT end run; only in the main thread."""
+
+        def note(number: int, _: FrameType | None) -> None:
+            self._signals.put(number)
+
+        signal.signal(signal.SIGTERM, note)
+        signal.signal(signal.SIGINT, note)
+
+    def _step(self) -> float:
+        """Look after every child once; returns the seconds until something is due."""
+        for place in self._places:
+            self._look_after(place)
+        waiting = [p.due - time.monotonic() for p in self._places if p.process is None]
+        return max(0.0, min([0.25, *waiting]))
+
+    def _asked(self, timeout: float) -> bool:
+        try:
+            self._signals.get(timeout=timeout)
+        except Empty:
+            return False
+        return True
+
+    def _look_after(self, place: _Place) -> None:
+        now = time.monotonic()
+        if place.process is None:
+            if now >= place.due:
+                self._start(place, now)
+            return
+        code = place.process.poll()
+        if code is not None:
+            self._fell(place, code, now)
+
+    def _start(self, place: _Place, now: float) -> None:
+        if place.started:
+            self.restarts[place.child.name] += 1
+        place.process = subprocess.Popen(
+            place.child.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # a group of its own: the terminal's ^C reaches us alone, and we stop children in order
+            start_new_session=True,
+            preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509 - one prctl call, no locks taken
+        )
+        place.started = now
+        place.reader = Thread(target=self._pass_on, args=(place.child.name, place.process.stdout), daemon=True)
+        place.reader.start()
+
+    def _fell(self, place: _Place, code: int, now: float) -> None:
+        _drained(place)
+        place.process = None
+        if code == ExitCode.USAGE:
+            raise ChildFailed(f"{place.child.name!r} ended with exit status {code}: starting it again cannot help")
+        place.falls = 1 if now - place.started >= self._policy.healthy_after else place.falls + 1
+        wait = self._policy.wait(place.falls, code)
+        place.due = now + wait
+        ended = f"signal {-code}" if code < 0 else f"status {code}"
+        self._say(place.child.name, f"ended with {ended}; starting again in {wait:.1f} s")
+
+    def _end(self) -> bool:
+        """Stop children in order; True when a second signal cut it short."""
+        forced = False
+        for place in self._places:
+            if place.process is None:
+                continue
+            if not forced:
+                place.process.terminate()
+                forced = self._awaited(place.process)
+            if place.process.poll() is None:
+                self._say(place.child.name, "killed: it did not end in time")
+                _kill_group(place.process)
+            place.process.wait()
+            # grandchildren (a JVM, workers) go with the group
+            _kill_group(place.process)
+            _drained(place)
+        return forced
+
+    def _awaited(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait for the end of a child up to the deadline; True when a signal came meanwhile."""
+        ended = Event()
+        Thread(target=lambda: (process.wait(), ended.set()), daemon=True).start()
+        limit = time.monotonic() + self._policy.deadline
+        while time.monotonic() < limit and not ended.wait(0.05):
+            if self._asked(0):
+                return True
+        return False
+
+    def _pass_on(self, name: str, lines: IO[bytes] | None) -> None:
+        for line in lines or ():
+            self._say(name, line.decode(errors="replace").rstrip("\n"))
+
+
+def pipeline_children(config: str, only: Sequence[str] = ()) -> list[Child]:
+    """The processes of one pipeline in stopping order; `only` keeps the named ones."""
+    python = sys.executable
+    every = [
+        Child("apply", (python, "-u", "-m", "pipelines", "apply", "-c", config)),
+        Child("reader", (python, "-u", "-m", "cdc", "reader", "-c", config)),
+        Child("server", (python, "-u", "-m", "cdc", "server", "-c", config)),
+    ]
+    return [child for child in every if not only or child.name in only]
+
+
+def _say(name: str, line: str) -> None:
+    sys.stderr.write(f"{name:<7}│ {line}\n")
+    sys.stderr.flush()
+
+
+def _drained(place: _Place) -> None:
+    if place.reader is not None:
+        # a grandchild may hold the pipe open: what it says later is not waited for
+        place.reader.join(timeout=1.0)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _die_with_parent(parent: int) -> Callable[[], None] | None:
+    libc = _LIBC
+    if libc is None:
+        return None
+
+    def ask_kernel() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        # the parent may have died between fork and the line above
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask_kernel

@@ -1,0 +1,1 @@
+"""Snapshots: existing rows on their way into the log."""

@@ -1,0 +1,167 @@
+"""The search index as a store: its layout, and reading it while a sink writes it.
+
+One tantivy index per sink. A document is one row of a source table; two reserved documents hold the
+log the index belongs to and the published record, written by the same commit as the rows it speaks of.
+Rows are kept by column id, as the log has them: a renamed column or table costs no rewriting, names
+come from the schema in the published record when a document is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import tantivy
+
+from cdc.errors import SinkUnavailable
+from cdc.position import Position
+from cdc.stores.published import Published, TableRecord
+from cdc.table import TableSchema
+
+PUBLISHED_ID: Final = "\0published"
+"""`_id` of the document whose `_image` is the published record; a row's `_id` begins with a digit."""
+OWNER_ID: Final = "\0owner"
+"""`_id` of the document whose `_image` is the UUID of the log that fills the index."""
+TERM_BYTES: Final = 60_000
+"""tantivy drops terms above 65,530 bytes without a word; a longer key is known by its digest."""
+
+
+def layout() -> tantivy.Schema:
+    """The fields of every index; an index with others is not ours."""
+    fields = tantivy.SchemaBuilder()
+    fields.add_text_field("_id", stored=True, tokenizer_name="raw", index_option="basic")
+    fields.add_unsigned_field("_relation", stored=True, indexed=True)
+    fields.add_text_field("_topic", stored=True, tokenizer_name="raw", index_option="basic")
+    fields.add_bytes_field("_key", stored=True)
+    fields.add_unsigned_field("_position", stored=True, indexed=True, fast=True)
+    fields.add_unsigned_field("_ordinal", stored=True, fast=True)
+    fields.add_bytes_field("_image", stored=True)
+    fields.add_text_field("_text")
+    fields.add_json_field("_fields")
+    return fields.build()
+
+
+def document_id(relation: int, key: Sequence[str | None]) -> str:
+    """The unique term of a row."""
+    term = f"{relation}\0{json.dumps(list(key), ensure_ascii=False)}"
+    if len(term.encode()) <= TERM_BYTES:
+        return term
+    return f"{relation}\0sha256:{hashlib.sha256(term.encode()).hexdigest()}"
+
+
+def rows_of(schema: tantivy.Schema, relation: int, below: int | None = None) -> tantivy.Query:
+    """The query for every document of a relation; with `below`, only those at older positions."""
+    own = tantivy.Query.term_query(schema, "_relation", relation)
+    if below is None:
+        return own
+    older = tantivy.Query.range_query(
+        schema, "_position", tantivy.FieldType.Unsigned, upper_bound=below, include_upper=False
+    )
+    must = tantivy.Occur.Must
+    return tantivy.Query.boolean_query([(must, own), (must, older)])
+
+
+def stored_image(searcher: tantivy.Searcher, schema: tantivy.Schema, identity: str) -> bytes | None:
+    """What the document with that `_id` keeps, None if there is no such document."""
+    found = searcher.search(tantivy.Query.term_query(schema, "_id", identity), limit=1, count=False).hits
+    if not found:
+        return None
+    return bytes(searcher.doc(found[0][1])["_image"][0])
+
+
+def decode_image(stored: bytes) -> dict[int, str | None]:
+    """Column id → text as Postgres sent it; None is SQL NULL."""
+    return {int(column): value for column, value in json.loads(stored).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRow:
+    """One row of a source table as the index holds it."""
+
+    topic: str
+    key: tuple[str | None, ...]
+    """Key columns as Postgres text, in key order."""
+    position: Position
+    source: Mapping[str, str | None]
+    """Column name → text as Postgres sent it; None is SQL NULL. Every sent column is there."""
+    score: float
+    """How well it matches the words; 0 when it was not searched for."""
+
+
+class SearchIndex:
+    """One index at one moment: later commits of the sink are not seen until it is opened again."""
+
+    def __init__(self, index: tantivy.Index) -> None:
+        self._index = index
+        self._schema = index.schema
+        self._searcher = index.searcher()
+        stored = stored_image(self._searcher, self._schema, PUBLISHED_ID)
+        self.published: Published | None = None if stored is None else Published.from_json(stored.decode())
+        """The record of the last publication, None before the first."""
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open an index or a kept cut; raises SinkUnavailable where there is none."""
+        try:
+            return cls(tantivy.Index.open(str(path)))
+        except (ValueError, OSError) as error:
+            raise SinkUnavailable(
+                f"no search index at {str(path)!r}", remedy="start 'cdc run' and wait for its first publication"
+            ) from error
+
+    @property
+    def topics(self) -> dict[str, int]:
+        """Topic → relation; a table that was dropped and made again is known by its latest relation."""
+        tables = self._tables()
+        return {tables[relation].topic: relation for relation in sorted(tables)}
+
+    def search(self, topic: str | None, words: str, limit: int = 10) -> list[FoundRow]:
+        """The rows that match best: every word must occur, `column:word` asks for one column.
+
+        With a topic only rows of that table. Malformed queries are read as far as they make sense.
+        """
+        must = tantivy.Occur.Must
+        query, _ = self._index.parse_query_lenient(words, ["_text", "_fields"], conjunction_by_default=True)
+        if topic is not None:
+            relation = self.topics.get(topic)
+            if relation is None:
+                return []
+            own = tantivy.Query.const_score_query(rows_of(self._schema, relation), 0.0)
+            query = tantivy.Query.boolean_query([(must, query), (must, own)])
+        hits = self._searcher.search(query, limit=limit, count=False).hits
+        return [self._row(address, score) for score, address in hits]
+
+    def documents(self, topic: str) -> Iterator[FoundRow]:
+        """Every row of a table, in no order; nothing for a topic the index does not have."""
+        relation = self.topics.get(topic)
+        if relation is None or not self._searcher.num_docs:
+            return
+        query = tantivy.Query.const_score_query(rows_of(self._schema, relation), 0.0)
+        for _, address in self._searcher.search(query, limit=self._searcher.num_docs, count=False).hits:
+            yield self._row(address, 0.0)
+
+    def _tables(self) -> Mapping[int, TableRecord]:
+        return self.published.tables if self.published is not None else {}
+
+    def _row(self, address: tantivy.DocAddress, score: float) -> FoundRow:
+        stored = self._searcher.doc(address)
+        record = self._tables().get(stored["_relation"][0])
+        image = decode_image(bytes(stored["_image"][0]))
+        return FoundRow(
+            topic=stored["_topic"][0] if record is None else record.topic,
+            key=tuple(json.loads(bytes(stored["_key"][0]))),
+            position=Position(stored["_position"][0]),
+            source=named(image, None if record is None else record.schema),
+            score=score,
+        )
+
+
+def named(image: Mapping[int, str | None], schema: str | None) -> dict[str, str | None]:
+    """The image by column name; a column added after the row was written has its default of then."""
+    if schema is None:
+        return {str(column): value for column, value in image.items()}
+    return {c.name: image.get(c.id, c.missing) for c in TableSchema.from_json(schema).sent}

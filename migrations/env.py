@@ -1,0 +1,22 @@
+"""What Alembic runs: the catalog's connection is handed in, or only SQL is printed."""
+
+from __future__ import annotations
+
+from alembic import context
+from sqlalchemy import make_url
+
+from cdc.catalog.models import Model
+
+
+def run() -> None:
+    attributes = context.config.attributes
+    if context.is_offline_mode():
+        dialect = make_url(attributes["url"]).get_backend_name()
+        context.configure(dialect_name=dialect, target_metadata=Model.metadata, literal_binds=True)
+    else:
+        context.configure(connection=attributes["connection"], target_metadata=Model.metadata)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+run()

@@ -1,0 +1,1 @@
+"""Revisions of the catalog, oldest first by number."""

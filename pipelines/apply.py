@@ -1,0 +1,184 @@
+"""The apply loop: range → fold → rows → sink → publish, one batch after another, for one sink.
+
+The published record says where the sink stands, not Spark's checkpoint: a query starts at the record, and its
+checkpoint is thrown away with it. So a crash at any step is the same as a batch that was never begun, but for
+tables that had merged already; those carry their own position and are passed over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Lock
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from cdc.errors import CdcError, Reaction, SchemaNotApplicable
+from cdc.failpoint import hit
+from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.table import TableSchema, TableState
+from pipelines.batch import BOUNDARY, Boundary, FoldedBatch, TableControls, take_apart
+from pipelines.cuts import Cut, Cuts
+from pipelines.fold import fold
+from pipelines.progress import Progress
+from pipelines.sinks.sink import Sink, TableBatch
+
+log = structlog.get_logger("apply")
+
+_UNFINISHED = (TargetState.BOOTSTRAPPING.value, TargetState.FAILED.value)
+
+
+class SinkLoop:
+    """Applies batches to one sink; Spark calls it from one thread at a time."""
+
+    def __init__(self, sink: Sink, cuts: Cuts, progress: Progress) -> None:
+        self._sink, self._cuts, self._progress = sink, cuts, progress
+        self._pool = ThreadPoolExecutor(sink.parallel, thread_name_prefix=f"merge-{sink.name}")
+        self._published = Published(0, 0, {})
+        self._schemas: dict[int, TableSchema] = {}
+        self.turn = Lock()
+        """Held while a batch runs: who holds it may stop the query without cutting a batch in two."""
+
+    @property
+    def position(self) -> int:
+        """Where the sink stands."""
+        return self._published.position
+
+    @property
+    def lagging(self) -> list[TableRecord]:
+        """Tables that stand before the sink's position and have to catch up over their own range."""
+        return [table for table in self._published.tables.values() if table.position < self.position]
+
+    def open(self, log_id: str, schemas: Callable[[int], dict[int, TableSchema]]) -> None:
+        """Read where the sink stands; schemas gives the log's versions in force at a position."""
+        self._published = self._sink.open(log_id) or self._published
+        self._schemas = schemas(self.position)
+        self._progress.published(self._published, lag=None, rows={})
+
+    def __call__(self, rows: DataFrame, _batch_id: int) -> None:
+        """Apply one micro-batch: rows of the log after the sink's position, with their boundary row."""
+        with self.turn:
+            batch = take_apart(fold(rows, sink=self._sink.name).toArrow())
+            hit("after_fold")
+            if batch.boundary is None or batch.boundary.position <= self.position:
+                return
+            self._keep_if_asked()
+            inside = self._cuts.between(self._sink.name, self.position, batch.boundary.position)
+            for cut in inside:  # rare: end a batch exactly there, then go on
+                self._apply(self._folded_again(rows, self.position, cut.position), Boundary(cut.position, 0))
+                self._keep_if_asked()
+            rest = self._folded_again(rows, self.position, batch.boundary.position) if inside else batch
+            self._apply(rest, batch.boundary)
+            self._keep_if_asked()
+
+    def catch_up(self, table: TableRecord, rows: DataFrame) -> None:
+        """Bring one table that stayed behind to the sink's position; rows: its own range of the log."""
+        with self.turn:
+            batch = take_apart(fold(rows, sink=self._sink.name).toArrow())
+            known = self._schemas.get(table.relation)
+            controls = batch.controls.get(table.relation, TableControls(schema=known))
+            record = self._apply_table(table.relation, batch, controls, self.position)
+            self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
+
+    def _folded_again(self, rows: DataFrame, after: int, upto: int) -> FoldedBatch:
+        within = rows.where((F.col("position") > after) & (F.col("position") <= upto) & (F.col("op") != BOUNDARY))
+        return take_apart(fold(within, sink=self._sink.name).toArrow())
+
+    def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
+        began = time.monotonic()
+        touched = [r for r in batch.relations if not self._is_failed(r)]
+        jobs = [
+            self._pool.submit(self._apply_table, r, batch, batch.controls.get(r, TableControls()), boundary.position)
+            for r in touched
+        ]
+        records = dict(zip(touched, [job.result() for job in jobs], strict=True))
+        self._publish(records, boundary, batch)
+        self._progress.took(time.monotonic() - began)
+
+    def _apply_table(self, relation: int, batch: FoldedBatch, controls: TableControls, upto: int) -> TableRecord:
+        before = self._published.tables.get(relation)
+        if controls.schema is not None:
+            self._schemas[relation] = controls.schema
+        schema = self._schemas[relation]
+        try:
+            if schema.state is not TableState.LIVE:
+                raise SchemaNotApplicable(f"{schema.topic!r} is {schema.state}: {schema.reason}")
+            record = self._sink.apply(
+                TableBatch(
+                    schema=schema,
+                    rows=batch.rows_of(relation),
+                    frame=None,
+                    after=before.position if before else 0,
+                    upto=upto,
+                    truncated=controls.truncated,
+                    generation=controls.generation,
+                )
+            )
+            hit("after_table_merge")
+        except CdcError as exc:
+            if exc.reaction is not Reaction.QUARANTINE:
+                raise
+            log.error("table stopped", sink=self._sink.name, table=schema.topic, code=exc.code, reason=exc.message)
+            return _failed(before, schema, exc)
+        streaming = controls.generation is not None or (before is not None and before.state == TargetState.STREAMING)
+        state = TargetState.STREAMING if streaming and record.position <= upto else TargetState.BOOTSTRAPPING
+        return replace(record, state=state.value, schema=schema.to_json().decode())
+
+    def _publish(self, changed: dict[int, TableRecord], boundary: Boundary, batch: FoldedBatch) -> None:
+        untouched = {
+            relation: replace(record, position=max(record.position, boundary.position))
+            for relation, record in self._published.tables.items()
+            if relation not in changed and record.state != TargetState.FAILED
+        }
+        tables = {**self._published.tables, **untouched, **changed}
+        committed_at = boundary.committed_at or self._published.committed_at
+        record = Published(boundary.position, committed_at, tables)
+        hit("before_publish")
+        if record != self._published:
+            self._sink.publish(record)
+        self._published = record
+        rows = {r: batch.rows_of(r).num_rows for r in changed}
+        self._progress.published(record, lag=_lag(batch.images), rows=rows)
+
+    def _keep_if_asked(self) -> None:
+        for cut in self._cuts.due(self._sink.name, self.position):
+            self._answer(cut)
+
+    def _answer(self, cut: Cut) -> None:
+        if cut.position < self.position:
+            self._cuts.refuse(cut, "passed")
+        else:
+            self._cuts.answer(cut, self._published, self._sink.keep(self._published))
+
+    def _is_failed(self, relation: int) -> bool:
+        record = self._published.tables.get(relation)
+        return record is not None and record.state == TargetState.FAILED
+
+
+def _failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:
+    target, position, version = (before.target, before.position, before.version) if before else ("", 0, None)
+    return TableRecord(
+        relation=schema.relation,
+        topic=schema.topic,
+        target=target,
+        position=position,
+        version=version,
+        state=TargetState.FAILED.value,
+        reason=f"{exc.code} {exc.message} → {exc.fix}",
+        schema=before.schema if before else schema.to_json().decode(),
+    )
+
+
+def _lag(images: pa.Table) -> float | None:
+    """Seconds from commit at the source to now, for the median row of a batch."""
+    if not images.num_rows:
+        return None
+    commits: Iterable[float | None] = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5).to_pylist()
+    middle = next(iter(commits))
+    return None if middle is None else max(0.0, time.time() - middle / 1e6)

@@ -1,0 +1,225 @@
+"""The apply process: one Spark session, one streaming query per sink, and what happens when a query stops."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+from threading import Event
+from types import FrameType
+from typing import Final
+
+import structlog
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from cdc import metrics
+from cdc.catalog import Catalog
+from cdc.config import Definition, DeltaSink, SearchSink
+from cdc.errors import CdcError, LogError, Reaction, SinkError
+from cdc.log.read import LogReader
+from cdc.position import Position
+from pipelines.apply import SinkLoop
+from pipelines.cuts import Cuts
+from pipelines.progress import Board, Progress
+from pipelines.session import SparkSettings, spark_session
+from pipelines.sinks.delta import DeltaSettings
+from pipelines.sinks.delta import DeltaSink as DeltaTarget
+from pipelines.sinks.search import SearchSink as SearchTarget
+from pipelines.sinks.sink import Sink
+from pipelines.source import CdcDataSource
+
+MAX_ROWS: Final = 200_000
+"""Rows per micro-batch: about half a second of folding on two cores."""
+POLL: Final = 0.2
+"""Seconds between two looks at the queries."""
+
+log = structlog.get_logger("apply")
+
+
+def main(definition: Definition) -> int:
+    """Run until SIGTERM or SIGINT; a batch that has begun is finished first."""
+    stop = Event()
+
+    def drain(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, drain)
+    signal.signal(signal.SIGINT, drain)
+    figures = metrics.Figures()
+    with Catalog.open(definition.catalog.url) as catalog:
+        board = Board(catalog, definition.name, figures, stop)
+        board.start()
+        try:
+            _run(definition, catalog, board, figures, stop)
+        except CdcError as exc:
+            board.state, board.error = "failed", exc
+            raise
+        finally:
+            stop.set()
+            board.join()
+    return 0
+
+
+def _run(definition: Definition, catalog: Catalog, board: Board, figures: metrics.Figures, stop: Event) -> None:
+    spark = definition.spark
+    session = spark_session(
+        SparkSettings(
+            master=spark.master, app_name=f"cdc-{definition.name}", conf=dict(spark.conf), delta_jars=tuple(spark.delta_jars)
+        )
+    )
+    session.dataSource.register(CdcDataSource)
+    try:
+        change_log = _wait_for_log(definition, stop)
+        if change_log is None:
+            return
+        cuts = Cuts(catalog, definition.name)
+        queries = []
+        for wanted in definition.sinks:
+            progress = Progress(definition.name, wanted.name, figures)
+            board.sinks.append(progress)
+            queries.append(SinkQuery(definition, wanted, session, change_log, SinkParts(cuts, progress)))
+        board.state = "running"
+        while not stop.wait(POLL):
+            for query in queries:
+                query.look()
+        for query in queries:
+            query.stop()
+    finally:
+        session.stop()
+
+
+def _wait_for_log(definition: Definition, stop: Event) -> LogReader | None:
+    while not stop.is_set():
+        try:
+            change_log = LogReader(definition.log.path)
+            if change_log.durable is not None:
+                return change_log
+        except LogError:
+            log.debug("no log yet", path=definition.log.path)
+        stop.wait(POLL)
+    return None
+
+
+class SinkParts:
+    """What a query shares with the process."""
+
+    def __init__(self, cuts: Cuts, progress: Progress) -> None:
+        self.cuts, self.progress = cuts, progress
+
+
+class SinkQuery:
+    """One sink's streaming query; started again from the sink's own record when it stops."""
+
+    def __init__(
+        self, definition: Definition, wanted: DeltaSink | SearchSink, session: SparkSession, change_log: LogReader, parts: SinkParts
+    ) -> None:
+        self._definition, self._wanted, self._session = definition, wanted, session
+        self._log, self._parts = change_log, parts
+        self._query: StreamingQuery | None = None
+        self._loop: SinkLoop | None = None
+        self._sink: Sink | None = None
+        self._checkpoint: Path | None = None
+        self._failure: Exception | None = None
+        self._attempts = 0
+        self._due = 0.0
+        self._halted = False
+
+    def look(self) -> None:
+        """Start the query if it is due, see whether it failed, and let go of cuts nobody needs."""
+        if self._halted:
+            return
+        if self._query is None:
+            if time.monotonic() >= self._due:
+                self._try(self._start)
+        elif not self._query.isActive:
+            self._try(self._raise_failure)
+        elif self._sink is not None:
+            self._attempts = 0 if self._query.lastProgress else self._attempts
+            for handle in self._parts.cuts.released(self._wanted.name):
+                self._sink.release(handle)
+
+    def stop(self) -> None:
+        """Stop between two batches and close the sink."""
+        if self._query is not None and self._loop is not None:
+            with self._loop.turn:
+                self._query.stop()
+            self._query = None
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
+        if self._checkpoint is not None:
+            shutil.rmtree(self._checkpoint, ignore_errors=True)
+            self._checkpoint = None
+
+    def _start(self) -> None:
+        self._sink = build_sink(self._wanted, self._session)
+        loop = SinkLoop(self._sink, self._parts.cuts, self._parts.progress)
+        self._log.refresh()
+        loop.open(self._log.log_id, lambda position: self._log.schemas(Position(position)))
+        for table in loop.lagging:
+            own = self._range(Position(table.position), Position(loop.position), table.topic)
+            loop.catch_up(table, own)
+        self._loop, self._failure = loop, None
+        base = Path(self._definition.spark.checkpoint)
+        base.mkdir(parents=True, exist_ok=True)
+        self._checkpoint = Path(tempfile.mkdtemp(prefix=f"{self._wanted.name}-", dir=base))
+        rows = (
+            self._session.readStream.format("cdc")
+            .option("path", self._definition.log.path)
+            .option("tables", ",".join(self._wanted.tables))
+            .option("boundaries", "true")
+            .option("maxRowsPerTrigger", str(MAX_ROWS))
+            .option("startingPosition", str(Position(loop.position)) if loop.position else "earliest")
+            .load()
+        )
+        self._query = (
+            rows.writeStream.foreachBatch(self._guarded)
+            .option("checkpointLocation", str(self._checkpoint))
+            .queryName(f"{self._definition.name}-{self._wanted.name}")
+            .trigger(processingTime=f"{int(self._definition.spark.trigger * 1000)} milliseconds")
+            .start()
+        )
+
+    def _guarded(self, rows, batch_id):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - Spark inspects it
+        try:
+            self._loop(rows, batch_id)  # type: ignore[misc]
+        except Exception as exc:
+            self._failure = exc  # Spark hands on only its text
+            raise
+
+    def _range(self, after: Position, upto: Position, topic: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        return (
+            self._session.read.format("cdc")
+            .option("path", self._definition.log.path)
+            .option("tables", topic)
+            .option("startingPosition", str(after) if after else "earliest")
+            .option("endingPosition", str(upto))
+            .load()
+        )
+
+    def _raise_failure(self) -> None:
+        raised = self._query.exception() if self._query else None
+        raise self._failure or raised or SinkError("the streaming query ended without a word")
+
+    def _try(self, step) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        try:
+            step()
+        except Exception as exc:  # noqa: BLE001 - every failure of a sink is its own; the others go on
+            self.stop()
+            error = exc if isinstance(exc, CdcError) else SinkError(f"{type(exc).__name__}: {str(exc)[:300]}")
+            self._halted = isinstance(exc, CdcError) and exc.reaction is Reaction.HALT
+            self._attempts += 1
+            self._due = time.monotonic() + min(30.0, 0.5 * 2 ** min(self._attempts, 6))
+            self._parts.progress.failed(error)
+            log.error("sink stopped", sink=self._wanted.name, code=error.code, reason=error.message, halted=self._halted)
+
+
+def build_sink(wanted: DeltaSink | SearchSink, session: SparkSession) -> Sink:
+    """The sink that a definition asks for."""
+    if isinstance(wanted, DeltaSink):
+        settings = DeltaSettings(name=wanted.name, path=wanted.path, writer=wanted.writer.value, types=wanted.types.value)
+        return DeltaTarget(settings, session)
+    return SearchTarget(wanted.name, wanted.path, wanted.fields)

@@ -1,0 +1,130 @@
+"""Progress: what the apply process tells the catalog of its sinks, once a second, from a thread of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from threading import Event, Lock, Thread
+from typing import Final
+
+import structlog
+
+from cdc import metrics
+from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
+from cdc.errors import CdcError
+from cdc.stores.published import Published
+
+REPORT_EVERY: Final = 0.5
+"""Seconds; a process that is silent for five is shown as down."""
+
+log = structlog.get_logger("apply")
+
+
+class Progress:
+    """The latest figures of one sink; the loop writes them, the board reads them."""
+
+    def __init__(self, pipeline: str, sink: str, figures: metrics.Figures) -> None:
+        self._pipeline, self.sink, self._figures = pipeline, sink, figures
+        self._record: Published | None = None
+        self._lag = 0.0
+        self._rows: dict[int, int] = {}
+        self._error: CdcError | None = None
+        self._lock = Lock()
+
+    def published(self, record: Published, *, lag: float | None, rows: Mapping[int, int]) -> None:
+        """A batch was published: rows merged by relation, lag in seconds of its median row."""
+        with self._lock:
+            self._record, self._error = record, None
+            if lag is not None:
+                self._lag = lag
+            for relation, count in rows.items():
+                self._rows[relation] = self._rows.get(relation, 0) + count
+        labels = self._pipeline, self.sink
+        self._figures.add(metrics.BATCHES, 1, *labels)
+        self._figures.add(metrics.APPLY_ROWS, sum(rows.values()), *labels)
+        self._figures.set(metrics.SINK_POSITION, record.position, *labels)
+        if lag is not None:
+            self._figures.set(metrics.SINK_LAG_SECONDS, lag, *labels)
+
+    def took(self, seconds: float) -> None:
+        """How long the batch took."""
+        self._figures.set(metrics.APPLY_SECONDS, seconds, self._pipeline, self.sink)
+
+    def failed(self, error: CdcError) -> None:
+        """The sink's query stopped."""
+        with self._lock:
+            self._error = error
+        self._figures.add(metrics.ERRORS, 1, self._pipeline, "apply", error.code)
+
+    def to_sink(self) -> SinkProgress | None:
+        """The row of the catalog's sinks."""
+        with self._lock:
+            record, error = self._record, self._error
+            if record is None and error is None:
+                return None
+            moment = datetime.fromtimestamp(record.committed_at / 1e6, UTC) if record and record.committed_at else None
+            return SinkProgress(
+                sink=self.sink,
+                position=record.position if record else 0,
+                committed_at=moment,
+                lag_seconds=self._lag,
+                state="failed" if error else "running",
+                reason=f"{error.code} {error.message} → {error.fix}" if error else None,
+            )
+
+    def to_tables(self) -> list[TableProgress]:
+        """The rows of the catalog's tables."""
+        with self._lock:
+            tables = self._record.tables.values() if self._record else ()
+            return [
+                TableProgress(
+                    sink=self.sink,
+                    topic=table.topic,
+                    state=table.state,
+                    reason=table.reason,
+                    position=table.position,
+                    version=table.version,
+                    rows=self._rows.get(table.relation, 0),
+                )
+                for table in tables
+            ]
+
+
+class Board(Thread):
+    """Writes every sink's progress to the catalog until stop is set."""
+
+    def __init__(self, catalog: Catalog, pipeline: str, figures: metrics.Figures, stop: Event) -> None:
+        super().__init__(name="board")
+        self._catalog, self._pipeline, self._figures, self._stop_event = catalog, pipeline, figures, stop
+        self.sinks: list[Progress] = []
+        self.state = "starting"
+        self.error: CdcError | None = None
+
+    def run(self) -> None:
+        """Report, and once more at the end."""
+        while True:
+            stopping = self._stop_event.wait(REPORT_EVERY)
+            try:
+                self._report("stopped" if stopping and self.error is None else self.state)
+            except CdcError as exc:
+                log.warning("catalog is unreachable", code=exc.code)
+            if stopping:
+                return
+
+    def _report(self, state: str) -> None:
+        error = self.error
+        self._catalog.processes.report(
+            ProcessReport(
+                pipeline=self._pipeline,
+                process="apply",
+                pid=os.getpid(),
+                state=state,
+                error=None if error is None else {"code": error.code, "message": error.message, "suggestion": error.fix},
+                figures=self._figures.to_json(),
+            )
+        )
+        for sink in list(self.sinks):
+            if (progress := sink.to_sink()) is not None:
+                self._catalog.sinks.record(self._pipeline, progress)
+                self._catalog.tables.record(self._pipeline, sink.to_tables())

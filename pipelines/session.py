@@ -1,0 +1,220 @@
+"""The one place that builds the Spark session: settings, the Delta jars, and what a single machine needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyspark
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+DELTA_PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
+"""The newest Delta that this PySpark takes; its version is pinned together with pyspark's."""
+
+NEEDED_JARS: Final = (
+    "delta-spark_4.2_2.13-4.4.0.jar",
+    "delta-storage-4.4.0.jar",
+    "delta-kernel-api-4.4.0.jar",
+    "delta-kernel-defaults-4.4.0.jar",
+    "delta-kernel-unitycatalog-4.4.0.jar",
+    "unitycatalog-client-0.6.0.jar",
+)
+"""What create, append, MERGE and read load, by experiment; all else that the package names PySpark ships itself."""
+
+IVY_CACHES: Final = (".ivy2.5.2/jars", ".ivy2/jars")
+"""Where `--packages` leaves jars below the home directory: Spark 4 and, before it, Spark 3."""
+
+_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
+_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+_SHIPPED_BY_PYSPARK: Final = (
+    "org.apache.hadoop:*,org.apache.parquet:*,org.apache.logging.log4j:*,org.slf4j:*,com.fasterxml.jackson.core:*,"
+    "com.github.luben:*,org.xerial.snappy:*,org.roaringbitmap:*,org.locationtech.jts:*,io.airlift:*"
+)
+
+EVERYWHERE: Final = {
+    # values are Postgres text under timezone UTC; a session in local time would shift them at the first cast
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # the default, 10 ms between two looks at the source, is fine; an idle query should not burn a core either
+    "spark.sql.streaming.pollingDelay": "20ms",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.ui.enabled": "false",
+}
+"""Settings of every session; SparkSettings.conf overrides them."""
+
+ON_ONE_MACHINE: Final = {
+    # 50 snapshot partitions, the default, make each small Delta read take seconds
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.cleaner.periodicGC.interval": "10min",
+}
+"""Settings of `local` masters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkSettings:
+    """What a definition says of Spark."""
+
+    master: str = "local[2]"
+    app_name: str = "cdc"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Spark's own settings; they win over ours."""
+    delta_jars: tuple[str, ...] = ()
+    """Jar files, or directories of jars, that make Delta; nothing is looked up or fetched when given."""
+    warehouse: str | None = None
+    """Directory of tables without a path; Spark's default, below the working directory, when None."""
+    download: bool = True
+    """Whether a missing Delta jar may be fetched."""
+
+    @property
+    def local(self) -> bool:
+        """Whether driver and executors are one process."""
+        return self.master.startswith("local")
+
+
+def spark_session(settings: SparkSettings) -> SparkSession:
+    """Build the session, or return the running one; its attribute `delta` says whether Delta is there.
+
+    Under spark-submit the JVM is already there with its own jars, and the submitted settings win.
+    Raises FileNotFoundError for a path in delta_jars that does not exist. A Delta jar that cannot
+    be had is no error: one line on stderr says so, and delta-rs goes on writing.
+    """
+    _prepare_environment(settings)
+    _start_jvm(settings)
+    delta = _has_class(_EXTENSION)
+    builder = SparkSession.builder
+    for key, setting in _sql_settings(settings, delta=delta).items():
+        builder = builder.config(key, setting)
+    session = builder.getOrCreate()
+    session.delta = delta
+    return session
+
+
+def has_delta(session: SparkSession) -> bool:
+    """Whether the session reads and writes Delta; true also of sessions reached through a frame."""
+    return _EXTENSION in (session.conf.get("spark.sql.extensions", "") or "")
+
+
+def delta_jars(settings: SparkSettings, home: Path | None = None) -> tuple[Path, ...]:
+    """The jar files that make Delta: the given ones, else those in an Ivy cache below home, else none."""
+    if settings.delta_jars:
+        return tuple(_given(settings.delta_jars))
+    for cache in IVY_CACHES:
+        found = tuple(_cached((home or Path.home()) / cache))
+        if len(found) == len(NEEDED_JARS):
+            return found
+    return ()
+
+
+def _given(paths: tuple[str, ...]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        if not path.exists():
+            raise FileNotFoundError(f"no such Delta jar: {str(path)!r}")
+        yield from sorted(path.glob("*.jar")) if path.is_dir() else [path]
+
+
+def _cached(directory: Path) -> Iterator[Path]:
+    # Ivy writes <organisation>_<artifact>-<version>.jar
+    for name in NEEDED_JARS:
+        yield from directory.glob(f"*_{name}")
+
+
+def _prepare_environment(settings: SparkSettings) -> None:
+    home = Path(pyspark.__file__).parent
+    if not _submitted() and (home / "bin" / "spark-submit").is_file():
+        # a SPARK_HOME left over from another Spark, or none in an unactivated venv, starts the wrong one or none
+        os.environ["SPARK_HOME"] = str(home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if settings.local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def _submitted() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _start_jvm(settings: SparkSettings) -> None:
+    if _submitted() or SparkContext._gateway is not None:  # noqa: SLF001 - no public way to ask
+        return
+    jars = delta_jars(settings)
+    if jars or _names_delta(settings.conf) or not settings.download:
+        if not jars and not _names_delta(settings.conf):
+            _say_without_delta()
+        SparkContext._ensure_initialized(conf=_jvm_conf(settings, jars))  # noqa: SLF001 - the jars are chosen here
+        return
+    _say(f"fetching {DELTA_PACKAGE} once, into the Ivy cache")
+    try:
+        SparkContext._ensure_initialized(conf=_jvm_conf(settings, (), package=DELTA_PACKAGE))  # noqa: SLF001
+    except PySparkRuntimeError:
+        _say_without_delta()
+        SparkContext._ensure_initialized(conf=_jvm_conf(settings, ()))  # noqa: SLF001
+
+
+def _names_delta(conf: Mapping[str, str]) -> bool:
+    keys = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
+    return any("delta-spark" in conf.get(key, "") for key in keys)
+
+
+def _jvm_conf(settings: SparkSettings, jars: tuple[Path, ...], package: str = "") -> SparkConf:
+    chosen = dict(EVERYWHERE)
+    if settings.local:
+        log4j = Path(__file__).with_name("log4j2.properties").as_uri()
+        chosen |= ON_ONE_MACHINE | {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j}"}
+    if package:
+        chosen |= {"spark.jars.packages": package, "spark.jars.excludes": _SHIPPED_BY_PYSPARK}
+    if settings.warehouse:
+        chosen["spark.sql.warehouse.dir"] = settings.warehouse
+    chosen |= settings.conf
+    chosen |= {"spark.master": settings.master, "spark.app.name": settings.app_name}
+    _add_jars(chosen, jars, local=settings.local)
+    if package and (own := settings.conf.get("spark.jars.packages")):
+        chosen["spark.jars.packages"] = f"{own},{package}"
+    return SparkConf(loadDefaults=False).setAll(list(chosen.items()))
+
+
+def _add_jars(chosen: dict[str, str], jars: tuple[Path, ...], *, local: bool) -> None:
+    # on one machine the class path is enough; spark.jars would copy each jar for an executor that is this process
+    key, separator = ("spark.driver.extraClassPath", os.pathsep) if local else ("spark.jars", ",")
+    named = [chosen[key]] if chosen.get(key) else []
+    if jars:
+        chosen[key] = separator.join([*named, *(str(jar.resolve()) for jar in jars)])
+
+
+def _has_class(name: str) -> bool:
+    SparkContext._ensure_initialized()  # noqa: SLF001 - under spark-submit this connects to the waiting JVM
+    return bool(SparkContext._jvm.org.apache.spark.util.Utils.classIsLoadable(name))  # noqa: SLF001
+
+
+def _sql_settings(settings: SparkSettings, *, delta: bool) -> dict[str, str]:
+    chosen = dict(_jvm_conf(settings, ()).getAll())
+    if _submitted():
+        # what was submitted wins, but for the settings that the results depend on
+        chosen = dict(EVERYWHERE) | dict(settings.conf)
+    for launched in ("spark.driver.extraClassPath", "spark.driver.extraJavaOptions", "spark.driver.memory"):
+        chosen.pop(launched, None)
+    if delta:
+        own = settings.conf.get("spark.sql.extensions")
+        chosen["spark.sql.extensions"] = f"{own},{_EXTENSION}" if own else _EXTENSION
+        chosen["spark.sql.catalog.spark_catalog"] = _CATALOG
+    return chosen
+
+
+def _say_without_delta() -> None:
+    _say("Spark runs without Delta: give its jars with --delta-jars; until then delta-rs writes Delta alone")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"cdc: {line}\n")

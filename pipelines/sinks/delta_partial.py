@@ -1,0 +1,110 @@
+"""Partial images made whole: the columns that were not sent come from the target's row before the batch.
+
+The base of a row is the target's row of the same key, or of the old key when the row moved here.
+It must be read before anything of the batch is applied, for the batch deletes old keys.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.errors import MissingBase
+from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
+from cdc.position import Position
+from cdc.table import TableSchema
+from pipelines.rows import sent_cells, target_schema, typed_keys, typed_rows
+from pipelines.sinks.delta_merge import double_quoted
+from pipelines.sinks.delta_table import DeltaTarget
+from pipelines.types import TypePolicy
+
+MAX_LISTED: Final = 1_000
+"""Keys named in the scan's predicate; above it their range is, and the rest is matched in memory."""
+_ROW: Final = "_row"
+_PLACE: Final = "_place"
+
+
+def complete(
+    images: pa.Table, target: DeltaTarget, schema: TableSchema, policy: TypePolicy, *, newer_than: tuple[int, int] | None
+) -> pa.Table:
+    """Incomplete upserts (folded shape) as whole rows of exactly target_schema.
+
+    `newer_than` is (position, ordinal) of a truncate in the batch: an older row is no base. Raises
+    MissingBase naming the position of the first image whose base is not in the target.
+    """
+    wanted = target_schema(schema, policy)
+    rows = typed_rows(images, schema, policy)
+    bases = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
+    keys = typed_keys(bases, schema, policy, images["position"])
+    held = _rows_of(target, keys, wanted)
+    if newer_than is not None:
+        held = held.filter(_after(held, newer_than))
+    places = _match(keys, held)
+    if places.null_count:
+        first = int(np.flatnonzero(places.is_null().to_numpy(zero_copy_only=False))[0])
+        position = Position(images["position"][first].as_py())
+        raise MissingBase(
+            f"table {schema.topic!r} has {places.null_count} partial images without a base, the first at position {position}"
+        )
+    base = held.take(places)
+    cells = sent_cells(images, schema)
+    columns = [
+        pc.if_else(pa.array(cells[place]), rows.column(place), base.column(place)) for place in range(len(schema.sent))
+    ]
+    return pa.Table.from_arrays([*columns, rows[POSITION_COLUMN], rows[ORDINAL_COLUMN]], schema=wanted)
+
+
+def _rows_of(target: DeltaTarget, keys: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """The target's rows whose first key part is among those of `keys`, in the wanted schema."""
+    present = [name for name in wanted.names if name in target.columns.names]
+    first = keys.column_names[0]
+    values = pc.unique(keys[first])
+    found = []
+    for batch in pa.RecordBatchReader.from_stream(target.table.scan(columns=present, predicate=_predicate(first, values))):
+        column = batch.column(first).cast(values.type)
+        found.append(pa.Table.from_batches([batch]).filter(pc.is_in(column, values)))
+    return _widened(pa.concat_tables(found) if found else None, wanted)
+
+
+def _widened(rows: pa.Table | None, wanted: pa.Schema) -> pa.Table:
+    if rows is None:
+        return wanted.empty_table()
+    columns = [
+        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        for field in wanted
+    ]
+    return pa.Table.from_arrays(columns, schema=wanted)
+
+
+def _predicate(name: str, values: pa.Array) -> str | None:
+    """SQL that the wanted rows fulfil, None where the key's type has no plain literal."""
+    column = double_quoted(name)
+    if pa.types.is_integer(values.type):
+        if len(values) <= MAX_LISTED:
+            return f"{column} IN ({', '.join(str(value) for value in values.to_pylist())})"
+        ends = pc.min_max(values).as_py()
+        return f"{column} BETWEEN {ends['min']} AND {ends['max']}"
+    if pa.types.is_string(values.type) and len(values) <= MAX_LISTED:
+        return f"{column} IN ({', '.join(_quoted(value) for value in values.to_pylist())})"
+    return None
+
+
+def _match(keys: pa.Table, held: pa.Table) -> pa.Array:
+    """For every key the row of `held` with it, null where there is none."""
+    names = keys.column_names
+    left = keys.append_column(_PLACE, pa.array(np.arange(keys.num_rows)))
+    right = held.select(names).append_column(_ROW, pa.array(np.arange(held.num_rows)))
+    joined = left.join(right, names, join_type="left outer").sort_by(_PLACE)
+    return joined[_ROW].combine_chunks()
+
+
+def _after(rows: pa.Table, place: tuple[int, int]) -> pa.ChunkedArray:
+    same = pc.and_(pc.equal(rows[POSITION_COLUMN], place[0]), pc.greater(rows[ORDINAL_COLUMN], place[1]))
+    return pc.or_(pc.greater(rows[POSITION_COLUMN], place[0]), same)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,107 @@
+"""Sink: the contract between the apply loop and a derived store, and the values that cross it.
+
+Theory. The loop cuts the log into ranges (after, upto], folds each to the latest state per key and
+hands every table its part. A sink **applies** table by table and then **publishes** one record of
+where all tables stand. Applied is not published: what apply did is durable in the target, but no
+promise rests on it until publish returned; progress moves on published alone.
+
+Honest ceiling: a target is effectively once. A process may die anywhere and the same range then comes
+again, cut in the same or in another place; it must leave the same target. Order comes from
+(position, ordinal) of each row, never from the order of calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.table import TableSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Published", "Sink", "TableBatch", "TableRecord", "TargetState"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableBatch:
+    """What the range (after, upto] did to one relation: at most one folded row per key.
+
+    Rows come in one of two forms, or not at all when only control rows fell into the range:
+    `rows` on the driver (pipelines.fold.FOLDED_ARROW, op `u` and `d` only), or `frame`, the same not collected,
+    for a batch too large for the driver. Never both.
+    """
+
+    schema: TableSchema
+    """The version in force at upto."""
+    rows: pa.Table | None
+    frame: DataFrame | None
+    after: int
+    """Position, exclusive; the loop guarantees that the target was offered everything up to it."""
+    upto: int
+    """Position, inclusive."""
+    truncated: tuple[int, int] | None = None
+    """(position, ordinal) of the last truncate in the range: every older row of the target is gone."""
+    generation: int | None = None
+    """B of the last generation end in the range: every row of the target older than B is gone."""
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and self.frame is not None:
+            raise ValueError(f"batch of {self.schema.topic!r} has rows and a frame: expected one of them")
+        if self.after > self.upto:
+            raise ValueError(f"batch of {self.schema.topic!r} ends before it begins")
+
+
+class Sink(Protocol):
+    """A derived store of one source.
+
+    Called by one thread of one driver: `open` once and first, then any number of rounds of
+    `apply` (once per table that the range touched, in any order) and one `publish`, `keep` and `release`
+    between rounds, `close` once and last, also after a failure. Nothing may be assumed about calls
+    after a crash but that `open` is the first.
+    """
+
+    name: str
+    """As the definition calls it; labels metrics and messages."""
+
+    def open(self, log_id: str) -> Published | None:
+        """Attach to the store and return its published record, None when nothing was ever published.
+
+        The store is claimed for log_id. Raises SinkBelongsElsewhere when it holds another log's rows,
+        SinkUnavailable (retried) when it does not answer.
+        """
+
+    def apply(self, batch: TableBatch) -> TableRecord:
+        """Bring one table's target to batch.upto and return where it stands.
+
+        Idempotent: a target already at or beyond upto is left alone; truncates and generation ends remove only
+        rows older than themselves; a row is replaced only by a later (position, ordinal); a batch
+        interrupted half-way is done again from its start. Durable only once publish returned.
+
+        What concerns this table alone (errors with the reaction QUARANTINE: a value that does not fit, a missing
+        base, a schema change that cannot be followed) is not raised: the record comes back `failed`
+        with the reason and position = batch.after, and the other tables go on. A failed table refuses later
+        batches, returning the same record, until one begins at its own position. Everything else
+        is raised and stops the sink.
+        """
+
+    def publish(self, record: Published) -> None:
+        """Make the cut visible in one atomic write; when it returns the cut is durable.
+
+        `record.tables` holds every table of the sink, also those the range did not touch. Such a table stands at
+        the new position without a commit of its own: the record is the truth about positions, the
+        mark inside a target only keeps a range from being merged twice. Raises SinkFenced when another driver
+        published since this one opened or last published; nothing was then written.
+        """
+
+    def keep(self, record: Published) -> str:
+        """Make the cut of a published record readable for later; returns its handle (Delta: JSON of target → version)."""
+
+    def release(self, handle: str) -> None:
+        """Give back what keep took; an unknown handle is ignored."""
+
+    def close(self) -> None:
+        """Let go of connections and files; publishes nothing."""

@@ -1,0 +1,37 @@
+"""Family: how one group of Postgres types becomes Arrow; and the policy that chooses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pyarrow as pa
+
+
+class TypePolicy(StrEnum):
+    """What a sink does with the text that Postgres sent."""
+
+    #: The nearest type that holds every value exactly; a value outside of it is an error, never changed.
+    EXACT = "exact"
+    #: Every column is a string, exactly as sent.
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One target type and its conversion.
+
+    `convert` takes an array of strings (Postgres text under the pinned session settings, null for
+    SQL NULL) and returns an array of `arrow` of the same length with nulls at the same places.
+    It raises pyarrow.ArrowInvalid when any value cannot be held exactly.
+    """
+
+    name: str
+    arrow: pa.DataType
+    convert: Callable[[pa.Array], pa.Array]
+
+
+def cast_family(name: str, arrow: pa.DataType) -> Family:
+    """A family whose text Arrow's own strict cast reads exactly."""
+    return Family(name, arrow, lambda texts: texts.cast(arrow))

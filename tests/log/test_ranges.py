@@ -1,0 +1,47 @@
+"""ranges: planning is a pure function of the files."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.log.layout import LogFile
+from cdc.log.ranges import boundary, overlapping, split
+from cdc.position import Position
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[LogFile]:
+    """Files as commits leave them: disjoint and in order."""
+    gaps = draw(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(1, 100)), max_size=12))
+    files, at = [], 0
+    for number, (gap, width, rows) in enumerate(gaps):
+        first, at = at + gap, at + gap + width
+        files.append(LogFile(path=f"{number:03}", rows=rows, size=rows * 10, first=Position(first), last=Position(at), segment=0))
+    return files
+
+
+@given(logs(), st.integers(0, 60), st.integers(0, 60))
+def test_a_file_is_read_exactly_when_it_can_hold_a_position_of_the_range(files: list[LogFile], after: int, upto: int):
+    chosen = overlapping(files, Position(after), Position(upto))
+    expected = [f for f in files if any(after < p <= upto for p in range(f.first, f.last + 1))]
+    assert [f for f in chosen if f in expected] == expected
+
+
+@given(logs(), st.integers(1, 200))
+def test_batches_cover_the_log_once_and_always_move_on(files: list[LogFile], max_rows: int):
+    durable = max((f.last for f in files), default=Position(0))
+    at, seen = Position(0), []
+    while at < durable:
+        end = boundary(files, at, durable, max_rows)
+        assert end > at
+        seen += overlapping(files, at, end)
+        at = end
+    assert seen == files
+
+
+@given(logs(), st.integers(1, 2000))
+def test_split_keeps_every_file_in_order(files: list[LogFile], limit: int):
+    groups = split(files, limit)
+    assert [f for group in groups for f in group] == files
+    assert all(len(group) == 1 or sum(f.size for f in group) <= limit for group in groups)

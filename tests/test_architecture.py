@@ -1,0 +1,270 @@
+"""Architecture: who may import whom, how large things may be, and how they may be called."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tests.source_tree import OWN, PACKAGES, ROOT, Module, body_lines, functions, imports_any, modules
+
+TOP_LEVEL = {
+    ".ci", ".github", ".gitignore", "LICENSE", "README.md", "cdc", "config", "deploy", "migrations", "pipelines",
+    "pyproject.toml", "tests",
+}  # fmt: skip
+GENERATED = {".git", "uv.lock"}
+PURE = (
+    "cdc.lsn", "cdc.position", "cdc.table", "cdc.change", "cdc.errors", "cdc.metrics", "cdc.naming", "cdc.pgoutput",
+    "cdc.log.layout", "cdc.log.ranges", "pipelines.fold", "pipelines.rows", "pipelines.types",
+)  # fmt: skip
+# `naming` turns types of the pure words into paths; the type policy of a definition is a word as well
+PURE_MAY_ALSO = ("cdc.config.definition", "cdc.config.quantities")
+INPUT_OUTPUT = {
+    "socket",
+    "subprocess",
+    "requests",
+    "urllib.request",
+    "psycopg",
+    "sqlalchemy",
+    "deltalake",
+    "time",
+    "asyncio",
+    "threading",
+}
+LOOPS = ("cdc/reader.py", "pipelines/apply.py")
+LOOP_LINES = 200
+FILE_LINES = 600
+BODY_LINES = 60
+PARAMETERS = 5
+FORBIDDEN_MODULES = {"utils", "helpers", "common", "misc", "base", "core", "manager", "handler"}
+FORBIDDEN_SUFFIXES = ("Manager", "Helper", "Util", "Handler", "Processor", "Service", "Impl")
+FORBIDDEN_NAMES = {"data", "df1", "tmp", "res", "thing"}
+# the contract that a class of the standard library or a framework lays down has their words
+FOREIGN_BASES = {"BaseHTTPRequestHandler", "StreamRequestHandler"}
+LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#|mailto:)([^)#\s]+)[^)]*\)")
+
+
+def every(*folders: str) -> list[object]:
+    return [pytest.param(module, id=module.place) for module in modules(*(folders or OWN))]
+
+
+def below(name: str, packages: Iterable[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+@pytest.mark.parametrize("module", every("cdc"))
+def test_cdc_imports_neither_pipelines_nor_spark(module: Module) -> None:
+    assert imports_any(module, "pipelines", "pyspark", "delta") == set()
+
+
+@pytest.mark.parametrize("module", every(*PACKAGES))
+def test_only_the_postgres_package_imports_psycopg(module: Module) -> None:
+    if not below(module.name, ["cdc.postgres"]):
+        assert imports_any(module, "psycopg", "psycopg_binary") == set()
+
+
+@pytest.mark.parametrize("module", every(*PACKAGES))
+def test_only_catalog_and_migrations_import_sqlalchemy(module: Module) -> None:
+    if not below(module.name, ["cdc.catalog", "migrations"]):
+        assert imports_any(module, "sqlalchemy", "alembic") == set()
+
+
+@pytest.mark.parametrize("module", every(*PACKAGES))
+def test_only_log_stores_and_sinks_import_deltalake(module: Module) -> None:
+    if not below(module.name, ["cdc.log", "cdc.stores", "pipelines.sinks"]):
+        assert imports_any(module, "deltalake") == set()
+
+
+@pytest.mark.parametrize("module", every("cdc"))
+def test_only_the_service_imports_the_web_framework(module: Module) -> None:
+    if not below(module.name, ["cdc.service", "cdc.cli"]):
+        assert imports_any(module, "fastapi", "starlette", "uvicorn") == set()
+
+
+@pytest.mark.parametrize("module", every("pipelines/sinks"))
+def test_a_sink_imports_no_other_sink(module: Module) -> None:
+    kinds = {m.path.stem.partition("_")[0] for m in modules("pipelines/sinks")} - {"sink", "__init__"}
+    mine = module.path.stem.partition("_")[0]
+    if mine not in {"sink", ""}:
+        others = {f"pipelines.sinks.{kind}" for kind in kinds - {mine}}
+        assert {name for name in module.imports() if name.partition("_")[0] in others} == set()
+
+
+@pytest.mark.parametrize("module", [p for p in every(*PACKAGES) if below(p.values[0].name, PURE)])  # type: ignore[attr-defined]
+def test_pure_modules_import_no_seam(module: Module) -> None:
+    own = imports_any(module, *PACKAGES) & {m.name for m in modules(*PACKAGES)}
+    allowed = (*PURE, *PURE_MAY_ALSO)
+
+    assert {
+        name for name in own if not below(name, allowed) and name not in {"cdc", "cdc.log", "pipelines", "cdc.config"}
+    } == set()
+    assert imports_any(module, *INPUT_OUTPUT - ({"threading"} if module.name == "cdc.metrics" else set())) == set()
+
+
+def test_our_modules_import_each_other_without_cycles() -> None:
+    known = {m.name: m for m in modules(*PACKAGES)}
+    graph = {name: {i for i in _needed(m) if i in known and i != name} for name, m in known.items()}
+    try:
+        order = tuple(TopologicalSorter(graph).static_order())
+    except CycleError as cycle:
+        pytest.fail(f"import cycle: {' → '.join(cycle.args[1])}")
+
+    assert len(order) == len(known)
+
+
+def _needed(module: Module) -> set[str]:
+    """What it imports, a package only where the name asked for is no module of it."""
+    names = module.imports()
+    found = {m.name for m in modules(*PACKAGES)}
+    return {n for n in names if not any(o.startswith(f"{n}.") and o in found for o in names)}
+
+
+@pytest.mark.parametrize("module", every())
+def test_own_modules_are_imported_at_the_top_except_by_commands(module: Module) -> None:
+    if not below(module.name, ["cdc.cli", "cdc.__main__", "pipelines.__main__"]):
+        assert {name for name in module.late_imports() if name.partition(".")[0] in OWN} == set()
+
+
+@pytest.mark.parametrize("module", every("cdc/cli"))
+def test_commands_import_nothing_heavy_at_the_top(module: Module) -> None:
+    top = set().union(*(_top_names(node) for node in module.tree.body))
+    own = {name for name in top if name.partition(".")[0] in PACKAGES}
+
+    assert {name for name in own if not below(name, ["cdc.cli", "cdc.errors"])} == set()
+    assert {name.partition(".")[0] for name in top} & {
+        "pyarrow",
+        "numba",
+        "deltalake",
+        "tantivy",
+        "fastapi",
+        "rich",
+        "pydantic",
+    } == set()
+
+
+def _top_names(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    return {node.module} if isinstance(node, ast.ImportFrom) and node.module else set()
+
+
+@pytest.mark.parametrize("module", every())
+def test_files_stay_within_their_lines(module: Module) -> None:
+    assert len(module.text.splitlines()) <= (LOOP_LINES if module.place in LOOPS else FILE_LINES)
+
+
+@pytest.mark.parametrize("module", every())
+def test_functions_stay_within_their_lines(module: Module) -> None:
+    kernel = module.name == "cdc.pgoutput.columnar"  # the compiled kernel is one flat function of arrays
+    long = {f.name: body_lines(f) for f in functions(module.tree) if body_lines(f) > BODY_LINES}
+
+    assert kernel or long == {}
+
+
+@pytest.mark.parametrize("module", every(*PACKAGES))
+def test_functions_take_at_most_five_parameters(module: Module) -> None:
+    if module.place.startswith("cdc/cli/") or module.name == "cdc.pgoutput.columnar":
+        return  # a command's parameters are its options; a compiled kernel's are its arrays
+    wide = {f.name: n for f in functions(module.tree) if (n := _parameters(f)) > PARAMETERS}
+
+    assert wide == {}
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    signature = function.args
+    names = [a.arg for a in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)]
+    return len([name for name in names if name not in {"self", "cls"}]) if not _is_route(function) else 0
+
+
+def _is_route(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether its parameters are those of a request or a command line."""
+    return any(isinstance(d, ast.Call) and isinstance(d.func, ast.Attribute) for d in function.decorator_list)
+
+
+@pytest.mark.parametrize("module", every())
+def test_modules_and_classes_are_named_by_what_they_hold(module: Module) -> None:
+    classes = [n for n in ast.walk(module.tree) if isinstance(n, ast.ClassDef)]
+    bad = [
+        c.name
+        for c in classes
+        if c.name.endswith(FORBIDDEN_SUFFIXES) and not FOREIGN_BASES & {ast.unparse(b) for b in c.bases}
+    ]
+
+    assert not FORBIDDEN_MODULES & set(module.name.split("."))
+    assert bad == []
+
+
+@pytest.mark.parametrize("module", every())
+def test_variables_say_what_they_hold(module: Module) -> None:
+    stored = {n.id for n in ast.walk(module.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+    assert stored & FORBIDDEN_NAMES == set()
+
+
+@pytest.mark.parametrize("module", every(*PACKAGES))
+def test_modules_begin_with_one_sentence_of_what_they_hold(module: Module) -> None:
+    first = (ast.get_docstring(module.tree) or "").split("\n\n")[0]
+
+    assert module.tree.body, module.place
+    assert 10 <= len(first), "the module needs a docstring"
+    assert module.text.startswith('"""')
+
+
+@pytest.mark.parametrize("module", every())
+def test_nothing_is_left_for_later(module: Module) -> None:
+    names = {n.id for n in ast.walk(module.tree) if isinstance(n, ast.Name)}
+    later = re.compile(r"#.*\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b")
+
+    assert "NotImplementedError" not in names
+    assert later.search(module.text) is None
+
+
+@pytest.mark.parametrize("module", every("tests"))
+def test_tests_use_no_mocks_and_do_not_sleep(module: Module) -> None:
+    attributes = {ast.unparse(n) for n in ast.walk(module.tree) if isinstance(n, ast.Attribute)}
+    names = {n.id for n in ast.walk(module.tree) if isinstance(n, ast.Name)}
+
+    assert imports_any(module, "unittest.mock", "mock", "pytest_mock") == set()
+    assert {"Mock", "MagicMock"} & names == set()
+    assert {"time.sleep", "asyncio.sleep", "monkeypatch.setattr", "mock.patch"} & attributes == set()
+    assert "time.sleep" not in module.imports()
+
+
+def test_the_top_level_holds_what_it_should() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.splitlines()
+    found = {line.strip('"').partition("/")[0] for line in listed if (ROOT / line).exists()} or {
+        p.name for p in ROOT.iterdir()
+    }
+
+    assert found - GENERATED - TOP_LEVEL == set()
+
+
+@pytest.mark.parametrize(
+    "page", sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.md") if ".venv" not in p.parts)
+)
+def test_links_of_a_page_lead_to_files(page: str) -> None:
+    here = (ROOT / page).parent
+    broken = [link for link in LINK.findall((ROOT / page).read_text(encoding="utf-8")) if not (here / link).exists()]
+
+    assert broken == []
+
+
+def test_tests_named_by_the_readme_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    missing = [
+        f"{path}::{test}" for path, test in named
+        if not (ROOT / path).exists() or (test and f"def {test}(" not in (ROOT / path).read_text(encoding="utf-8"))
+    ]  # fmt: skip
+
+    assert named
+    assert missing == []
