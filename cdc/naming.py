@@ -68,7 +68,9 @@ def target_uri(template: str, schema: str, table: str) -> str:
 
     def filled(match: re.Match[str]) -> str:
         if match.group() not in segments:
-            raise InvalidDefinition(f"unknown placeholder {match.group()!r} in path {template!r}: expected {{schema}} or {{table}}")
+            raise InvalidDefinition(
+                f"unknown placeholder {match.group()!r} in path {template!r}: expected {{schema}} or {{table}}"
+            )
         return segments[match.group()]
 
     return _PLACEHOLDER.sub(filled, template)

@@ -8,8 +8,7 @@ tables that had merged already; those carry their own position and are passed ov
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import replace
 from threading import Lock
 
@@ -21,59 +20,59 @@ from pyspark.sql import functions as F
 
 from cdc.errors import CdcError, Reaction, SchemaNotApplicable
 from cdc.failpoint import hit
+from cdc.log.read import LogReader, read_file
+from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.batch import BOUNDARY, Boundary, FoldedBatch, TableControls, take_apart
 from pipelines.cuts import Cut, Cuts
-from pipelines.fold import fold
+from pipelines.fold import SURVEY_COLUMNS, Survey, fold, survey
 from pipelines.progress import Progress
 from pipelines.sinks.sink import Sink, TableBatch
 
 log = structlog.get_logger("apply")
 
-_UNFINISHED = (TargetState.BOOTSTRAPPING.value, TargetState.FAILED.value)
-
 
 class SinkLoop:
     """Applies batches to one sink; Spark calls it from one thread at a time."""
 
-    def __init__(self, sink: Sink, cuts: Cuts, progress: Progress) -> None:
-        self._sink, self._cuts, self._progress = sink, cuts, progress
-        self._pool = ThreadPoolExecutor(sink.parallel, thread_name_prefix=f"merge-{sink.name}")
+    def __init__(self, sink: Sink, change_log: LogReader, cuts: Cuts, progress: Progress) -> None:
+        self._sink, self._log, self._cuts, self._progress = sink, change_log, cuts, progress
         self._published = Published(0, 0, {})
         self._schemas: dict[int, TableSchema] = {}
         self.turn = Lock()
         """Held while a batch runs: who holds it may stop the query without cutting a batch in two."""
 
     @property
-    def position(self) -> int:
+    def position(self) -> Position:
         """Where the sink stands."""
-        return self._published.position
+        return Position(self._published.position)
 
     @property
     def lagging(self) -> list[TableRecord]:
         """Tables that stand before the sink's position and have to catch up over their own range."""
         return [table for table in self._published.tables.values() if table.position < self.position]
 
-    def open(self, log_id: str, schemas: Callable[[int], dict[int, TableSchema]]) -> None:
-        """Read where the sink stands; schemas gives the log's versions in force at a position."""
-        self._published = self._sink.open(log_id) or self._published
-        self._schemas = schemas(self.position)
+    def open(self) -> None:
+        """Read where the sink stands."""
+        self._log.refresh()
+        self._published = self._sink.open(self._log.log_id) or self._published
+        self._schemas = self._log.schemas(self.position)
         self._progress.published(self._published, lag=None, rows={})
 
     def __call__(self, rows: DataFrame, _batch_id: int) -> None:
         """Apply one micro-batch: rows of the log after the sink's position, with their boundary row."""
         with self.turn:
-            batch = take_apart(fold(rows, sink=self._sink.name).toArrow())
+            batch = self._fold(rows)
             hit("after_fold")
             if batch.boundary is None or batch.boundary.position <= self.position:
                 return
             self._keep_if_asked()
             inside = self._cuts.between(self._sink.name, self.position, batch.boundary.position)
             for cut in inside:  # rare: end a batch exactly there, then go on
-                self._apply(self._folded_again(rows, self.position, cut.position), Boundary(cut.position, 0))
+                self._apply(self._fold(self._within(rows, cut.position)), Boundary(cut.position, 0))
                 self._keep_if_asked()
-            rest = self._folded_again(rows, self.position, batch.boundary.position) if inside else batch
+            rest = self._fold(self._within(rows, batch.boundary.position)) if inside else batch
             self._apply(rest, batch.boundary)
             self._keep_if_asked()
 
@@ -81,31 +80,38 @@ class SinkLoop:
         """Bring one table that stayed behind to the sink's position; rows: its own range of the log."""
         with self.turn:
             batch = take_apart(fold(rows, sink=self._sink.name).toArrow())
-            known = self._schemas.get(table.relation)
-            controls = batch.controls.get(table.relation, TableControls(schema=known))
-            record = self._apply_table(table.relation, batch, controls, self.position)
+            record = self._apply_table(table.relation, batch, int(self.position))
             self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
 
-    def _folded_again(self, rows: DataFrame, after: int, upto: int) -> FoldedBatch:
-        within = rows.where((F.col("position") > after) & (F.col("position") <= upto) & (F.col("op") != BOUNDARY))
-        return take_apart(fold(within, sink=self._sink.name).toArrow())
+    def _within(self, rows: DataFrame, upto: int) -> DataFrame:
+        return rows.where((F.col("position") > int(self.position)) & (F.col("position") <= upto) & (F.col("op") != BOUNDARY))
+
+    def _fold(self, rows: DataFrame) -> FoldedBatch:
+        return take_apart(fold(rows, sink=self._sink.name, survey=self._survey()).toArrow())
+
+    def _survey(self) -> Survey | None:
+        """What the range is known to hold, read here because a Spark job for it costs more than the fold.
+
+        It looks at all that is durable, which may be more than the batch. Seeing partial images that are not there
+        costs time alone; a truncate of later would cost rows, so with any in sight the fold looks for itself.
+        """
+        self._log.refresh()
+        durable = self._log.durable or self.position
+        files = self._log.files(self.position, durable)
+        found = survey((read_file(f, self.position, durable, list(SURVEY_COLUMNS)) for f in files), sink=self._sink.name)
+        return None if found.fences else found
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
         began = time.monotonic()
-        touched = [r for r in batch.relations if not self._is_failed(r)]
-        jobs = [
-            self._pool.submit(self._apply_table, r, batch, batch.controls.get(r, TableControls()), boundary.position)
-            for r in touched
-        ]
-        records = dict(zip(touched, [job.result() for job in jobs], strict=True))
+        records = {r: self._apply_table(r, batch, boundary.position) for r in batch.relations if not self._is_failed(r)}
         self._publish(records, boundary, batch)
         self._progress.took(time.monotonic() - began)
 
-    def _apply_table(self, relation: int, batch: FoldedBatch, controls: TableControls, upto: int) -> TableRecord:
+    def _apply_table(self, relation: int, batch: FoldedBatch, upto: int) -> TableRecord:
+        controls = batch.controls.get(relation, TableControls())
         before = self._published.tables.get(relation)
-        if controls.schema is not None:
-            self._schemas[relation] = controls.schema
-        schema = self._schemas[relation]
+        schema = controls.schema or self._schemas[relation]
+        self._schemas[relation] = schema
         try:
             if schema.state is not TableState.LIVE:
                 raise SchemaNotApplicable(f"{schema.topic!r} is {schema.state}: {schema.reason}")
@@ -114,25 +120,24 @@ class SinkLoop:
                     schema=schema,
                     rows=batch.rows_of(relation),
                     frame=None,
-                    after=before.position if before else 0,
+                    after=min(before.position, upto) if before else 0,
                     upto=upto,
                     truncated=controls.truncated,
                     generation=controls.generation,
                 )
             )
-            hit("after_table_merge")
         except CdcError as exc:
             if exc.reaction is not Reaction.QUARANTINE:
                 raise
-            log.error("table stopped", sink=self._sink.name, table=schema.topic, code=exc.code, reason=exc.message)
-            return _failed(before, schema, exc)
-        streaming = controls.generation is not None or (before is not None and before.state == TargetState.STREAMING)
-        state = TargetState.STREAMING if streaming and record.position <= upto else TargetState.BOOTSTRAPPING
-        return replace(record, state=state.value, schema=schema.to_json().decode())
+            record = _failed(before, schema, exc)
+        hit("after_table_merge")
+        if record.state == TargetState.FAILED:
+            log.error("table stopped", sink=self._sink.name, table=record.topic, reason=record.reason)
+        return _placed(record, upto)
 
     def _publish(self, changed: dict[int, TableRecord], boundary: Boundary, batch: FoldedBatch) -> None:
         untouched = {
-            relation: replace(record, position=max(record.position, boundary.position))
+            relation: _placed(replace(record, position=max(record.position, boundary.position)), boundary.position)
             for relation, record in self._published.tables.items()
             if relation not in changed and record.state != TargetState.FAILED
         }
@@ -151,7 +156,7 @@ class SinkLoop:
             self._answer(cut)
 
     def _answer(self, cut: Cut) -> None:
-        if cut.position < self.position:
+        if cut.position < int(self.position):
             self._cuts.refuse(cut, "passed")
         else:
             self._cuts.answer(cut, self._published, self._sink.keep(self._published))
@@ -159,6 +164,14 @@ class SinkLoop:
     def _is_failed(self, relation: int) -> bool:
         record = self._published.tables.get(relation)
         return record is not None and record.state == TargetState.FAILED
+
+
+def _placed(record: TableRecord, upto: int) -> TableRecord:
+    """The record with the state that its position means for a cut at upto."""
+    whole = record.state in {TargetState.STREAMING, TargetState.CATCHING_UP}
+    if not whole:
+        return record
+    return replace(record, state=(TargetState.STREAMING if record.position == upto else TargetState.CATCHING_UP).value)
 
 
 def _failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:

@@ -72,15 +72,14 @@ def _run(definition: Definition, catalog: Catalog, board: Board, figures: metric
     )
     session.dataSource.register(CdcDataSource)
     try:
-        change_log = _wait_for_log(definition, stop)
-        if change_log is None:
+        if not _wait_for_log(definition, stop):
             return
         cuts = Cuts(catalog, definition.name)
         queries = []
         for wanted in definition.sinks:
             progress = Progress(definition.name, wanted.name, figures)
             board.sinks.append(progress)
-            queries.append(SinkQuery(definition, wanted, session, change_log, SinkParts(cuts, progress)))
+            queries.append(SinkQuery(definition, wanted, session, SinkParts(cuts, progress)))
         board.state = "running"
         while not stop.wait(POLL):
             for query in queries:
@@ -91,16 +90,15 @@ def _run(definition: Definition, catalog: Catalog, board: Board, figures: metric
         session.stop()
 
 
-def _wait_for_log(definition: Definition, stop: Event) -> LogReader | None:
+def _wait_for_log(definition: Definition, stop: Event) -> bool:
     while not stop.is_set():
         try:
-            change_log = LogReader(definition.log.path)
-            if change_log.durable is not None:
-                return change_log
+            if LogReader(definition.log.path).durable is not None:
+                return True
         except LogError:
             log.debug("no log yet", path=definition.log.path)
         stop.wait(POLL)
-    return None
+    return False
 
 
 class SinkParts:
@@ -114,10 +112,10 @@ class SinkQuery:
     """One sink's streaming query; started again from the sink's own record when it stops."""
 
     def __init__(
-        self, definition: Definition, wanted: DeltaSink | SearchSink, session: SparkSession, change_log: LogReader, parts: SinkParts
+        self, definition: Definition, wanted: DeltaSink | SearchSink, session: SparkSession, parts: SinkParts
     ) -> None:
         self._definition, self._wanted, self._session = definition, wanted, session
-        self._log, self._parts = change_log, parts
+        self._parts = parts
         self._query: StreamingQuery | None = None
         self._loop: SinkLoop | None = None
         self._sink: Sink | None = None
@@ -156,12 +154,10 @@ class SinkQuery:
 
     def _start(self) -> None:
         self._sink = build_sink(self._wanted, self._session)
-        loop = SinkLoop(self._sink, self._parts.cuts, self._parts.progress)
-        self._log.refresh()
-        loop.open(self._log.log_id, lambda position: self._log.schemas(Position(position)))
+        loop = SinkLoop(self._sink, LogReader(self._definition.log.path), self._parts.cuts, self._parts.progress)
+        loop.open()
         for table in loop.lagging:
-            own = self._range(Position(table.position), Position(loop.position), table.topic)
-            loop.catch_up(table, own)
+            loop.catch_up(table, self._range(Position(table.position), loop.position, table.topic))
         self._loop, self._failure = loop, None
         base = Path(self._definition.spark.checkpoint)
         base.mkdir(parents=True, exist_ok=True)
@@ -172,7 +168,7 @@ class SinkQuery:
             .option("tables", ",".join(self._wanted.tables))
             .option("boundaries", "true")
             .option("maxRowsPerTrigger", str(MAX_ROWS))
-            .option("startingPosition", str(Position(loop.position)) if loop.position else "earliest")
+            .option("startingPosition", str(loop.position) if loop.position else "earliest")
             .load()
         )
         self._query = (

@@ -107,7 +107,7 @@ class LogPartition(InputPartition):
     """Commit time of upto in µs UTC when the boundary row is wanted."""
 
 
-class CdcSource(DataSource):
+class CdcDataSource(DataSource):
     """`spark.read.format("cdc")` and `spark.readStream.format("cdc")`; see pipelines/README.md for its options."""
 
     @classmethod
@@ -130,7 +130,7 @@ class CdcSource(DataSource):
 
 def register(session: SparkSession) -> None:
     """Make the format `cdc` known to a session."""
-    session.dataSource.register(CdcSource)
+    session.dataSource.register(CdcDataSource)
 
 
 class LogBatchReader(DataSourceReader):

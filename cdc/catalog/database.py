@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -62,15 +62,22 @@ class Database:
             raise CatalogUnavailable(f"catalog {shown!r}: {_why(error)}") from error
 
 
-def upsert(session: Session, model: type[Model], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert the rows, or replace those whose primary key exists; one statement, atomic on both dialects."""
+Rows = Sequence[Mapping[str, Any]]
+
+
+def upsert(session: Session, model: type[Model], rows: Rows, *, only_if: ColumnElement[bool] | None = None) -> None:
+    """Insert the rows, or replace those whose primary key exists; one statement, atomic on both dialects.
+
+    Under `only_if` an existing row that does not meet the condition stays as it is.
+    """
     if not rows:
         return
     table = model.__table__
     key = [column.name for column in table.primary_key]
     insert: Any = _INSERT[session.get_bind().dialect.name](table)  # type: ignore[arg-type]
     changed = {name: insert.excluded[name] for name in rows[0] if name not in key}
-    session.execute(insert.on_conflict_do_update(index_elements=key, set_=changed), [dict(row) for row in rows])
+    statement = insert.on_conflict_do_update(index_elements=key, set_=changed, where=only_if)
+    session.execute(statement, [dict(row) for row in rows])
 
 
 def _parsed(url: str) -> URL:

@@ -20,15 +20,11 @@ class Leases:
         """Take or renew the lease; False if another holds it and it has not expired."""
         now = now or datetime.now(UTC)
         row = {"name": name, "holder": holder, "expires_at": now + timedelta(seconds=seconds)}
+        free = (LeaseRow.holder == holder) | (LeaseRow.expires_at <= now)
         with self._database.writing() as session:
-            held = session.get(LeaseRow, name, with_for_update=True)
-            if held is not None and held.holder != holder and held.expires_at > now:
-                return False
-            if held is not None:
-                held.holder, held.expires_at = holder, row["expires_at"]  # type: ignore[assignment]
-            else:
-                upsert(session, LeaseRow, [row])
-            return True
+            upsert(session, LeaseRow, [row], only_if=free)
+            held = session.get(LeaseRow, name)
+            return held is not None and held.holder == holder
 
     def release(self, name: str, holder: str) -> None:
         """Give the lease back; nothing happens if the holder does not have it."""

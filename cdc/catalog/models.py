@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Index, Integer, MetaData, Text, TypeDecorator
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, Index, Integer, MetaData, Text, TypeDecorator
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NAMING: Final = {
@@ -26,13 +26,13 @@ class UtcDateTime(TypeDecorator[datetime]):
     impl = DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - SQLAlchemy's signature
         """To UTC; a moment without zone is refused, it could be any."""
         if value is not None and value.tzinfo is None:
             raise ValueError("expected a datetime with a time zone")
         return None if value is None else value.astimezone(UTC)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - as above
         """With its zone."""
         if value is None:
             return None
@@ -51,6 +51,7 @@ class Model(DeclarativeBase):
     type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this name from the class
         str: Text(),
         int: BigInteger(),
+        float: Double(),
         datetime: UtcDateTime(),
         dict[str, Any]: JSON(),
         list[Any]: JSON(),

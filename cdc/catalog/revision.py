@@ -46,7 +46,7 @@ def down(database: Database, revision: str) -> None:
 
 def sql(url: str, revision: str = "head") -> str:
     """The statements that `up` would send to an empty database, without connecting."""
-    from alembic import command  # noqa: PLC0415 - a quarter of a second that most processes never need
+    from alembic import command  # a quarter of a second that most processes never need
 
     output = io.StringIO()
     with as_file(files("migrations")) as directory:
@@ -57,8 +57,8 @@ def sql(url: str, revision: str = "head") -> str:
 
 
 def _run(database: Database, verb: str, revision: str) -> None:
-    from alembic import command  # noqa: PLC0415 - as above
-    from alembic.util import CommandError  # noqa: PLC0415 - as above
+    from alembic import command
+    from alembic.util import CommandError
 
     with as_file(files("migrations")) as directory, database.migrating() as connection:
         config = _config(str(directory), io.StringIO())
@@ -70,7 +70,7 @@ def _run(database: Database, verb: str, revision: str) -> None:
 
 
 def _config(directory: str, output: io.StringIO) -> Any:
-    from alembic.config import Config  # noqa: PLC0415 - as above
+    from alembic.config import Config
 
     config = Config(output_buffer=output, stdout=output)
     config.set_main_option("script_location", directory.replace("%", "%%"))

@@ -1,1 +1,1 @@
-"""The command line, one file per command group."""
+"""The command line: one file per group of commands; heavy imports stand inside the commands."""

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from importlib.metadata import version as installed
+from io import TextIOWrapper
 from pathlib import Path
 from time import monotonic
 from types import FrameType
@@ -14,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.output import emit
+from cdc.cli.output import JsonOption, emit
 from cdc.errors import ExitCode, InvalidDefinition
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -44,6 +45,8 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
     """A shop, its live changes, and every derived store proved equal at the end."""
     began = monotonic()
     out = sys.stderr if json else sys.stdout
+    if isinstance(out, TextIOWrapper):
+        out.reconfigure(errors="replace")  # a terminal without ✓ is no reason to stop
     print(
         f"  0.0s  cdc {installed('cdc')} · demo · ^C stops and proves it, ^C twice just ends it", file=out, flush=True
     )
@@ -69,7 +72,7 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
     summary = f"{equal}/{len(outcome.tables)} tables equal, {outcome.changes:,} changes"
     screen.done("bye", summary) if outcome.equal else screen.failed("bye", summary)
     if json:
-        emit("demo", json=True, summary=summary, result=outcome.to_json())
+        emit("demo", json=True, summary=summary, result=outcome.to_json(), ok=outcome.equal)
     if outcome.tables and not outcome.equal:
         raise typer.Exit(ExitCode.FINDING)
     if not outcome.tables and not stop.is_set():

@@ -263,13 +263,11 @@ class Definition(Model):
         return [*self.exclude, *(glob for rule in self.tables for glob in rule.exclude)]
 
     @model_validator(mode="after")
-    def _named_after_the_pipeline(self, info: ValidationInfo) -> Self:
+    def _named_after_the_pipeline(self) -> Self:
         """Fill in the defaults that depend on other keys."""
         source = self.source
         slot = source.slot.model_copy(update={"name": source.slot.name or f"cdc_{self.name}"})
-        publication = source.publication.model_copy(
-            update={"name": source.publication.name or f"cdc_{self.name}_pub"}
-        )
+        publication = source.publication.model_copy(update={"name": source.publication.name or f"cdc_{self.name}_pub"})
         checkpoint = self.spark.checkpoint or beside(self.log.path, "checkpoint")
         return self.model_copy(
             update={

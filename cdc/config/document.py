@@ -7,7 +7,7 @@ depth and the number of values (which aliases can multiply) are bounded before a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -52,9 +52,7 @@ class Document:
     def flaw(self, key: Key, message: str, **more: Any) -> Flaw:
         """A flaw at the key, or at the nearest place above it that exists."""
         place = next(self.places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.places)
-        return Flaw(
-            path=self.path, line=place.line, column=place.column, key=dotted(key), message=message, **more
-        )
+        return Flaw(path=self.path, line=place.line, column=place.column, key=dotted(key), message=message, **more)
 
     def note(self, key: Key, message: str, **more: Any) -> None:
         """Keep a flaw."""
@@ -208,7 +206,7 @@ def _number(text: str) -> Any:
         return text
 
 
-_SCALARS: Final = {
+_SCALARS: Final[Mapping[str | None, Callable[[str], Any]]] = {
     f"{_CORE}null": lambda _: None,
     f"{_CORE}bool": lambda text: text.lower() == "true" if text.lower() in {"true", "false"} else text,
     f"{_CORE}int": _integer,

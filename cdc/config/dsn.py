@@ -9,7 +9,9 @@ from urllib.parse import parse_qsl, unquote
 from cdc.config.names import wrong
 
 SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
-_URL: Final = re.compile(r"postgres(?:ql)?://(?:(?P<user>[^@/?#]*)@)?(?P<host>[^/?#@]*)(?:/(?P<db>[^?#]*))?(?:\?(?P<query>[^#]*))?\Z")
+_URL: Final = re.compile(
+    r"postgres(?:ql)?://(?:(?P<user>[^@/?#]*)@)?(?P<host>[^/?#@]*)(?:/(?P<db>[^?#]*))?(?:\?(?P<query>[^#]*))?\Z"
+)
 _PAIR: Final = re.compile(r"\s*([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s'\\]*(?:\\.[^\s'\\]*)*)", re.DOTALL)
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 

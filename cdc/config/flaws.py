@@ -55,9 +55,9 @@ def _meant(error: ErrorDetails, key: Key, document: Document, around: Mapping[st
 
 
 def _written(error: ErrorDetails, key: Key, document: Document) -> str:
-    value = document.values
+    value: Any = document.values
     for part in (*key, "type") if error["type"] == "union_tag_invalid" else key:
-        value = value[part] if isinstance(value, list | dict) else ""
+        value = value[part] if isinstance(value, dict) or (isinstance(value, list) and isinstance(part, int)) else ""
     return value if isinstance(value, str) else ""
 
 

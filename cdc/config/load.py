@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,9 @@ def _validated(document: Document, path: Path, environment: Mapping[str, str]) -
     try:
         definition = Definition.model_validate(document.values, context=context)
     except ValidationError as error:
-        found = flaws_of(error.errors(include_url=False), document, Definition.model_json_schema())
-        faulty = {flaw.key for flaw in document.flaws}
-        document.flaws.extend(flaw for flaw in found if not _already(flaw, faulty))
+        found = list(flaws_of(error.errors(include_url=False), document, Definition.model_json_schema()))
+        explained = {flaw.key for flaw in document.flaws} | set(_misspelt(found))
+        document.flaws.extend(flaw for flaw in found if flaw.key not in explained)
         return None
     for key, message in disagreements(definition):
         document.note(key, message)
@@ -73,9 +73,12 @@ def _validated(document: Document, path: Path, environment: Mapping[str, str]) -
     return definition
 
 
-def _already(flaw: Flaw, faulty: set[str]) -> bool:
-    """Whether the value could not be had in the first place."""
-    return flaw.key in faulty
+def _misspelt(flaws: list[Flaw]) -> Iterator[str]:
+    """Keys that stand in the file under a wrong name: they are not missing as well."""
+    for flaw in flaws:
+        if flaw.suggestion is not None:
+            above = flaw.key.rpartition(".")[0]
+            yield f"{above}.{flaw.suggestion}" if above else flaw.suggestion
 
 
 def _where(values: Any, wanted: str, key: Key = ()) -> Key:

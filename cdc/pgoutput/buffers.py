@@ -16,7 +16,8 @@ from cdc.pgoutput.layout import Layout
 
 _NESTED: Final = ("key", "old_key", "before", "after")
 _OPERATIONS: Final = pa.array(list(OPERATIONS), pa.string())
-_MINIMUM: Final = 64
+#: Rows, children and bytes that every batch has room for: a few small transactions never grow them.
+_MINIMUM: Final = (64, 512, 8192)
 #: Room beyond what the last batch used, so that batches of about one size do not grow twice.
 _SLACK: Final = 1.25
 
@@ -25,9 +26,9 @@ _SLACK: Final = 1.25
 class Capacity:
     """How many rows, and per nested column how many children and bytes."""
 
-    rows: int = _MINIMUM
-    children: tuple[int, ...] = (_MINIMUM,) * len(_NESTED)
-    nbytes: tuple[int, ...] = (_MINIMUM,) * len(_NESTED)
+    rows: int = _MINIMUM[0]
+    children: tuple[int, ...] = (_MINIMUM[1],) * len(_NESTED)
+    nbytes: tuple[int, ...] = (_MINIMUM[2],) * len(_NESTED)
 
 
 def new_state() -> np.ndarray:
@@ -68,12 +69,13 @@ class RowBuffers:
     def like(cls, state: np.ndarray, previous: Self) -> Self:
         """Buffers for about as much as the previous ones held; call before their rows are counted anew."""
 
-        def room(used: int) -> int:
-            return max(_MINIMUM, int(used * _SLACK))
+        def room(used: int, least: int) -> int:
+            return max(least, int(used * _SLACK))
 
-        used = [getattr(previous.rows, name).used for name in _NESTED]
-        children, nbytes = tuple(room(int(u[0])) for u in used), tuple(room(int(u[1])) for u in used)
-        return cls(state, Capacity(room(int(state[ROWS])), children, nbytes))
+        counts = [(int(texts.used[0]), int(texts.used[1])) for texts in previous.rows[8:]]
+        children = tuple(room(count, _MINIMUM[1]) for count, _ in counts)
+        nbytes = tuple(room(size, _MINIMUM[2]) for _, size in counts)
+        return cls(state, Capacity(room(int(state[ROWS]), _MINIMUM[0]), children, nbytes))
 
     def grow(self, values: int, nbytes: int) -> None:
         """Make room for two more rows with so many children and bytes in each nested column."""

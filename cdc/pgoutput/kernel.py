@@ -134,11 +134,15 @@ class Values(NamedTuple):
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile on first call, without the GIL; kept on disk where a writable place can be found."""
+    """Compile on first call, without the GIL; kept on disk where a writable place can be found.
+
+    No kernel allocates, so reference counting is off: counting the arrays of every tuple that a
+    kernel hands on was most of its time.
+    """
     try:
-        return njit(nogil=True, cache=True)(function)
+        return njit(nogil=True, cache=True, _nrt=False)(function)
     except RuntimeError:  # neither NUMBA_CACHE_DIR, nor the package, nor the user's cache is writable
-        return njit(nogil=True)(function)
+        return njit(nogil=True, _nrt=False)(function)
 
 
 @kernel

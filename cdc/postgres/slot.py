@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import psycopg
 
+from cdc.errors import SlotInUse
 from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
 from cdc.postgres.quoting import identifier
@@ -20,10 +21,10 @@ PLUGIN: Final = "pgoutput"
 _STATUS: Final = """
     SELECT s.slot_name, s.plugin, s.database, s.active, s.active_pid, s.restart_lsn::text, s.confirmed_flush_lsn::text,
            s.wal_status, s.safe_wal_size, to_jsonb(s) ->> 'invalidation_reason',
-           coalesce(greatest(pg_wal_lsn_diff(
-               CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
-               s.restart_lsn), 0), 0)::bigint
-    FROM pg_replication_slots s WHERE s.slot_name = %s
+           coalesce(greatest(pg_wal_lsn_diff(w.wal_end, s.restart_lsn), 0), 0)::bigint, w.wal_end::text
+    FROM pg_replication_slots s,
+         (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END) w(wal_end)
+    WHERE s.slot_name = %s
 """
 
 
@@ -48,6 +49,8 @@ class SlotStatus:
     """From version 17."""
     retained_bytes: int
     """WAL that the server keeps for this slot."""
+    wal_end: Lsn
+    """Where the server's WAL ended at this moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ def slot_status(conn: psycopg.Connection, name: str) -> SlotStatus | None:
         return None
     fields: list[Any] = list(row)
     fields[5:7] = (Lsn.parse(text) if text else None for text in fields[5:7])
+    fields[-1] = Lsn.parse(fields[-1])
     return SlotStatus(*fields)
 
 
@@ -77,6 +81,23 @@ def drop_slot(conn: psycopg.Connection, name: str) -> None:
         conn.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [name]
         )
+
+
+@contextmanager
+def exclusive(conn: psycopg.Connection, name: str) -> Iterator[None]:
+    """Hold the right to copy for a slot, by an advisory lock that goes with the connection.
+
+    Raises SlotInUse while another session holds it.
+    """
+    with mapped():
+        row = conn.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [f"cdc copy {name}"]).fetchone()
+    if row is None or not row[0]:
+        raise SlotInUse(f"another reader copies for slot {name!r}")
+    try:
+        yield
+    finally:
+        with mapped():
+            conn.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", [f"cdc copy {name}"])
 
 
 @contextmanager

@@ -235,7 +235,9 @@ def _process_problems(processes: Iterable[ProcessStatus]) -> Iterable[Problem]:
 def _sink_problems(sinks: Iterable[SinkStatus]) -> Iterable[Problem]:
     for s in sinks:
         if s.state == "failed" or (s.reason and s.state not in {"stale", "streaming", "running"}):
-            yield Problem(f"sink {s.name}", None, s.reason or s.state, "see 'cdc status'; the sink tries again by itself")
+            yield Problem(
+                f"sink {s.name}", None, s.reason or s.state, "see 'cdc status'; the sink tries again by itself"
+            )
 
 
 def _table_problems(tables: Iterable[TableStatus]) -> Iterable[Problem]:

@@ -22,6 +22,8 @@ class TargetState(StrEnum):
     STREAMING = "streaming"
     #: Not complete yet: its first full copy has not ended.
     BOOTSTRAPPING = "bootstrapping"
+    #: Complete, but not at the record's position: a crash left it ahead, or it comes from behind.
+    CATCHING_UP = "catching_up"
     #: Stands still at its position; the reason stands beside it.
     FAILED = "failed"
 
@@ -61,7 +63,12 @@ class Published:
     def to_json(self) -> str:
         """Text with sorted keys, so that equal records are equal text."""
         tables = [asdict(self.tables[relation]) for relation in sorted(self.tables)]
-        fields = {"format": RECORD_FORMAT, "position": self.position, "committed_at": self.committed_at, "tables": tables}
+        fields = {
+            "format": RECORD_FORMAT,
+            "position": self.position,
+            "committed_at": self.committed_at,
+            "tables": tables,
+        }
         return json.dumps(fields, sort_keys=True, ensure_ascii=False)
 
     @classmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -21,18 +23,16 @@ def _key(table: str, *columns: str) -> sa.PrimaryKeyConstraint:
     return sa.PrimaryKeyConstraint(*columns, name=f"pk_{table}")
 
 
-def _needed(**types: sa.types.TypeEngine[object]) -> list[sa.Column[object]]:
+def _needed(**types: sa.types.TypeEngine[Any]) -> list[sa.Column[Any]]:
     return [sa.Column(name, kind, nullable=False) for name, kind in types.items()]
 
 
-def _optional(**types: sa.types.TypeEngine[object]) -> list[sa.Column[object]]:
+def _optional(**types: sa.types.TypeEngine[Any]) -> list[sa.Column[Any]]:
     return [sa.Column(name, kind, nullable=True) for name, kind in types.items()]
 
 
 def upgrade() -> None:
-    op.create_table(
-        "pipelines", *_needed(name=TEXT, definition=TEXT, updated_at=MOMENT), _key("pipelines", "name")
-    )
+    op.create_table("pipelines", *_needed(name=TEXT, definition=TEXT, updated_at=MOMENT), _key("pipelines", "name"))
     op.create_table(
         "processes",
         *_needed(pipeline=TEXT, process=TEXT, pid=BIG, state=TEXT),
@@ -44,7 +44,7 @@ def upgrade() -> None:
         "sinks",
         *_needed(pipeline=TEXT, sink=TEXT, position=BIG),
         *_optional(committed_at=MOMENT),
-        *_needed(lag_seconds=sa.Float(), state=TEXT),
+        *_needed(lag_seconds=sa.Double(), state=TEXT),
         *_optional(reason=TEXT),
         *_needed(recorded_at=MOMENT),
         _key("sinks", "pipeline", "sink"),

@@ -9,25 +9,25 @@ publishes on a store where Spark cannot fence (local, S3) that there is one rest
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from cdc.errors import CdcError, MissingBase, Reaction, SchemaNotApplicable
+from cdc.errors import CdcError, Reaction, SchemaNotApplicable
 from cdc.failpoint import hit
 from cdc.naming import column_name, published_uri, target_uri
 from cdc.table import TableSchema
-from pipelines.rows import target_schema, typed_keys, typed_rows
+from pipelines.rows import target_schema
 from pipelines.sinks.delta_default import default_literal
-from pipelines.sinks.delta_merge import OP, merge_with_delta_rs, merge_with_spark, require_delta, speaks_delta
-from pipelines.sinks.delta_partial import complete
+from pipelines.sinks.delta_merge import merge_with_delta_rs, merge_with_spark, require_delta, speaks_delta
+from pipelines.sinks.delta_partial import frame_source, table_source
 from pipelines.sinks.delta_published import PublishedTable
+from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.delta_table import DeltaTarget
 from pipelines.sinks.sink import Published, TableBatch, TableRecord, TargetState
 from pipelines.types import TypePolicy
@@ -40,7 +40,6 @@ MAX_BATCH_BYTES: Final = 64 << 20
 MAX_TARGET_BYTES: Final = 512 << 20
 """Of live files; delta-rs' merge is linear in them (20 M rows: 17–29 s), Spark's scales out."""
 _ATTEMPTS: Final = 5
-_PLACES: Final = ("position", "ordinal")
 
 
 class Writer(StrEnum):
@@ -64,12 +63,10 @@ class DeltaSettings:
     writer: Writer = Writer.AUTO
     types: TypePolicy = TypePolicy.EXACT
 
-
-@dataclass(slots=True)
-class _Progress:
-    """What this driver knows of its tables; the published record is the truth, this is its memory."""
-
-    records: dict[int, TableRecord] = field(default_factory=dict)
+    def __post_init__(self) -> None:
+        # a definition's values are equal texts of its own enums
+        object.__setattr__(self, "writer", Writer(self.writer))
+        object.__setattr__(self, "types", TypePolicy(self.types))
 
 
 class DeltaSink:
@@ -79,6 +76,7 @@ class DeltaSink:
         self.name = settings.name
         self._settings = settings
         self._spark = spark
+        self._spark_writes = settings.writer is not Writer.DELTA_RS and speaks_delta(spark)
         self._log_id = ""
         self._published: PublishedTable | None = None
         self._records: dict[int, TableRecord] = {}
@@ -91,6 +89,8 @@ class DeltaSink:
         self._log_id = log_id
         self._published = PublishedTable.open(published_uri(self._settings.path), log_id)
         record = self._published.record()
+        if record is not None:
+            record = replace(record, tables={r: self._standing(table) for r, table in record.tables.items()})
         self._records = dict(record.tables) if record else {}
         return record
 
@@ -132,6 +132,13 @@ class DeltaSink:
             raise ValueError(f"sink {self.name!r} is not open")
         return self._published
 
+    def _standing(self, record: TableRecord) -> TableRecord:
+        """The record, or where its target really stands when a crash left it ahead of what was published."""
+        target = DeltaTarget.open(record.target) if record.state == TargetState.STREAMING else None
+        if target is None or (target.applied or 0) <= record.position:
+            return record
+        return replace(record, position=target.applied, version=target.version, state=TargetState.CATCHING_UP.value)
+
     def _applied(self, batch: TableBatch) -> TableRecord:
         if not batch.schema.key:
             raise SchemaNotApplicable(
@@ -152,24 +159,70 @@ class DeltaSink:
         if (target.applied or -1) < batch.upto:
             self._bring(target, batch)
         state = TargetState.STREAMING if target.complete else TargetState.BOOTSTRAPPING
-        return self._record(batch, target.version, state)
+        record = self._record(batch, target.version, state)
+        return replace(record, position=max(batch.upto, target.applied or 0))
 
     def _bring(self, target: DeltaTarget, batch: TableBatch) -> None:
-        columns = target_schema(batch.schema, self._settings.types)
-        target.follow(columns, self._refill(target, batch.schema, columns))
-        with_spark = self._with_spark(batch, target)
-        whole = self._whole(batch, target)
+        shape = Shape(batch.schema, self._settings.types)
+        before = self._before(target, batch)
+        target.follow(shape.columns)
+        target.refill(self._defaults(batch.schema, shape), batch.after)
+        source = self._source(batch, shape, before, with_spark=self._with_spark(batch, target))
         target.erase(batch.truncated, batch.generation)
-        hit("delta_before_merge")
-        key = tuple(column_name(column.name) for column in batch.schema.key)
-        if with_spark:
-            merge_with_spark(target, self._frame(batch, whole), key, batch.upto)
-        elif whole.num_rows:
-            merge_with_delta_rs(target, whole, key, batch.upto)
-            target.tidy()
         if batch.generation is not None:
             target.complete_generation(batch.generation)
+        hit("delta_before_merge")
+        if isinstance(source, pa.Table):
+            if source.num_rows:
+                merge_with_delta_rs(target, source, shape.key, batch.upto)
+                target.tidy()
+        else:
+            merge_with_spark(target, source, shape.key, batch.upto)
         hit("delta_after_merge")
+
+    def _before(self, target: DeltaTarget, batch: TableBatch) -> DeltaTable | None:
+        """The target as the range (after, upto] found it, also when an earlier attempt went further."""
+        if (target.applied or 0) <= batch.after:
+            return DeltaTable(target.uri)
+        known = self._records.get(batch.schema.relation)
+        return None if known is None or known.version is None else DeltaTable(target.uri, version=known.version)
+
+    def _defaults(self, schema: TableSchema, shape: Shape) -> dict[str, str]:
+        """Delta column → expression, for columns with a default that are new since the last record."""
+        known = self._records.get(schema.relation)
+        if known is None or known.schema is None:
+            return {}
+        held = {column.id for column in TableSchema.from_json(known.schema).columns}
+        return {
+            column_name(column.name): default_literal(
+                column.missing, shape.columns.field(column_name(column.name)).type
+            )
+            for column in schema.sent
+            if column.missing is not None and column.id not in held
+        }
+
+    def _with_spark(self, batch: TableBatch, target: DeltaTarget) -> bool:
+        if self._settings.writer is not Writer.AUTO:
+            return self._settings.writer is Writer.SPARK
+        if (
+            batch.frame is None
+            and (batch.rows is None or batch.rows.nbytes <= MAX_BATCH_BYTES)
+            and target.files()[1] <= MAX_TARGET_BYTES
+        ):
+            return False
+        return self._spark_writes
+
+    def _source(
+        self, batch: TableBatch, shape: Shape, before: DeltaTable | None, *, with_spark: bool
+    ) -> pa.Table | DataFrame:
+        """What to merge: a frame for Spark, a table for delta-rs."""
+        if batch.frame is not None and with_spark:
+            return frame_source(batch.frame, before, shape, batch.truncated)
+        images = batch.rows if batch.frame is None else batch.frame.toArrow()
+        if images is None:
+            return shape.source.empty_table()
+        source = table_source(images, before, shape, batch.truncated)
+        return require_delta(self._spark).createDataFrame(source) if with_spark and source.num_rows else source
 
     def _target(self, schema: TableSchema) -> DeltaTarget:
         uri = target_uri(self._settings.path, schema.schema, schema.name)
@@ -183,3 +236,24 @@ class DeltaSink:
         target.check_identity(self._log_id, schema)
         self._targets[uri] = target
         return target
+
+    def _record(self, batch: TableBatch, version: int, state: TargetState) -> TableRecord:
+        schema = batch.schema
+        uri = target_uri(self._settings.path, schema.schema, schema.name)
+        return TableRecord(
+            relation=schema.relation,
+            topic=schema.topic,
+            target=uri,
+            position=batch.upto,
+            version=version,
+            state=state,
+            reason=None,
+            schema=schema.to_json().decode(),
+        )
+
+    def _failed(self, batch: TableBatch, error: CdcError) -> TableRecord:
+        """The record of a table that stands still; it keeps the schema and version that it has."""
+        known = self._records.get(batch.schema.relation)
+        standing = known or replace(self._record(batch, 0, TargetState.FAILED), version=None, schema=None)
+        reason = f"{error.code} {error.message}"
+        return replace(standing, position=batch.after, state=TargetState.FAILED, reason=reason)

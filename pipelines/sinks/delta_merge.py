@@ -1,7 +1,9 @@
 """The merge of one batch into one Delta table: what is said (MergeSpec, pure) and the two engines that do it.
 
 Both engines get the same source: the target's columns plus `_op` (`u` upsert, `d` delete; a delete
-carries its key, place and nulls). A row is touched only by a later (position, ordinal).
+carries its key, place and nulls). A row is deleted only by a later (position, ordinal) and replaced only by a
+later or the same one: the same one is the same change, come again after a crash as part of a longer
+range, perhaps under a newer schema.
 """
 
 from __future__ import annotations
@@ -58,12 +60,12 @@ class MergeSpec:
     @property
     def deletes(self) -> str:
         """When a matched row goes."""
-        return f"{self._source(OP)} = 'd' AND {self.later}"
+        return f"{self._source(OP)} = 'd' AND {self._after('>')}"
 
     @property
     def updates(self) -> str:
         """When a matched row is replaced."""
-        return f"{self._source(OP)} = 'u' AND {self.later}"
+        return f"{self._source(OP)} = 'u' AND {self._after('>=')}"
 
     @property
     def inserts(self) -> str:
@@ -71,18 +73,15 @@ class MergeSpec:
         return f"{self._source(OP)} = 'u'"
 
     @property
-    def later(self) -> str:
-        """Source after target in (position, ordinal)."""
-        position, ordinal = POSITION_COLUMN, ORDINAL_COLUMN
-        return (
-            f"({self._source(position)} > {self._target(position)} OR ({self._source(position)} = "
-            f"{self._target(position)} AND {self._source(ordinal)} > {self._target(ordinal)}))"
-        )
-
-    @property
     def assignments(self) -> dict[str, str]:
         """Target column → source expression, for update and insert alike."""
         return {self.quote(name): self._source(name) for name in self.columns}
+
+    def _after(self, than: str) -> str:
+        position, ordinal = POSITION_COLUMN, ORDINAL_COLUMN
+        same = f"{self._source(position)} = {self._target(position)}"
+        within = f"{self._source(ordinal)} {than} {self._target(ordinal)}"
+        return f"({self._source(position)} > {self._target(position)} OR ({same} AND {within}))"
 
     def _source(self, name: str) -> str:
         return f"{SOURCE}.{self.quote(name)}"

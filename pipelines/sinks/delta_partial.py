@@ -1,25 +1,28 @@
 """Partial images made whole: the columns that were not sent come from the target's row before the batch.
 
-The base of a row is the target's row of the same key, or of the old key when the row moved here.
-It must be read before anything of the batch is applied, for the batch deletes old keys.
+The base of a row is the target's row of the same key, or of the old key when the row moved here, in
+the target's version **before anything of the range was applied**: the range deletes old keys and may give
+them to new rows. After a crash that version is an older one, which the published record names.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 
 from cdc.errors import MissingBase
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
-from cdc.table import TableSchema
-from pipelines.rows import sent_cells, target_schema, typed_keys, typed_rows
+from pipelines.rows import sent_cells, typed_keys, typed_rows
 from pipelines.sinks.delta_merge import double_quoted
-from pipelines.sinks.delta_table import DeltaTarget
-from pipelines.types import TypePolicy
+from pipelines.sinks.delta_source import Shape, as_upserts, source_frame, source_rows, split
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 MAX_LISTED: Final = 1_000
 """Keys named in the scan's predicate; above it their range is, and the rest is matched in memory."""
@@ -27,19 +30,42 @@ _ROW: Final = "_row"
 _PLACE: Final = "_place"
 
 
-def complete(
-    images: pa.Table, target: DeltaTarget, schema: TableSchema, policy: TypePolicy, *, newer_than: tuple[int, int] | None
+def table_source(
+    images: pa.Table, before: DeltaTable | None, shape: Shape, newer_than: tuple[int, int] | None
 ) -> pa.Table:
-    """Incomplete upserts (folded shape) as whole rows of exactly target_schema.
+    """Folded rows, op `u` and `d`, as a merge's source; arguments and errors as of complete."""
+    whole, partial = split(images)
+    source = source_rows(whole, shape)
+    if not partial.num_rows:
+        return source
+    return pa.concat_tables([source, as_upserts(complete(partial, before, shape, newer_than), shape)])
 
-    `newer_than` is (position, ordinal) of a truncate in the batch: an older row is no base. Raises
-    MissingBase naming the position of the first image whose base is not in the target.
+
+def frame_source(
+    frame: DataFrame, before: DeltaTable | None, shape: Shape, newer_than: tuple[int, int] | None
+) -> DataFrame:
+    """As table_source for a batch that stays on the executors; only incomplete rows come to the driver."""
+    partial = frame.where("op = 'u' AND NOT complete").toArrow()
+    source = source_frame(frame.where("op = 'd' OR coalesce(complete, true)"), shape)
+    if not partial.num_rows:
+        return source
+    rows = as_upserts(complete(partial, before, shape, newer_than), shape)
+    return source.unionByName(frame.sparkSession.createDataFrame(rows))
+
+
+def complete(images: pa.Table, before: DeltaTable | None, shape: Shape, newer_than: tuple[int, int] | None) -> pa.Table:
+    """Incomplete upserts (folded shape) as whole rows of exactly shape.columns.
+
+    `before` is the target as the range found it, None when there was none. `newer_than` is (position, ordinal) of
+    a truncate in the range: an older row is no base. Raises MissingBase naming the position of the
+    first image whose base is not there.
     """
-    wanted = target_schema(schema, policy)
+    schema, policy = shape.schema, shape.policy
+    wanted = shape.columns
     rows = typed_rows(images, schema, policy)
     bases = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
     keys = typed_keys(bases, schema, policy, images["position"])
-    held = _rows_of(target, keys, wanted)
+    held = _rows_of(before, keys, wanted) if before is not None else wanted.empty_table()
     if newer_than is not None:
         held = held.filter(_after(held, newer_than))
     places = _match(keys, held)
@@ -57,13 +83,14 @@ def complete(
     return pa.Table.from_arrays([*columns, rows[POSITION_COLUMN], rows[ORDINAL_COLUMN]], schema=wanted)
 
 
-def _rows_of(target: DeltaTarget, keys: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """The target's rows whose first key part is among those of `keys`, in the wanted schema."""
-    present = [name for name in wanted.names if name in target.columns.names]
+def _rows_of(table: DeltaTable, keys: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """The table's rows whose first key part is among those of `keys`, in the wanted schema."""
+    there = {field.name for field in table.schema().fields}
+    present = [name for name in wanted.names if name in there]
     first = keys.column_names[0]
     values = pc.unique(keys[first])
     found = []
-    for batch in pa.RecordBatchReader.from_stream(target.table.scan(columns=present, predicate=_predicate(first, values))):
+    for batch in pa.RecordBatchReader.from_stream(table.scan(columns=present, predicate=_predicate(first, values))):
         column = batch.column(first).cast(values.type)
         found.append(pa.Table.from_batches([batch]).filter(pc.is_in(column, values)))
     return _widened(pa.concat_tables(found) if found else None, wanted)

@@ -60,10 +60,14 @@ class PublishedTable:
         seen = DeltaTable(self._table.table_uri)
         last = seen.transaction_version(self._app_id)
         if seen.version() != self._version or last != self._position:
-            raise SinkFenced(f"sink at {seen.table_uri!r} was published by another driver: expected {self._version}, got {seen.version()}")
+            raise SinkFenced(
+                f"sink at {seen.table_uri!r} was published by another driver: expected {self._version}, got {seen.version()}"
+            )
         if last is not None and record.position < last:
             raise SinkFenced(f"sink at {seen.table_uri!r} stands beyond the record to publish")
-        row = pa.table({"position": [record.position], "committed_at": [record.committed_at], "record": [record.to_json()]})
+        row = pa.table(
+            {"position": [record.position], "committed_at": [record.committed_at], "record": [record.to_json()]}
+        )
         # no retries: a retry would commit on top of what the fence was to keep out
         mark = CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self._app_id, record.position)])
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final, Self
 
 import pyarrow as pa
@@ -138,10 +138,9 @@ class DeltaTarget:
         if older and self.files()[0]:
             self.table.delete(" OR ".join(f"({condition})" for condition in older))
 
-    def follow(self, wanted: pa.Schema, refill: Sequence[tuple[str, str]]) -> None:
+    def follow(self, wanted: pa.Schema) -> None:
         """Add the columns of `wanted` that are missing; a column that only the target has stays and takes nulls.
 
-        `refill` are (Delta column, SQL literal) of defaults which rows older than the column hold.
         Raises SchemaNotApplicable for a rename, a change of type, or a name used again.
         """
         present = self.columns
@@ -149,8 +148,15 @@ class DeltaTarget:
         missing = [wanted.field(name) for name in wanted.names if name not in present.names]
         if missing:
             self.table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
-        if refill and self.files()[0]:
-            self.table.update(updates={f'"{name}"': literal for name, literal in refill})
+
+    def refill(self, defaults: Mapping[str, str], upto: int) -> None:
+        """Give rows at or below position `upto` the defaults of new columns: Delta column → SQL expression.
+
+        Rows above it are of this range already (an attempt before a crash) and hold their own values.
+        """
+        if defaults and self.files()[0]:
+            updates = {f'"{name}"': expression for name, expression in defaults.items()}
+            self.table.update(updates=updates, predicate=f"{POSITION_COLUMN} <= {int(upto)}")
 
     def tidy(self) -> None:
         """Put small files together once there are many; rows stay as they are."""
@@ -173,7 +179,9 @@ def check_followable(present: pa.Schema, wanted: pa.Schema, uri: str) -> None:
             continue
         before = present.field(field.name)
         if _column_id(before) != _column_id(field):
-            raise SchemaNotApplicable(f"column {field.name!r} was dropped and made anew: target {uri!r} holds the old one")
+            raise SchemaNotApplicable(
+                f"column {field.name!r} was dropped and made anew: target {uri!r} holds the old one"
+            )
         if before.type != field.type:
             raise SchemaNotApplicable(
                 f"column {field.name!r} changed its type: target {uri!r} holds {before.type!s}, expected {field.type!s}"

@@ -27,7 +27,9 @@ def _convert(texts: pa.Array) -> pa.Array:
     # null slots may hide bytes: an empty string under them keeps the arithmetic below whole
     filled = texts.cast(pa.string()).fill_null("\\x")
     _, offsets_buffer, text_buffer = filled.buffers()
-    offsets = np.frombuffer(offsets_buffer, dtype=np.int32)[filled.offset : filled.offset + len(filled) + 1].astype(np.int64)
+    offsets = np.frombuffer(offsets_buffer, dtype=np.int32)[filled.offset : filled.offset + len(filled) + 1].astype(
+        np.int64
+    )
     raw = np.frombuffer(text_buffer, dtype=np.uint8) if text_buffer else np.empty(0, np.uint8)
     starts, lengths = offsets[:-1], np.diff(offsets)
     if (lengths < len(_PREFIX)).any() or (lengths % 2).any():

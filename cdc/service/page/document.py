@@ -113,9 +113,7 @@ def _total(name: str, value: str, unit: str, note: str) -> str:
     return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}{small}</dd><p>{escape(note)}</p></div>"
 
 
-def _flow(
-    status: PipelineStatus, around: Surroundings, rates: Mapping[str, object], lags: Mapping[str, object]
-) -> str:
+def _flow(status: PipelineStatus, around: Surroundings, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
     source = status.source
     first = _edge("source", "Postgres to log", (rates, lags), source.lag_seconds, source.lag_bytes)
     branches = "".join(_branch(sink, around, rates, lags) for sink in status.sinks)
@@ -128,9 +126,7 @@ def _flow(
     )
 
 
-def _branch(
-    sink: SinkStatus, around: Surroundings, rates: Mapping[str, object], lags: Mapping[str, object]
-) -> str:
+def _branch(sink: SinkStatus, around: Surroundings, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
     kind = around.sink_types.get(sink.name, "sink")
     edge = _edge(f"sink:{sink.name}", f"log to {sink.name}", (rates, lags), sink.lag_seconds, sink.lag_bytes)
     return (
@@ -168,7 +164,9 @@ def _tables(status: PipelineStatus) -> str:
     head = "".join(f'<th scope="col">{escape(sink)}</th>' for sink in sinks)
     rows = "".join(_table_row(topic, by_topic[topic], sinks) for topic in order[:TABLES_SHOWN])
     hidden = len(order) - TABLES_SHOWN
-    more = f'<p class="quiet">{hidden} more: see /api/v1/pipelines/{escape(status.name)}/tables</p>' if hidden > 0 else ""
+    more = (
+        f'<p class="quiet">{hidden} more: see /api/v1/pipelines/{escape(status.name)}/tables</p>' if hidden > 0 else ""
+    )
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="Tables"><table><thead><tr><th scope="col">Table</th>'
         f'<th scope="col">Source</th><th scope="col" class="num">Rows copied</th>{head}</tr></thead>'

@@ -16,7 +16,9 @@ FLOOR_SECONDS: Final = 1.0
 def sparkline(values: Sequence[float], label: str) -> str:
     """An `<svg>` of a lag in seconds, oldest value left; label is plain, already escaped text."""
     if not values:
-        return f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}: no figures yet"></svg>'
+        return (
+            f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}: no figures yet"></svg>'
+        )
     points = _points(values)
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     last_x, last_y = points[-1]

@@ -1,0 +1,74 @@
+"""The `cdc` command: runs the application and turns every failure into a message and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import typer
+from typer.main import get_command
+
+from cdc.cli.app import app
+from cdc.cli.output import fail
+from cdc.errors import CdcError, ConfigError, ExitCode
+
+INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells have it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; hands back its exit status.
+
+    0 done, 1 failed while running, 2 usage or definition, 3 surroundings, 4 a bad finding, 130 interrupted.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = get_command(app)
+    try:
+        status = command.main(args=given, prog_name="cdc", standalone_mode=False)
+        return status if isinstance(status, int) else ExitCode.OK.value
+    except CdcError as error:
+        return _failed(command, given, error)
+    except typer.TyperException as error:
+        return _misused(command, given, error)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away, as head does: nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.RUNTIME.value
+    except Exception as error:
+        if "--json" in given:
+            fail(_words(command, given), CdcError(f"unexpected {type(error).__name__}"), json=True)
+        raise
+
+
+def _failed(command: Any, given: list[str], error: CdcError) -> int:
+    fail(_words(command, given), error, json="--json" in given)
+    return int(error.exit_code.value)
+
+
+def _misused(command: Any, given: list[str], error: Any) -> int:
+    words = _words(command, given)
+    if not given or type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return ExitCode.USAGE.value
+    message = error.format_message().rstrip(".")
+    remedy = f"run '{' '.join(['cdc', *words.split(), '--help'])}'"
+    return _failed(command, given, ConfigError(message[:1].lower() + message[1:], remedy=remedy))
+
+
+def _words(command: Any, given: list[str]) -> str:
+    """The command's own words at the head of the arguments: `migrate up`."""
+    words = []
+    for argument in given:
+        command = getattr(command, "commands", {}).get(argument)
+        if command is None:
+            break
+        words.append(argument)
+    return " ".join(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

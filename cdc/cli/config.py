@@ -1,0 +1,86 @@
+"""`cdc config`: a definition as it is understood, and the form of all definitions."""
+
+from __future__ import annotations
+
+import json as encoder
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit
+from cdc.errors import ConfigError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(no_args_is_help=True, help="Show definitions and their form.", rich_markup_mode=None)
+    group.command()(show)
+    group.command()(schema)
+    app.add_typer(group, name="config")
+
+
+def show(
+    config: ConfigOption = DEFAULT_CONFIG,
+    resolved: Annotated[bool, typer.Option("--resolved", help="With defaults; secrets as references.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Print a valid definition, as written or resolved; never the value of a secret."""
+    from cdc.config import check, load
+    from cdc.config import resolved as view
+
+    definition, written = load(config), check(config).written
+    values = view(definition, written) if resolved else _plain(written)
+    if json:
+        emit("config show", json=True, summary=f"definition {definition.name!r}", result=values)
+    else:
+        print(_yaml(values), end="")
+
+
+def schema(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to this file.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the JSON schema of definitions, which editors complete and check by."""
+    from cdc.config import Definition
+
+    values = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Definition.model_json_schema()}
+    text = encoder.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    if output is not None:
+        _write(output, text)
+        emit("config schema", json=json, summary=f"wrote {output}", result={"path": str(output)})
+    elif json:
+        emit("config schema", json=True, summary="JSON schema of definitions", result=values)
+    else:
+        print(text, end="")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {str(path)!r}", remedy="choose another file for --output") from error
+
+
+def _plain(values: Any) -> Any:
+    """The values with variables as they are written."""
+    if isinstance(values, dict):
+        return {key: _plain(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_plain(value) for value in values]
+    return getattr(values, "written", values)
+
+
+def _yaml(values: Any) -> str:
+    import io
+
+    from ruamel.yaml import YAML
+
+    stream = io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.allow_unicode = True
+    yaml.width = 120
+    yaml.dump(values, stream)
+    return stream.getvalue()

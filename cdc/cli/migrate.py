@@ -1,0 +1,88 @@
+"""`cdc migrate`: the schema of the catalog's database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit
+from cdc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cdc.catalog.database import Database
+
+Revision = Annotated[str, typer.Option("--revision", help="Where to.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(no_args_is_help=True, help="Bring the catalog's schema up to date.", rich_markup_mode=None)
+    for command in (status, up, down, sql):
+        group.command()(command)
+    app.add_typer(group, name="migrate")
+
+
+def status(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """Say which revision the catalog has and which is the newest."""
+    from cdc.catalog import revision
+
+    database = _database(config)
+    found = revision.current(database)
+    database.close()
+    state = "up to date" if found == revision.HEAD else f"newest is {revision.HEAD}: run 'cdc migrate up'"
+    result = {"current": found, "head": revision.HEAD}
+    emit("migrate status", json=json, summary=f"catalog at {found or 'no revision'}, {state}", result=result)
+
+
+def up(config: ConfigOption = DEFAULT_CONFIG, revision: Revision = "head", json: JsonOption = False) -> None:
+    """Go forward to a revision; what is there is kept."""
+    from cdc.catalog import revision as revisions
+
+    _move(config, "up", revisions.up, revision, json=json)
+
+
+def down(
+    config: ConfigOption = DEFAULT_CONFIG,
+    revision: Revision = "base",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Yes, drop what later revisions hold.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Go back to a revision; what later ones hold is dropped (positions and data are not in the catalog)."""
+    from cdc.catalog import revision as revisions
+
+    if not yes:
+        raise ConfigError("going back drops tables of the catalog", remedy="repeat the command with --yes")
+    _move(config, "down", revisions.down, revision, json=json)
+
+
+def sql(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """Print the statements of all revisions for somebody else to run."""
+    from cdc.catalog import revision
+    from cdc.config import load
+
+    text = revision.sql(load(config).catalog.url)
+    if json:
+        emit("migrate sql", json=True, summary="statements of all revisions", result={"sql": text})
+    else:
+        print(text, end="")
+
+
+def _move(config: ConfigOption, verb: str, move: Callable[[Database, str], None], to: str, *, json: bool) -> None:
+    from cdc.catalog import revision
+
+    database = _database(config)
+    before = revision.current(database)
+    move(database, to)
+    after = revision.current(database)
+    database.close()
+    summary = f"catalog went from {before or 'no revision'} to {after or 'no revision'}"
+    emit(f"migrate {verb}", json=json, summary=summary, result={"before": before, "after": after})
+
+
+def _database(config: ConfigOption) -> Database:
+    from cdc.catalog.database import Database
+    from cdc.config import load
+
+    return Database(load(config).catalog.url)

@@ -1,0 +1,133 @@
+"""What commands print: one JSON envelope, or lines for people with the next step under each."""
+
+from __future__ import annotations
+
+import json as encoder
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final, TextIO
+
+import typer
+
+from cdc.errors import CdcError, ConfigError
+
+ConfigOption = Annotated[
+    Path, typer.Option("--config", "-c", envvar="CDC_CONFIG", help="The definition.", show_default=True)
+]
+"""Give it the default `DEFAULT_CONFIG`."""
+DEFAULT_CONFIG: Final = Path("config/shop.yaml")
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
+
+
+class Mark(StrEnum):
+    """The sign in front of a line."""
+
+    #: As it should be.
+    GOOD = "✓"
+    #: Worth knowing, stops nothing.
+    ADVICE = "⚠"
+    #: Wrong.
+    BAD = "✗"
+
+
+_COLOURS: Final = {Mark.GOOD: "32", Mark.ADVICE: "33", Mark.BAD: "31"}
+_PLAIN: Final = {Mark.GOOD: "ok", Mark.ADVICE: "!", Mark.BAD: "x", "→": "->"}
+"""For terminals that cannot print the signs."""
+_CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorReport:
+    """An error in an envelope; path, line and column where a file is at fault."""
+
+    code: str
+    message: str
+    suggestion: str | None
+    path: str | None = None
+    line: int | None = None
+    column: int | None = None
+
+    @classmethod
+    def of(cls, error: CdcError) -> ErrorReport:
+        """The report of an error; of several flaws in a definition it points at the first."""
+        flaws = error.flaws if isinstance(error, ConfigError) else ()
+        place: dict[str, Any] = {"path": flaws[0].path, "line": flaws[0].line, "column": flaws[0].column} if flaws else {}
+        return cls(code=error.code, message=error.message, suggestion=error.fix, **place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """The one shape of every `--json` answer."""
+
+    command: str
+    ok: bool
+    summary: str
+    result: Any = None
+    error: ErrorReport | None = None
+
+    def __str__(self) -> str:
+        return encoder.dumps(asdict(self), ensure_ascii=False, default=str)
+
+
+def emit(command: str, *, json: bool, summary: str, result: Any = None, ok: bool = True) -> None:
+    """Print what a command did: its envelope, or one line with ✓ (✗ when not ok)."""
+    if json:
+        print(Envelope(command=command, ok=ok, summary=summary, result=result), flush=True)
+    else:
+        line(Mark.GOOD if ok else Mark.BAD, summary)
+
+
+def line(mark: Mark, text: str, *, fix: str | None = None, to: TextIO | None = None) -> None:
+    """Print one line for people, and under it the next step."""
+    stream = to or sys.stdout
+    sign = _sign(mark, stream)
+    if _coloured(stream):
+        sign = f"\x1b[{_COLOURS[mark]}m{sign}\x1b[0m"
+    print(sign, shown(text), file=stream, flush=fix is None)
+    if fix:
+        print(" ", _sign("→", stream), shown(fix), file=stream, flush=True)
+
+
+def fail(command: str, error: CdcError, *, json: bool) -> None:
+    """Print an error: its envelope on standard output, or lines on standard error."""
+    if json:
+        result = {"flaws": [asdict(flaw) for flaw in error.flaws]} if isinstance(error, ConfigError) else None
+        report = ErrorReport.of(error)
+        print(Envelope(command=command, ok=False, summary=_first_line(error), result=result, error=report), flush=True)
+        return
+    *early, last = list(_lines(error))
+    for text in early:
+        line(Mark.BAD, text, to=sys.stderr)
+    line(Mark.BAD, last, fix=error.fix, to=sys.stderr)
+
+
+def shown(text: str) -> str:
+    """Text in which control characters from names and messages are harmless to a terminal."""
+    return text.translate(_CONTROL)
+
+
+def _lines(error: CdcError) -> Iterator[str]:
+    flaws = error.flaws if isinstance(error, ConfigError) else ()
+    yield from (f"{flaw.code} {flaw}" for flaw in flaws)
+    if not flaws:
+        yield f"{error.code} {error.message}"
+
+
+def _first_line(error: CdcError) -> str:
+    return error.message.partition("\n")[0]
+
+
+def _coloured(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _sign(sign: str, stream: TextIO) -> str:
+    try:
+        sign.encode(stream.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return _PLAIN[sign]
+    return str(sign)

@@ -1,0 +1,98 @@
+"""`cdc query`: SQL over the Delta tables of a pipeline, as they were at its last published cut."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit, shown
+from cdc.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from cdc.config import Definition
+
+Sql = Annotated[str, typer.Argument(help='A SELECT; tables are "schema.table", or "table" where that is unambiguous.')]
+AtOption = Annotated[str, typer.Option("--at", help="published: all tables at one position; latest: each as it is now.")]
+SinkOption = Annotated[str | None, typer.Option("--sink", help="Which Delta sink; default the first one.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Most rows to print.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(query)
+
+
+def query(
+    sql: Sql,
+    config: ConfigOption = DEFAULT_CONFIG,
+    at: AtOption = "published",
+    sink: SinkOption = None,
+    limit: LimitOption = 1_000,
+    json: JsonOption = False,
+) -> None:
+    """Run SQL over the Delta tables of the pipeline."""
+    from cdc.config import load
+    from cdc.stores.lake import At, Lake
+
+    if at not in tuple(At):
+        raise ConfigError(f"unknown state {at!r}", remedy=f"write --at {' or '.join(At)}")
+    reader = Lake.open(_template(load(config), config, sink)).query(sql, At(at))
+    rows, more = _first(reader, limit)
+    summary = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}" + (f", more were left out (--limit {limit})" if more else "")
+    if json:
+        emit("query", json=True, summary=summary, result={"columns": reader.schema.names, "rows": rows, "more": more})
+        return
+    _print(reader.schema.names, rows)
+    print(summary)
+
+
+def _template(definition: Definition, config: Path, name: str | None) -> str:
+    lakes = [sink for sink in definition.sinks if sink.type == "delta" and name in (None, sink.name)]
+    if not lakes:
+        wanted = "" if name is None else f" named {name!r}"
+        raise ConfigError(f"no Delta sink{wanted} in {str(config)!r}", remedy="add one under 'sinks', or name another")
+    return str(lakes[0].path)
+
+
+def _first(reader: pa.RecordBatchReader, limit: int) -> tuple[list[list[Any]], bool]:
+    """(at most limit rows, whether there were more)."""
+    rows: list[list[Any]] = []
+    for batch in reader:
+        columns = [column.to_pylist() for column in batch.columns]
+        rows.extend([_printable(value) for value in row] for row in zip(*columns, strict=True))
+        if len(rows) > limit:
+            return rows[:limit], True
+    return rows, False
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return "\\x" + value.hex()
+    if isinstance(value, date | datetime):
+        return value.isoformat()
+    # JSON numbers lose digits of decimals, and it has no NaN
+    return value if value is None or isinstance(value, bool | int | str) or _plain_float(value) else str(value)
+
+
+def _plain_float(value: Any) -> bool:
+    return isinstance(value, float) and value - value == 0
+
+
+def _print(names: list[str], rows: list[list[Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(names):
+        numeric = bool(rows) and all(isinstance(row[place], int | float | None) for row in rows)
+        table.add_column(Text(shown(name)), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("null", style="dim") if value is None else Text(shown(str(value))) for value in row))
+    Console().print(table)

@@ -1,0 +1,160 @@
+"""`cdc run`, its processes `reader` and `server`, and `cdc status`."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
+from cdc.errors import ExitCode
+
+if TYPE_CHECKING:
+    from cdc.catalog import Catalog
+    from cdc.service.status import PipelineStatus
+
+WATCH_EVERY = 1.0
+"""Seconds."""
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+class Part(StrEnum):
+    """A process of a pipeline."""
+
+    #: Postgres → log.
+    READER = "reader"
+    #: log → sinks; needs Java.
+    APPLY = "apply"
+    #: API and page.
+    SERVER = "server"
+
+
+class Format(StrEnum):
+    """How process logs look."""
+
+    #: For people.
+    CONSOLE = "console"
+    #: One object per line.
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--log-format", envvar="CDC_LOG_FORMAT", help="Of the process log.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(run)
+    app.command()(status)
+    app.command(hidden=True)(reader)
+    app.command(hidden=True)(server)
+
+
+def run(
+    config: ConfigOption = DEFAULT_CONFIG,
+    only: Annotated[list[Part] | None, typer.Option(help="Start these processes only; may be repeated.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run the pipeline on this machine: reader, apply and server as children, started again when they fall.
+
+    ^C and SIGTERM let each finish its batch; a second ^C ends them at once.
+    """
+    from cdc.config import load
+    from cdc.service.supervisor import Supervisor, pipeline_children
+
+    definition = load(config)
+    supervisor = Supervisor(pipeline_children(str(config.resolve()), [part.value for part in only or []]))
+    supervisor.handle_signals()
+    if not json:
+        line(Mark.GOOD, f"running {definition.name!r}, ^C stops it", fix=f"cdc status -c {config}")
+    code = supervisor.run()
+    if code:
+        raise typer.Exit(code)
+    emit("run", json=json, summary=f"stopped {definition.name!r}", result={"restarts": supervisor.restarts})
+
+
+def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = Format.CONSOLE) -> None:
+    """Capture changes from Postgres into the log; one of the processes of `cdc run`."""
+    from cdc.config import load
+    from cdc.connector import main
+    from cdc.service.logs import LogFormat, configure
+
+    configure(LogFormat(log_format.value))
+    raise typer.Exit(main(load(config)))
+
+
+def server(
+    config: ConfigOption = DEFAULT_CONFIG,
+    log_format: FormatOption = Format.CONSOLE,
+    strict_port: Annotated[
+        bool, typer.Option("--strict-port", help="Fail when the port is taken instead of using the next free one.")
+    ] = False,
+) -> None:
+    """Serve API, metrics and page; one of the processes of `cdc run`."""
+    from cdc.config import load
+    from cdc.service.logs import LogFormat, configure
+    from cdc.service.server import main
+
+    configure(LogFormat(log_format.value))
+    raise typer.Exit(main(load(config), strict_port=strict_port))
+
+
+def status(
+    config: ConfigOption = DEFAULT_CONFIG,
+    watch: Annotated[bool, typer.Option("--watch", help="Print it again every second until ^C.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 4 unless everything runs as it should.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Say how the pipeline is: processes, lags, sinks, tables, and what is wrong with the way out."""
+    import sys
+
+    from cdc.catalog import Catalog
+    from cdc.config import load
+
+    definition = load(config)
+    with Catalog.open(definition.catalog.url, migrate=False) as catalog:
+        found = _print_status(catalog, definition.name, json=json)
+        while watch:
+            time.sleep(WATCH_EVERY)
+            if not json and sys.stdout.isatty():
+                print(_CLEAR, end="")
+            found = _print_status(catalog, definition.name, json=json)
+    if exit_code and found.state != "running":
+        raise typer.Exit(ExitCode.FINDING.value)
+
+
+def _print_status(catalog: Catalog, name: str, *, json: bool) -> PipelineStatus:
+    from datetime import UTC, datetime
+
+    from cdc.service.status import pipeline_status
+
+    found = pipeline_status(catalog, name, datetime.now(UTC))
+    summary = f"{name} is {found.state}"
+    if json:
+        emit("status", json=True, summary=summary, result=found.to_json(), ok=found.state == "running")
+    else:
+        _print_lines(found, summary)
+    return found
+
+
+def _print_lines(found: PipelineStatus, summary: str) -> None:
+    line(Mark.GOOD if found.state == "running" else Mark.BAD, summary)
+    for problem in found.problems:
+        code = f"{problem.code} " if problem.code else ""
+        line(Mark.BAD, f"{code}{problem.subject}: {problem.message}", fix=problem.remedy)
+    for process in found.processes:
+        age = "" if process.age_seconds is None else f"  pid {process.pid}  reported {process.age_seconds:.1f} s ago"
+        print(f"  {process.process:<10}{process.state:<14}{age}")
+    print(f"  {'log':<10}{found.source.position or '–':<14}  lag {_seconds(found.source.lag_seconds)}")
+    for sink in found.sinks:
+        print(f"  {sink.name:<10}{sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}")
+    for table in found.tables:
+        where = table.sink or "source"
+        print(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} rows")
+
+
+def _seconds(lag: float | None) -> str:
+    return "–" if lag is None else f"{lag:.2f} s"

@@ -1,0 +1,58 @@
+"""`cdc validate`: every flaw of every definition at once, offline."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, JsonOption, Mark, line
+from cdc.errors import ConfigError, ExitCode, Flaw, InvalidDefinition
+
+Paths = Annotated[list[Path] | None, typer.Argument(help="Definitions, or directories of them.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(validate)
+
+
+def validate(paths: Paths = None, json: JsonOption = False) -> None:
+    """Check definitions without starting or contacting anything."""
+    from cdc.config import check
+
+    files = [file for path in paths or [DEFAULT_CONFIG.parent] for file in _files(path)]
+    flaws = [flaw for file in files for flaw in check(file).flaws]
+    fatal = tuple(flaw for flaw in flaws if flaw.fatal)
+    summary = f"{len(files)} {_plural('definition', len(files))}: " + (
+        f"{len(fatal)} {_plural('flaw', len(fatal))}" if fatal else "valid"
+    )
+    if json:
+        result = {"files": [str(file) for file in files], "flaws": [asdict(flaw) for flaw in flaws]}
+        error = ErrorReport.of(InvalidDefinition.of(fatal)) if fatal else None
+        print(Envelope(command="validate", ok=not fatal, summary=summary, result=result, error=error))
+    else:
+        _print(flaws, summary, ok=not fatal)
+    if fatal:
+        raise typer.Exit(ExitCode.USAGE.value)
+
+
+def _print(flaws: list[Flaw], summary: str, *, ok: bool) -> None:
+    for flaw in flaws:
+        line(Mark.BAD if flaw.fatal else Mark.ADVICE, f"{flaw.code} {flaw}")
+    line(Mark.GOOD if ok else Mark.BAD, summary, fix=None if ok else "correct the definition and run 'cdc validate'")
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.iterdir() if file.suffix in {".yaml", ".yml"})
+    if not found:
+        raise ConfigError(f"no definition (*.yaml) in {str(path)!r}", remedy="name a definition")
+    return found
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else f"{noun}s"

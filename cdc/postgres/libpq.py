@@ -1,0 +1,157 @@
+"""libpq's PQgetCopyData in a compiled loop: whatever it has buffered becomes one FrameBatch, with no object per message.
+
+psycopg has no call for this, so the functions are taken by address from the very libpq that psycopg
+loaded; `PQgetCopyData` with async = 1 never blocks and touches nothing but the connection, whose only
+user is the calling thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+from psycopg import pq
+
+from cdc.pgoutput.frames import FrameBatch
+
+LIMIT: Final = 4 << 20
+"""Bytes in one batch: some 40,000 messages, and a few milliseconds of decoding."""
+_FIRST_BUFFER: Final = 64 << 10
+
+PENDING: Final = 0
+"""Nothing more is buffered; ask again after input came."""
+ENDED: Final = -1
+"""The server ended the copy; PQgetResult says how."""
+FAILED: Final = -2
+
+_log = logging.getLogger(__name__)
+
+
+class Drained(NamedTuple):
+    """What one drain took out of libpq's buffer."""
+
+    frames: FrameBatch
+    status: int
+    """Positive: the limit was reached; else PENDING, ENDED or FAILED."""
+    reply_requested: bool
+    """A keepalive among the frames asks for an answer."""
+
+
+@intrinsic
+def _call(typing_context: Any, address: Any, first: Any, second: Any, third: Any) -> Any:  # noqa: ARG001 - numba's form
+    """The C function at the address, with three integer-sized arguments; a function of fewer ignores the rest."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        function = ir.FunctionType(word, [word, word, word])
+        return builder.call(builder.inttoptr(arguments[0], function.as_pointer()), arguments[1:])
+
+    return types.int64(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@numba.njit(nogil=True, cache=True)
+def _drain(addresses: np.ndarray, limit: int, hint: int) -> tuple[np.ndarray, np.ndarray, int, bool]:
+    """Addresses: PGconn, PQgetCopyData, PQfreemem, memcpy; gives bytes, offsets, status and reply request."""
+    connection, get_copy_data, free, copy = addresses
+    message = np.zeros(1, np.int64)
+    buffer = np.empty(hint, np.uint8)
+    offsets = np.empty(256, np.int64)
+    offsets[0] = 0
+    count = used = 0
+    reply = False
+    length = 1
+    while used < limit:
+        # a C int: only the low half of the register counts
+        length = np.int32(_call(get_copy_data, connection, message.ctypes.data, 1))
+        if length <= 0:
+            break
+        if used + length > buffer.size:
+            larger = np.empty(max(2 * buffer.size, used + length), np.uint8)
+            larger[:used] = buffer[:used]
+            buffer = larger
+        _call(copy, buffer.ctypes.data + used, message[0], length)
+        _call(free, message[0], 0, 0)
+        reply = reply or (length == 18 and buffer[used] == 107 and buffer[used + 17] == 1)  # noqa: PLR2004 - 'k', 18 bytes
+        used += length
+        count += 1
+        if count == offsets.size - 1:
+            more = np.empty(2 * offsets.size, np.int64)
+            more[: count + 1] = offsets[: count + 1]
+            more[count] = used
+            offsets = more
+        offsets[count] = used
+    return buffer[:used], offsets[: count + 1], length, reply
+
+
+class CopyDrain:
+    """Takes COPY messages off one connection in COPY OUT or COPY BOTH mode; never blocks."""
+
+    def __init__(self, pgconn: pq.abc.PGconn) -> None:
+        self._pgconn = pgconn
+        self._functions = functions()
+        self._hint = _FIRST_BUFFER
+
+    def take(self, limit: int = LIMIT) -> Drained:
+        """Everything that libpq has buffered, up to the limit and one message more."""
+        if self._functions is None:
+            return self._plain(limit)
+        addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
+        buffer, offsets, status, reply = _drain(addresses, limit, self._hint)
+        # room for a quarter more than last time: growing copies, and untouched pages cost nothing
+        self._hint = max(_FIRST_BUFFER, buffer.size + buffer.size // 4)
+        return Drained(FrameBatch(buffer, offsets), status, reply)
+
+    def _plain(self, limit: int) -> Drained:
+        frames: list[bytes] = []
+        used, length = 0, 1
+        while used < limit:
+            length, view = self._pgconn.get_copy_data(1)
+            if length <= 0:
+                break
+            frames.append(bytes(view))
+            used += length
+        reply = any(len(frame) == 18 and frame[:1] == b"k" and frame[17] == 1 for frame in frames)  # noqa: PLR2004
+        return Drained(FrameBatch.of(frames), length, reply)
+
+
+@lru_cache(maxsize=1)
+def functions() -> tuple[int, int, int] | None:
+    """Addresses of PQgetCopyData, PQfreemem and memcpy in this process; None where they cannot be told."""
+    try:
+        library, standard = ctypes.CDLL(_loaded_libpq()), ctypes.CDLL(None)
+        if library.PQlibVersion() != pq.version() or ctypes.sizeof(ctypes.c_void_p) != np.dtype(np.int64).itemsize:
+            raise OSError("the libpq that was found is not the one that psycopg uses")
+        return _address(library.PQgetCopyData), _address(library.PQfreemem), _address(standard.memcpy)
+    except (OSError, AttributeError, TypeError) as error:
+        _log.warning("receiving message by message, at half the speed: %s", error)
+        return None
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _loaded_libpq() -> str | None:
+    """Path of the libpq that psycopg brought into this process; None leaves the search to the process itself."""
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        loaded = dict.fromkeys(
+            line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/libpq" in line and ".so" in line
+        )
+        paths = [path for path in loaded if Path(path).name.startswith("libpq")]
+        bundled = [path for path in paths if "psycopg_binary" in path]
+        if found := (bundled if pq.__impl__ == "binary" else paths):
+            return found[0]
+    if pq.__impl__ == "binary":
+        folder = Path(sys.modules["psycopg"].__path__[0]).parent / "psycopg_binary.libs"
+        return str(next(folder.glob("libpq-*"), "")) or None
+    return None

@@ -1,0 +1,191 @@
+"""The server's app: routes, the sampler behind them, and the headers that keep the page to itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from importlib.resources import files
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.staticfiles import StaticFiles
+
+from cdc.catalog import Catalog
+from cdc.config import Definition
+from cdc.errors import UnknownName, every_error
+from cdc.service.api import refusals
+from cdc.service.api.exposition import exposition
+from cdc.service.view import View, utc_now
+
+SAMPLE_EVERY: Final = 1.0
+"""Seconds."""
+LOOK_EVERY: Final = 0.1
+"""Seconds between looks for a new sample; bounds how late a page is and how long a stop waits for it."""
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+def create_app(
+    catalog: Catalog, definition: Definition, log_root: str, clock: Callable[[], datetime] = utc_now
+) -> FastAPI:
+    """The app of one pipeline's server; read-only but for its own report to the catalog."""
+    view = View(catalog, definition, log_root, clock)
+
+    @asynccontextmanager
+    async def sampling(_: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(view.take)
+        task = asyncio.create_task(_sample(view))
+        try:
+            yield
+        finally:
+            view.ending = True
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await run_in_threadpool(view.say_stopped)
+
+    # the stock documentation page loads scripts from elsewhere: the schema alone is served
+    app = FastAPI(title="cdc", lifespan=sampling, docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
+    app.state.view = view
+    app.mount("/static", StaticFiles(directory=str(files("cdc.service.page") / "static")), name="static")
+    app.include_router(_process_routes(view))
+    app.include_router(_status_routes(view), prefix="/api/v1")
+    app.include_router(_page_routes(view))
+    app.middleware("http")(_guarded)
+    if definition.service.host in _LOOPBACK:
+        # a page elsewhere may let its own name point here; its Host header gives it away
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, "[::1]"], www_redirect=False)
+    refusals.install(app)
+    return app
+
+
+def _process_routes(view: View) -> APIRouter:
+    routes = APIRouter(tags=["process"])
+
+    @routes.get("/healthz")
+    def healthz() -> dict[str, str]:
+        """The server answers; nothing else is asked."""
+        return {"status": "ok"}
+
+    @routes.get("/readyz")
+    def readyz() -> JSONResponse:
+        """200 while reader and apply do their work, 503 with the state otherwise."""
+        status = view.status()
+        return JSONResponse({"status": status.state}, 503 if status.state == "down" else 200)
+
+    @routes.get("/metrics")
+    def metrics() -> Response:
+        """Prometheus text."""
+        figures = [figure for report in view.catalog.processes.ls(view.name) for figure in report.figures]
+        return Response(exposition(view.status(), figures), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return routes
+
+
+def _status_routes(view: View) -> APIRouter:
+    routes = APIRouter(tags=["status"])
+
+    @routes.get("/status")
+    def status() -> dict[str, Any]:
+        """The whole status of this server's pipeline, with rates and lags of the last minutes."""
+        return _whole(view)
+
+    @routes.get("/events")
+    async def events() -> StreamingResponse:
+        """The same once a second, as server-sent events named `status`."""
+        return _stream(view, "status", lambda: _whole(view))
+
+    @routes.get("/pipelines")
+    def pipelines() -> list[dict[str, Any]]:
+        """Every pipeline of the catalog with its state."""
+        names = sorted({view.name, *(pipeline.name for pipeline in view.catalog.pipelines.ls())})
+        return [{"name": name, "state": view.status_of(name).state} for name in names]
+
+    @routes.get("/pipelines/{name}")
+    def pipeline(name: str) -> dict[str, Any]:
+        """One pipeline."""
+        return _known(view, name)
+
+    @routes.get("/pipelines/{name}/tables")
+    def tables(name: str) -> list[dict[str, Any]]:
+        """Its tables, at the source (`sink` empty) and in every sink."""
+        return list(_known(view, name)["tables"])
+
+    @routes.get("/pipelines/{name}/sinks")
+    def sinks(name: str) -> list[dict[str, Any]]:
+        """Its sinks."""
+        return list(_known(view, name)["sinks"])
+
+    @routes.get("/errors/{code}")
+    def error(code: str) -> dict[str, str]:
+        """What an error code means, what the process does about it, and what an operator does next."""
+        found = next((kind for kind in every_error() if kind.code == code.upper()), None)
+        if found is None:
+            raise UnknownName(f"no error has the code {code!r}")
+        meaning = (found.__doc__ or "").strip().splitlines()[0]
+        return {**refusals.body(found.code, meaning, found.remedy), "reaction": found.reaction.value}
+
+    return routes
+
+
+def _page_routes(view: View) -> APIRouter:
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get("/", response_class=HTMLResponse)
+    def index() -> HTMLResponse:
+        return HTMLResponse(view.page())
+
+    @routes.get("/page/events")
+    async def sections() -> StreamingResponse:
+        return _stream(view, "sections", view.sections)
+
+    return routes
+
+
+def _known(view: View, name: str) -> dict[str, Any]:
+    if name != view.name and view.catalog.pipelines.get(name) is None:
+        raise UnknownName(f"no pipeline is called {name!r}")
+    return view.status_of(name).to_json()
+
+
+def _whole(view: View) -> dict[str, Any]:
+    return {**view.status().to_json(), **view.history.to_json()}
+
+
+def _stream(view: View, event: str, content: Callable[[], dict[str, Any]]) -> StreamingResponse:
+    return StreamingResponse(news(view, event, content), media_type="text/event-stream")
+
+
+async def news(view: View, event: str, content: Callable[[], dict[str, Any]]) -> AsyncIterator[str]:
+    """One server-sent event per sample, the first at once; ends when the server does."""
+    seen = -1
+    while not view.ending:
+        if view.taken != seen:
+            seen = view.taken
+            fields = await run_in_threadpool(content)
+            yield f"event: {event}\nid: {seen}\ndata: {json.dumps(fields, ensure_ascii=False)}\n\n"
+        await asyncio.sleep(LOOK_EVERY)
+
+
+async def _sample(view: View) -> None:
+    while True:
+        await asyncio.sleep(SAMPLE_EVERY)
+        await run_in_threadpool(view.take)
+
+
+async def _guarded(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+    response = await answer(request)
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response

@@ -1,0 +1,72 @@
+"""The server process: binds a port, says where, and answers until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+import uvicorn
+
+from cdc.catalog import Catalog
+from cdc.config import Definition
+from cdc.errors import PortTaken
+from cdc.service.api.app import create_app
+
+NEIGHBOURS: Final = 20
+"""How many ports after the asked one are tried."""
+LAST_PORT: Final = 65535
+CLOSING: Final = 2
+"""Seconds that open answers get to end; event streams end within a tenth of one."""
+
+log = structlog.get_logger("server")
+
+
+def main(definition: Definition, *, strict_port: bool = False) -> int:
+    """Serve API and page; with strict_port a taken port is PortTaken instead of the next free one."""
+    service = definition.service
+    listener = bind(service.host, service.port, neighbours=0 if strict_port else NEIGHBOURS)
+    with Catalog.open(definition.catalog.url) as catalog, listener:
+        catalog.pipelines.put(definition.name, definition.model_dump_json(exclude_none=True))
+        app = create_app(catalog, definition, definition.log.path)
+        port = listener.getsockname()[1]
+        if service.port not in {0, port}:
+            log.warning("port is taken, using the next free one", asked=service.port, port=port)
+        log.info("serving", url=f"http://{_shown(service.host)}:{port}")
+        serve(app, listener)
+    return 0
+
+
+def serve(app: Callable[..., object], listener: socket.socket) -> None:
+    """Answer on a bound socket until a signal."""
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=CLOSING, lifespan="on")
+    # uvicorn raises the signal again when it is done: by then it has been answered
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def bind(host: str, port: int, *, neighbours: int = NEIGHBOURS) -> socket.socket:
+    """A listening socket at port or, when it is taken, at the first free one after it; raises PortTaken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    last = min(LAST_PORT, port + neighbours) if port else 0
+    for candidate in range(port, last + 1):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, candidate))
+            listener.listen(128)
+        except OSError:
+            listener.close()
+        else:
+            return listener
+    raise PortTaken(f"no free port on {host!r} from {port} to {last}")
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,108 @@
+"""View: what the server knows of its pipeline, taken once a second and shared by everyone who asks."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import structlog
+
+from cdc.catalog import Catalog, ProcessReport
+from cdc.config import Definition
+from cdc.errors import CdcError
+from cdc.service.events import History
+from cdc.service.page.document import Surroundings, page, render
+from cdc.service.status import PipelineStatus, pipeline_status
+
+LOCAL: Final = "local socket"
+# quoted values whole: a password may contain 'host='
+_PAIR: Final = re.compile(r"([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|\S*)")
+
+log = structlog.get_logger("server")
+
+
+def utc_now() -> datetime:
+    """The clock of a running server."""
+    return datetime.now(UTC)
+
+
+class View:
+    """One pipeline as the server shows it.
+
+    `take` is called by one task, once a second; everything else reads and may be called from any thread.
+    """
+
+    def __init__(
+        self, catalog: Catalog, definition: Definition, log_root: str, clock: Callable[[], datetime] = utc_now
+    ) -> None:
+        self.catalog = catalog
+        self.name = definition.name
+        self.history = History()
+        self.taken = 0
+        """Number of samples so far; who waits for news compares it."""
+        self.ending = False
+        """Set when the server stops, so that endless answers end."""
+        self._clock = clock
+        self._surroundings = Surroundings(
+            source=where(definition.source.dsn.reveal()),
+            log=log_root,
+            sink_types={sink.name: sink.type for sink in definition.sinks},
+        )
+        self._latest: PipelineStatus | None = None
+
+    def take(self) -> None:
+        """Take one sample and report that the server lives; a catalog that does not answer is no sample."""
+        try:
+            self.catalog.processes.report(ProcessReport(self.name, "server", os.getpid(), "running"))
+            status = self.status()
+        except CdcError as error:
+            log.warning("catalog is unreachable", code=error.code, message=error.message)
+            return
+        self.history.add(status, self._clock())
+        self._latest = status
+        self.taken += 1
+
+    def say_stopped(self) -> None:
+        """Report that the server ended on purpose."""
+        try:
+            self.catalog.processes.report(ProcessReport(self.name, "server", os.getpid(), "stopped"))
+        except CdcError as error:
+            log.warning("catalog is unreachable", code=error.code, message=error.message)
+
+    def status(self) -> PipelineStatus:
+        """The status of this moment; raises CatalogUnavailable."""
+        return pipeline_status(self.catalog, self.name, self._clock())
+
+    def status_of(self, name: str) -> PipelineStatus:
+        """The status of any pipeline of the catalog; raises CatalogUnavailable."""
+        return pipeline_status(self.catalog, name, self._clock())
+
+    def latest(self) -> PipelineStatus:
+        """The status of the last sample, or of now before the first."""
+        return self._latest or self.status()
+
+    def page(self) -> str:
+        """The page as HTML."""
+        return page(self.status(), self._surroundings, self.history.to_json())
+
+    def sections(self) -> dict[str, Any]:
+        """What the page's script replaces: title, and sections by id."""
+        status = self.latest()
+        return {
+            "title": f"{status.name} · {status.state} · cdc",
+            "sections": render(status, self._surroundings, self.history.to_json()),
+        }
+
+
+def where(dsn: str) -> str:
+    """Host, port and database of a valid DSN; nothing else of it, for it may hold a password."""
+    if "://" in dsn:
+        parts = urlsplit(dsn)
+        return f"{parts.netloc.rpartition('@')[2] or LOCAL}{parts.path}"
+    words = {name: value.strip("'") for name, value in _PAIR.findall(dsn)}
+    shown = words.get("host", LOCAL) + (f":{words['port']}" if "port" in words else "")
+    return f"{shown}/{words['dbname']}" if "dbname" in words else shown

@@ -1,0 +1,281 @@
+"""The fold: a range of log rows → the latest state of every key, for every sink and for compaction.
+
+A key's rows are cut into **lives**. A full image (`c`, `r`, or `u` with every column), a delete, and a move from
+another key each begin one; partial images go on with the life they find. Only a key's last life counts, merged
+column by column. That takes aggregates alone: of the partial images with the same columns the latest hides the
+others, so one row per set of columns is kept, which Spark combines before the shuffle and spills if it must.
+
+A life that begins with a partial move lacks columns that stand under its old key. They are looked for in the
+range by iterated joins, once per link of a chain a → b → c; what the range does not have is named by `base`,
+the key under which the target held the row before this range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+from pyspark.sql.types import StructType
+
+from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
+
+_IMAGE: Final = "map<int,string>"
+FOLDED: Final = StructType.fromDDL(
+    f"relation bigint, op string, key array<string>, position bigint, ordinal bigint, committed_at timestamp, "
+    f"after {_IMAGE}, complete boolean, base array<string>, payload binary"
+)
+"""One row per (relation, key), and the control rows as they came.
+
+op is `u` (the row is as `after` says), `d` (gone), a control letter `s t g`, or `b`, the boundary of a batch.
+position, ordinal and committed_at are those of the latest change. `complete`: after holds every column that is
+sent; else the target's row under `base`, or under the key itself when base is null, has the others. A keyless
+table is not folded: one row per change with a null key, `d` carrying the deleted image.
+"""
+
+FOLDED_ARROW: Final = pa.schema(
+    [
+        LOG_SCHEMA.field("relation"),
+        pa.field("op", pa.string()),
+        LOG_SCHEMA.field("key"),
+        pa.field("position", pa.int64()),
+        pa.field("ordinal", pa.int64()),
+        pa.field("committed_at", pa.timestamp("us", tz="UTC")),
+        LOG_SCHEMA.field("after"),
+        pa.field("complete", pa.bool_()),
+        pa.field("base", LOG_SCHEMA.field("key").type),
+        LOG_SCHEMA.field("payload"),
+    ]
+)
+"""FOLDED as Arrow; a frame's toArrow() casts to it."""
+
+SURVEY_COLUMNS: Final = ("position", "ordinal", "relation", "op", "old_key", "partial", "payload", "address")
+"""What survey() needs of a range: narrow columns, read in milliseconds."""
+
+_GROUP: Final = ("relation", "key", "apart")
+_FACTS: Final = ("position", "ordinal", "committed_at", "op", "after", "payload", "partial", "moved_from")
+_MOVE: Final = ("moved_position", "moved_ordinal")
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What the control rows of a range say of one relation: everything before is gone."""
+
+    position: int = -1
+    ordinal: int = -1
+    """Of the latest truncate."""
+    generation: int = -1
+    """Where the latest completed full copy began."""
+
+    def cleared(self, place: tuple[int, int]) -> Fence:
+        """The fence after a truncate at place."""
+        return Fence(*max(place, (self.position, self.ordinal)), self.generation)
+
+    def regenerated(self, began: int) -> Fence:
+        """The fence after a full copy that began at a position."""
+        return Fence(self.position, self.ordinal, max(began, self.generation))
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What must be known of a range before it is folded: it decides how much work the fold is."""
+
+    partial: bool = False
+    """It has partial images; otherwise the latest row of a key is the key's state."""
+    moves: bool = False
+    """It has partial images that came from another key."""
+    fences: Mapping[int, Fence] = field(default_factory=dict)
+    """By relation; relations without `t` and `g` are absent."""
+
+
+def survey(tables: Iterable[pa.Table], *, sink: str) -> Survey:
+    """Survey a range without Spark: tables hold its SURVEY_COLUMNS, in any order."""
+    partial = moves = False
+    fences: dict[int, Fence] = {}
+    for every in tables:
+        rows = every.filter(pc.or_(pc.is_null(every["address"]), pc.fill_null(pc.equal(every["address"], sink), False)))
+        partial = partial or bool(pc.any(rows["partial"]).as_py())
+        moves = moves or bool(pc.any(pc.and_(rows["partial"], pc.is_valid(rows["old_key"]))).as_py())
+        marks = rows.filter(pc.is_in(rows["op"], pa.array(["t", "g"])))
+        _add_fences(fences, marks.select(["relation", "op", "position", "ordinal", "payload"]).to_pylist())
+    return Survey(partial, moves, fences)
+
+
+def fold(rows: DataFrame, *, sink: str, survey: Survey | None = None) -> DataFrame:
+    """Log rows of one range, whole transactions, in any order → FOLDED.
+
+    Rows addressed to another sink are passed over; rows before the last `t` of their relation, or before the
+    generation that a `g` ends, are dropped. Without a survey of the range Spark makes it, which reads the rows
+    once more in a job of its own. Rows that moved with partial images start jobs while the plan is made.
+    """
+    addressed = rows.where(F.col("address").isNull() | (F.col("address") == sink))
+    known = survey if survey is not None else _surveyed(addressed)
+    standing = _after_fences(addressed, known.fences)
+    if not known.partial:
+        return keep_latest(standing)
+    facts = _facts(standing)
+    if known.moves:
+        return _with_bases(facts.localCheckpoint()).select(*FOLDED.names)
+    return _lives(facts).select(*FOLDED.names)
+
+
+def keep_latest(rows: DataFrame) -> DataFrame:
+    """Log rows without any partial image → FOLDED: the latest row of a key is its state."""
+    latest = _facts(rows).groupBy(*_GROUP).agg(F.max_by(F.struct(*_FACTS), _order()).alias("last"))
+    complete = F.when(_is_image(F.col("last.op")), F.lit(True))
+    columns = {name: F.col(f"last.{name}") for name in FOLDED.names if name in _FACTS}
+    columns |= {"complete": complete, "base": F.lit(None).cast(FOLDED["base"].dataType)}
+    return latest.select(*(columns.get(name, F.col(name)).alias(name) for name in FOLDED.names))
+
+
+def _order(row: str = "") -> Column:
+    return F.struct(F.col(f"{row}position"), F.col(f"{row}ordinal"))
+
+
+def _is_image(op: Column) -> Column:
+    return op.isin("u", "d")
+
+
+def _surveyed(rows: DataFrame) -> Survey:
+    is_fence = F.col("op").isin("t", "g")
+    moved = F.col("partial") & F.col("old_key").isNotNull()
+    marks = F.when(is_fence, F.struct("relation", "op", "position", "ordinal", "payload"))
+    found = rows.where(is_fence | F.col("partial"))
+    partial, moves, listed = found.agg(F.bool_or("partial"), F.bool_or(moved), F.collect_list(marks)).first()
+    fences: dict[int, Fence] = {}
+    _add_fences(fences, [mark.asDict() for mark in listed])
+    return Survey(bool(partial), bool(moves), fences)
+
+
+def _add_fences(fences: dict[int, Fence], marks: list[dict[str, Any]]) -> None:
+    for mark in marks:
+        fence = fences.get(mark["relation"], Fence())
+        if mark["op"] == Operation.TRUNCATE:
+            fences[mark["relation"]] = fence.cleared((mark["position"], mark["ordinal"]))
+        else:
+            fences[mark["relation"]] = fence.regenerated(int(bytes(mark["payload"])))
+
+
+def _after_fences(rows: DataFrame, fences: Mapping[int, Fence]) -> DataFrame:
+    if not fences:
+        return rows
+    listed = ", ".join(f"({r}L, {f.position}L, {f.ordinal}L, {f.generation}L)" for r, f in fences.items())
+    text = f"SELECT * FROM VALUES {listed} AS fence(fenced, cleared, cleared_ordinal, generation)"
+    fence = F.broadcast(rows.sparkSession.sql(text))
+    gone = (_order() < F.struct("cleared", "cleared_ordinal")) | (F.col("position") < F.col("generation"))
+    is_row = F.col("op").isin(*sorted(ROW_OPERATIONS))
+    joined = rows.join(fence, F.col("relation") == F.col("fenced"), "left")
+    return joined.where(~(is_row & F.coalesce(gone, F.lit(False)))).select(*rows.columns)
+
+
+def _facts(rows: DataFrame) -> DataFrame:
+    """Log rows → what the fold looks at, a fraction of their width."""
+    is_row = F.col("op").isin(*sorted(ROW_OPERATIONS))
+    # control rows and the rows of keyless tables are groups of one: nothing may hide them
+    apart = F.when(~is_row | F.col("key").isNull(), _order())
+    is_delete = F.col("op") == Operation.DELETE.value
+    image = F.when(~is_delete, F.col("after")).when(F.col("key").isNull(), F.col("before"))
+    return rows.where(F.col("op") != Operation.MESSAGE.value).select(
+        "relation",
+        "key",
+        apart.alias("apart"),
+        "position",
+        "ordinal",
+        "committed_at",
+        F.when(is_row & ~is_delete, F.lit("u")).otherwise(F.col("op")).alias("op"),
+        image.alias("after"),
+        "payload",
+        "partial",
+        F.when(F.col("partial"), F.col("old_key")).alias("moved_from"),
+    )
+
+
+def _lives(facts: DataFrame) -> DataFrame:
+    """Facts → FOLDED with the place of the move that `base` stands for, each key's last life merged."""
+    goes_on = F.col("partial") & F.col("moved_from").isNull()
+    sent = F.when(goes_on, F.array_sort(F.map_keys("after")))
+    candidates = facts.groupBy(*_GROUP, sent.alias("sent")).agg(F.max_by(F.struct(*_FACTS), _order()).alias("row"))
+    begins = F.col("sent").isNull()
+    keys = candidates.groupBy(*_GROUP).agg(
+        F.max_by(F.when(begins, F.col("row")), F.when(begins, _order("row."))).alias("start"),
+        F.collect_list(F.when(~begins, F.col("row"))).alias("rest"),
+    )
+    start = F.col("start")
+    later = F.array_sort(F.filter("rest", lambda row: start.isNull() | _after(row, start)), _compared)
+    told = keys.withColumn("later", later).withColumn("last", F.coalesce(F.get("later", F.size("later") - 1), start))
+    return told.select(*_told_life())
+
+
+def _told_life() -> list[Column]:
+    start, alone = F.col("start"), F.size("later") == 0
+    whole = F.coalesce(~start["partial"] & (alone | (start["op"] == "u")), F.lit(False))
+    nothing = F.create_map().cast(_IMAGE)
+    merged = F.aggregate("later", F.coalesce(start["after"], nothing), lambda image, row: _over(image, row["after"]))
+    moved = start["moved_from"].isNotNull()
+    columns = {
+        "relation": F.col("relation"),
+        "op": F.col("last.op"),
+        "key": F.col("key"),
+        "position": F.col("last.position"),
+        "ordinal": F.col("last.ordinal"),
+        "committed_at": F.col("last.committed_at"),
+        "after": F.when(alone, start["after"]).otherwise(merged),
+        "complete": F.when(_is_image(F.col("last.op")), whole),
+        "base": start["moved_from"],
+        "payload": F.col("last.payload"),
+        "moved_position": F.when(moved, start["position"]),
+        "moved_ordinal": F.when(moved, start["ordinal"]),
+    }
+    return [column.alias(name) for name, column in columns.items()]
+
+
+def _after(row: Column, other: Column) -> Column:
+    return F.struct(row["position"], row["ordinal"]) > F.struct(other["position"], other["ordinal"])
+
+
+def _compared(left: Column, right: Column) -> Column:
+    return F.when(_after(left, right), 1).when(_after(right, left), -1).otherwise(0)
+
+
+def _over(older: Column, newer: Column) -> Column:
+    """The older image with the newer one laid over it."""
+    return F.map_concat(F.map_filter(older, lambda column, _: ~F.map_contains_key(newer, column)), newer)
+
+
+def _with_bases(facts: DataFrame) -> DataFrame:
+    """_lives(facts) with every base looked for in the range; one job per link of the longest chain."""
+    lives = _lives(facts).localCheckpoint()
+    settled, open_ = lives.where("base IS NULL"), lives.where("base IS NOT NULL")
+    while not open_.isEmpty():
+        step = _one_link(open_, facts).localCheckpoint()
+        settled = settled.unionByName(step.where("NOT moving").drop("moving"))
+        open_ = step.where("moving").drop("moving")
+    return settled
+
+
+def _one_link(open_: DataFrame, facts: DataFrame) -> DataFrame:
+    """Lives that wait for a base → the same with what the range holds of it; `moving` while that moved itself."""
+    asking = open_.select(F.col("relation").alias("in_relation"), F.col("key").alias("asker"), "base", *_MOVE)
+    move = F.struct(*_MOVE)
+    # the move's own delete of the old key stands just before it and is not part of the life that moved
+    left = (F.col("position") == F.col("moved_position")) & (F.col("ordinal") == F.col("moved_ordinal") - 1)
+    of_base = (F.col("relation") == F.col("in_relation")) & (F.col("key") == F.col("base"))
+    found = facts.join(asking, of_base & F.col("apart").isNull() & (_order() < move) & ~left)
+    told = _lives(found.withColumn("key", F.col("asker")).select(*facts.columns))
+    names = ("after", "op", "complete", "base", *_MOVE)
+    state = told.select("relation", "key", F.struct(*names).alias("was"))
+    was = F.col("was")
+    # a row that was gone cannot have moved: of such a log nothing is guessed
+    usable = was.isNotNull() & (was["op"] == "u")
+    return open_.join(state, ["relation", "key"], "left").select(
+        *(name for name in FOLDED.names if name not in ("after", "complete", "base")),
+        F.when(usable, _over(was["after"], F.col("after"))).otherwise(F.col("after")).alias("after"),
+        F.coalesce(usable & was["complete"], F.lit(False)).alias("complete"),
+        F.when(usable & was["complete"], None).otherwise(F.coalesce(was["base"], F.col("base"))).alias("base"),
+        *(was[name].alias(name) for name in _MOVE),
+        F.coalesce(usable & was["base"].isNotNull(), F.lit(False)).alias("moving"),
+    )

@@ -1,0 +1,86 @@
+"""The source of a merge: folded rows as the target's columns plus `_op`, on the driver or on executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
+from cdc.table import TableSchema
+from pipelines.rows import target_schema, typed_keys, typed_rows
+from pipelines.sinks.delta_merge import OP
+from pipelines.types import TypePolicy
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a target's rows look like; pickled to executors."""
+
+    schema: TableSchema
+    policy: TypePolicy
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The target's columns."""
+        return target_schema(self.schema, self.policy)
+
+    @property
+    def source(self) -> pa.Schema:
+        """The target's columns and `_op`."""
+        return self.columns.append(pa.field(OP, pa.string()))
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Delta names of the key columns, in key order."""
+        return tuple(column_name(column.name) for column in self.schema.key)
+
+
+def split(images: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """(deletes and complete upserts, incomplete upserts)."""
+    incomplete = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
+    return images.filter(pc.invert(incomplete)), images.filter(incomplete)
+
+
+def source_rows(images: pa.Table, shape: Shape) -> pa.Table:
+    """Deletes and complete upserts in the folded shape as a merge's source."""
+    upserts = images.filter(pc.equal(images["op"], "u"))
+    deletes = images.filter(pc.equal(images["op"], "d"))
+    rows = as_upserts(typed_rows(upserts, shape.schema, shape.policy), shape)
+    return pa.concat_tables([rows, _deletes(deletes, shape)]) if deletes.num_rows else rows
+
+
+def as_upserts(rows: pa.Table, shape: Shape) -> pa.Table:
+    """Whole typed rows as a merge's source."""
+    return pa.Table.from_arrays([*rows.columns, _constant("u", rows.num_rows)], schema=shape.source)
+
+
+def source_frame(frame: DataFrame, shape: Shape) -> DataFrame:
+    """As source_rows, typed by the executors; `frame` holds no incomplete upserts."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from source_rows(pa.Table.from_batches([batch]), shape).to_batches()
+
+    return frame.mapInArrow(typed, from_arrow_schema(shape.source))
+
+
+def _deletes(images: pa.Table, shape: Shape) -> pa.Table:
+    keys = typed_keys(images["key"], shape.schema, shape.policy, images["position"])
+    held = {POSITION_COLUMN: images["position"], ORDINAL_COLUMN: images["ordinal"], OP: _constant("d", images.num_rows)}
+    held |= {name: keys[name] for name in keys.column_names}
+    columns = [
+        held[field.name] if field.name in held else pa.nulls(images.num_rows, field.type) for field in shape.source
+    ]
+    return pa.Table.from_arrays(columns, schema=shape.source)
+
+
+def _constant(op: str, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(op, pa.string()), rows)

@@ -1,0 +1,184 @@
+"""Broken definitions: each flaw is found, placed and worded, and no value is repeated."""
+
+from pathlib import Path
+
+import pytest
+
+from cdc.config import check, load
+from cdc.errors import ConfigError, InvalidDefinition, UnsetVariable
+from tests.config.definitions import SOUND, changed, write
+
+CANARY = "c4n4ryS3cret"
+ENVIRONMENT = {"EMPTY": "", "SPACED": f"postgresql://u:{CANARY}@h/d ", "BROKEN": f"postgresql://u:{CANARY}%zz@h/d"}
+
+
+def dsn(value: str) -> str:
+    return changed("postgresql://cdc@localhost/shop", value)
+
+
+DELTA = "    type: delta\n"
+SEARCH = "  - {name: find, type: search, path: find}\n"
+
+BROKEN = {
+    "misspelt top key": (changed("tables:", "tabels:"), '4:1: tabels: unknown key — did you mean "tables"?'),
+    "missing top key": (changed("tables:\n  - match: shop.*\n", ""), "1:1: tables: required key is missing"),
+    "misspelt key": (changed("  dsn", "  dns: x\n  dsn"), '3:3: source.dns: unknown key — did you mean "dsn"?'),
+    "misspelt key of a sink": (
+        changed(DELTA, DELTA + "    writter: auto\n"),
+        '11:5: sinks.0.writter: unknown key — did you mean "writer"?',
+    ),
+    "misspelt type": (
+        changed("type: delta", "type: detla"),
+        "9:5: sinks.0: expected 'delta' or 'search' — did you mean \"delta\"?",
+    ),
+    "no type": (changed(DELTA, ""), "9:5: sinks.0: required key is missing: type"),
+    "misspelt choice": (
+        changed(DELTA, DELTA + "    writer: sprak\n"),
+        "11:5: sinks.0.writer: expected 'auto' or 'delta-rs' or 'spark' — did you mean \"spark\"?",
+    ),
+    "duplicate key": (SOUND + "name: again\n", "12:1: name: the key stands here twice, first in line 1"),
+    "tab": (SOUND + "spark:\n\ttrigger: 1s\n", "13:1: indentation by tab: use spaces"),
+    "empty file": ("", "1:1: the file is empty"),
+    "only a comment": ("# nothing\n", "1:1: the file is empty"),
+    "a list": ("- a\n", "1:1: expected a mapping of keys to values"),
+    "not UTF-8": (SOUND.encode() + b"# \xff\n", "12:3: the file is not UTF-8"),
+    "control character": (SOUND + "# \x07\n", "12:3: character U+0007 is not allowed in YAML"),
+    "too large": ("# " + "x" * 1024 * 1024, "1:1: the file is larger than 1024 KiB"),
+    "open bracket": (SOUND + "exclude: [a.b\n", "12:1: "),
+    "object tag": (changed("name: shop", "name: !!python/object/apply:os.system [id]"), "1:1: name: tags are not"),
+    "merge key": (SOUND + "spark:\n  <<: {}\n", "13:3: spark.<<: merge keys"),
+    "null": (changed("name: shop", "name:"), "1:1: name: expected text: put quotes around it"),
+    "number for text": (changed("name: shop", "name: 12"), "1:1: name: expected text: put quotes around it"),
+    "bad name": (changed("name: shop", "name: Shop-1"), "1:1: name: expected at most 40 of a-z, 0-9 and _"),
+    "yes": (
+        changed("  dsn", "  slot: {create: yes}\n  dsn"),
+        "3:10: source.slot.create: expected true or false",
+    ),
+    "slot in capitals": (
+        changed("  dsn", "  slot: {name: Bad-Name}\n  dsn"),
+        "3:10: source.slot.name: expected 1 to 63 of a-z, 0-9 and _, as Postgres names slots",
+    ),
+    "slot too long": (changed("  dsn", f"  slot: {{name: {'x' * 64}}}\n  dsn"), "3:10: source.slot.name: expected 1 to"),
+    "duration without unit": (
+        changed("  dsn", "  heartbeat: 10\n  dsn"),
+        "3:3: source.heartbeat: expected a duration with its unit: 100ms, 10s, 5m, 1h or 7d",
+    ),
+    "size with a wrong unit": (
+        changed("  path: log", "  path: log\n  commit: {bytes: 16 Mib}"),
+        "8:12: log.commit.bytes: expected a size: 16MiB, 10GB or a number of bytes",
+    ),
+    "size of nothing": (
+        changed("  path: log", "  path: log\n  commit: {bytes: 0}"),
+        "8:12: log.commit.bytes: expected more than 0",
+    ),
+    "glob without schema": (
+        changed("shop.*", "orders"),
+        "5:5: tables.0.match: expected a glob over schema.table, for example shop.*",
+    ),
+    "no tables": (changed("tables:\n  - match: shop.*", "tables: []"), "4:1: tables: expected at least one entry"),
+    "text for a list": (changed("tables:\n  - match: shop.*", "tables: shop.*"), "4:1: tables: expected a list"),
+    "text for a mapping": (changed("log:\n  path: log", "log: log"), "6:1: log: expected a mapping of keys to values"),
+    "path without table": (
+        changed("lake/{schema}/{table}", "lake/{schema}"),
+        "11:5: sinks.0.path: expected {table} in the path, for every table has its own directory",
+    ),
+    "unknown placeholder": (
+        changed("{schema}/{table}", "{db}/{table}"),
+        "11:5: sinks.0.path: a placeholder is neither {schema} nor {table}",
+    ),
+    "open brace": (changed("{table}", "{table"), "11:5: sinks.0.path: braces do not pair"),
+    "path without schema over many": (
+        changed("{schema}/", "").replace("shop.*", "'*.*'"),
+        "11:5: sinks.0.path: expected {schema} in the path",
+    ),
+    "unknown store": (
+        changed("path: log", "path: ftp://h/log"),
+        "7:3: log.path: expected a local path or one of s3://, s3a://, gs://, abfss://, file://",
+    ),
+    "duplicate sink": (SOUND + SEARCH.replace("find,", "lake,", 1), "12:6: sinks.1.name: another sink has this name"),
+    "duplicate rule": (
+        changed("  - match: shop.*\n", "  - match: shop.*\n  - match: shop.*\n"),
+        "6:5: tables.1.match: another rule has this glob",
+    ),
+    "sink inside the log": (
+        changed("lake/{schema}", "log/{schema}"),
+        "11:5: sinks.0.path: the directory above the first placeholder overlaps that of the log",
+    ),
+    "remote log without catalog": (
+        changed("path: log", "path: s3://lake/log"),
+        "1:1: catalog: required key is missing: catalog.url, for the log is not on this machine",
+    ),
+    "port out of range": (SOUND + "service: {port: 70000}\n", "12:11: service.port: expected at most 65535"),
+    "true for a port": (SOUND + "service: {port: true}\n", "12:11: service.port: expected a whole number"),
+    "other catalog": (SOUND + "catalog: {url: 'mysql://h/d'}\n", "12:11: catalog.url: expected a URL that begins"),
+    "other version": ("version: 2\n" + SOUND, "1:1: version: expected '1'"),
+    "unset variable": (dsn("${NOT_THERE}"), "3:3: source.dsn: variable 'NOT_THERE' is not set"),
+    "empty variable": (dsn("${EMPTY}"), "3:3: source.dsn: variable 'EMPTY' is empty"),
+    "unset secret": (dsn("{env: NOT_THERE}"), "3:3: source.dsn: variable 'NOT_THERE' is not set"),
+    "missing secret file": (dsn("{file: nowhere}"), "3:3: source.dsn: secret file cannot be read: no such file"),
+    "unknown reference": (dsn("{enw: X}"), "3:3: source.dsn: expected ${VAR}, {env: VAR} or {file: PATH}"),
+    "open variable": (dsn("${OPEN"), "3:3: source.dsn: malformed variable: expected ${NAME}"),
+    "secret with white space": (dsn("{env: SPACED}"), "3:3: source.dsn: the value begins or ends with white space"),
+    "bad escape": (dsn("${BROKEN}"), "3:3: source.dsn: the DSN holds a '%' that starts no escape: write it as %25"),
+    "password in the file": (dsn(f"postgresql://u:{CANARY}@h/d"), "3:3: source.dsn: a password stands in the file"),
+    "password with @": (dsn(f"postgresql://u:{CANARY}@x@h/d"), "3:3: source.dsn: malformed DSN: write @ / ? #"),
+    "space in a DSN": (dsn(f"'postgresql://u:{CANARY} x@h/d'"), "3:3: source.dsn: the DSN holds white space"),
+    "no DSN": (dsn(CANARY), "3:3: source.dsn: malformed DSN: expected postgresql://user@host/database"),
+    "sslmode": (dsn("postgresql://u@h/d?sslmode=verify-fulll"), "3:3: source.dsn: sslmode is none of disable, allow"),
+    "port in a DSN": (dsn(f"postgresql://u@h:{CANARY}/d"), "3:3: source.dsn: the port in the DSN is no number"),
+    "secret as a key": (dsn(f"{{'postgresql://{CANARY}': x}}"), "3:3: source.dsn: expected ${VAR}"),
+    "secret as an unknown key": (SOUND + f"'p:{CANARY}@h': x\n", "12:1: …: unknown key"),
+    "secret as a choice": (changed("delta\n", f"{CANARY}\n"), "9:5: sinks.0: expected 'delta' or 'search'"),
+    "secret as a name": (changed("name: lake", f"name: {CANARY}"), "9:5: sinks.0.name: expected at most 40"),
+    "text for a setting": (SOUND + "spark: {conf: {a: 1}}\n", "12:16: spark.conf.a: expected text"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_definition_is_named_with_place_and_reason(case: str, tmp_path: Path) -> None:
+    text, expected = BROKEN[case]
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(path, ENVIRONMENT)
+    assert str(caught.value).startswith(f"{path}:{expected}")
+    assert len(caught.value.flaws) == 1
+    assert caught.value.exit_code.value == 2
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_no_flaw_repeats_a_value(case: str, tmp_path: Path) -> None:
+    checked = check(write(tmp_path, BROKEN[case][0]), ENVIRONMENT)
+    assert CANARY not in repr(checked.flaws)
+
+
+def test_all_flaws_are_found_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = changed("name: shop", "name: 1").replace("match:", "mach:").replace("path: log", "path: ${GONE}")
+    flaws = check(write(tmp_path, text), {}).flaws
+    assert [(flaw.line, flaw.key) for flaw in flaws] == [
+        (1, "name"),
+        (5, "tables.0.match"),
+        (5, "tables.0.mach"),
+        (7, "log.path"),
+    ]
+
+
+def test_a_bomb_of_aliases_is_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    (flaw,) = check(write(tmp_path, "\n".join(lines)), {}).flaws
+    assert flaw.message == "aliases or nesting make the file too large"
+
+
+def test_an_alias_of_itself_is_refused(tmp_path: Path) -> None:
+    (flaw,) = check(write(tmp_path, "a: &a [*a]\n"), {}).flaws
+    assert flaw.line == 1
+
+
+def test_a_missing_file_is_a_flaw_of_its_path(tmp_path: Path) -> None:
+    with pytest.raises(InvalidDefinition, match="cannot be read: no such file or directory"):
+        load(tmp_path / "none.yaml", {})
+
+
+def test_nothing_but_unset_variables_is_its_own_error(tmp_path: Path) -> None:
+    with pytest.raises(UnsetVariable):
+        load(write(tmp_path, dsn("${NOT_THERE}")), {})

@@ -1,0 +1,65 @@
+"""kill -9 of the Spark driver under load: after a restart every target equals its source."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from cdc.demo.workload import Workload
+from tests.faults.test_kill_reader import KILLED, prepare
+from tests.fixtures.pipeline import Pipeline
+
+FAILPOINTS = ["after_fold:2", "after_table_merge:3", "before_publish:2"]
+
+
+@pytest.fixture(name="shop")
+def _shop(pipeline: Pipeline) -> Iterator[tuple[Pipeline, Workload]]:
+    prepare(pipeline)
+    lake = f"{{type: delta, name: lake, path: '{pipeline.folder}/lake/{{schema}}/{{table}}'}}"
+    find = f"{{type: search, name: find, path: '{pipeline.folder}/find', tables: [shop.products]}}"
+    pipeline.write(sinks=f"[{lake}, {find}]")
+    workload = Workload(pipeline.dsn, rate=200.0, seed=11)
+    yield pipeline, workload
+    workload.stop()
+
+
+def assert_equal(pipeline: Pipeline) -> None:
+    """Every table of every sink equals the source."""
+    envelope = pipeline.verify()
+    assert envelope["ok"], f"{envelope}\n{pipeline.output()}"
+
+
+@pytest.mark.parametrize("failpoint", FAILPOINTS)
+def test_a_driver_killed_at_a_failpoint_leaves_the_targets_exact(shop: tuple[Pipeline, Workload], failpoint: str):
+    pipeline, workload = shop
+    pipeline.reader()
+    pipeline.wait(lambda: pipeline.durable() > 0, "the initial copy")
+    workload.start()
+    assert pipeline.apply(failpoint).wait(90) == KILLED
+    pipeline.apply()
+    pipeline.wait(lambda: workload.written.transactions > 300, "300 transactions")
+    assert_equal(pipeline)
+    workload.stop()
+    assert_equal(pipeline)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_reader_and_driver_killed_at_random_moments_leave_the_targets_exact(shop: tuple[Pipeline, Workload], seed: int):
+    pipeline, workload = shop
+    random = Random(seed)
+    processes = {"reader": pipeline.reader(), "apply": pipeline.apply()}
+    pipeline.wait(lambda: (pipeline.folder / "lake").exists(), "the first rows in the lake")
+    workload.start()
+    for _ in range(3):
+        target = workload.written.transactions + random.randint(20, 300)
+        pipeline.wait(lambda target=target: workload.written.transactions > target, "more transactions")
+        for name in random.choice([("reader",), ("apply",), ("reader", "apply")]):
+            processes[name].send_signal(signal.SIGKILL)
+            processes[name].wait()
+            processes[name] = pipeline.reader() if name == "reader" else pipeline.apply()
+    workload.stop()
+    assert_equal(pipeline)

@@ -1,0 +1,98 @@
+"""kill -9 of the reader under load: nothing lost, nothing twice, every transaction whole.
+
+The oracle is a second slot with Postgres' own test_decoding: the log must hold exactly its changes, transaction by
+transaction.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from cdc.demo.workload import Workload, make_shop
+from cdc.postgres.connection import connect
+from tests.fixtures.pipeline import Pipeline
+
+FAILPOINTS = ["after_receive:3", "after_data_file:2", "after_log_commit:2", "after_copy_staged"]
+_CHANGE = re.compile(r"table \S+ (INSERT|UPDATE|DELETE):")
+KILLED = -signal.SIGKILL
+
+
+class Oracle:
+    """What Postgres itself says happened since the slot was made."""
+
+    def __init__(self, dsn: str, name: str) -> None:
+        self._dsn, self._name = dsn, name
+        with connect(dsn) as conn:
+            conn.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", [name])
+
+    def changes(self) -> Counter[int]:
+        """xid → rows changed."""
+        with connect(self._dsn) as conn:
+            rows = conn.execute(
+                "SELECT xid::text::bigint, data FROM pg_logical_slot_peek_changes(%s, NULL, NULL)", [self._name]
+            ).fetchall()
+        return Counter(xid for xid, text in rows if _CHANGE.match(text))
+
+
+@pytest.fixture(name="shop")
+def _shop(pipeline: Pipeline) -> Iterator[tuple[Pipeline, Workload]]:
+    prepare(pipeline)
+    workload = Workload(pipeline.dsn, rate=500.0, seed=7)
+    yield pipeline, workload
+    workload.stop()
+
+
+def prepare(pipeline: Pipeline) -> None:
+    """The shop's tables and rows."""
+    make_shop(pipeline.dsn)
+    pipeline.write()
+
+
+def assert_exact(pipeline: Pipeline, oracle: Oracle) -> None:
+    """The log holds what Postgres says, each once."""
+    pipeline.settle()
+    found, expected = pipeline.changes_by_transaction(), oracle.changes()
+    assert {x: n for x, n in found.items() if expected[x] != n} == {}, pipeline.output()
+    assert {x: n for x, n in expected.items() if found[x] != n} == {}, pipeline.output()
+
+
+@pytest.mark.parametrize("failpoint", FAILPOINTS)
+def test_a_reader_killed_at_a_failpoint_loses_and_doubles_nothing(shop: tuple[Pipeline, Workload], failpoint: str):
+    pipeline, workload = shop
+    killed = pipeline.reader(failpoint)
+    if failpoint.startswith("after_copy"):
+        assert killed.wait(60) == KILLED
+        killed = pipeline.reader()
+    pipeline.wait(lambda: pipeline.durable() > 0, "the initial copy")
+    oracle = Oracle(pipeline.dsn, pipeline.name)
+    workload.start()
+    if not failpoint.startswith("after_copy"):
+        assert killed.wait(60) == KILLED
+        pipeline.reader()
+    pipeline.wait(lambda: workload.written.transactions > 300, "300 transactions")
+    workload.stop()
+    assert_exact(pipeline, oracle)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] if n > 2 else []) for n in range(1, 21)])
+def test_a_reader_killed_at_random_moments_loses_and_doubles_nothing(shop: tuple[Pipeline, Workload], seed: int):
+    pipeline, workload = shop
+    random = Random(seed)
+    reader = pipeline.reader()
+    pipeline.wait(lambda: pipeline.durable() > 0, "the initial copy")
+    oracle = Oracle(pipeline.dsn, pipeline.name)
+    workload.start()
+    for _ in range(3):
+        target = workload.written.transactions + random.randint(20, 200)
+        pipeline.wait(lambda target=target: workload.written.transactions > target, "more transactions")
+        reader.kill()
+        reader.wait()
+        reader = pipeline.reader()
+    workload.stop()
+    assert_exact(pipeline, oracle)

@@ -1,0 +1,192 @@
+"""The columnar decoder equals the plain one, however the stream is cut."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cdc
+from cdc.change import LOG_SCHEMA
+from cdc.errors import MalformedFrame, SourceError
+from cdc.pgoutput.columnar import ColumnarDecoder
+from cdc.pgoutput.decode import PlainDecoder
+from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.messages import Insert, OldKind, OldTuple, Update
+from cdc.pgoutput.transactions import Decoded
+from cdc.position import Position
+from tests.pgoutput.encode import frame
+from tests.pgoutput.streams import IGNORED_OID, ORDERS, Decoder, events, ready, rows, streams, table, transaction
+
+bounded = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+AFTER = Position.of(500, 3)
+
+
+def _decoders() -> tuple[Decoder, Decoder]:
+    return ready(PlainDecoder(epoch=3, after=AFTER)), ready(ColumnarDecoder(epoch=3, after=AFTER))
+
+
+def _outcome(decoder: Decoder, batches: list[list[bytes]]) -> list[object]:
+    """Events as comparable values; an error, which ends them, by its text."""
+    found: list[object] = []
+    try:
+        for batch in batches:
+            for event in events(decoder, batch):
+                if isinstance(event, Decoded):
+                    found.append((rows([event]).to_pydict(), event.complete, event.last))
+                    found.append((event.committed_at, event.transactions, decoder.in_transaction))
+                else:
+                    found.append(event)
+    except SourceError as error:
+        found.append((type(error), str(error)))
+    return found
+
+
+@bounded
+@given(streams)
+def test_both_decoders_yield_the_same_events_for_a_stream_fed_whole(frames):
+    plain, columnar = _decoders()
+    assert _outcome(columnar, [frames]) == _outcome(plain, [frames])
+
+
+@bounded
+@given(streams)
+def test_both_decoders_yield_the_same_events_frame_by_frame(frames):
+    plain, columnar = _decoders()
+    single = [[one] for one in frames]
+    assert _outcome(columnar, single) == _outcome(plain, single)
+
+
+@bounded
+@given(streams, st.integers(0, 50))
+def test_rows_do_not_depend_on_where_the_stream_is_cut(frames, cut):
+    whole = list(events(_decoders()[1], frames))
+    decoder = _decoders()[1]
+    parts = [*events(decoder, frames[:cut]), *events(decoder, frames[cut:])]
+    assert rows(parts).equals(rows(whole))
+
+
+@bounded
+@given(streams, st.data())
+def test_both_decoders_refuse_the_same_damaged_streams_with_the_same_words(frames, data):
+    frames = frames or [b""]
+    at = data.draw(st.integers(0, len(frames) - 1))
+    broken = bytearray(frames[at])
+    if data.draw(st.booleans()):
+        broken = broken[: data.draw(st.integers(0, len(broken)))]
+    elif broken:
+        broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    frames[at] = bytes(broken) + data.draw(st.sampled_from([b"", b"\0"]))
+    plain, columnar = _decoders()
+    assert _outcome(columnar, [frames]) == _outcome(plain, [frames])
+
+
+@bounded
+@given(st.binary(max_size=60), st.sampled_from([b"", b"w" + bytes(24)]))
+def test_garbage_raises_only_malformed_frame(garbage, header):
+    for letter in (b"", b"B", b"C", b"I", b"U", b"D", b"R", b"M", b"T", b"Y", b"O"):
+        for decoder in _decoders():
+            try:
+                list(events(decoder, [header + letter + garbage]))
+            except MalformedFrame as error:
+                assert "malformed frame at 0/0" in str(error) or not header
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"a\xe2\x82", b"\xf0\x80\x80\x80"])
+def test_text_that_is_not_utf8_is_malformed(bad):
+    good = transaction(600, Insert(1, ("k", "x" * len(bad), None)))
+    frames = [frame(message).replace(b"x" * len(bad), bad) for message in good]
+    for decoder in _decoders():
+        with pytest.raises(MalformedFrame, match="is not UTF-8"):
+            list(events(decoder, frames))
+
+
+@pytest.mark.parametrize("good", ["é", "€", "\ud7ff", "\U0001f600", "\U0010ffff", "a\u0080b"])
+def test_every_width_of_utf8_comes_through(good):
+    frames = [frame(message) for message in transaction(600, Insert(1, ("k", good, None)))]
+    assert rows(list(events(_decoders()[1], frames))).to_pylist()[0]["after"] == [(10, "k"), (11, good), (12, None)]
+
+
+def test_a_huge_transaction_spans_batches_and_is_complete_only_at_its_end():
+    decoder = ready(ColumnarDecoder())
+    changes = [Insert(1, (str(n), "x" * 1000, None)) for n in range(40_000)]
+    frames = [frame(message) for message in transaction(600, *changes)]
+    found = [*events(decoder, frames[:20_000]), *events(decoder, frames[20_000:])]
+    decoded = [event for event in found if isinstance(event, Decoded)]
+    assert len(decoded) > 2
+    assert [event.complete for event in decoded[:-1]] == [0] * (len(decoded) - 1)
+    assert decoded[-1].complete == decoded[-1].rows.num_rows
+    assert rows(decoded)["ordinal"].to_pylist() == list(range(40_000))
+    assert (decoded[-1].last, decoded[-1].transactions) == (Position(600), 1)
+    assert max(event.rows.nbytes for event in decoded) < 32 << 20
+
+
+def test_buffers_grow_for_a_row_larger_than_all_before():
+    big = "y" * 3_000_000
+    change = Update(2, OldTuple(OldKind.ROW, ("1", "2", big)), ("1", "3", big))
+    frames = [frame(message) for message in transaction(600, Insert(1, ("1", "", None)), change)]
+    assert _outcome(ready(ColumnarDecoder()), [frames]) == _outcome(ready(PlainDecoder()), [frames])
+
+
+def test_rows_stay_right_after_the_decoder_went_on():
+    decoder = ready(ColumnarDecoder())
+    first = list(events(decoder, [frame(m) for m in transaction(600, Insert(1, ("a", "b", "c")))]))
+    before = rows(first).to_pylist()
+    list(events(decoder, [frame(m) for m in transaction(700, Insert(1, ("x", "y", "z")))]))
+    assert rows(first).to_pylist() == before
+
+
+def test_many_relations_are_told_apart():
+    decoder, oids = ColumnarDecoder(), range(20, 220, 7)
+    for oid in reversed(oids):
+        decoder.define(table(oid, name=f"t{oid}"), announce=False)
+    frames = [frame(m) for m in transaction(600, *[Insert(oid, (str(oid), "", None)) for oid in oids])]
+    found = rows(list(events(decoder, frames)))
+    assert found["topic"].to_pylist() == [f"shop.t{oid}" for oid in oids]
+    assert found["relation"].to_pylist() == [100 + oid for oid in oids]
+
+
+def test_rows_have_exactly_the_schema_of_the_log():
+    frames = [frame(message) for message in transaction(600)]
+    (event,) = events(ready(ColumnarDecoder()), frames)
+    assert event.rows.schema.equals(LOG_SCHEMA, check_metadata=True)
+
+
+def test_a_writable_buffer_is_taken_as_well_as_a_readonly_one():
+    batch = FrameBatch.of([frame(m) for m in transaction(600, Insert(1, ("a", "b", "c")), Insert(IGNORED_OID, ()))])
+    decoder = ready(ColumnarDecoder())
+    (event,) = decoder.decode(FrameBatch(batch.buffer.copy(), batch.offsets.copy()))
+    assert event.rows["key"].to_pylist() == [["a"]]
+
+
+def test_the_kernel_runs_where_no_compiled_code_can_be_kept(tmp_path: Path):
+    package = Path(cdc.__file__).parent
+    copied = tmp_path / "cdc"
+    shutil.copytree(package, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    (copied / "pgoutput" / "__pycache__").write_text("not a directory")
+    nowhere = str(tmp_path / "cdc" / "errors.py")
+    script = (
+        "import numpy as np\nfrom cdc.pgoutput import kernel\n"
+        "assert kernel.__file__.startswith(" + repr(str(tmp_path)) + ")\n"
+        "buffer = np.array([1, 2], np.uint8)\nprint(kernel.unsigned(buffer, 0, 2))"
+    )
+    environment = {"HOME": nowhere, "XDG_CACHE_HOME": nowhere, "NUMBA_CACHE_DIR": nowhere, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("258", 0), done.stderr
+
+
+def test_a_key_column_that_is_not_sent_is_refused_at_once():
+    for decoder in (PlainDecoder(), ColumnarDecoder()):
+        generated = [*ORDERS.columns]
+        generated[0] = type(generated[0])(**{**_fields(generated[0]), "generated": True})
+        with pytest.raises(ValueError, match="is not sent"):
+            decoder.define(type(ORDERS)(**{**_fields(ORDERS), "columns": tuple(generated)}), announce=False)
+
+
+def _fields(value: object) -> dict:
+    return {name: getattr(value, name) for name in value.__slots__}

@@ -1,0 +1,210 @@
+"""The fold: one range of the log becomes the latest state of every key."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from pipelines.fold import FOLDED, FOLDED_ARROW, SURVEY_COLUMNS, Fence, Survey, fold, survey
+from tests.pipelines.lives import SINK, Row, Source, Target, log_row, replay, to_arrow
+
+HISTORIES = 150
+RANGES = 100  # relation numbers of one history: each of its ranges is folded as a relation of its own
+
+
+def folded(spark: SparkSession, rows: list[Row], known: Survey | None = None) -> list[Row]:
+    frame = fold(spark.createDataFrame(to_arrow(rows)), sink=SINK, survey=known)
+    out = frame.toArrow().cast(FOLDED_ARROW).to_pylist(maps_as_pydicts="strict")
+    return sorted(out, key=lambda row: (row["relation"] or 0, row["position"], row["ordinal"]))
+
+
+def state(rows: list[Row]) -> list[tuple[Any, ...]]:
+    return [(row["op"], row["key"], row["after"], row["complete"], row["base"]) for row in rows]
+
+
+def change(place: int, op: str, key: str, **fields: Any) -> Row:
+    return log_row(1, (1, place), op, key=[key], **fields)
+
+
+def partial(place: int, key: str, after: dict[int, str | None], old: str | None = None) -> Row:
+    return change(place, "u", key, after=after, partial=True, old_key=None if old is None else [old])
+
+
+def in_ranges(source: Source, random: Random) -> list[Row]:
+    """The history with the number of its range added to each row's relation; cuts only between transactions."""
+    positions = sorted({row["position"] for row in source.log})
+    cuts = sorted(random.sample(positions, random.randint(1, min(6, len(positions)))))
+    return [row | {"relation": row["relation"] + sum(c < row["position"] for c in cuts)} for row in source.log]
+
+
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_applying_folds_range_by_range_equals_replaying_the_history(spark: SparkSession, seed: int) -> None:
+    sources = [Source(number * RANGES, Random(f"{seed} {number}")) for number in range(HISTORIES)]
+    rows: list[Row] = []
+    for source in sources:
+        for _ in range(source.random.randint(2, 14)):
+            source.transaction()
+        rows += in_ranges(source, source.random)
+    by_history: dict[int, list[Row]] = defaultdict(list)
+    shuffled = Random(seed).sample(rows, len(rows))
+    for row in folded(spark, shuffled):
+        by_history[row["relation"] // RANGES * RANGES].append(row)
+
+    for source in sources:
+        assert replay(source.log) == source.table
+        target = Target()
+        ranges = sorted({row["relation"] for row in by_history[source.relation]})
+        for number in ranges:
+            target.apply([row for row in by_history[source.relation] if row["relation"] == number])
+        assert target.table == source.table, source.log
+
+
+def test_every_key_appears_once_and_in_the_declared_schema(spark: SparkSession) -> None:
+    frame = fold(spark.createDataFrame(to_arrow([change(0, "c", "a", after={1: "a"})])), sink=SINK)
+
+    assert frame.schema.simpleString() == FOLDED.simpleString()
+
+
+@pytest.mark.parametrize("with_partial", [False, True], ids=["keep latest", "lives"])
+def test_a_null_value_stays_null_and_an_absent_column_absent(spark: SparkSession, with_partial: bool) -> None:
+    rows = [change(0, "c", "a", after={1: "a", 2: None, 3: ""})]
+    if with_partial:
+        rows.append(partial(1, "a", {1: "a", 3: None}))
+
+    expected = {1: "a", 2: None, 3: None if with_partial else ""}
+    assert state(folded(spark, rows)) == [("u", ["a"], expected, True, None)]
+
+
+def test_partial_images_of_one_life_are_merged_and_wait_for_the_row_of_their_own_key(spark: SparkSession) -> None:
+    rows = [partial(0, "a", {1: "a", 2: "x", 3: "old"}), partial(1, "a", {1: "a", 2: "y"}), partial(2, "a", {4: None})]
+
+    assert state(folded(spark, rows)) == [("u", ["a"], {1: "a", 2: "y", 3: "old", 4: None}, False, None)]
+
+
+def test_a_delete_hides_the_images_before_it(spark: SparkSession) -> None:
+    rows = [partial(0, "a", {1: "a", 2: "x"}), change(1, "d", "a", before={1: "a"})]
+
+    assert state(folded(spark, rows)) == [("d", ["a"], None, True, None)]
+
+
+def test_a_new_life_takes_nothing_from_the_one_before(spark: SparkSession) -> None:
+    rows = [
+        change(0, "c", "a", after={1: "a", 2: "x", 3: "y"}),
+        change(1, "d", "a"),
+        change(2, "c", "a", after={1: "a", 2: None}),
+        partial(3, "a", {1: "a"}),
+    ]
+
+    assert state(folded(spark, rows)) == [("u", ["a"], {1: "a", 2: None}, True, None)]
+
+
+def test_a_partial_move_onto_a_deleted_key_waits_for_the_old_key(spark: SparkSession) -> None:
+    rows = [change(0, "d", "b"), change(1, "d", "a"), partial(2, "b", {1: "b"}, old="a")]
+
+    assert state(folded(spark, rows)) == [("d", ["a"], None, True, None), ("u", ["b"], {1: "b"}, False, ["a"])]
+
+
+def test_a_chain_of_moves_names_the_key_the_target_knows(spark: SparkSession) -> None:
+    rows = [
+        partial(0, "a", {1: "a", 2: "x"}),
+        change(1, "d", "a"),
+        partial(2, "b", {1: "b", 3: "y"}, old="a"),
+        change(3, "d", "b"),
+        partial(4, "c", {1: "c"}, old="b"),
+        partial(5, "c", {1: "c", 4: "z"}),
+    ]
+
+    assert state(folded(spark, rows))[-1] == ("u", ["c"], {1: "c", 2: "x", 3: "y", 4: "z"}, False, ["a"])
+
+
+def test_a_chain_that_begins_with_a_full_image_is_complete(spark: SparkSession) -> None:
+    rows = [
+        change(0, "c", "a", after={1: "a", 2: "x", 3: None}),
+        change(1, "d", "a"),
+        partial(2, "b", {1: "b"}, old="a"),
+        change(3, "c", "a", after={1: "a", 2: "later"}),
+        change(4, "d", "b"),
+        partial(5, "c", {1: "c"}, old="b"),
+    ]
+
+    assert state(folded(spark, rows))[-1] == ("u", ["c"], {1: "c", 2: "x", 3: None}, True, None)
+
+
+def test_two_keys_that_swap_through_a_third_name_each_other(spark: SparkSession) -> None:
+    rows = [
+        change(0, "d", "a"),
+        partial(1, "t", {1: "t"}, old="a"),
+        change(2, "d", "b"),
+        partial(3, "a", {1: "a"}, old="b"),
+        change(4, "d", "t"),
+        partial(5, "b", {1: "b"}, old="t"),
+    ]
+
+    assert state(folded(spark, rows)) == [
+        ("u", ["a"], {1: "a"}, False, ["b"]),
+        ("d", ["t"], None, True, None),
+        ("u", ["b"], {1: "b"}, False, ["a"]),
+    ]
+
+
+def test_rows_before_a_truncate_or_a_generation_are_dropped(spark: SparkSession) -> None:
+    rows = [
+        log_row(1, (5, 0), "c", key=["a"], after={1: "a"}),
+        log_row(1, (6, 0), "c", key=["b"], after={1: "b"}),
+        log_row(1, (6, 1), "t"),
+        log_row(1, (6, 2), "c", key=["c"], after={1: "c"}),
+        log_row(2, (5, 0), "c", key=["a"], after={1: "a"}),
+        log_row(3, (5, 0), "c", key=["a"], after={1: "a"}),
+        log_row(3, (6, 0), "r", key=["b"], after={1: "b"}),
+        log_row(3, (7, 0), "g", payload=b"6"),
+    ]
+
+    seen = [(row["relation"], row["op"], row["key"]) for row in folded(spark, rows)]
+    assert seen == [(1, "t", None), (1, "u", ["c"]), (2, "u", ["a"]), (3, "u", ["b"]), (3, "g", None)]
+
+
+def test_control_rows_and_boundaries_pass_and_messages_do_not(spark: SparkSession) -> None:
+    rows = [
+        log_row(1, (5, 0), "s", payload=b"{}"),
+        log_row(1, (5, 1), "s", payload=b"[]"),
+        log_row(1, (5, 2), "m", payload=b"hello"),
+        log_row(1, (6, 0), "b") | {"relation": None, "topic": None},
+    ]
+
+    seen = [(row["op"], row["payload"], row["complete"]) for row in folded(spark, rows)]
+    assert sorted(seen, key=str) == [("b", None, None), ("s", b"[]", None), ("s", b"{}", None)]
+
+
+def test_rows_addressed_to_another_sink_hide_nothing(spark: SparkSession) -> None:
+    rows = [change(0, "c", "a", after={1: "a"}), change(1, "r", "a", after={1: "b"}, address="theirs")]
+    rows.append(log_row(1, (1, 2), "t", address="theirs"))
+
+    assert state(folded(spark, rows)) == [("u", ["a"], {1: "a"}, True, None)]
+
+
+def test_rows_of_a_keyless_table_are_not_folded(spark: SparkSession) -> None:
+    insert, delete = log_row(1, (1, 0), "c", after={1: "x"}), log_row(1, (1, 2), "d", before={1: "x"})
+
+    seen = state(folded(spark, [insert, insert | {"ordinal": 1}, delete]))
+    assert seen == [("u", None, {1: "x"}, True, None)] * 2 + [("d", None, {1: "x"}, True, None)]
+
+
+def test_a_survey_of_narrow_columns_knows_what_the_fold_asks_of_the_range() -> None:
+    moved = partial(3, "b", {1: "b"}, old="a") | {"address": "theirs"}
+    marks = [log_row(1, (4, 2), "t"), log_row(1, (9, 0), "g", payload=b"6"), log_row(1, (5, 0), "t")]
+    tables = [to_arrow(rows).select(list(SURVEY_COLUMNS)) for rows in ([partial(0, "a", {})], [moved, *marks])]
+
+    assert survey(tables, sink=SINK) == Survey(partial=True, moves=False, fences={1: Fence(5, 0, 6)})
+    assert survey(tables, sink="theirs").moves
+
+
+def test_a_survey_of_nothing_asks_for_nothing() -> None:
+    assert survey([], sink=SINK) == survey([pa.table(to_arrow([]))], sink=SINK) == Survey()

@@ -1,0 +1,76 @@
+"""Errors: every class has a place in the tree, a code of its own, a fate and a next step."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cdc import errors
+from cdc.errors import CdcError, ExitCode, Reaction, every_error
+
+AREAS = {"1": ExitCode.USAGE, "6": ExitCode.FINDING}
+RUNBOOK = Path(__file__).resolve().parent.parent / "deploy" / "RUNBOOK.md"
+every_class = pytest.mark.parametrize(
+    "error", [e for e in every_error() if e.__module__ == "cdc.errors"], ids=lambda e: e.__name__
+)
+
+
+@every_class
+def test_a_class_is_complete(error: type[CdcError]) -> None:
+    assert re.fullmatch(r"CDC-\d{4}", error.code)
+    assert isinstance(error.reaction, Reaction)
+    assert isinstance(error.exit_code, ExitCode)
+    assert error.remedy
+    assert error.__doc__
+
+
+@every_class
+def test_a_class_stands_in_the_tree_of_the_docstring(error: type[CdcError]) -> None:
+    assert re.search(rf"\b{error.__name__}\b", errors.__doc__ or "")
+
+
+@every_class
+def test_a_code_lies_in_the_area_of_its_parent(error: type[CdcError]) -> None:
+    parents = [p for p in error.__mro__[1:] if issubclass(p, CdcError) and p is not CdcError]
+    for parent in parents:
+        assert error.code[:5] == parent.code[:5]
+
+
+@every_class
+def test_the_area_decides_usage_and_findings(error: type[CdcError]) -> None:
+    expected = AREAS.get(error.code[4])
+
+    assert expected is None or error.exit_code == expected
+
+
+@every_class
+def test_a_remedy_is_a_sentence_without_a_full_stop(error: type[CdcError]) -> None:
+    assert not error.remedy.endswith(".")
+    assert error.remedy[0] == "'" or error.remedy[0] == error.remedy[0].lower()
+
+
+@every_class
+def test_the_runbook_has_a_section_for_the_code(error: type[CdcError]) -> None:
+    assert f"## {error.code} " in RUNBOOK.read_text(encoding="utf-8")
+
+
+def test_no_two_classes_share_a_code() -> None:
+    codes = [error.code for error in every_error() if error.__module__ == "cdc.errors"]
+
+    assert len(codes) == len(set(codes))
+
+
+def test_a_closer_remedy_replaces_that_of_the_class() -> None:
+    assert CdcError("it broke").fix == CdcError.remedy
+    assert CdcError("it broke", remedy="mend it").fix == "mend it"
+    assert str(CdcError("it broke")) == "it broke"
+
+
+def test_retrying_is_earned_and_halting_the_default() -> None:
+    assert CdcError.reaction is Reaction.HALT
+    assert {e.__name__ for e in every_error() if e.reaction is Reaction.RETRY} >= {
+        "SourceUnreachable",
+        "SinkUnavailable",
+    }

@@ -1,0 +1,63 @@
+"""Metrics: declared once, moved with the labels they were declared with."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from cdc.metrics import CHANGES, EVERY, SINK_LAG_SECONDS, Figures, Kind, Metric
+
+ALERTS = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "cdc.rules.yml"
+every_metric = pytest.mark.parametrize("metric", EVERY.values(), ids=lambda m: m.name)
+
+
+@every_metric
+def test_a_metric_is_named_as_prometheus_asks(metric: Metric) -> None:
+    assert re.fullmatch(r"cdc_[a-z_]+", metric.name)
+    assert (metric.kind is Kind.COUNTER) == metric.name.endswith("_total")
+    assert metric.labels[0] == "pipeline"
+    assert metric.help
+
+
+def test_shipped_alerts_use_declared_metrics() -> None:
+    expressions = "\n".join(line for line in ALERTS.read_text(encoding="utf-8").splitlines() if "expr:" in line)
+    used = set(re.findall(r"\bcdc_[a-z_]+\b", expressions))
+
+    assert used
+    assert used <= set(EVERY)
+
+
+def test_counters_add_and_gauges_replace() -> None:
+    figures = Figures()
+    for value in (1.0, 2.0):
+        figures.add(CHANGES, value, "shop")
+        figures.set(SINK_LAG_SECONDS, value, "shop", "lake")
+
+    assert {(s.metric.name, s.value) for s in figures} == {(CHANGES.name, 3.0), (SINK_LAG_SECONDS.name, 2.0)}
+
+
+def test_wrong_labels_are_refused() -> None:
+    with pytest.raises(ValueError, match="wrong labels for 'cdc_sink_lag_seconds'"):
+        Figures().set(SINK_LAG_SECONDS, 1.0, "shop")
+
+
+def test_figures_survive_json() -> None:
+    figures = Figures()
+    figures.set(SINK_LAG_SECONDS, 0.5, "shop", "lake")
+
+    assert json.loads(json.dumps(figures.to_json())) == [["cdc_sink_lag_seconds", ["shop", "lake"], 0.5]]
+
+
+def test_no_addition_is_lost_between_threads() -> None:
+    figures = Figures()
+    threads = [Thread(target=lambda: [figures.add(CHANGES, 1.0, "shop") for _ in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert next(iter(figures)).value == 2000.0

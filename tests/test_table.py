@@ -1,0 +1,94 @@
+"""TableSchema: what an `s` row carries is what was meant, under any names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
+
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1, max_size=63)
+columns = st.builds(
+    Column,
+    id=st.integers(1, 1600),
+    name=names,
+    type_oid=st.integers(1, 2**32 - 1),
+    type_name=names,
+    typmod=st.integers(-1, 2**31 - 1),
+    not_null=st.booleans(),
+    generated=st.booleans(),
+    base_type_oid=st.none() | st.integers(1, 2**32 - 1),
+    missing=st.none() | st.text(st.characters(exclude_categories=("Cs",))),
+)
+schemas = st.builds(
+    TableSchema,
+    relation=st.integers(1, 2**62),
+    oid=st.integers(1, 2**32 - 1),
+    schema=names,
+    name=names,
+    replica_identity=st.sampled_from(ReplicaIdentity),
+    columns=st.lists(columns, max_size=6, unique_by=lambda c: c.id).map(tuple),
+    state=st.sampled_from(TableState),
+    reason=st.none() | st.text(st.characters(exclude_categories=("Cs",))),
+)
+
+
+def column(number: int, **fields: object) -> Column:
+    return Column(**{"id": number, "name": f"c{number}", "type_oid": 23, "type_name": "integer", **fields})  # type: ignore[arg-type]
+
+
+def table(*of: Column) -> TableSchema:
+    return TableSchema(
+        relation=7, oid=7, schema="shop", name="orders", replica_identity=ReplicaIdentity.DEFAULT, columns=of
+    )
+
+
+@given(schemas)
+def test_a_schema_survives_its_json(schema: TableSchema) -> None:
+    assert TableSchema.from_json(schema.to_json()) == schema
+
+
+@given(schemas)
+def test_equal_versions_are_equal_bytes(schema: TableSchema) -> None:
+    assert TableSchema.from_json(schema.to_json()).to_json() == schema.to_json()
+
+
+def test_a_newer_format_is_refused() -> None:
+    payload = json.loads(table(column(1)).to_json()) | {"format": 2}
+
+    with pytest.raises(ValueError, match="unknown schema format"):
+        TableSchema.from_json(json.dumps(payload))
+
+
+def test_the_key_is_in_key_order_not_in_column_order() -> None:
+    schema = table(column(1, key=1), column(2), column(3, key=0))
+
+    assert [c.id for c in schema.key] == [3, 1]
+
+
+def test_generated_columns_are_not_sent() -> None:
+    assert [c.id for c in table(column(1), column(2, generated=True), column(5)).sent] == [1, 5]
+
+
+def test_a_domain_is_looked_through() -> None:
+    assert column(1, base_type_oid=1700, base_typmod=655366).value_type == (1700, 655366)
+    assert column(1, typmod=9).value_type == (23, 9)
+
+
+def test_a_column_is_found_by_its_name_or_not_at_all() -> None:
+    schema = table(column(1), column(2))
+
+    assert schema.column("c2") == schema.columns[1]
+    assert schema.column("c3") is None
+
+
+def test_a_flagged_version_says_why_and_keeps_its_shape() -> None:
+    schema = table(column(1))
+    flagged = schema.flagged(TableState.NEEDS_RESYNC, "a type was rewritten")
+
+    assert (flagged.state, flagged.reason) == (TableState.NEEDS_RESYNC, "a type was rewritten")
+    assert flagged.columns == schema.columns
+    assert flagged.topic == "shop.orders"
