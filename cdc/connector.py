@@ -144,7 +144,7 @@ class Reporter(Thread):
         self._state = state
         self._error = {"code": exc.code, "message": exc.message, "suggestion": exc.fix}
         self._figures.add(metrics.ERRORS, 1, self._definition.name, "reader", exc.code)
-        log.warning("reader " + state, code=exc.code, message=exc.message, fix=exc.fix)
+        log.warning("reader stopped", state=state, code=exc.code, message=exc.message, fix=exc.fix)
 
     def _look_at_source(self) -> None:
         source, name = self._definition.source, self._definition.name

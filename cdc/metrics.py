@@ -35,21 +35,40 @@ class Metric:
 _SINK: Final = ("pipeline", "sink")
 _TABLE: Final = ("pipeline", "table")
 
-HEALTH: Final = Metric("cdc_health", Kind.GAUGE, "1 while the process does its work, 0 while it does not", ("pipeline", "process"))
-TABLE_STATE: Final = Metric("cdc_table_state", Kind.GAUGE, "1 for the state a table is in", ("pipeline", "sink", "table", "state"))
-SOURCE_LAG_SECONDS: Final = Metric("cdc_source_lag_seconds", Kind.GAUGE, "age of the last transaction made durable, at the moment it became so")
-SOURCE_LAG_BYTES: Final = Metric("cdc_source_lag_bytes", Kind.GAUGE, "server's WAL end minus this point", ("pipeline", "point"))
-RECEIVED_BYTES: Final = Metric("cdc_received_bytes_total", Kind.COUNTER, "bytes of replication messages taken from the socket")
+HEALTH: Final = Metric(
+    "cdc_health", Kind.GAUGE, "1 while the process does its work, 0 while it does not", ("pipeline", "process")
+)
+TABLE_STATE: Final = Metric(
+    "cdc_table_state", Kind.GAUGE, "1 for the state a table is in", ("pipeline", "sink", "table", "state")
+)
+SOURCE_LAG_SECONDS: Final = Metric(
+    "cdc_source_lag_seconds", Kind.GAUGE, "age of the last transaction made durable, at the moment it became so"
+)
+SOURCE_LAG_BYTES: Final = Metric(
+    "cdc_source_lag_bytes", Kind.GAUGE, "server's WAL end minus this point", ("pipeline", "point")
+)
+RECEIVED_BYTES: Final = Metric(
+    "cdc_received_bytes_total", Kind.COUNTER, "bytes of replication messages taken from the socket"
+)
 CHANGES: Final = Metric("cdc_changes_total", Kind.COUNTER, "log rows made durable")
 TRANSACTIONS: Final = Metric("cdc_transactions_total", Kind.COUNTER, "transactions made durable")
 RECONNECTS: Final = Metric("cdc_reconnects_total", Kind.COUNTER, "replication connections opened after the first")
-FEEDBACK_AGE: Final = Metric("cdc_feedback_age_seconds", Kind.GAUGE, "time since the last status update to the server; above 60 it will hang up")
+FEEDBACK_AGE: Final = Metric(
+    "cdc_feedback_age_seconds", Kind.GAUGE, "time since the last status update to the server; above 60 it will hang up"
+)
 SLOT_RETAINED: Final = Metric("cdc_slot_retained_bytes", Kind.GAUGE, "WAL that the server keeps for the slot")
 LOG_COMMITS: Final = Metric("cdc_log_commits_total", Kind.COUNTER, "Delta commits to the log")
 LOG_BYTES: Final = Metric("cdc_log_bytes_total", Kind.COUNTER, "bytes of data files committed to the log")
-LOG_APPEND_SECONDS: Final = Metric("cdc_log_append_seconds", Kind.GAUGE, "duration of the last append, files and commit")
+LOG_APPEND_SECONDS: Final = Metric(
+    "cdc_log_append_seconds", Kind.GAUGE, "duration of the last append, files and commit"
+)
 LOG_POSITION: Final = Metric("cdc_log_position", Kind.GAUGE, "the log's durable position, as a number")
-SINK_LAG_SECONDS: Final = Metric("cdc_sink_lag_seconds", Kind.GAUGE, "commit at the source to visible in the sink, for the last batch; grows while the sink is behind", _SINK)
+SINK_LAG_SECONDS: Final = Metric(
+    "cdc_sink_lag_seconds",
+    Kind.GAUGE,
+    "commit at the source to visible in the sink, for the last batch; grows while the sink is behind",
+    _SINK,
+)
 SINK_LAG_BYTES: Final = Metric("cdc_sink_lag_bytes", Kind.GAUGE, "log's durable position minus the sink's", _SINK)
 SINK_POSITION: Final = Metric("cdc_sink_position", Kind.GAUGE, "the sink's published position, as a number", _SINK)
 APPLY_ROWS: Final = Metric("cdc_apply_rows_total", Kind.COUNTER, "folded rows merged into the sink", _SINK)

@@ -82,7 +82,9 @@ class Reader:
         # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
         with ReplicationStream.open(source.dsn, options) as stream:
             self._resume(identity)
-            stages = [Thread(target=self._guard, args=(stage,), name=stage.__name__) for stage in (self._decode, self._append)]
+            stages = [
+                Thread(target=self._guard, args=(stage,), name=stage.__name__) for stage in (self._decode, self._append)
+            ]
             for stage in stages:
                 stage.start()
             try:

@@ -84,7 +84,9 @@ class SinkLoop:
             self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
 
     def _within(self, rows: DataFrame, upto: int) -> DataFrame:
-        return rows.where((F.col("position") > int(self.position)) & (F.col("position") <= upto) & (F.col("op") != BOUNDARY))
+        return rows.where(
+            (F.col("position") > int(self.position)) & (F.col("position") <= upto) & (F.col("op") != BOUNDARY)
+        )
 
     def _fold(self, rows: DataFrame) -> FoldedBatch:
         return take_apart(fold(rows, sink=self._sink.name, survey=self._survey()).toArrow())
@@ -98,7 +100,9 @@ class SinkLoop:
         self._log.refresh()
         durable = self._log.durable or self.position
         files = self._log.files(self.position, durable)
-        found = survey((read_file(f, self.position, durable, list(SURVEY_COLUMNS)) for f in files), sink=self._sink.name)
+        found = survey(
+            (read_file(f, self.position, durable, list(SURVEY_COLUMNS)) for f in files), sink=self._sink.name
+        )
         return None if found.fences else found
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:

@@ -61,7 +61,9 @@ def take_apart(folded: pa.Table) -> FoldedBatch:
     is_image = pc.is_in(folded["op"], pa.array([Operation.UPDATE.value, Operation.DELETE.value]))
     controls: dict[int, TableControls] = {}
     boundary: Boundary | None = None
-    rest = folded.filter(pc.invert(is_image)).select(["relation", "op", "position", "ordinal", "committed_at", "payload"])
+    rest = folded.filter(pc.invert(is_image)).select(
+        ["relation", "op", "position", "ordinal", "committed_at", "payload"]
+    )
     for row in rest.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
         if row["op"] == BOUNDARY:
             moment = row["committed_at"]

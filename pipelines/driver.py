@@ -67,7 +67,10 @@ def _run(definition: Definition, catalog: Catalog, board: Board, figures: metric
     spark = definition.spark
     session = spark_session(
         SparkSettings(
-            master=spark.master, app_name=f"cdc-{definition.name}", conf=dict(spark.conf), delta_jars=tuple(spark.delta_jars)
+            master=spark.master,
+            app_name=f"cdc-{definition.name}",
+            conf=dict(spark.conf),
+            delta_jars=tuple(spark.delta_jars),
         )
     )
     session.dataSource.register(CdcDataSource)
@@ -203,19 +206,21 @@ class SinkQuery:
     def _try(self, step) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         try:
             step()
-        except Exception as exc:  # noqa: BLE001 - every failure of a sink is its own; the others go on
+        except Exception as exc:
             self.stop()
             error = exc if isinstance(exc, CdcError) else SinkError(f"{type(exc).__name__}: {str(exc)[:300]}")
             self._halted = isinstance(exc, CdcError) and exc.reaction is Reaction.HALT
             self._attempts += 1
             self._due = time.monotonic() + min(30.0, 0.5 * 2 ** min(self._attempts, 6))
             self._parts.progress.failed(error)
-            log.error("sink stopped", sink=self._wanted.name, code=error.code, reason=error.message, halted=self._halted)
+            log.exception("sink stopped", sink=self._wanted.name, code=error.code, halted=self._halted)
 
 
 def build_sink(wanted: DeltaSink | SearchSink, session: SparkSession) -> Sink:
     """The sink that a definition asks for."""
     if isinstance(wanted, DeltaSink):
-        settings = DeltaSettings(name=wanted.name, path=wanted.path, writer=wanted.writer.value, types=wanted.types.value)
+        settings = DeltaSettings(
+            name=wanted.name, path=wanted.path, writer=wanted.writer.value, types=wanted.types.value
+        )
         return DeltaTarget(settings, session)
     return SearchTarget(wanted.name, wanted.path, wanted.fields)

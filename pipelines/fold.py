@@ -20,23 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
 
 _IMAGE: Final = "map<int,string>"
-FOLDED: Final = StructType.fromDDL(
-    f"relation bigint, op string, key array<string>, position bigint, ordinal bigint, committed_at timestamp, "
-    f"after {_IMAGE}, complete boolean, base array<string>, payload binary"
-)
-"""One row per (relation, key), and the control rows as they came.
-
-op is `u` (the row is as `after` says), `d` (gone), a control letter `s t g`, or `b`, the boundary of a batch.
-position, ordinal and committed_at are those of the latest change. `complete`: after holds every column that is
-sent; else the target's row under `base`, or under the key itself when base is null, has the others. A keyless
-table is not folded: one row per change with a null key, `d` carrying the deleted image.
-"""
-
 FOLDED_ARROW: Final = pa.schema(
     [
         LOG_SCHEMA.field("relation"),
@@ -51,7 +40,16 @@ FOLDED_ARROW: Final = pa.schema(
         LOG_SCHEMA.field("payload"),
     ]
 )
-"""FOLDED as Arrow; a frame's toArrow() casts to it."""
+"""One row per (relation, key), and the control rows as they came.
+
+op is `u` (the row is as `after` says), `d` (gone), a control letter `s t g`, or `b`, the boundary of a batch.
+position, ordinal and committed_at are those of the latest change. `complete`: after holds every column that is
+sent; else the target's row under `base`, or under the key itself when base is null, has the others. A keyless
+table is not folded: one row per change with a null key, `d` carrying the deleted image.
+"""
+
+FOLDED: Final[StructType] = from_arrow_schema(FOLDED_ARROW)
+"""The same as Spark names it; what a frame's toArrow() returns casts to FOLDED_ARROW."""
 
 SURVEY_COLUMNS: Final = ("position", "ordinal", "relation", "op", "old_key", "partial", "payload", "address")
 """What survey() needs of a range: narrow columns, read in milliseconds."""

@@ -120,7 +120,9 @@ class Board(Thread):
                 process="apply",
                 pid=os.getpid(),
                 state=state,
-                error=None if error is None else {"code": error.code, "message": error.message, "suggestion": error.fix},
+                error=None
+                if error is None
+                else {"code": error.code, "message": error.message, "suggestion": error.fix},
                 figures=self._figures.to_json(),
             )
         )

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -36,12 +36,7 @@ SPLIT_BYTES: Final = 32 << 20
 BATCH_ROWS: Final = 32_768
 """Rows of one Arrow batch on its way to the JVM, which holds two at a time."""
 
-_IMAGE: Final = "map<int,string>"
-SCHEMA: Final = StructType.fromDDL(
-    "position bigint not null, ordinal bigint not null, xid bigint not null, committed_at timestamp not null, "
-    "relation bigint, topic string, op string not null, key array<string>, old_key array<string>, "
-    f"before {_IMAGE}, after {_IMAGE}, partial boolean not null, payload binary, address string"
-)
+SCHEMA: Final = from_arrow_schema(LOG_SCHEMA)
 """The log row (`cdc.change.LOG_SCHEMA`) in Spark's types."""
 
 _ARROW: Final = to_arrow_schema(SCHEMA, timezone="UTC")

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from cdc.config.definition import Definition
 from cdc.config.document import Key
-from cdc.config.names import fixed_part, is_remote, placeholders
+from cdc.config.names import fixed_part, placeholders
 
 _WILD: Final = frozenset("*?[")
 
@@ -23,7 +23,7 @@ def disagreements(definition: Definition) -> Iterator[Disagreement]:
     """All of them, each named at the key that a person would change."""
     yield from _names(definition)
     yield from _paths(definition)
-    if definition.catalog.url == "sqlite://" and is_remote(definition.log.path):
+    if not definition.catalog.url:
         yield Disagreement(("catalog",), "required key is missing: catalog.url, for the log is not on this machine")
 
 

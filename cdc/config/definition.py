@@ -213,7 +213,7 @@ class CatalogLocation(Model):
         str,
         Field(pattern=r"^(sqlite|postgresql(\+psycopg)?)://", repr=False),
         AfterValidator(_catalog_url),
-    ]
+    ] = ""
     """An SQLAlchemy URL; default an SQLite file beside the log."""
 
 
@@ -226,11 +226,9 @@ class Service(Model):
     """Port to listen on; 0 takes a free one."""
 
 
-def _default_catalog(fields: dict[str, Any]) -> CatalogLocation:
-    log = fields.get("log")
-    if log is None or is_remote(log.path):
-        return CatalogLocation(url="sqlite://")
-    return CatalogLocation(url="sqlite:///" + beside(log.path.removeprefix("file://"), "catalog.db"))
+def _beside_the_log(log: str) -> str:
+    """The catalog's default; empty where the log is not on this machine, for SQLite cannot follow it there."""
+    return "" if is_remote(log) else "sqlite:///" + beside(log.removeprefix("file://"), "catalog.db")
 
 
 class Definition(Model):
@@ -249,7 +247,7 @@ class Definition(Model):
     sinks: tuple[Sink, ...] = ()
     """The derived stores."""
     spark: Spark = Spark()
-    catalog: CatalogLocation = Field(default_factory=_default_catalog)
+    catalog: CatalogLocation = CatalogLocation()
     service: Service = Service()
 
     @property
@@ -273,5 +271,6 @@ class Definition(Model):
             update={
                 "source": source.model_copy(update={"slot": slot, "publication": publication}),
                 "spark": self.spark.model_copy(update={"checkpoint": checkpoint}),
+                "catalog": CatalogLocation.model_construct(url=self.catalog.url or _beside_the_log(self.log.path)),
             }
         )

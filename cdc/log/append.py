@@ -107,7 +107,9 @@ class LogWriter:
         Raises LogFenced if another writer committed, LogCorrupt if a file is not as it was written.
         """
         if self.durable is not None and info.last <= self.durable:
-            raise LogFenced(f"position would not advance: the log is at {self.durable!s}, the commit ends at {info.last!s}")
+            raise LogFenced(
+                f"position would not advance: the log is at {self.durable!s}, the commit ends at {info.last!s}"
+            )
         if self._table.transaction_version(self.log_id) != self._written:
             raise LogFenced(f"another writer committed to the log after {self.durable!s}")
         actions = [self._checked(file) for file in files]

@@ -92,7 +92,7 @@ class LogReader:
             yield from rows.to_batches()
 
     def schemas(self, upto: Position | None = None) -> dict[int, TableSchema]:
-        """relation → the version of its schema in force at upto (default: now)."""
+        """Relation → the version of its schema in force at upto (default: now)."""
         limit = upto if upto is not None else self.durable or Position(0)
         latest: dict[int, tuple[tuple[int, int], TableSchema]] = {}
         for file in self.every_file():

@@ -54,7 +54,9 @@ def initial_copy(source: CopySource, writer: LogWriter, figures: Figures) -> Pos
     with connect(source.dsn, application_name="cdc snapshot") as conn, exclusive(conn, source.slot):
         tables = match_tables(conn, source.patterns, source.exclude)
         if not tables:
-            raise PreflightFailed(f"no table matches {list(source.patterns)!r}", remedy="correct 'tables' in the definition")
+            raise PreflightFailed(
+                f"no table matches {list(source.patterns)!r}", remedy="correct 'tables' in the definition"
+            )
         ensure_publication(conn, source.publication, [name for _, name in tables])
         if slot_status(conn, source.slot) is not None:
             drop_slot(conn, source.slot)
@@ -102,7 +104,11 @@ class _Copy:
         self._stage()
         hit("after_copy_staged")
         info = CommitInfo(
-            last=self.position, committed_at=self._committed_at, timeline=self._source.timeline, rows=self._rows, transactions=1
+            last=self.position,
+            committed_at=self._committed_at,
+            timeline=self._source.timeline,
+            rows=self._rows,
+            transactions=1,
         )
         self._writer.commit(self._files, info)
 

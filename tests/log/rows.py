@@ -19,18 +19,22 @@ LIMITS = SegmentLimits(size=1 << 28, age=3600.0)
 def row(position: int, ordinal: int = 0, **fields: Any) -> dict[str, Any]:
     """One insert into shop.orders, with fields replaced."""
     blank: dict[str, Any] = dict.fromkeys(LOG_SCHEMA.names)
-    return blank | {
-        "position": position,
-        "ordinal": ordinal,
-        "xid": 1,
-        "committed_at": 1_700_000_000_000_000 + position,
-        "relation": 16384,
-        "topic": "shop.orders",
-        "op": Operation.CREATE.value,
-        "key": [str(ordinal)],
-        "after": [(1, str(ordinal)), (2, None)],
-        "partial": False,
-    } | fields
+    return (
+        blank
+        | {
+            "position": position,
+            "ordinal": ordinal,
+            "xid": 1,
+            "committed_at": 1_700_000_000_000_000 + position,
+            "relation": 16384,
+            "topic": "shop.orders",
+            "op": Operation.CREATE.value,
+            "key": [str(ordinal)],
+            "after": [(1, str(ordinal)), (2, None)],
+            "partial": False,
+        }
+        | fields
+    )
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:
@@ -48,7 +52,13 @@ def schema_of(relation: int = 16384, *columns: str) -> TableSchema:
         name="orders",
         replica_identity=ReplicaIdentity.DEFAULT,
         columns=tuple(
-            Column(id=i, name=name, type_oid=23 if i == 1 else 25, type_name="integer" if i == 1 else "text", key=0 if i == 1 else None)
+            Column(
+                id=i,
+                name=name,
+                type_oid=23 if i == 1 else 25,
+                type_name="integer" if i == 1 else "text",
+                key=0 if i == 1 else None,
+            )
             for i, name in enumerate(names, start=1)
         ),
     )

@@ -12,7 +12,9 @@ from tests.log.rows import row, table
 
 def decoded(*positions: int, complete: int, last: int | None) -> Decoded:
     rows = table(*(row(p, n) for n, p in enumerate(positions))).combine_chunks().to_batches()[0]
-    return Decoded(rows=rows, complete=complete, last=None if last is None else Position(last), committed_at=7, transactions=1)
+    return Decoded(
+        rows=rows, complete=complete, last=None if last is None else Position(last), committed_at=7, transactions=1
+    )
 
 
 def count(batches: list[pa.RecordBatch]) -> int:

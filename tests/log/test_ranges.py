@@ -17,7 +17,9 @@ def logs(draw: st.DrawFn) -> list[LogFile]:
     files, at = [], 0
     for number, (gap, width, rows) in enumerate(gaps):
         first, at = at + gap, at + gap + width
-        files.append(LogFile(path=f"{number:03}", rows=rows, size=rows * 10, first=Position(first), last=Position(at), segment=0))
+        files.append(
+            LogFile(path=f"{number:03}", rows=rows, size=rows * 10, first=Position(first), last=Position(at), segment=0)
+        )
     return files
 
 

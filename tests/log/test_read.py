@@ -29,7 +29,10 @@ def positions(root: Path, after: int, upto: int) -> list[int]:
     return sorted({p for batch in batches for p in batch["position"].to_pylist()})
 
 
-@pytest.mark.parametrize(("after", "upto", "expected"), [(0, 40, [10, 20, 30, 40]), (10, 30, [20, 30]), (20, 25, []), (20, 30, [30]), (40, 40, [])])
+@pytest.mark.parametrize(
+    ("after", "upto", "expected"),
+    [(0, 40, [10, 20, 30, 40]), (10, 30, [20, 30]), (20, 25, []), (20, 30, [30]), (40, 40, [])],
+)
 def test_a_range_excludes_its_start_and_includes_its_end(root: Path, after: int, upto: int, expected: list[int]):
     assert positions(root, after, upto) == expected
 

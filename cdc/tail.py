@@ -1,0 +1,287 @@
+"""Tail: log rows as JSON lines, in cdc's own words, as Debezium's messages, or flat.
+
+Values are JSON by a simple rule: integers are numbers, booleans are booleans, everything else is the text
+that Postgres sent. So nothing is rounded: a numeric, a float or a timestamp stays text in every format.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from cdc.change import ROW_OPERATIONS, Operation
+from cdc.position import Position
+from cdc.table import Column, TableSchema
+
+UNAVAILABLE: Final = "__debezium_unavailable_value"
+"""What Debezium writes for an unchanged TOAST value; only the debezium format has it."""
+_INTEGERS: Final = frozenset({20, 21, 23, 26})
+"""int8, int2, int4, oid."""
+_BOOLEAN: Final = 16
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+Message = dict[str, Any]
+Row = Mapping[str, Any]
+"""One row of LOG_SCHEMA as `RecordBatch.to_pylist` gives it; images as lists of (column id, text)."""
+
+
+class Format(StrEnum):
+    """How a change is printed."""
+
+    #: The log row with named columns; unchanged TOAST columns are listed, not guessed.
+    CDC = "cdc"
+    #: Debezium's key, headers and envelope; a delete is followed by its tombstone.
+    DEBEZIUM = "debezium"
+    #: The row alone, with `__op`, `__deleted`, `__lsn`, `__source_ts_ms` as ExtractNewRecordState adds them.
+    FLAT = "flat"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the source is called in Debezium's `source` block."""
+
+    pipeline: str
+    database: str
+    version: str
+
+
+@dataclass(slots=True)
+class Tables:
+    """The schema in force per relation; moved on by every `s` row that passes."""
+
+    schemas: dict[int, TableSchema] = field(default_factory=dict)
+
+    def follow(self, row: Row) -> None:
+        """Take a schema row in; others leave it as it is."""
+        if row["op"] == Operation.SCHEMA.value:
+            self.schemas[row["relation"]] = TableSchema.from_json(row["payload"])
+
+    def named(self, row: Row, image: Iterable[tuple[int, str | None]]) -> dict[str, Any]:
+        """Column name → JSON value; a column dropped since is called by its id."""
+        columns = {c.id: c for c in self._columns(row)}
+        return {
+            columns[number].name if number in columns else f"column_{number}": typed(text, columns.get(number))
+            for number, text in image
+        }
+
+    def key(self, row: Row, parts: Iterable[str | None] | None) -> dict[str, Any] | None:
+        """The key as name → JSON value, None without one."""
+        if parts is None:
+            return None
+        schema = self.schemas.get(row["relation"])
+        columns = schema.key if schema else ()
+        values = list(parts)
+        if len(columns) != len(values):
+            return {str(place): value for place, value in enumerate(values)}
+        return {c.name: typed(value, c) for c, value in zip(columns, values, strict=True)}
+
+    def names(self, row: Row) -> list[str]:
+        """The columns that the source sends, in order."""
+        return [c.name for c in self._columns(row) if not c.generated]
+
+    def _columns(self, row: Row) -> tuple[Column, ...]:
+        schema = self.schemas.get(row["relation"])
+        return schema.columns if schema else ()
+
+
+def typed(text: str | None, column: Column | None) -> Any:
+    """A value as JSON has it: integers and booleans as such, everything else as text."""
+    if text is None or column is None:
+        return text
+    oid = column.value_type[0]
+    if oid in _INTEGERS:
+        return int(text)
+    return text == "t" if oid == _BOOLEAN else text
+
+
+def messages(rows: Iterable[Row], tables: Tables, form: Format, place: Place) -> Iterator[tuple[Row, Message]]:
+    """Each row with what is printed of it, in the order given; a row may print nothing, or two messages.
+
+    Rows must come in (position, ordinal) order: the two halves of a key change stand side by side.
+    """
+    writer = {
+        Format.CDC: _cdc,
+        Format.DEBEZIUM: _Debezium(place),
+        Format.FLAT: _flat,
+    }[form]
+    for row, following in _with_next(rows):
+        tables.follow(row)
+        for message in writer(row, following, tables):
+            yield row, message
+
+
+def line(message: Message) -> str:
+    """One line of JSON."""
+    return json.dumps(message, ensure_ascii=False)
+
+
+def filtered(
+    found: Iterable[tuple[Row, Message]], operations: frozenset[str], *, newest: Callable[[Row], bool] | None = None
+) -> Iterator[Message]:
+    """The messages of the wanted operations (empty: all) whose row passes."""
+    for row, message in found:
+        if (not operations or row["op"] in operations) and (newest is None or newest(row)):
+            yield message
+
+
+def _with_next(rows: Iterable[Row]) -> Iterator[tuple[Row, Row | None]]:
+    waiting: Row | None = None
+    for row in rows:
+        if waiting is not None:
+            yield waiting, row
+        waiting = row
+    if waiting is not None:
+        yield waiting, None
+
+
+def _cdc(row: Row, _following: Row | None, tables: Tables) -> Iterator[Message]:
+    message: Message = {
+        "position": str(Position(row["position"])),
+        "ordinal": row["ordinal"],
+        "op": row["op"],
+        "topic": row["topic"],
+        "xid": row["xid"],
+        "committed_at": row["committed_at"].astimezone(UTC).isoformat().replace("+00:00", "Z"),
+    }
+    for name in ("key", "old_key"):
+        if row[name] is not None:
+            message[name] = tables.key(row, row[name])
+    for name in ("before", "after"):
+        if row[name] is not None:
+            message[name] = tables.named(row, row[name])
+    if row["partial"]:
+        message["unchanged"] = [name for name in tables.names(row) if name not in message.get("after", {})]
+    if row["op"] == Operation.SCHEMA.value:
+        message["schema"] = json.loads(row["payload"])
+    elif row["op"] == Operation.GENERATION.value:
+        message["older_than"] = str(Position(int(row["payload"])))
+    elif row["payload"] is not None:
+        message["payload"] = base64.b64encode(row["payload"]).decode()
+    yield message
+
+
+def _flat(row: Row, _following: Row | None, tables: Tables) -> Iterator[Message]:
+    if row["op"] not in ROW_OPERATIONS:
+        return
+    deleted = row["op"] == Operation.DELETE.value
+    image = row["before"] if deleted else row["after"]
+    values = tables.named(row, image) if image is not None else tables.key(row, row["key"]) or {}
+    yield {
+        **values,
+        "__op": row["op"],
+        "__deleted": "true" if deleted else "false",
+        "__lsn": int(Position(row["position"]).lsn),
+        "__source_ts_ms": _micros(row) // 1000,
+    }
+
+
+class _Debezium:
+    """Key, headers and value of Debezium's Postgres connector.
+
+    `source.lsn` is that of the transaction's commit record, for the log keeps no LSN per change; `xmin` and the
+    last commit's LSN in `sequence` are null for the same reason. `ts_*` is the commit time: nothing here has a clock.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._position = -1
+        self._orders: dict[str, int] = {}
+
+    def __call__(self, row: Row, following: Row | None, tables: Tables) -> Iterator[Message]:
+        if row["op"] in {Operation.SCHEMA.value, Operation.GENERATION.value}:
+            return
+        order = self._order(row)
+        move = following is not None and _is_move(row, following)
+        headers: Message = {}
+        operation = row["op"]
+        if move and following is not None:
+            headers["__debezium.newkey"] = tables.key(following, following["key"])
+        elif row["old_key"] is not None:
+            # the second half of a key change is a create to Debezium's readers
+            headers["__debezium.oldkey"] = tables.key(row, row["old_key"])
+            operation = Operation.CREATE.value
+        topic = f"{self._place.pipeline}.{row['topic']}" if row["topic"] else self._place.pipeline
+        key = tables.key(row, row["key"])
+        value = self._envelope(row, operation, order, tables)
+        yield {"topic": topic, "key": key, "headers": headers, "value": value}
+        if operation == Operation.DELETE.value:
+            yield {"topic": topic, "key": key, "headers": headers, "value": None}
+
+    def _envelope(self, row: Row, operation: str, order: int, tables: Tables) -> Message:
+        micros = _micros(row)
+        lsn = int(Position(row["position"]).lsn)
+        envelope: Message = {
+            "before": None if operation == Operation.CREATE.value else self._image(row, "before", None, tables),
+            "after": self._image(row, "after", UNAVAILABLE, tables),
+            "source": self._source(row, micros, lsn),
+            "transaction": {
+                "id": f"{row['xid']}:{lsn}",
+                "total_order": row["ordinal"] + 1,
+                "data_collection_order": order,
+            },
+            "op": operation,
+            "ts_ms": micros // 1000,
+            "ts_us": micros,
+            "ts_ns": micros * 1000,
+        }
+        if operation == Operation.MESSAGE.value:
+            content = base64.b64encode(row["payload"] or b"").decode()
+            envelope["message"] = {"prefix": row["topic"] or "", "content": content}
+        return envelope
+
+    def _image(self, row: Row, side: str, absent: str | None, tables: Tables) -> Message | None:
+        if row[side] is None:
+            return None
+        values = tables.named(row, row[side])
+        return {**dict.fromkeys(tables.names(row), absent), **values}
+
+    def _source(self, row: Row, micros: int, lsn: int) -> Message:
+        schema, _, table = (row["topic"] or "").partition(".")
+        return {
+            "version": self._place.version,
+            "connector": "postgresql",
+            "name": self._place.pipeline,
+            "ts_ms": micros // 1000,
+            "ts_us": micros,
+            "ts_ns": micros * 1000,
+            "snapshot": "true" if row["op"] == Operation.READ.value else "false",
+            "db": self._place.database,
+            "sequence": json.dumps([None, str(lsn)]),
+            "schema": schema,
+            "table": table,
+            "txId": row["xid"],
+            "lsn": lsn,
+            "xmin": None,
+        }
+
+    def _order(self, row: Row) -> int:
+        """1-based order inside the transaction and table, as far as the rows given go."""
+        if row["position"] != self._position:
+            self._position = row["position"]
+            self._orders = {}
+        topic = row["topic"] or ""
+        self._orders[topic] = self._orders.get(topic, 0) + 1
+        return self._orders[topic]
+
+
+def _is_move(row: Row, following: Row) -> bool:
+    """Whether the two rows are a key change: `d` of the old key, then `u` with `old_key`."""
+    return bool(
+        row["op"] == Operation.DELETE.value
+        and following["old_key"] is not None
+        and following["position"] == row["position"]
+        and following["ordinal"] == row["ordinal"] + 1
+        and following["relation"] == row["relation"]
+        and following["old_key"] == row["key"]
+    )
+
+
+def _micros(row: Row) -> int:
+    """Commit time in µs since 1970 UTC."""
+    delta = row["committed_at"] - _EPOCH
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + int(delta.microseconds)
