@@ -28,6 +28,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Message = dict[str, Any]
 Row = Mapping[str, Any]
 """One row of LOG_SCHEMA as `RecordBatch.to_pylist` gives it; images as lists of (column id, text)."""
+Writer = Callable[[Row, Row | None, "Tables"], Iterator[Message]]
+"""Row, the row after it, tables → what is printed."""
 
 
 class Format(StrEnum):
@@ -104,29 +106,21 @@ def messages(rows: Iterable[Row], tables: Tables, form: Format, place: Place) ->
 
     Rows must come in (position, ordinal) order: the two halves of a key change stand side by side.
     """
-    writer = {
+    writers: dict[Format, Writer] = {
         Format.CDC: _cdc,
         Format.DEBEZIUM: _Debezium(place),
         Format.FLAT: _flat,
-    }[form]
+    }
+    writer = writers[form]
     for row, following in _with_next(rows):
         tables.follow(row)
         for message in writer(row, following, tables):
             yield row, message
 
 
-def line(message: Message) -> str:
-    """One line of JSON."""
-    return json.dumps(message, ensure_ascii=False)
-
-
-def filtered(
-    found: Iterable[tuple[Row, Message]], operations: frozenset[str], *, newest: Callable[[Row], bool] | None = None
-) -> Iterator[Message]:
-    """The messages of the wanted operations (empty: all) whose row passes."""
-    for row, message in found:
-        if (not operations or row["op"] in operations) and (newest is None or newest(row)):
-            yield message
+def filtered(found: Iterable[tuple[Row, Message]], operations: frozenset[str]) -> Iterator[Message]:
+    """The messages of rows with a wanted operation; empty means all."""
+    return (message for row, message in found if not operations or row["op"] in operations)
 
 
 def _with_next(rows: Iterable[Row]) -> Iterator[tuple[Row, Row | None]]:

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pipelines", description="Apply a log to its sinks, or verify them.")
+    parser = argparse.ArgumentParser(prog="python -m pipelines", description="Apply a log, or verify its sinks.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     apply = verbs.add_parser("apply", help="apply the log to every sink until stopped")
     apply.set_defaults(run=_apply)

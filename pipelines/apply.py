@@ -8,7 +8,6 @@ tables that had merged already; those carry their own position and are passed ov
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from threading import Lock
 
@@ -193,9 +192,6 @@ def _failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> T
 
 
 def _lag(images: pa.Table) -> float | None:
-    """Seconds from commit at the source to now, for the median row of a batch."""
-    if not images.num_rows:
-        return None
-    commits: Iterable[float | None] = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5).to_pylist()
-    middle = next(iter(commits))
+    """Seconds from commit at the source to now, for the median row of a batch; None for a batch without rows."""
+    middle = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
     return None if middle is None else max(0.0, time.time() - middle / 1e6)

@@ -25,6 +25,9 @@ from pyspark.sql.types import StructType
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
 
+SMALL: Final = 50_000
+"""Rows up to which one task folds faster than a shuffle starts."""
+
 _IMAGE: Final = "map<int,string>"
 FOLDED_ARROW: Final = pa.schema(
     [
@@ -88,19 +91,23 @@ class Survey:
     """It has partial images that came from another key."""
     fences: Mapping[int, Fence] = field(default_factory=dict)
     """By relation; relations without `t` and `g` are absent."""
+    rows: int | None = None
+    """How many it has, if that was counted."""
 
 
 def survey(tables: Iterable[pa.Table], *, sink: str) -> Survey:
     """Survey a range without Spark: tables hold its SURVEY_COLUMNS, in any order."""
     partial = moves = False
     fences: dict[int, Fence] = {}
+    count = 0
     for every in tables:
+        count += every.num_rows
         rows = every.filter(pc.or_(pc.is_null(every["address"]), pc.fill_null(pc.equal(every["address"], sink), False)))
         partial = partial or bool(pc.any(rows["partial"]).as_py())
         moves = moves or bool(pc.any(pc.and_(rows["partial"], pc.is_valid(rows["old_key"]))).as_py())
         marks = rows.filter(pc.is_in(rows["op"], pa.array(["t", "g"])))
         _add_fences(fences, marks.select(["relation", "op", "position", "ordinal", "payload"]).to_pylist())
-    return Survey(partial, moves, fences)
+    return Survey(partial, moves, fences, count)
 
 
 def fold(rows: DataFrame, *, sink: str, survey: Survey | None = None) -> DataFrame:
@@ -112,6 +119,8 @@ def fold(rows: DataFrame, *, sink: str, survey: Survey | None = None) -> DataFra
     """
     addressed = rows.where(F.col("address").isNull() | (F.col("address") == sink))
     known = survey if survey is not None else _surveyed(addressed)
+    if known.rows is not None and known.rows <= SMALL:
+        addressed = addressed.coalesce(1)
     standing = _after_fences(addressed, known.fences)
     if not known.partial:
         return keep_latest(standing)
@@ -142,11 +151,11 @@ def _surveyed(rows: DataFrame) -> Survey:
     is_fence = F.col("op").isin("t", "g")
     moved = F.col("partial") & F.col("old_key").isNotNull()
     marks = F.when(is_fence, F.struct("relation", "op", "position", "ordinal", "payload"))
-    found = rows.where(is_fence | F.col("partial"))
-    partial, moves, listed = found.agg(F.bool_or("partial"), F.bool_or(moved), F.collect_list(marks)).first()
+    facts = (F.count("op"), F.bool_or("partial"), F.bool_or(moved), F.collect_list(marks))
+    count, partial, moves, listed = rows.agg(*facts).first()
     fences: dict[int, Fence] = {}
     _add_fences(fences, [mark.asDict() for mark in listed])
-    return Survey(bool(partial), bool(moves), fences)
+    return Survey(bool(partial), bool(moves), fences, count)
 
 
 def _add_fences(fences: dict[int, Fence], marks: list[dict[str, Any]]) -> None:

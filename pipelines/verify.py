@@ -97,7 +97,8 @@ def verify(definition: Definition, options: VerifyOptions) -> Report:
     """Compare; raises CutNotReached when the sinks cannot be brought to one position with the source."""
     sinks = [sink for sink in definition.sinks if not options.sinks or sink.name in options.sinks]
     if unknown := set(options.sinks) - {sink.name for sink in sinks}:
-        raise ConfigError(f"unknown sink {sorted(unknown)[0]!r}: expected one of {[s.name for s in definition.sinks]!r}")
+        names = [sink.name for sink in definition.sinks]
+        raise ConfigError(f"unknown sink {min(unknown)!r}: expected one of {names!r}")
     if not sinks:
         raise ConfigError("the definition has no sink", remedy="add a sink under 'sinks'")
     durable = LogReader(definition.log.path).durable
@@ -115,7 +116,7 @@ def verify(definition: Definition, options: VerifyOptions) -> Report:
         tables = [(oid, f"{name.schema}.{name.name}") for oid, name in captured]
         verdicts = [v for sink in sinks for v in _sink(cut, sink, _wanted(tables, sink.tables, options.tables))]
     if not verdicts:
-        raise ConfigError(f"no captured table matches {list(options.tables)!r}", remedy="see 'cdc status' for the tables")
+        raise ConfigError(f"no captured table matches {list(options.tables)!r}", remedy="'cdc status' lists the tables")
     return Report(cut.position, tuple(verdicts))
 
 
@@ -222,7 +223,11 @@ class _DeltaTarget:
     def rows(self, names: Sequence[str]) -> Rows:
         """Reads the columns as canonical text."""
         columns = [column_name(name) for name in names]
-        return lambda: (target_batch(batch, columns) for batch in self._read())
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            return (target_batch(batch, columns) for batch in self._read())
+
+        return rows
 
 
 class _SearchTarget:
@@ -241,7 +246,11 @@ class _SearchTarget:
 
     def rows(self, names: Sequence[str]) -> Rows:
         """Reads the columns; a column that a document lacks is null."""
-        return lambda: document_batches(self._index.documents(self._topic), names)
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            return document_batches(self._index.documents(self._topic), names)
+
+        return rows
 
 
 def _delta(record: TableRecord) -> _DeltaTarget:

@@ -190,14 +190,15 @@ def _is_route(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 @pytest.mark.parametrize("module", every())
 def test_modules_and_classes_are_named_by_what_they_hold(module: Module) -> None:
     classes = [n for n in ast.walk(module.tree) if isinstance(n, ast.ClassDef)]
-    bad = [
+    # a word alone is a noun of the domain, as the `service` of a definition; at the end of another it says nothing
+    ours = [
         c.name
         for c in classes
-        if c.name.endswith(FORBIDDEN_SUFFIXES) and not FOREIGN_BASES & {ast.unparse(b) for b in c.bases}
+        if c.name not in FORBIDDEN_SUFFIXES and not FOREIGN_BASES & {ast.unparse(b) for b in c.bases}
     ]
 
     assert not FORBIDDEN_MODULES & set(module.name.split("."))
-    assert bad == []
+    assert [name for name in ours if name.endswith(FORBIDDEN_SUFFIXES)] == []
 
 
 @pytest.mark.parametrize("module", every())
@@ -213,7 +214,7 @@ def test_modules_begin_with_one_sentence_of_what_they_hold(module: Module) -> No
 
     assert module.tree.body, module.place
     assert len(first) > 3, "the module needs a docstring"
-    assert module.text.startswith('"""')
+    assert module.text.startswith(('"""', 'r"""'))
 
 
 @pytest.mark.parametrize("module", every())

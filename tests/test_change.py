@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
 
 images = st.none() | st.dictionaries(
-    st.integers(1, 1600), st.none() | st.text(st.characters(exclude_categories=("Cs",))), max_size=5
+    st.integers(1, 1600), st.none() | st.text(st.characters(exclude_categories=["Cs"])), max_size=5
 )
 
 

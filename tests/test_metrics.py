@@ -54,7 +54,12 @@ def test_figures_survive_json() -> None:
 
 def test_no_addition_is_lost_between_threads() -> None:
     figures = Figures()
-    threads = [Thread(target=lambda: [figures.add(CHANGES, 1.0, "shop") for _ in range(500)]) for _ in range(4)]
+
+    def add() -> None:
+        for _ in range(500):
+            figures.add(CHANGES, 1.0, "shop")
+
+    threads = [Thread(target=add) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
 
-names = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1, max_size=63)
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=63)
 columns = st.builds(
     Column,
     id=st.integers(1, 1600),
@@ -21,7 +21,7 @@ columns = st.builds(
     not_null=st.booleans(),
     generated=st.booleans(),
     base_type_oid=st.none() | st.integers(1, 2**32 - 1),
-    missing=st.none() | st.text(st.characters(exclude_categories=("Cs",))),
+    missing=st.none() | st.text(st.characters(exclude_categories=["Cs"])),
 )
 schemas = st.builds(
     TableSchema,
@@ -32,7 +32,7 @@ schemas = st.builds(
     replica_identity=st.sampled_from(ReplicaIdentity),
     columns=st.lists(columns, max_size=6, unique_by=lambda c: c.id).map(tuple),
     state=st.sampled_from(TableState),
-    reason=st.none() | st.text(st.characters(exclude_categories=("Cs",))),
+    reason=st.none() | st.text(st.characters(exclude_categories=["Cs"])),
 )
 
 

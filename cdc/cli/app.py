@@ -7,13 +7,19 @@ from typing import Annotated, Final
 
 import typer
 
-from cdc.cli import config, doctor, migrate, validate
+from cdc.cli import config, demo, doctor, log, migrate, query, run, search, validate, verify
 from cdc.cli.output import JsonOption, emit
 from cdc.errors import CdcError, ConfigError, every_error
 
 GROUPS: Final = (
+    demo,
     validate,
     doctor,
+    run,
+    log,
+    query,
+    search,
+    verify,
     migrate,
     config,
 )

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.output import JsonOption, emit
+from cdc.cli.output import emit
 from cdc.errors import ExitCode, InvalidDefinition
 
 INTERRUPTED = 128 + signal.SIGINT

@@ -33,6 +33,8 @@ def doctor(config: ConfigOption = DEFAULT_CONFIG, sql: SqlOption = False, json: 
         publication=source.publication.name,
         patterns=definition.patterns,
         exclude=definition.excludes,
+        create_slot=source.slot.create,
+        create_publication=source.publication.create,
     )
     problems = preflight(source.dsn.reveal(), wants)
     fatal = [problem for problem in problems if problem.fatal]

@@ -6,7 +6,7 @@ import json as encoder
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, TextIO
@@ -55,8 +55,10 @@ class ErrorReport:
     def of(cls, error: CdcError) -> ErrorReport:
         """The report of an error; of several flaws in a definition it points at the first."""
         flaws = error.flaws if isinstance(error, ConfigError) else ()
-        place: dict[str, Any] = {"path": flaws[0].path, "line": flaws[0].line, "column": flaws[0].column} if flaws else {}
-        return cls(code=error.code, message=error.message, suggestion=error.fix, **place)
+        report = cls(code=error.code, message=error.message, suggestion=error.fix)
+        if not flaws:
+            return report
+        return replace(report, path=flaws[0].path, line=flaws[0].line, column=flaws[0].column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from cdc.config import Definition
 
 Sql = Annotated[str, typer.Argument(help='A SELECT; tables are "schema.table", or "table" where that is unambiguous.')]
-AtOption = Annotated[str, typer.Option("--at", help="published: all tables at one position; latest: each as it is now.")]
+AtOption = Annotated[
+    str, typer.Option("--at", help="published: all tables at one position; latest: each as it is now.")
+]
 SinkOption = Annotated[str | None, typer.Option("--sink", help="Which Delta sink; default the first one.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Most rows to print.")]
 
@@ -27,7 +29,7 @@ def register(app: typer.Typer) -> None:
     app.command()(query)
 
 
-def query(
+def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     sql: Sql,
     config: ConfigOption = DEFAULT_CONFIG,
     at: AtOption = "published",
@@ -43,7 +45,9 @@ def query(
         raise ConfigError(f"unknown state {at!r}", remedy=f"write --at {' or '.join(At)}")
     reader = Lake.open(_template(load(config), config, sink)).query(sql, At(at))
     rows, more = _first(reader, limit)
-    summary = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}" + (f", more were left out (--limit {limit})" if more else "")
+    summary = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}" + (
+        f", more were left out (--limit {limit})" if more else ""
+    )
     if json:
         emit("query", json=True, summary=summary, result={"columns": reader.schema.names, "rows": rows, "more": more})
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,8 +11,8 @@ from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit, shown
 from cdc.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
-    from cdc.config import Definition, SearchSink
-    from cdc.stores.search import FoundRow
+    from cdc.config import Definition
+    from cdc.stores.search import FoundRow, SearchIndex
 
 _CELL = 60
 """Characters of a value on a screen; `--json` has them whole."""
@@ -27,16 +28,13 @@ def search(
     words: Annotated[str, typer.Argument(help="Every word must occur; column:word asks for one column.")],
     config: ConfigOption = DEFAULT_CONFIG,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Rows at most.")] = 10,
-    sink: Annotated[str | None, typer.Option(help="Which search sink; default the first.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Find rows of a table by their words, best first."""
     from cdc.config import load
     from cdc.position import Position
-    from cdc.stores.search import SearchIndex
 
-    index = SearchIndex.open(_sink(load(config), sink).path)
-    topic = _topic(index.topics, table)
+    index, topic = _found(load(config), table)
     found = index.search(topic, words, limit)
     position = None if index.published is None else str(Position(index.published.position))
     summary = f"{len(found)} rows of {topic} at {position}"
@@ -49,22 +47,23 @@ def search(
     emit("search", json=False, summary=summary)
 
 
-def _sink(definition: Definition, name: str | None) -> SearchSink:
-    sinks = [sink for sink in definition.sinks if sink.type == "search" and name in {None, sink.name}]
-    if not sinks:
-        wanted = "no search sink" if name is None else f"no search sink {name!r}"
-        raise ConfigError(f"{definition.name!r} has {wanted}", remedy="add a sink of type search to the definition")
-    return sinks[0]
+def _found(definition: Definition, table: str) -> tuple[SearchIndex, str]:
+    """The first search sink that has the table, and the table's topic."""
+    from cdc.stores.search import SearchIndex
+
+    indexes = [SearchIndex.open(sink.path) for sink in definition.sinks if sink.type == "search"]
+    if not indexes:
+        raise ConfigError(f"{definition.name!r} has no search sink", remedy="add a sink of type search")
+    for index in indexes:
+        if (topic := _topic(index.topics, table)) is not None:
+            return index, topic
+    known = ", ".join(sorted({topic for index in indexes for topic in index.topics})) or "none yet"
+    raise UnknownName(f"no single table is called {table!r} in a search sink", remedy=f"tables there: {known}")
 
 
-def _topic(topics: dict[str, int], table: str) -> str:
-    if table in topics:
-        return table
-    fitting = sorted(topic for topic in topics if topic.rpartition(".")[2] == table)
-    if len(fitting) == 1:
-        return fitting[0]
-    known = ", ".join(sorted(topics)) or "none yet"
-    raise UnknownName(f"no single table is called {table!r} in the index", remedy=f"tables of the index: {known}")
+def _topic(topics: Iterable[str], table: str) -> str | None:
+    fitting = [topic for topic in topics if table in {topic, topic.rpartition(".")[2]}]
+    return table if table in fitting else fitting[0] if len(fitting) == 1 else None
 
 
 def _print(row: FoundRow) -> None:

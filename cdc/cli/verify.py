@@ -10,7 +10,7 @@ from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption
 
 TablesArgument = Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="Globs over schema.table.")]
 SinksOption = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be repeated.")]
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=1, help="Seconds until the sinks must stand at the cut.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=1, help="Seconds until the sinks stand at the cut.")]
 
 
 def register(app: typer.Typer) -> None:

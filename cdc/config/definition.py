@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -134,15 +134,15 @@ class Log(Model):
 def _table_path(path: str) -> str:
     names = placeholders(path)
     if set(names) - {"schema", "table"}:
-        raise wrong("a placeholder is neither {{schema}} nor {{table}}")
+        raise wrong("a placeholder is neither {schema} nor {table}")
     if "table" not in names:
-        raise wrong("expected {{table}} in the path, for every table has its own directory")
+        raise wrong("expected {table} in the path, for every table has its own directory")
     return path
 
 
 def _index_path(path: str) -> str:
     if set(placeholders(path)) - {"schema", "table"}:
-        raise wrong("a placeholder is neither {{schema}} nor {{table}}")
+        raise wrong("a placeholder is neither {schema} nor {table}")
     return path
 
 

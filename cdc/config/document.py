@@ -27,7 +27,7 @@ DEEPEST: Final = 24
 """The deepest key of a definition is at 5."""
 
 _CORE: Final = "tag:yaml.org,2002:"
-_SHOWN: Final = re.compile(r"[\w.*-]{1,64}\Z")
+_SHOWN: Final = re.compile(r"(?:[\w.*-]{1,64}|<<)\Z")
 Key = tuple[str | int, ...]
 """The way to a value: ("sinks", 0, "path")."""
 

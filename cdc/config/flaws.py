@@ -15,11 +15,17 @@ from cdc.errors import Flaw, UnsetVariable
 def flaws_of(errors: list[ErrorDetails], document: Document, schema: Mapping[str, Any]) -> Iterator[Flaw]:
     """One flaw per error; `schema` is the definition's JSON schema, which knows what could stand at a key."""
     for error in errors:
+        if error["type"] == "too_short" and any(_within(other["loc"], error["loc"]) for other in errors):
+            continue  # The list is short only because its entries are wrong.
         key, around = _untagged(error["loc"], schema)
         kind = error["type"]
         code = UnsetVariable.code if kind == "unset" else "CDC-1002"
         message = _MESSAGES.get(kind, _own)(error)
         yield document.flaw(key, message, suggestion=_meant(error, key, document, around), code=code)
+
+
+def _within(inner: tuple[str | int, ...], outer: tuple[str | int, ...]) -> bool:
+    return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
 def _untagged(loc: tuple[str | int, ...], schema: Mapping[str, Any]) -> tuple[Key, Mapping[str, Any]]:
@@ -57,8 +63,12 @@ def _meant(error: ErrorDetails, key: Key, document: Document, around: Mapping[st
 def _written(error: ErrorDetails, key: Key, document: Document) -> str:
     value: Any = document.values
     for part in (*key, "type") if error["type"] == "union_tag_invalid" else key:
-        value = value[part] if isinstance(value, dict) or (isinstance(value, list) and isinstance(part, int)) else ""
+        value = value.get(part) if isinstance(value, dict) else _item(value, part)
     return value if isinstance(value, str) else ""
+
+
+def _item(value: Any, place: str | int) -> Any:
+    return value[place] if isinstance(value, list) and isinstance(place, int) else None
 
 
 def _choices(error: ErrorDetails) -> list[str]:

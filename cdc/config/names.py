@@ -68,7 +68,7 @@ def placeholders(text: str) -> list[str]:
     try:
         return [name for _, name, _, _ in Formatter().parse(text) if name is not None]
     except ValueError:
-        raise wrong("braces do not pair: expected {{schema}} and {{table}}") from None
+        raise wrong("braces do not pair: expected {schema} and {table}") from None
 
 
 def fixed_part(path: str) -> str:

@@ -21,7 +21,7 @@ BYTES: Final = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_QUANTITY: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([A-Za-z]{1,3})\Z", re.ASCII)
+_QUANTITY: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([A-Za-z]{1,3})\Z", re.ASCII)
 
 
 def seconds(value: Any) -> float:

@@ -26,7 +26,7 @@ FIGURES_EVERY: Final = 2.0
 """Seconds between two lines of figures."""
 ALTER_AFTER: Final = 30.0
 """Seconds to the schema change of a demo without end; with one it comes after a third."""
-DRAIN_SECONDS: Final = 120.0
+DRAIN_SECONDS: Final = 180.0
 """A first batch on two cores with a cold JVM takes 20 s; the rest is for slower machines."""
 SPEAK_AFTER: Final = 3.0
 """Seconds of waiting for the log before the wait is explained."""

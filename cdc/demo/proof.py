@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.change import Operation
+from cdc.change import LOG_SCHEMA, Operation
 from cdc.demo.children import command, last_line
 from cdc.demo.ground import Ground
+from cdc.demo.statements import script
 from cdc.errors import ChildFailed
 from cdc.log.read import LogReader
 from cdc.position import Position
@@ -75,30 +76,37 @@ def by_table(verdicts: Iterable[dict[str, Any]]) -> list[TableProof]:
 
 
 def compare_log(dsn: str, log: LogReader) -> list[TableProof]:
-    """The keys that the log leaves alive against the keys of the source, which must be at rest."""
+    """The keys that the log leaves alive against the keys of every published table; the source must be at rest."""
     log.refresh()
     alive = live_keys(log)
+    schemas = {schema.topic: (relation, schema) for relation, schema in log.schemas().items()}
+    proofs = []
     with connect(dsn, application_name="cdc demo") as connection:
-        proofs = []
-        for relation, schema in log.schemas().items():
+        for (topic,) in connection.execute(script("published")).fetchall():
+            if topic not in schemas:
+                proofs.append(TableProof(topic, 0, equal=False))
+                continue
+            relation, schema = schemas[topic]
             rows = connection.execute(_keys_query(schema).encode()).fetchall()
-            kept = alive.get(relation, {})
-            proofs.append(TableProof(schema.topic, len(rows), {tuple(row) for row in rows} == set(kept)))
-    return sorted(proofs, key=lambda proof: proof.name)
+            proofs.append(TableProof(topic, len(rows), {tuple(row) for row in rows} == set(alive.get(relation, {}))))
+    return proofs
 
 
 def live_keys(log: LogReader) -> LiveKeys:
-    """Live keys by relation: key → position of the row that keeps it alive, over the whole log in order."""
+    """What is alive at the end of the log."""
+    rows = pa.Table.from_batches(log.rows(Position(0), log.durable or Position(0)), LOG_SCHEMA)
+    return living(rows.select(["position", "ordinal", "relation", "op", "key", "payload"]))
+
+
+def living(rows: pa.Table) -> LiveKeys:
+    """By relation, the keys that log rows leave alive, each with the position that it was last written at."""
     alive: LiveKeys = {}
-    durable = log.durable or Position(0)
-    ordered = pa.Table.from_batches(log.rows(Position(0), durable)).select(
-        ["position", "ordinal", "relation", "op", "key", "payload"]
-    )
-    for row in ordered.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
+    for row in rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
         keys = alive.setdefault(row["relation"], {})
         if row["op"] in _GONE:
-            floor = int(row["payload"]) if row["op"] == Operation.GENERATION.value else row["position"] + 1
-            alive[row["relation"]] = {key: at for key, at in keys.items() if at >= floor}
+            # truncated rows go whatever their position, for the truncate came after them; a generation names its first
+            first = int(row["payload"]) if row["op"] == Operation.GENERATION.value else row["position"] + 1
+            alive[row["relation"]] = {key: at for key, at in keys.items() if at >= first}
         elif row["key"] is not None:
             if row["op"] == Operation.DELETE.value:
                 keys.pop(tuple(row["key"]), None)

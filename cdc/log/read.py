@@ -105,7 +105,7 @@ class LogReader:
         return {relation: schema for relation, (_, schema) in latest.items()}
 
     def committed_at(self, position: Position) -> int:
-        """Commit time of the transaction at a position, µs UTC; exact for the last one, else cut to ms, 0 if unknown."""
+        """Commit time at a position, µs UTC; exact for the last transaction, else cut to ms; 0 if unknown."""
         if position == self.durable:
             info = CommitInfo.from_metadata(self._table.history(1)[0])
             return 0 if info is None else info.committed_at

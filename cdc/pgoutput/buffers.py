@@ -81,8 +81,8 @@ class RowBuffers:
         """Make room for two more rows with so many children and bytes in each nested column."""
         rows, used = self.rows, int(self._state[ROWS])
         capacity = _doubled(len(rows.position), used + 2)
-        plain = [_resized(array, used, capacity) for array in rows[:8]]
-        nested = [_grown(texts, (used, capacity), (values, nbytes)) for texts in rows[8:]]
+        plain: list[Any] = [_resized(array, used, capacity) for array in rows[:8]]
+        nested: list[Any] = [_grown(texts, (used, capacity), (values, nbytes)) for texts in rows[8:]]
         self.rows = Rows(*plain, *nested)
 
     def control(self, operation: Operation, relation: int, topic: int, payload: bytes | None) -> None:
@@ -126,9 +126,10 @@ class RowBuffers:
 
 def _rows(capacity: Capacity) -> Rows:
     count = capacity.rows
-    numbers = [np.empty(count, np.int64) for _ in range(5)]
-    nested = [_texts(count, *sizes) for sizes in zip(capacity.children, capacity.nbytes, strict=True)]
-    return Rows(*numbers, np.empty(count, np.int32), np.empty(count, np.int8), np.empty(count, np.uint8), *nested)
+    numbers: list[Any] = [np.empty(count, np.int64) for _ in range(5)]
+    nested: list[Any] = [_texts(count, *sizes) for sizes in zip(capacity.children, capacity.nbytes, strict=True)]
+    numbers += [np.empty(count, kind) for kind in (np.int32, np.int8, np.uint8)]
+    return Rows(*numbers, *nested)
 
 
 def _texts(rows: int, children: int, nbytes: int) -> Texts:
@@ -186,7 +187,10 @@ def _plain(kind: pa.DataType, array: np.ndarray, count: int, valid: np.ndarray |
 
 def _nested(kind: pa.DataType, texts: Texts, count: int) -> pa.Array:
     children, nbytes = int(texts.used[0]), int(texts.used[1])
-    text = [_validity(texts.present[:children]), *map(pa.py_buffer, (texts.offsets[: children + 1], texts.text[:nbytes]))]
+    text = [
+        _validity(texts.present[:children]),
+        *map(pa.py_buffer, (texts.offsets[: children + 1], texts.text[:nbytes])),
+    ]
     values: Any = pa.Array.from_buffers(pa.string(), children, text)
     if pa.types.is_map(kind):
         ids = _plain(pa.int32(), texts.ids, children)

@@ -72,8 +72,8 @@ def expand(frame: bytes, message: Insert | Update | Delete, layout: Layout) -> l
     for values in (old.values if old else None, new):
         if values is not None and len(values) != len(layout.ids):
             raise malformed(frame, f"expected {len(layout.ids)} columns of {layout.topic!r}, got {len(values)}")
-    before = old and _before(old, layout)
-    old_key = old and _key(frame, old.values, layout)
+    before = _before(old, layout) if old else None
+    old_key = _key(frame, old.values, layout) if old else None
     if new is None:
         return [RowImage(op=Operation.DELETE, key=old_key, before=before)]
     new = _filled(new, old, layout) if old else new
@@ -150,6 +150,7 @@ class PlainDecoder:
         self._announced: dict[int, TableSchema] = {}
         self._open: OpenTransaction | None = None
         self._pending = _Pending()
+        self._moved = False
 
     @property
     def in_transaction(self) -> bool:
@@ -169,38 +170,43 @@ class PlainDecoder:
 
     def decode(self, frames: FrameBatch) -> Iterator[Event]:
         """See ColumnarDecoder.decode."""
-        moved, keepalive = False, None
+        self._moved, keepalive = False, None
         for frame in frames:
             try:
                 message = None if self._skips(frame) else parse_frame(frame)
-                if isinstance(message, Keepalive) and not message.reply_requested:
-                    keepalive = message
-                    continue
-                if isinstance(message, Keepalive | Relation) and self._pending:
-                    yield self._flush()
-                    moved = False
-                if isinstance(message, Keepalive):
+                if not isinstance(message, Keepalive):
+                    yield from self._step(frame, message)
+                elif message.reply_requested:
+                    yield from self._flushed()
                     keepalive = None
                     yield message
-                    continue
-                moved = True
-                if isinstance(message, Relation):
-                    yield self._seen(message)
-                elif message is not None:
-                    self._take(frame, message)
+                else:
+                    keepalive = message
             except SourceError:
-                if self._pending:
-                    yield self._flush()
+                yield from self._flushed()
                 raise
-            if self._pending.nbytes >= VALUE_LIMIT:
-                yield self._flush()
-                moved = False
-        if self._pending or moved:
+        if self._pending or self._moved:
             yield self._flush()
         if keepalive:
             yield keepalive
 
+    def _step(self, frame: bytes, message: AnyMessage | None) -> Iterator[Event]:
+        if isinstance(message, Relation):
+            yield from self._flushed()
+        self._moved = True
+        if isinstance(message, Relation):
+            yield self._seen(message)
+        elif message is not None:
+            self._take(frame, message)
+        if self._pending.nbytes >= VALUE_LIMIT:
+            yield self._flush()
+
+    def _flushed(self) -> Iterator[Decoded]:
+        if self._pending:
+            yield self._flush()
+
     def _flush(self) -> Decoded:
+        self._moved = False
         pending, self._pending = self._pending, _Pending()
         return pending.decoded()
 
@@ -214,7 +220,7 @@ class PlainDecoder:
 
     def _seen(self, message: Relation) -> RelationSeen:
         self._layouts.pop(message.oid, None)
-        return RelationSeen(message, self._open and self._open.position)
+        return RelationSeen(message, self._open.position if self._open else None)
 
     def _take(self, frame: bytes, message: AnyMessage) -> None:
         take = _TAKERS.get(type(message))  # none for Origin and Type: nobody asks for them

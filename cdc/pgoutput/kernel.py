@@ -4,7 +4,7 @@ All compiled functions stand in this one file, because numba's cache of a caller
 change in another file. A kernel never makes a Python object and never raises: it stops, says why,
 and leaves the place where it stopped in `state`.
 """
-# ruff: noqa: PLR, C901 - a numba kernel is one flat function of arrays
+# ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0917, PLR1714, PLR2004, C901, FBT001, SIM109 - flat code on arrays and bytes
 
 from __future__ import annotations
 
@@ -25,26 +25,9 @@ OTHER: Final = 3
 #: A transaction began and schema rows wait for it.
 ANNOUNCE: Final = 4
 
-# places in `state`
-CURSOR: Final = 0
-ROWS: Final = 1
-OPEN: Final = 2
-DROPPED: Final = 3
-POSITION: Final = 4
-XID: Final = 5
-COMMITTED_AT: Final = 6
-ORDINAL: Final = 7
-COMPLETE: Final = 8
-TRANSACTIONS: Final = 9
-LAST: Final = 10
-LAST_COMMITTED_AT: Final = 11
-EPOCH: Final = 12
-AFTER: Final = 13
-MOVED: Final = 14
-#: Children and bytes that the frame at the cursor may need in one column.
-NEED_VALUES: Final = 15
-NEED_BYTES: Final = 16
-ANNOUNCING: Final = 17
+# places in `state`; NEED_*: children and bytes that the frame at the cursor may bring to one column
+CURSOR, ROWS, COMPLETE, TRANSACTIONS, LAST, LAST_COMMITTED_AT, MOVED, ANNOUNCING = range(8)
+OPEN, DROPPED, POSITION, XID, COMMITTED_AT, ORDINAL, EPOCH, AFTER, NEED_VALUES, NEED_BYTES = range(8, 18)
 STATE_SIZE: Final = 18
 
 LSN_BITS: Final = 52
@@ -61,12 +44,13 @@ OFFSET_LIMIT: Final = 2**31 - 1
 C, U, D, R, T, M, S, G = range(8)
 OPERATIONS: Final = "cudrtmsg"
 
-SENT: Final = 116  # t
-NULL: Final = 110  # n
-NOT_SENT: Final = 117  # u
-KEY: Final = 75  # K
-ROW: Final = 79  # O
-NEW: Final = 78  # N
+SENT, NULL, NOT_SENT = b"tnu"
+KEY, ROW, NEW = b"KON"
+WAL, BEGIN, COMMIT, INSERT, UPDATE, DELETE = b"wBCIUD"
+#: Bytes of a Begin and of a Commit without the letter.
+BEGIN_SIZE, COMMIT_SIZE = 20, 25
+
+BACKSLASH, LETTER_N, TAB, NEWLINE = b"\\N\t\n"
 
 
 class Texts(NamedTuple):
@@ -145,8 +129,13 @@ def kernel(function: Callable[..., Any]) -> Any:
         return njit(nogil=True, _nrt=False)(function)
 
 
-@kernel
-def unsigned(buffer, at, width):  # type: ignore[no-untyped-def]
+def part(function: Callable[..., Any]) -> Any:
+    """A piece of a kernel, inlined: handing on the many arrays of a tuple costs more than most pieces do."""
+    return njit(nogil=True, forceinline=True, _nrt=False)(function)
+
+
+@part
+def unsigned(buffer: np.ndarray, at: int, width: int) -> Any:
     """Big-endian, wraps at 8 bytes into int64."""
     value = np.int64(0)
     for i in range(at, at + width):
@@ -155,7 +144,7 @@ def unsigned(buffer, at, width):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def is_utf8(buffer, at, end):  # type: ignore[no-untyped-def]
+def is_utf8(buffer: np.ndarray, at: int, end: int) -> bool:
     """RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF."""
     seen = np.uint8(0)
     for i in range(at, end):
@@ -191,7 +180,7 @@ def is_utf8(buffer, at, end):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def read_tuple(buffer, at, end, width, values):  # type: ignore[no-untyped-def]
+def read_tuple(buffer: np.ndarray, at: int, end: int, width: int, values: Values) -> Any:
     """Note the places of a tuple's values; the offset behind it, or -1 if it is not one of this width."""
     if at + 2 > end or unsigned(buffer, at, 2) != width:
         return np.int64(-1)
@@ -217,8 +206,8 @@ def read_tuple(buffer, at, end, width, values):  # type: ignore[no-untyped-def]
     return np.int64(at)
 
 
-@kernel
-def put(texts, column, buffer, kind, at, size):  # type: ignore[no-untyped-def]
+@part
+def put(texts: Texts, column: int, buffer: np.ndarray, kind: int, at: int, size: int) -> None:
     """Append one child."""
     child, end = texts.used[0], texts.used[1]
     texts.ids[child] = column
@@ -232,15 +221,15 @@ def put(texts, column, buffer, kind, at, size):  # type: ignore[no-untyped-def]
     texts.used[1] = end
 
 
-@kernel
-def end_row(texts, row, valid):  # type: ignore[no-untyped-def]
+@part
+def end_row(texts: Texts, row: int, valid: bool) -> None:
     """The children so far are the row's."""
     texts.ends[row + 1] = texts.used[0]
     texts.valid[row] = valid
 
 
-@kernel
-def start_row(rows, state, op, relation, topic):  # type: ignore[no-untyped-def]
+@part
+def start_row(rows: Rows, state: np.ndarray, op: int, relation: int, topic: int) -> int:
     """The plain columns of the next row; its place."""
     row = state[ROWS]
     rows.position[row] = state[POSITION]
@@ -256,16 +245,16 @@ def start_row(rows, state, op, relation, topic):  # type: ignore[no-untyped-def]
     return row
 
 
-@kernel
-def put_key(texts, layouts, layout, buffer, values):  # type: ignore[no-untyped-def]
+@part
+def put_key(texts: Texts, layouts: Layouts, layout: int, buffer: np.ndarray, values: Values) -> None:
     """Append the key columns."""
     for i in range(layouts.key_first[layout], layouts.key_first[layout + 1]):
         place = layouts.keys[i]
         put(texts, np.int32(0), buffer, values.kind[place], values.at[place], values.size[place])
 
 
-@kernel
-def put_image(texts, layouts, layout, buffer, values, keys_only):  # type: ignore[no-untyped-def]
+@part
+def put_image(texts: Texts, layouts: Layouts, layout: int, buffer: np.ndarray, values: Values, keys_only: bool) -> bool:
     """Append what was sent; whether all columns were."""
     first = layouts.first[layout]
     width = layouts.first[layout + 1] - first
@@ -279,8 +268,19 @@ def put_image(texts, layouts, layout, buffer, values, keys_only):  # type: ignor
     return whole
 
 
-@kernel
-def append(rows, state, layouts, layout, op, buffer, old_kind, old, new, moved):  # type: ignore[no-untyped-def]
+@part
+def append(
+    rows: Rows,
+    state: np.ndarray,
+    layouts: Layouts,
+    layout: int,
+    op: int,
+    buffer: np.ndarray,
+    old_kind: int,
+    old: Values,
+    new: Values,
+    moved: bool,
+) -> None:
     """One row of a change."""
     row = start_row(rows, state, op, layouts.relation[layout], layouts.topic[layout])
     keyed = layouts.key_first[layout] < layouts.key_first[layout + 1]
@@ -300,8 +300,8 @@ def append(rows, state, layouts, layout, op, buffer, old_kind, old, new, moved):
     end_row(rows.after, row, op != D)
 
 
-@kernel
-def fill(layouts, layout, old_kind, old, new):  # type: ignore[no-untyped-def]
+@part
+def fill(layouts: Layouts, layout: int, old_kind: int, old: Values, new: Values) -> None:
     """Take what the new tuple does not send from where the old one holds it."""
     first = layouts.first[layout]
     for place in range(layouts.first[layout + 1] - first):
@@ -311,8 +311,8 @@ def fill(layouts, layout, old_kind, old, new):  # type: ignore[no-untyped-def]
             new.size[place] = old.size[place]
 
 
-@kernel
-def has_key(layouts, layout, values):  # type: ignore[no-untyped-def]
+@part
+def has_key(layouts: Layouts, layout: int, values: Values) -> bool:
     """Whether every key column was sent."""
     for i in range(layouts.key_first[layout], layouts.key_first[layout + 1]):
         if values.kind[layouts.keys[i]] == NOT_SENT:
@@ -320,8 +320,8 @@ def has_key(layouts, layout, values):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel
-def same_key(layouts, layout, buffer, old, new):  # type: ignore[no-untyped-def]
+@part
+def same_key(layouts: Layouts, layout: int, buffer: np.ndarray, old: Values, new: Values) -> bool:
     """Whether the key's texts are equal."""
     for i in range(layouts.key_first[layout], layouts.key_first[layout + 1]):
         place = layouts.keys[i]
@@ -337,8 +337,8 @@ def same_key(layouts, layout, buffer, old, new):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel
-def find(layouts, oid):  # type: ignore[no-untyped-def]
+@part
+def find(layouts: Layouts, oid: int) -> int:
     """The layout's place, or -1."""
     low, high = 0, len(layouts.oid)
     while low < high:
@@ -352,8 +352,8 @@ def find(layouts, oid):  # type: ignore[no-untyped-def]
     return -1
 
 
-@kernel
-def has_room(rows, state):  # type: ignore[no-untyped-def]
+@part
+def has_room(rows: Rows, state: np.ndarray) -> bool:
     """Whether two more rows fit, each with all that the frame can bring."""
     if state[ROWS] + 2 > len(rows.position):
         return False
@@ -365,18 +365,29 @@ def has_room(rows, state):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel
-def change(kind, buffer, at, end, rows, state, layouts, layout, old, new):  # type: ignore[no-untyped-def]
+@part
+def change(
+    kind: int,
+    buffer: np.ndarray,
+    at: int,
+    end: int,
+    rows: Rows,
+    state: np.ndarray,
+    layouts: Layouts,
+    layout: int,
+    old: Values,
+    new: Values,
+) -> bool:
     """The rows of one I, U or D whose tuples start at `at`; False if it is not well-formed."""
     width = layouts.first[layout + 1] - layouts.first[layout]
     mark = buffer[at]
     old_kind = 0
-    if (mark == KEY or mark == ROW) and kind != 73:
+    if (mark == KEY or mark == ROW) and kind != INSERT:
         old_kind = mark
         at = read_tuple(buffer, at + 1, end, width, old)
         if at < 0 or not has_key(layouts, layout, old):
             return False
-        if kind == 68:
+        if kind == DELETE:
             if at != end:
                 return False
             append(rows, state, layouts, layout, D, buffer, old_kind, old, new, False)
@@ -384,7 +395,7 @@ def change(kind, buffer, at, end, rows, state, layouts, layout, old, new):  # ty
         if at >= end:
             return False
         mark = buffer[at]
-    if mark != NEW or kind == 68:
+    if mark != NEW or kind == DELETE:
         return False
     if read_tuple(buffer, at + 1, end, width, new) != end:
         return False
@@ -395,141 +406,185 @@ def change(kind, buffer, at, end, rows, state, layouts, layout, old, new):  # ty
     moved = old_kind != 0 and not same_key(layouts, layout, buffer, old, new)
     if moved:
         append(rows, state, layouts, layout, D, buffer, old_kind, old, new, False)
-    append(rows, state, layouts, layout, C if kind == 73 else U, buffer, old_kind, old, new, moved)
+    append(rows, state, layouts, layout, C if kind == INSERT else U, buffer, old_kind, old, new, moved)
     return True
 
 
+@part
+def take_begin(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> bool:
+    """Open a transaction; False if it is not well-formed or another is open."""
+    if end - at != BEGIN_SIZE or state[OPEN] != 0:
+        return False
+    lsn, time = unsigned(buffer, at, 8), unsigned(buffer, at + 8, 8)
+    if lsn < 0 or lsn >> LSN_BITS != 0 or time > LATEST:
+        return False
+    state[OPEN] = 1
+    state[POSITION] = state[EPOCH] << LSN_BITS | lsn
+    state[COMMITTED_AT] = time + POSTGRES_EPOCH
+    state[XID] = unsigned(buffer, at + 16, 4)
+    state[ORDINAL] = 0
+    state[DROPPED] = state[POSITION] <= state[AFTER]
+    return True
+
+
+@part
+def take_commit(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> bool:
+    """Close the transaction; False if it is not well-formed or not the open one's."""
+    if end - at != COMMIT_SIZE or state[OPEN] == 0 or unsigned(buffer, at + 17, 8) > LATEST:
+        return False
+    if unsigned(buffer, at + 1, 8) != state[POSITION] & ((1 << LSN_BITS) - 1):
+        return False
+    if state[DROPPED] == 0:
+        state[COMPLETE] = state[ROWS]
+        state[TRANSACTIONS] += 1
+        state[LAST] = state[POSITION]
+        state[LAST_COMMITTED_AT] = state[COMMITTED_AT]
+    state[OPEN] = 0
+    return True
+
+
+@part
+def take_change(
+    kind: int,
+    buffer: np.ndarray,
+    at: int,
+    end: int,
+    state: np.ndarray,
+    rows: Rows,
+    layouts: Layouts,
+    old: Values,
+    new: Values,
+) -> int:
+    """The rows of one I, U or D, if anyone asked for them: DONE, or why not."""
+    if state[OPEN] == 0:
+        return OTHER
+    if state[DROPPED] != 0:
+        return DONE
+    if at + 5 > end:
+        return OTHER
+    layout = find(layouts, unsigned(buffer, at, 4))
+    if layout < 0:
+        return OTHER
+    if layouts.relation[layout] < 0:
+        return DONE
+    state[NEED_VALUES] = 2 * (layouts.first[layout + 1] - layouts.first[layout])
+    state[NEED_BYTES] = 2 * (end - at)
+    if state[NEED_BYTES] > OFFSET_LIMIT:
+        return OTHER
+    if state[ROWS] > 0 and rows.before.used[1] + state[NEED_BYTES] > OFFSET_LIMIT:
+        return FULL
+    if not has_room(rows, state):
+        return GROW
+    return DONE if change(kind, buffer, at + 4, end, rows, state, layouts, layout, old, new) else OTHER
+
+
+@part
+def is_full(rows: Rows, state: np.ndarray) -> bool:
+    """Whether there is enough for one batch."""
+    children = rows.before.used[0] + rows.after.used[0]
+    nbytes = rows.before.used[1] + rows.after.used[1]
+    return state[ROWS] >= ROW_LIMIT or nbytes >= VALUE_LIMIT or children >= CHILD_LIMIT
+
+
 @kernel
-def walk(buffer, offsets, state, rows, layouts, old, new):  # type: ignore[no-untyped-def]
+def walk(
+    buffer: np.ndarray, offsets: np.ndarray, state: np.ndarray, rows: Rows, layouts: Layouts, old: Values, new: Values
+) -> int:
     """Take frames from the cursor on, until the end or a frame that is not the kernel's."""
     while state[CURSOR] < len(offsets) - 1:
-        if state[ROWS] >= ROW_LIMIT or rows.before.used[1] + rows.after.used[1] >= VALUE_LIMIT:
-            return FULL
-        if rows.before.used[0] + rows.after.used[0] >= CHILD_LIMIT:
+        if is_full(rows, state):
             return FULL
         at, end = offsets[state[CURSOR]], offsets[state[CURSOR] + 1]
-        if end - at <= HEADER or buffer[at] != 119:
+        if end - at <= HEADER or buffer[at] != WAL:
             return OTHER
-        at += HEADER
-        kind = buffer[at]
-        at += 1
-        if kind == 73 or kind == 85 or kind == 68:  # I U D
-            if state[OPEN] == 0:
+        kind = buffer[at + HEADER]
+        at += HEADER + 1
+        if kind == INSERT or kind == UPDATE or kind == DELETE:
+            stop = take_change(kind, buffer, at, end, state, rows, layouts, old, new)
+            if stop != DONE:
+                return stop
+        elif kind == BEGIN:
+            if not take_begin(buffer, at, end, state):
                 return OTHER
-            if state[DROPPED] == 0:
-                if at + 5 > end:
-                    return OTHER
-                layout = find(layouts, unsigned(buffer, at, 4))
-                if layout < 0:
-                    return OTHER
-                if layouts.relation[layout] >= 0:
-                    state[NEED_VALUES] = 2 * (layouts.first[layout + 1] - layouts.first[layout])
-                    state[NEED_BYTES] = 2 * (end - at)
-                    if state[NEED_BYTES] > OFFSET_LIMIT:
-                        return OTHER
-                    if state[ROWS] > 0 and rows.before.used[1] + state[NEED_BYTES] > OFFSET_LIMIT:
-                        return FULL
-                    if not has_room(rows, state):
-                        return GROW
-                    if not change(kind, buffer, at + 4, end, rows, state, layouts, layout, old, new):
-                        return OTHER
-        elif kind == 66:  # B
-            if end - at != 20 or state[OPEN] != 0:
-                return OTHER
-            lsn = unsigned(buffer, at, 8)
-            time = unsigned(buffer, at + 8, 8)
-            if lsn < 0 or lsn >> LSN_BITS != 0 or time > LATEST:
-                return OTHER
-            state[OPEN] = 1
-            state[POSITION] = state[EPOCH] << LSN_BITS | lsn
-            state[COMMITTED_AT] = time + POSTGRES_EPOCH
-            state[XID] = unsigned(buffer, at + 16, 4)
-            state[ORDINAL] = 0
-            state[DROPPED] = state[POSITION] <= state[AFTER]
-            if state[DROPPED] == 0 and state[ANNOUNCING] != 0:
-                state[CURSOR] += 1
-                state[MOVED] = 1
-                return ANNOUNCE
-        elif kind == 67:  # C
-            if end - at != 25 or state[OPEN] == 0 or unsigned(buffer, at + 17, 8) > LATEST:
-                return OTHER
-            if unsigned(buffer, at + 1, 8) != state[POSITION] & ((1 << LSN_BITS) - 1):
-                return OTHER
-            if state[DROPPED] == 0:
-                state[COMPLETE] = state[ROWS]
-                state[TRANSACTIONS] += 1
-                state[LAST] = state[POSITION]
-                state[LAST_COMMITTED_AT] = state[COMMITTED_AT]
-            state[OPEN] = 0
-        else:
+        elif kind != COMMIT or not take_commit(buffer, at, end, state):
             return OTHER
         state[CURSOR] += 1
         state[MOVED] = 1
+        if kind == BEGIN and state[DROPPED] == 0 and state[ANNOUNCING] != 0:
+            return ANNOUNCE
     return DONE
 
 
+@part
+def unescaped(letter: int) -> Any:
+    """The byte that a backslash and this letter stand for (COPY, section File Formats)."""
+    if letter == ord("n"):
+        return np.uint8(10)
+    if letter == ord("r"):
+        return np.uint8(13)
+    if letter == ord("t"):
+        return np.uint8(9)
+    if letter == ord("b"):
+        return np.uint8(8)
+    if letter == ord("f"):
+        return np.uint8(12)
+    if letter == ord("v"):
+        return np.uint8(11)
+    return letter
+
+
+@part
+def copy_field(buffer: np.ndarray, at: int, texts: Texts, column: int) -> int:
+    """Append the field that starts at `at`; where its tab or newline is, or -1 if it has none or is not UTF-8."""
+    child, start = texts.used[0], texts.used[1]
+    out = start
+    present = True
+    if buffer[at] == BACKSLASH and buffer[at + 1] == LETTER_N and (buffer[at + 2] == TAB or buffer[at + 2] == NEWLINE):
+        present = False
+        at += 2
+    else:
+        while buffer[at] != TAB and buffer[at] != NEWLINE:
+            byte = buffer[at]
+            if byte == BACKSLASH:
+                at += 1
+                byte = unescaped(buffer[at])
+            texts.text[out] = byte
+            out += 1
+            at += 1
+            if at >= len(buffer):
+                return -1
+        if not is_utf8(texts.text, start, out):
+            return -1
+    texts.ids[child] = column
+    texts.present[child] = present
+    texts.offsets[child + 1] = out
+    texts.used[0] = child + 1
+    texts.used[1] = out
+    return at
+
+
 @kernel
-def walk_copy(buffer, state, rows, layouts):  # type: ignore[no-untyped-def]
+def walk_copy(buffer: np.ndarray, state: np.ndarray, rows: Rows, layouts: Layouts) -> bool:
     """Whole lines of COPY text to `r` rows; False at a line that does not fit the layout.
 
-    Sizes are the caller's: no value is longer than its text in the line.
+    The buffers have room for all: no value is longer than its text in the line.
     """
-    first = layouts.first[0]
-    width = layouts.first[1] - first
-    keyed = layouts.key_first[0] < layouts.key_first[1]
+    width, keyed = layouts.first[1], layouts.key_first[1] > 0
     after = rows.after
     at = state[CURSOR]
     while at < len(buffer):
         row = start_row(rows, state, R, layouts.relation[0], layouts.topic[0])
         base = after.used[0]
-        place = 0
-        while place < width:
-            child, out = after.used[0], after.used[1]
-            start = out
-            present = True
-            if buffer[at] == 92 and buffer[at + 1] == 78 and (buffer[at + 2] == 9 or buffer[at + 2] == 10):
-                present = False
-                at += 2
-            else:
-                while buffer[at] != 9 and buffer[at] != 10:
-                    byte = buffer[at]
-                    if byte == 92:
-                        at += 1
-                        byte = buffer[at]
-                        if byte == 98:  # b
-                            byte = np.uint8(8)
-                        elif byte == 102:  # f
-                            byte = np.uint8(12)
-                        elif byte == 110:  # n
-                            byte = np.uint8(10)
-                        elif byte == 114:  # r
-                            byte = np.uint8(13)
-                        elif byte == 116:  # t
-                            byte = np.uint8(9)
-                        elif byte == 118:  # v
-                            byte = np.uint8(11)
-                    after.text[out] = byte
-                    out += 1
-                    at += 1
-                    if at >= len(buffer):
-                        return False
-                if not is_utf8(after.text, start, out):
-                    return False
-            after.ids[child] = layouts.ids[first + place]
-            after.present[child] = present
-            after.offsets[child + 1] = out
-            after.used[0] = child + 1
-            after.used[1] = out
-            place += 1
-            if place < width:
-                if buffer[at] != 9:
-                    return False
+        for place in range(width):
+            at = copy_field(buffer, at, after, layouts.ids[place])
+            if at < 0 or (place + 1 < width and buffer[at] != TAB):
+                return False
+            if place + 1 < width:
                 at += 1
-        if buffer[at] != 10:
+        if buffer[at] != NEWLINE:
             return False
         at += 1
-        end_row(after, row, True)
-        for i in range(layouts.key_first[0], layouts.key_first[1]):
+        for i in range(layouts.key_first[1]):
             child = base + layouts.keys[i]
             start = after.offsets[child]
             kind = np.uint8(SENT) if after.present[child] else np.uint8(NULL)
@@ -537,5 +592,5 @@ def walk_copy(buffer, state, rows, layouts):  # type: ignore[no-untyped-def]
         end_row(rows.key, row, keyed)
         end_row(rows.old_key, row, False)
         end_row(rows.before, row, False)
-        state[CURSOR] = at
+        end_row(after, row, True)
     return True

@@ -18,7 +18,7 @@ class NotSent(Enum):
 
 UNCHANGED = NotSent.UNCHANGED
 
-Value: TypeAlias = str | None | NotSent
+Value: TypeAlias = str | NotSent | None
 """One place of a tuple: text, SQL NULL, or not sent."""
 Values: TypeAlias = tuple[Value, ...]
 """One tuple, in the order of the Relation message's columns."""

@@ -106,8 +106,8 @@ class _Cursor:
         try:
             return raw.decode()
         except UnicodeDecodeError:
-            pass  # its context would show the value
-        self.fail(f"text that ends at offset {self._at} is not UTF-8")
+            # the cause would show the value
+            raise malformed(self._frame, f"text that ends at offset {self._at} is not UTF-8") from None
 
     def name(self) -> str:
         end = self._frame.find(b"\0", self._at)
@@ -199,11 +199,9 @@ def _value(cursor: _Cursor) -> Value:
     kind = cursor.letter()
     if kind == "t":
         return cursor.text(cursor.take(cursor.signed(4)))
-    if kind == "n":
-        return None
-    if kind == "u":
-        return UNCHANGED
-    cursor.fail(f"expected a value of kind 't', 'n' or 'u', got {kind!r}")
+    if kind not in "nu":
+        cursor.fail(f"expected a value of kind 't', 'n' or 'u', got {kind!r}")
+    return UNCHANGED if kind == "u" else None
 
 
 def _truncate(cursor: _Cursor) -> Truncate:

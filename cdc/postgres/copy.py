@@ -21,13 +21,15 @@ _KIND: Final = "SELECT relkind FROM pg_class WHERE oid = %s AND relkind IN ('r',
 
 
 def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
-    """Open a read-only transaction on an autocommit connection that sees what the exported snapshot sees.
+    """Begin a read-only transaction that sees what the exported snapshot sees; nothing may have been run in it.
 
     The caller ends it; raises SourceError if the snapshot's connection went on or is gone.
     """
     with mapped():
-        conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        if conn.autocommit:
+            conn.execute("BEGIN")
         try:
+            conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
         except psycopg.Error:
             conn.execute("ROLLBACK")

@@ -33,8 +33,8 @@ from cdc.postgres.sqlstate import classify_message, mapped
 
 REST: Final = 0.002
 """Seconds between reads while behind; measured: 2 to 5 ms give the highest rate."""
-BUSY: Final = 32 << 10
-"""Bytes in a batch from which on we are behind; some 300 messages."""
+BUSY: Final = 4 << 10
+"""Bytes in a batch from which on we are behind: some 40 messages that came while the last ones were taken."""
 READS: Final = 64
 """Socket reads before what came is taken out; the first of them make libpq's buffer grow."""
 CONFIRM_INTERVAL: Final = 0.05
@@ -82,11 +82,12 @@ def identify(dsn: str) -> SystemIdentity:
 class ReplicationStream:
     """One walsender's stream in protocol version 1; a context manager, for one thread only."""
 
-    def __init__(self, conn: psycopg.Connection, options: StreamOptions, interval: float) -> None:
+    def __init__(self, conn: psycopg.Connection, floor: Lsn, interval: float) -> None:
         self._conn, self._pgconn = conn, conn.pgconn
         self._drain = libpq.CopyDrain(self._pgconn)
-        self._interval = interval
-        self._received = self._confirmed = self._reported = options.start
+        self._floor, self._interval = floor, interval
+        # 0 tells the server nothing; anything below the slot's own position would move the slot back
+        self._received = self._confirmed = self._reported = Lsn(0)
         self._sent_at = time.monotonic()
         self._behind = False
         self._failure: CdcError | None = None
@@ -103,12 +104,12 @@ class ReplicationStream:
         )
         conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}")
         try:
-            interval = _status_interval(conn, options.status_interval)
+            interval, floor = _status_interval(conn, options.status_interval), _confirmed_flush(conn, options.slot)
             answer = conn.pgconn.exec_(command.encode())
             if answer.status != pq.ExecStatus.COPY_BOTH:
                 raise failure_of(answer)
             conn.pgconn.nonblocking = 1
-            stream = cls(conn, options, interval)
+            stream = cls(conn, floor, interval)
             stream._report()
         except BaseException:
             conn.close()
@@ -138,8 +139,12 @@ class ReplicationStream:
                 return self._take()
 
     def confirm(self, flushed: Lsn) -> None:
-        """Everything below flushed is durable with us; the server may forget it. Never goes back."""
-        self._confirmed = max(self._confirmed, flushed)
+        """Everything below flushed is durable with us; the server may forget it.
+
+        Never goes back, neither behind what was said before nor behind where the slot stood at the start.
+        """
+        if flushed >= self._floor:
+            self._confirmed = max(self._confirmed, flushed)
         self.tick()
 
     def tick(self) -> None:
@@ -230,13 +235,22 @@ class ReplicationStream:
 def _status_interval(conn: psycopg.Connection, wanted: float) -> float:
     """Seconds between updates: the wanted ones, or a third of the server's patience."""
     with mapped():
-        row = conn.execute(b"SELECT setting::bigint FROM pg_settings WHERE name = " + literal("wal_sender_timeout").encode())
-        timeout = row.fetchone()
+        # in milliseconds, where SHOW gives a unit
+        timeout = conn.execute(b"SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'").fetchone()
     patience = int(timeout[0]) / 1000 if timeout else 0
     return min(wanted, patience / TIMEOUT_FRACTION) if patience > 0 else wanted
 
 
+def _confirmed_flush(conn: psycopg.Connection, slot: str) -> Lsn:
+    """Where the slot stands; 0 if there is none, which the start will tell."""
+    query = f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = {literal(slot)}"
+    with mapped():
+        row = conn.execute(query.encode()).fetchone()
+    return Lsn.parse(row[0]) if row and row[0] else Lsn(0)
+
+
 def failure_of(answer: pq.abc.PGresult) -> CdcError:
+    """Our error for a failed result."""
     sqlstate = (answer.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     message = (answer.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
     return classify_message(sqlstate, message)

@@ -84,8 +84,10 @@ def classify(error: psycopg.Error) -> CdcError:
 
     The text is the server's primary message: never the detail, which holds row values.
     """
-    if error.sqlstate is None:
+    if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
         return errors.SourceUnreachable(f"the connection broke: {_first_line(str(error))}")
+    if error.sqlstate is None:
+        return errors.SourceError(f"the connection cannot be used: {_first_line(str(error))}")
     return classify_message(error.sqlstate, error.diag.message_primary or _first_line(str(error)))
 
 

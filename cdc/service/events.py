@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from threading import Lock
 from typing import Any, Final
 
@@ -71,8 +72,7 @@ class History:
 
 
 def _climbed(values: list[float]) -> float:
-    steps = zip(values, values[1:], strict=False)
-    return sum(new - old if new >= old else new for old, new in steps)
+    return sum(new - old if new >= old else new for old, new in pairwise(values))
 
 
 def _thinned(values: list[float], most: int = 120) -> list[float]:

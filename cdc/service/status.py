@@ -6,6 +6,7 @@ REPORT_LIFE is stale whatever it last said, and the lags that it reported go on 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ REPORT_LIFE: Final = 5.0
 WORKING: Final = ("reader", "apply")
 """The processes whose absence makes a pipeline not run; the server is the one that is asking."""
 FAILED_STATES: Final = frozenset({"failed", "stale", "stopped", "needs_resync"})
+_REASON: Final = re.compile(r"(CDC-\d{4}) (.*?)(?: → (.*))?", re.DOTALL)
 _REMEDIES: Final[Mapping[str, str]] = {error.code: error.remedy for error in every_error()}
 
 
@@ -125,9 +127,9 @@ def pipeline_status(catalog: Catalog, name: str, now: datetime) -> PipelineStatu
     silence = {p.process: p.age_seconds if p.state == "stale" and p.age_seconds else 0.0 for p in processes}
     figures = {process: Readings(report.figures) for process, report in reports.items()}
     source = _source(figures.get("reader", Readings(())), silence["reader"])
-    sinks = tuple(
-        _sink(progress, figures.get("apply", Readings(())), silence["apply"]) for progress in catalog.sinks.ls(name)
-    )
+    durable = figures.get("reader", Readings(())).get(LOG_POSITION)
+    applied = figures.get("apply", Readings(()))
+    sinks = tuple(_sink(progress, applied, durable, silence["apply"]) for progress in catalog.sinks.ls(name))
     tables = tuple(_table(progress) for progress in catalog.tables.ls(name))
     problems = (*_process_problems(processes), *_sink_problems(sinks), *_table_problems(tables))
     return PipelineStatus(
@@ -183,7 +185,8 @@ def _source(figures: Readings, silence: float) -> SourceStatus:
     )
 
 
-def _sink(progress: Any, figures: Readings, silence: float) -> SinkStatus:
+def _sink(progress: Any, figures: Readings, durable: float | None, silence: float) -> SinkStatus:
+    behind = None if durable is None else max(0.0, durable - progress.position)
     return SinkStatus(
         name=progress.sink,
         state="stale" if silence else progress.state,
@@ -191,7 +194,7 @@ def _sink(progress: Any, figures: Readings, silence: float) -> SinkStatus:
         position=str(Position(progress.position)),
         committed_at=None if progress.committed_at is None else progress.committed_at.isoformat(),
         lag_seconds=_grown(progress.lag_seconds, silence),
-        lag_bytes=figures.get(SINK_LAG_BYTES, progress.sink),
+        lag_bytes=figures.get(SINK_LAG_BYTES, progress.sink) if behind is None else behind,
         rows=figures.get(APPLY_ROWS, progress.sink) or 0.0,
     )
 
@@ -234,15 +237,25 @@ def _process_problems(processes: Iterable[ProcessStatus]) -> Iterable[Problem]:
 
 def _sink_problems(sinks: Iterable[SinkStatus]) -> Iterable[Problem]:
     for s in sinks:
-        if s.state == "failed" or (s.reason and s.state not in {"stale", "streaming", "running"}):
-            yield Problem(
-                f"sink {s.name}", None, s.reason or s.state, "see 'cdc status'; the sink tries again by itself"
+        if s.state == "failed":
+            yield _explained(
+                f"sink {s.name}", s.reason or s.state, "read the log of apply; the sink tries again by itself"
             )
 
 
 def _table_problems(tables: Iterable[TableStatus]) -> Iterable[Problem]:
     for t in tables:
         if t.state in FAILED_STATES:
-            where = f"{t.topic} in {t.sink}" if t.sink else t.topic
-            remedy = next((fix for code, fix in _REMEDIES.items() if t.reason and code in t.reason), None)
-            yield Problem(f"table {where}", None, t.reason or t.state, remedy or "rebuild the table in this sink")
+            subject = f"table {t.topic} in {t.sink}" if t.sink else f"table {t.topic}"
+            yield _explained(
+                subject, t.reason or t.state, "rebuild the table in this sink" if t.sink else "resync the table"
+            )
+
+
+def _explained(subject: str, reason: str, otherwise: str) -> Problem:
+    """A problem from a reason as processes write it: `CDC-3001 message → remedy`, or free text."""
+    match = _REASON.fullmatch(reason)
+    if match is None:
+        return Problem(subject, None, reason, otherwise)
+    code, message, remedy = match.groups()
+    return Problem(subject, code, message, remedy or _REMEDIES.get(code, otherwise))

@@ -19,9 +19,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from types import FrameType
 from typing import IO, Final
 
@@ -35,6 +36,8 @@ DEADLINE: Final = 20.0
 """Seconds a child has to finish its batch after SIGTERM; a batch takes up to 10."""
 ENVIRONMENT_WAIT: Final = 5.0
 """Seconds before the next try when the surroundings do not allow it: a person has to act first."""
+POLL: Final = 0.05
+"""Seconds between looks at a child that is ending."""
 INTERRUPTED: Final = 130
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -131,7 +134,7 @@ class Supervisor:
 
     def _asked(self, timeout: float) -> bool:
         try:
-            self._signals.get(timeout=timeout)
+            self._signals.get(timeout=max(0.001, timeout))
         except Empty:
             return False
         return True
@@ -193,11 +196,9 @@ class Supervisor:
 
     def _awaited(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait for the end of a child up to the deadline; True when a signal came meanwhile."""
-        ended = Event()
-        Thread(target=lambda: (process.wait(), ended.set()), daemon=True).start()
         limit = time.monotonic() + self._policy.deadline
-        while time.monotonic() < limit and not ended.wait(0.05):
-            if self._asked(0):
+        while time.monotonic() < limit and process.poll() is None:
+            if self._asked(POLL):
                 return True
         return False
 
@@ -229,10 +230,8 @@ def _drained(place: _Place) -> None:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _die_with_parent(parent: int) -> Callable[[], None] | None:

@@ -22,7 +22,7 @@ _FIRST_USUAL_US: Final = -62_135_596_800_000_000
 """0001-01-01; before it Postgres counts years BC."""
 _LAST_USUAL_US: Final = 253_402_300_799_999_999
 """The end of 9999; strftime's four digits end here."""
-_NAN_BITS: Final = {4: np.int32(0x7FC00000), 8: np.int64(0x7FF8000000000000)}
+_NAN_BITS: Final[dict[int, np.signedinteger]] = {4: np.int32(0x7FC00000), 8: np.int64(0x7FF8000000000000)}
 _QUOTED: Final = frozenset('{},"\\ \t\n\r\v\f')
 
 

@@ -77,9 +77,10 @@ def consistent_cut(catalog: Catalog, wish: CutRequest) -> Iterator[ConsistentCut
     for _ in range(ATTEMPTS):
         require_apply(catalog, wish.pipeline)
         with connect(wish.dsn, autocommit=False, application_name="cdc verify") as source:
-            position, commands = _ask(catalog, wish, source)
-            kept = _wait(catalog, wish, commands, deadline)
+            commands: dict[str, int] = {}
             try:
+                position = _ask(catalog, wish, source, commands)
+                kept = _wait(catalog, wish, commands, deadline)
                 if kept is not None:
                     yield ConsistentCut(position, source, kept)
                     return
@@ -92,7 +93,7 @@ def require_apply(catalog: Catalog, pipeline: str) -> None:
     """Raise CutNotReached unless the apply process reported lately: nobody else ends a batch."""
     seen = next((p.reported_at for p in catalog.processes.ls(pipeline) if p.process == "apply"), None)
     if seen is None:
-        raise CutNotReached(f"apply of pipeline {pipeline!r} has never run", remedy="start 'cdc run', then verify again")
+        raise CutNotReached(f"apply of pipeline {pipeline!r} has never run", remedy="start 'cdc run' and try again")
     age = (datetime.now(UTC) - seen).total_seconds()
     if age > SILENT_AFTER:
         raise CutNotReached(
@@ -101,18 +102,17 @@ def require_apply(catalog: Catalog, pipeline: str) -> None:
         )
 
 
-def _ask(catalog: Catalog, wish: CutRequest, source: Any) -> tuple[Position, dict[str, int]]:
+def _ask(catalog: Catalog, wish: CutRequest, source: Any, commands: dict[str, int]) -> Position:
+    """Take a snapshot into `source` and ask every sink for it; the commands are noted as they are posted."""
     with create_slot(wish.dsn, f"cdc_verify_{uuid.uuid4().hex[:12]}", temporary=True) as exported:
         position = Position.of(exported.consistent_point - 1, wish.epoch)
         # before anything else: every millisecond from here on a sink may pass the cut
-        commands = {
-            sink: catalog.commands.post(wish.pipeline, "cut", {"sink": sink, "position": int(position)})
-            for sink in wish.sinks
-        }
+        for sink in wish.sinks:
+            commands[sink] = catalog.commands.post(wish.pipeline, "cut", {"sink": sink, "position": int(position)})
         begin_snapshot(source, exported.name)
     with connect(wish.dsn, application_name="cdc verify") as conn:
         heartbeat.emit(conn, HEARTBEAT_PREFIX, "verify")
-    return position, commands
+    return position
 
 
 def _wait(catalog: Catalog, wish: CutRequest, commands: Mapping[str, int], deadline: float) -> dict[str, Kept] | None:

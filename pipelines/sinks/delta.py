@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -18,14 +19,14 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from cdc.errors import CdcError, Reaction, SchemaNotApplicable
+from cdc.errors import SchemaNotApplicable
 from cdc.failpoint import hit
 from cdc.naming import column_name, published_uri, target_uri
 from cdc.table import TableSchema
 from pipelines.rows import target_schema
 from pipelines.sinks.delta_default import default_literal
 from pipelines.sinks.delta_merge import merge_with_delta_rs, merge_with_spark, require_delta, speaks_delta
-from pipelines.sinks.delta_partial import frame_source, table_source
+from pipelines.sinks.delta_partial import Before, frame_source, table_source
 from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.delta_table import DeltaTarget
@@ -40,6 +41,8 @@ MAX_BATCH_BYTES: Final = 64 << 20
 MAX_TARGET_BYTES: Final = 512 << 20
 """Of live files; delta-rs' merge is linear in them (20 M rows: 17–29 s), Spark's scales out."""
 _ATTEMPTS: Final = 5
+_PARALLEL: Final = 4
+"""Tables merged at once by delta-rs, which works outside of the interpreter's lock; more only take memory."""
 
 
 class Writer(StrEnum):
@@ -70,7 +73,9 @@ class DeltaSettings:
 
 
 class DeltaSink:
-    """The contract is pipelines.sinks.sink.Sink; calls come from one thread."""
+    """The contract is pipelines.sinks.sink.Sink."""
+
+    parallel = _PARALLEL
 
     def __init__(self, settings: DeltaSettings, spark: SparkSession | None = None) -> None:
         self.name = settings.name
@@ -79,8 +84,12 @@ class DeltaSink:
         self._spark_writes = settings.writer is not Writer.DELTA_RS and speaks_delta(spark)
         self._log_id = ""
         self._published: PublishedTable | None = None
+        self._position = 0
         self._records: dict[int, TableRecord] = {}
+        """As published, never as applied: they say where a range began, also when it is tried again."""
         self._targets: dict[str, DeltaTarget] = {}
+        self._one_spark_write = Lock()
+        """Spark takes the `txn` from the session, which all threads share."""
 
     def open(self, log_id: str) -> Published | None:
         """See Sink.open; raises DeltaJarMissing when the writer is Spark and it has no Delta."""
@@ -89,30 +98,31 @@ class DeltaSink:
         self._log_id = log_id
         self._published = PublishedTable.open(published_uri(self._settings.path), log_id)
         record = self._published.record()
-        if record is not None:
-            record = replace(record, tables={r: self._standing(table) for r, table in record.tables.items()})
-        self._records = dict(record.tables) if record else {}
-        return record
+        if record is None:
+            return None
+        self._remember(record)
+        return replace(record, tables={r: self._standing(table) for r, table in record.tables.items()})
 
     def apply(self, batch: TableBatch) -> TableRecord:
         """See Sink.apply."""
-        known = self._records.get(batch.schema.relation)
-        if known is not None and known.state == TargetState.FAILED and batch.after > known.position:
-            return known
-        try:
-            record = self._applied(batch)
-        except CdcError as exc:
-            if exc.reaction is not Reaction.QUARANTINE:
-                raise
-            record = self._failed(batch, exc)
-        self._records[batch.schema.relation] = record
-        return record
+        if not batch.schema.key:
+            raise SchemaNotApplicable(
+                f"table {batch.schema.topic!r} has no key: rows of a Delta target are found by key",
+                remedy="give the table a primary key, or REPLICA IDENTITY USING INDEX, and rebuild it in this sink",
+            )
+        attempts = Retrying(
+            retry=retry_if_exception_type(CommitFailedError),
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=wait_random_exponential(multiplier=0.05, max=1.0),
+            reraise=True,
+        )
+        return attempts(self._attempt, batch)
 
     def publish(self, record: Published) -> None:
         """See Sink.publish."""
         hit("delta_before_publish")
         self._opened().write(record)
-        self._records = dict(record.tables)
+        self._remember(record)
 
     def keep(self, record: Published) -> str:
         """See Sink.keep; versions stay readable until a vacuum, for a week by Delta's default."""
@@ -127,6 +137,9 @@ class DeltaSink:
         self._targets.clear()
         self._published = None
 
+    def _remember(self, record: Published) -> None:
+        self._position, self._records = record.position, dict(record.tables)
+
     def _opened(self) -> PublishedTable:
         if self._published is None:
             raise ValueError(f"sink {self.name!r} is not open")
@@ -139,34 +152,20 @@ class DeltaSink:
             return record
         return replace(record, position=target.applied, version=target.version, state=TargetState.CATCHING_UP.value)
 
-    def _applied(self, batch: TableBatch) -> TableRecord:
-        if not batch.schema.key:
-            raise SchemaNotApplicable(
-                f"table {batch.schema.topic!r} has no key: rows of a Delta target are found by key",
-                remedy="give the table a primary key, or REPLICA IDENTITY USING INDEX, and rebuild it in this sink",
-            )
-        attempts = Retrying(
-            retry=retry_if_exception_type(CommitFailedError),
-            stop=stop_after_attempt(_ATTEMPTS),
-            wait=wait_random_exponential(multiplier=0.05, max=1.0),
-            reraise=True,
-        )
-        return attempts(self._attempt, batch)
-
     def _attempt(self, batch: TableBatch) -> TableRecord:
         """One try, safe to repeat: it begins with what the target says of itself now."""
         target = self._target(batch.schema)
         if (target.applied or -1) < batch.upto:
             self._bring(target, batch)
         state = TargetState.STREAMING if target.complete else TargetState.BOOTSTRAPPING
-        record = self._record(batch, target.version, state)
-        return replace(record, position=max(batch.upto, target.applied or 0))
+        # a crash may have left it further than upto; then it does not belong to the cut at upto
+        return self._record(batch.schema, target, max(batch.upto, target.applied or 0), state)
 
     def _bring(self, target: DeltaTarget, batch: TableBatch) -> None:
         shape = Shape(batch.schema, self._settings.types)
-        before = self._before(target, batch)
+        before = replace(self._before(target, batch), truncated=batch.truncated)
         target.follow(shape.columns)
-        target.refill(self._defaults(batch.schema, shape), batch.after)
+        target.refill(self._defaults(batch.schema, shape), self._began(batch))
         source = self._source(batch, shape, before, with_spark=self._with_spark(batch, target))
         target.erase(batch.truncated, batch.generation)
         if batch.generation is not None:
@@ -177,15 +176,25 @@ class DeltaSink:
                 merge_with_delta_rs(target, source, shape.key, batch.upto)
                 target.tidy()
         else:
-            merge_with_spark(target, source, shape.key, batch.upto)
+            with self._one_spark_write:
+                merge_with_spark(target, source, shape.key, batch.upto)
         hit("delta_after_merge")
 
-    def _before(self, target: DeltaTarget, batch: TableBatch) -> DeltaTable | None:
-        """The target as the range (after, upto] found it, also when an earlier attempt went further."""
-        if (target.applied or 0) <= batch.after:
-            return DeltaTable(target.uri)
+    def _began(self, batch: TableBatch) -> int:
+        """Where the range of the rows began: a table that was left ahead is folded from the cut on, as all others."""
+        return min(batch.after, self._position) if self._records else batch.after
+
+    def _before(self, target: DeltaTarget, batch: TableBatch) -> Before:
+        """The target as the range found it, also when an earlier attempt went further."""
+        began = self._began(batch)
+        if (target.applied or 0) <= began:
+            return Before(DeltaTable(target.uri))
         known = self._records.get(batch.schema.relation)
-        return None if known is None or known.version is None else DeltaTable(target.uri, version=known.version)
+        if known is None or known.version is None:
+            return Before(None)
+        if known.position <= began:
+            return Before(DeltaTable(target.uri, version=known.version))
+        return Before(DeltaTable(target.uri), exact=False)
 
     def _defaults(self, schema: TableSchema, shape: Shape) -> dict[str, str]:
         """Delta column → expression, for columns with a default that are new since the last record."""
@@ -212,16 +221,14 @@ class DeltaSink:
             return False
         return self._spark_writes
 
-    def _source(
-        self, batch: TableBatch, shape: Shape, before: DeltaTable | None, *, with_spark: bool
-    ) -> pa.Table | DataFrame:
+    def _source(self, batch: TableBatch, shape: Shape, before: Before, *, with_spark: bool) -> pa.Table | DataFrame:
         """What to merge: a frame for Spark, a table for delta-rs."""
         if batch.frame is not None and with_spark:
-            return frame_source(batch.frame, before, shape, batch.truncated)
+            return frame_source(batch.frame, before, shape)
         images = batch.rows if batch.frame is None else batch.frame.toArrow()
         if images is None:
             return shape.source.empty_table()
-        source = table_source(images, before, shape, batch.truncated)
+        source = table_source(images, before, shape)
         return require_delta(self._spark).createDataFrame(source) if with_spark and source.num_rows else source
 
     def _target(self, schema: TableSchema) -> DeltaTarget:
@@ -237,23 +244,14 @@ class DeltaSink:
         self._targets[uri] = target
         return target
 
-    def _record(self, batch: TableBatch, version: int, state: TargetState) -> TableRecord:
-        schema = batch.schema
-        uri = target_uri(self._settings.path, schema.schema, schema.name)
+    def _record(self, schema: TableSchema, target: DeltaTarget, position: int, state: TargetState) -> TableRecord:
         return TableRecord(
             relation=schema.relation,
             topic=schema.topic,
-            target=uri,
-            position=batch.upto,
-            version=version,
-            state=state,
+            target=target.uri,
+            position=position,
+            version=target.version,
+            state=state.value,
             reason=None,
             schema=schema.to_json().decode(),
         )
-
-    def _failed(self, batch: TableBatch, error: CdcError) -> TableRecord:
-        """The record of a table that stands still; it keeps the schema and version that it has."""
-        known = self._records.get(batch.schema.relation)
-        standing = known or replace(self._record(batch, 0, TargetState.FAILED), version=None, schema=None)
-        reason = f"{error.code} {error.message}"
-        return replace(standing, position=batch.after, state=TargetState.FAILED, reason=reason)

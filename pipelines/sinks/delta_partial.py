@@ -7,6 +7,7 @@ them to new rows. After a crash that version is an older one, which the publishe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,50 +31,59 @@ _ROW: Final = "_row"
 _PLACE: Final = "_place"
 
 
-def table_source(
-    images: pa.Table, before: DeltaTable | None, shape: Shape, newer_than: tuple[int, int] | None
-) -> pa.Table:
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The target from which a range's partial images take what they lack."""
+
+    table: DeltaTable | None
+    """None when there was no target."""
+    exact: bool = True
+    """False when the target is already somewhere inside the range: then a row's own key still is a true
+    base, but the old key of a moved row may have another owner."""
+    truncated: tuple[int, int] | None = None
+    """(position, ordinal) of a truncate in the range: an older row is no base."""
+
+
+def table_source(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
     """Folded rows, op `u` and `d`, as a merge's source; arguments and errors as of complete."""
     whole, partial = split(images)
     source = source_rows(whole, shape)
     if not partial.num_rows:
         return source
-    return pa.concat_tables([source, as_upserts(complete(partial, before, shape, newer_than), shape)])
+    return pa.concat_tables([source, as_upserts(complete(partial, before, shape), shape)])
 
 
-def frame_source(
-    frame: DataFrame, before: DeltaTable | None, shape: Shape, newer_than: tuple[int, int] | None
-) -> DataFrame:
+def frame_source(frame: DataFrame, before: Before, shape: Shape) -> DataFrame:
     """As table_source for a batch that stays on the executors; only incomplete rows come to the driver."""
     partial = frame.where("op = 'u' AND NOT complete").toArrow()
     source = source_frame(frame.where("op = 'd' OR coalesce(complete, true)"), shape)
     if not partial.num_rows:
         return source
-    rows = as_upserts(complete(partial, before, shape, newer_than), shape)
+    rows = as_upserts(complete(partial, before, shape), shape)
     return source.unionByName(frame.sparkSession.createDataFrame(rows))
 
 
-def complete(images: pa.Table, before: DeltaTable | None, shape: Shape, newer_than: tuple[int, int] | None) -> pa.Table:
+def complete(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
     """Incomplete upserts (folded shape) as whole rows of exactly shape.columns.
 
-    `before` is the target as the range found it, None when there was none. `newer_than` is (position, ordinal) of
-    a truncate in the range: an older row is no base. Raises MissingBase naming the position of the
-    first image whose base is not there.
+    Raises MissingBase naming the position of the first image whose base is not there, or cannot be proved.
     """
     schema, policy = shape.schema, shape.policy
     wanted = shape.columns
     rows = typed_rows(images, schema, policy)
     bases = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
     keys = typed_keys(bases, schema, policy, images["position"])
-    held = _rows_of(before, keys, wanted) if before is not None else wanted.empty_table()
-    if newer_than is not None:
-        held = held.filter(_after(held, newer_than))
+    held = wanted.empty_table() if before.table is None else _rows_of(before.table, keys, wanted)
+    if before.truncated is not None:
+        held = held.filter(_after(held, before.truncated))
     places = _match(keys, held)
+    if not before.exact:
+        places = pc.if_else(images["base"].combine_chunks().is_valid(), None, places)
     if places.null_count:
         first = int(np.flatnonzero(places.is_null().to_numpy(zero_copy_only=False))[0])
         position = Position(images["position"][first].as_py())
         raise MissingBase(
-            f"table {schema.topic!r} has {places.null_count} partial images without a base, the first at position {position}"
+            f"table {schema.topic!r} lacks the base of {places.null_count} partial images, the first at {position}"
         )
     base = held.take(places)
     cells = sent_cells(images, schema)
@@ -89,16 +99,16 @@ def _rows_of(table: DeltaTable, keys: pa.Table, wanted: pa.Schema) -> pa.Table:
     present = [name for name in wanted.names if name in there]
     first = keys.column_names[0]
     values = pc.unique(keys[first])
+    scan = pa.RecordBatchReader.from_stream(table.scan(columns=present, predicate=_predicate(first, values)))
     found = []
-    for batch in pa.RecordBatchReader.from_stream(table.scan(columns=present, predicate=_predicate(first, values))):
-        column = batch.column(first).cast(values.type)
-        found.append(pa.Table.from_batches([batch]).filter(pc.is_in(column, values)))
-    return _widened(pa.concat_tables(found) if found else None, wanted)
+    for batch in scan:
+        # the engine's string views have no filter yet: the wanted types first
+        rows = _widened(pa.Table.from_batches([batch]), wanted)
+        found.append(rows.filter(pc.is_in(rows[first], values)))
+    return pa.concat_tables(found) if found else wanted.empty_table()
 
 
-def _widened(rows: pa.Table | None, wanted: pa.Schema) -> pa.Table:
-    if rows is None:
-        return wanted.empty_table()
+def _widened(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
     columns = [
         rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
         for field in wanted

@@ -61,7 +61,8 @@ class PublishedTable:
         last = seen.transaction_version(self._app_id)
         if seen.version() != self._version or last != self._position:
             raise SinkFenced(
-                f"sink at {seen.table_uri!r} was published by another driver: expected {self._version}, got {seen.version()}"
+                f"sink at {seen.table_uri!r} was published by another driver: "
+                f"expected version {self._version!r}, got {seen.version()!r}"
             )
         if last is not None and record.position < last:
             raise SinkFenced(f"sink at {seen.table_uri!r} stands beyond the record to publish")

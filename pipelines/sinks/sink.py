@@ -58,14 +58,16 @@ class TableBatch:
 class Sink(Protocol):
     """A derived store of one source.
 
-    Called by one thread of one driver: `open` once and first, then any number of rounds of
-    `apply` (once per table that the range touched, in any order) and one `publish`, `keep` and `release`
-    between rounds, `close` once and last, also after a failure. Nothing may be assumed about calls
-    after a crash but that `open` is the first.
+    Called by one driver: `open` once and first, then any number of rounds of `apply` (once per table
+    that the range touched, in any order, from up to `parallel` threads, never two for one table) and one
+    `publish` when all of them returned; `keep` and `release` between rounds; `close` once and last,
+    also after a failure. Nothing may be assumed about calls after a crash but that `open` is the first.
     """
 
     name: str
     """As the definition calls it; labels metrics and messages."""
+    parallel: int
+    """How many tables may be applied at once; 1 where the engine has one writer."""
 
     def open(self, log_id: str) -> Published | None:
         """Attach to the store and return its published record, None when nothing was ever published.
@@ -81,11 +83,11 @@ class Sink(Protocol):
         rows older than themselves; a row is replaced only by a later (position, ordinal); a batch
         interrupted half-way is done again from its start. Durable only once publish returned.
 
-        What concerns this table alone (errors with the reaction QUARANTINE: a value that does not fit, a missing
-        base, a schema change that cannot be followed) is not raised: the record comes back `failed`
-        with the reason and position = batch.after, and the other tables go on. A failed table refuses later
-        batches, returning the same record, until one begins at its own position. Everything else
-        is raised and stops the sink.
+        Errors with the reaction QUARANTINE concern this table alone (a value that does not fit, a missing base, a
+        schema change that cannot be followed): the target then stands where it stood, the loop
+        records it as failed and goes on with the others. Any other error stops the sink.
+
+        The state is STREAMING from the first generation end on, BOOTSTRAPPING before; never FAILED.
         """
 
     def publish(self, record: Published) -> None:

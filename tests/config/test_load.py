@@ -46,7 +46,9 @@ def test_a_secret_is_fetched_by_its_reference_and_never_printed(value: str, tmp_
     definition = checked.definition
     assert definition is not None
     assert definition.source.dsn.reveal() == DSN
-    shown = repr(definition) + str(definition) + definition.model_dump_json() + repr(resolved(definition, checked.written))
+    shown = (
+        repr(definition) + str(definition) + definition.model_dump_json() + repr(resolved(definition, checked.written))
+    )
     assert CANARY not in shown
     assert checked.flaws == ()
 
@@ -89,7 +91,9 @@ def test_yaml_is_version_1_2(tmp_path: Path) -> None:
 
 
 def test_durations_and_sizes_have_units(tmp_path: Path) -> None:
-    text = changed("path: log", "path: log\n  commit: {bytes: 1.5MiB, linger: 50ms}\n  segment: {bytes: 1024, every: 2d}")
+    text = changed(
+        "path: log", "path: log\n  commit: {bytes: 1.5MiB, linger: 50ms}\n  segment: {bytes: 1024, every: 2d}"
+    )
     log = load(write(tmp_path, text), {}).log
     assert (log.commit.bytes, log.commit.linger) == (1_572_864, 0.05)
     assert (log.segment.bytes, log.segment.every) == (1024, 172_800.0)

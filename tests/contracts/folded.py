@@ -82,7 +82,9 @@ def folded(rows: list[Row], relation: int = ORDERS.relation) -> pa.Table:
         "base": [None if row.base is None else list(row.base) for row in rows],
         "payload": [None] * len(rows),
     }
-    return pa.table({name: pa.array(values, FOLDED.field(name).type) for name, values in columns.items()}, schema=FOLDED)
+    return pa.table(
+        {name: pa.array(values, FOLDED.field(name).type) for name, values in columns.items()}, schema=FOLDED
+    )
 
 
 def batch(rows: list[Row] | None, after: int, upto: int, schema: TableSchema = ORDERS, **control) -> TableBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
@@ -94,7 +95,7 @@ def events(decoder: Decoder, frames: Sequence[bytes]) -> Iterator[Decoded | Rela
             decoder.define(TABLES[event.relation.oid], announce=True)
 
 
-def decode(decoder: Decoder, messages: Sequence[AnyMessage]) -> list[dict]:
+def decode(decoder: Decoder, messages: Sequence[AnyMessage]) -> list[dict[str, Any]]:
     """The rows of messages."""
     frames = [frame(message) for message in messages]
     return rows(list(events(ready(decoder), frames))).to_pylist()

@@ -6,6 +6,7 @@ sections are rendered by the server only; the script replaces those whose text c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -20,6 +21,7 @@ from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus, TableS
 
 TABLES_SHOWN: Final = 500
 """More rows than a person scrolls through; the API has them all."""
+_COMMAND: Final = re.compile(r"'(cdc [^']+)'")
 _TONES: Final[Mapping[str, str]] = {
     "running": "good",
     "streaming": "good",
@@ -34,6 +36,7 @@ _TONES: Final[Mapping[str, str]] = {
     "degraded": "warn",
     "needs_resync": "warn",
     "paused": "warn",
+    "waiting": "warn",
     "stale": "bad",
     "down": "bad",
     "failed": "bad",
@@ -88,10 +91,20 @@ def _pill(state: str) -> str:
 def _problem(subject: str, code: str | None, message: str, remedy: str) -> str:
     known = f'<a class="code" href="/api/v1/errors/{quote(code)}">{escape(code)}</a>' if code else ""
     return (
-        f'<li class="problem"><p class="what"><strong>{escape(subject)}</strong>{known}<span>{escape(message)}</span></p>'
+        f'<li class="problem"><p class="what"><strong>{escape(subject)}</strong>{known}'
+        f"<span>{escape(message)}</span></p>"
         f'<p class="fix"><span aria-hidden="true">→</span><span>{escape(remedy)}</span>'
-        f'<button type="button" data-copy="{escape(remedy)}">Copy</button></p></li>'
+        f"{_copy(remedy)}</p></li>"
     )
+
+
+def _copy(remedy: str) -> str:
+    """A button for the command that the remedy names, if it names one."""
+    command = _COMMAND.search(remedy)
+    if command is None:
+        return ""
+    text = escape(command[1])
+    return f'<button type="button" data-copy="{text}" aria-label="Copy the command {text}">Copy</button>'
 
 
 def _totals(status: PipelineStatus, rates: Mapping[str, object]) -> str:
@@ -149,7 +162,8 @@ def _edge(
     svg = sparkline(curve if isinstance(curve, list) else [], escape(f"lag {label}"))
     return (
         f'<div class="edge"><p class="rate"><b>{escape(rate)}</b> rows/s</p><div class="wire">{svg}</div>'
-        f'<p class="lag"><span><b>{escape(lag[0])}</b> {lag[1]} lag</span><span><b>{escape(behind[0])}</b> {behind[1]}</span></p></div>'
+        f'<p class="lag"><span><b>{escape(lag[0])}</b> {lag[1]} lag</span>'
+        f"<span><b>{escape(behind[0])}</b> {behind[1]}</span></p></div>"
     )
 
 
@@ -168,8 +182,8 @@ def _tables(status: PipelineStatus) -> str:
         f'<p class="quiet">{hidden} more: see /api/v1/pipelines/{escape(status.name)}/tables</p>' if hidden > 0 else ""
     )
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Tables"><table><thead><tr><th scope="col">Table</th>'
-        f'<th scope="col">Source</th><th scope="col" class="num">Rows copied</th>{head}</tr></thead>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Tables"><table><thead><tr>'
+        f'<th scope="col">Table</th><th scope="col">Source</th><th scope="col" class="num">Rows copied</th>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>{more}"
     )
 

@@ -27,7 +27,7 @@ def sparkline(values: Sequence[float], label: str) -> str:
         f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" '
         f'aria-label="{label}: now {values[-1]:.2f} s, worst {max(values):.2f} s">'
         f'<polygon class="area" points="{area}"/><polyline class="line" points="{line}"/>'
-        f'<circle class="now" cx="{last_x:.1f}" cy="{last_y:.1f}" r="2.2"/></svg>'
+        f'<path class="now" d="M{last_x:.1f},{last_y:.1f}h0"/></svg>'
     )
 
 

@@ -1,0 +1,305 @@
+"""`cdc log` and `cdc tail`: what the change log holds, and what is being added to it."""
+
+from __future__ import annotations
+
+import json as encoder
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit, shown
+from cdc.errors import ConfigError, MalformedPosition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from cdc.config import Definition
+    from cdc.log.read import LogReader
+    from cdc.position import Position
+    from cdc.tail import Message, Row
+
+POLL: Final = 0.1
+"""Seconds between two looks at the log of `tail -f`: the log's own linger."""
+NEWEST: Final = 20
+"""Changes that tail shows unless told otherwise."""
+
+PositionArgument = Annotated[str | None, typer.Argument(help="Of one transaction, as 16/B374D848.")]
+TableArgument = Annotated[str, typer.Argument(help="Glob over schema.table; a bare name means any schema.")]
+CountOption = Annotated[int | None, typer.Option("-n", min=0, help="The last so many [default: 20, all with --since].")]
+FollowOption = Annotated[bool, typer.Option("-f", "--follow", help="Go on with what comes.")]
+SinceOption = Annotated[str | None, typer.Option("--since", help="A position (included) or an ISO 8601 time.")]
+OperationsOption = Annotated[str, typer.Option("--op", help="Only these, comma-separated, for example c,u,d.")]
+FormatOption = Annotated[str, typer.Option("--format", help="cdc, debezium or flat.")]
+FilesOption = Annotated[bool, typer.Option("--files", help="Every file, not every segment.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `log` and `tail`."""
+    group = typer.Typer(no_args_is_help=True, help="Look into the change log.", rich_markup_mode=None)
+    group.command()(ls)
+    group.command()(inspect)
+    app.add_typer(group, name="log")
+    app.command()(tail)
+
+
+def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: JsonOption = False) -> None:
+    """List the log's segments: position range, rows, bytes."""
+    from cdc.log.peek import segments
+
+    _, log = _open(config)
+    every = log.every_file()
+    found = segments(every)
+    listed = [_file(file) for file in sorted(every, key=lambda f: (f.first, f.last))] if files else found
+    rows, size = sum(entry["rows"] for entry in found), sum(entry["bytes"] for entry in found)
+    summary = f"{len(every):,} files in {len(found)} segments, {rows:,} rows, {size:,} bytes, up to {log.durable}"
+    if json:
+        result = {"durable": _text(log.durable), "segments": found, **({"files": listed} if files else {})}
+        emit("log ls", json=True, summary=summary, result=result)
+        return
+    for entry in listed:
+        names = f"{entry['segment']:>7}  {entry['first']:>18} … {entry['last']:<18}"
+        print(f"{names} {entry['rows']:>12,} rows {entry['bytes']:>14,} bytes  {entry.get('path', '')}".rstrip())
+    print(summary)
+
+
+def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """Show what the log is, or with a position the rows of that transaction."""
+    definition, log = _open(config)
+    if position is not None:
+        _inspect_transaction(log, definition, position, json=json)
+        return
+    from cdc.log.peek import counts
+
+    found = counts(log)
+    tables = {topic: operations for topic, operations in found.items() if topic}
+    result = {
+        "log_id": log.log_id,
+        "system_id": log.system_id,
+        "database": log.identity.database,
+        "durable": _text(log.durable),
+        "committed_at": _time(log.committed_at(log.durable)) if log.durable is not None else None,
+        "delta_version": log.version,
+        "files": len(log.every_file()),
+        "tables": tables,
+    }
+    summary = f"log {log.log_id} of {log.identity.database!r} at {log.durable}"
+    if json:
+        emit("log inspect", json=True, summary=summary, result=result)
+        return
+    for name, value in result.items():
+        if name != "tables":
+            print(f"{name + ':':15}{value}")
+    for topic, operations in tables.items():
+        print(f"  {shown(topic)}:", "  ".join(f"{op} {count:,}" for op, count in operations.items()))
+
+
+def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
+    table: TableArgument,
+    count: CountOption = None,
+    follow: FollowOption = False,
+    since: SinceOption = None,
+    op: OperationsOption = "",
+    form: FormatOption = "cdc",
+    config: ConfigOption = DEFAULT_CONFIG,
+    json: JsonOption = False,
+) -> None:
+    """Print a table's changes as they stand in the log, newest last; one JSON object per line unless for people.
+
+    With --json and without -f they come as one envelope. Integers and booleans are JSON's, every
+    other value is the text that Postgres sent.
+    """
+    from cdc.tail import Tables
+
+    printer = _Printer(form, op, json=json, follow=follow)
+    definition, log = _open(config)
+    view = _View(log, definition, _topics(table), printer)
+    start = _since(log, since)
+    if count is None:
+        count = NEWEST if start is None else -1
+    rows = view.last(count, printer.operations) if start is None else view.since(*start)
+    tables = Tables(view.schemas_before(rows))
+    printer.show(view.messages(rows, tables), count)
+    seen = log.durable
+    while follow:
+        time.sleep(POLL)
+        log.refresh()
+        if log.durable is not None and log.durable != seen:
+            from cdc.position import Position
+
+            for part in view.parts(seen or Position(0), log.durable):
+                printer.show(view.messages(part, tables), -1)
+            seen = log.durable
+
+
+class _View:
+    """Some topics of a log as messages of one format."""
+
+    def __init__(
+        self, log: LogReader, definition: Definition, wanted: Callable[[str], bool], printer: _Printer
+    ) -> None:
+        from importlib.metadata import version
+
+        from cdc.tail import Place
+
+        self._log, self._wanted, self._printer = log, wanted, printer
+        self._place = Place(definition.name, log.identity.database, version("cdc"))
+
+    def last(self, count: int, operations: frozenset[str]) -> pa.Table:
+        """At least the last `count` rows, sorted."""
+        from cdc.log.peek import newest
+
+        return newest(self._log, self._wanted, count, operations)
+
+    def since(self, after: Position, moment: datetime | None) -> pa.Table:
+        """The rows after a position that were committed at the moment or later, sorted."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = list(self.parts(after, self._log.durable or after))
+        rows = pa.concat_tables(found) if found else pa.table({})
+        if moment is None or not rows.num_rows:
+            return rows
+        return rows.filter(pc.greater_equal(rows["committed_at"], pa.scalar(moment, pa.timestamp("us", tz="UTC"))))
+
+    def parts(self, after: Position, upto: Position) -> Iterator[pa.Table]:
+        """The rows in (after, upto], sorted, a few files at a time."""
+        from cdc.log.peek import between
+
+        return between(self._log, self._wanted, after, upto)
+
+    def schemas_before(self, rows: pa.Table) -> dict[int, Any]:
+        """The schemas in force where the rows begin."""
+        from cdc.position import Position
+
+        return self._log.schemas(Position(rows["position"][0].as_py()) if rows.num_rows else None)
+
+    def messages(self, rows: pa.Table, tables: Any) -> Iterator[tuple[Row, Message]]:
+        """What is printed of them."""
+        from cdc.tail import messages
+
+        stream = (row for batch in rows.to_batches(max_chunksize=1024) for row in batch.to_pylist())
+        return messages(stream, tables, self._printer.form, self._place)
+
+
+class _Printer:
+    """Prints messages as lines, for people or as JSON, or all in one envelope."""
+
+    def __init__(self, form: str, operations: str, *, json: bool, follow: bool) -> None:
+        from cdc.change import Operation
+        from cdc.tail import Format
+
+        if form not in tuple(Format):
+            raise ConfigError(f"unknown format {form!r}", remedy=f"write --format {', '.join(Format)}")
+        self.form = Format(form)
+        self.operations = frozenset(part.strip() for part in operations.split(",") if part.strip())
+        if unknown := self.operations - {member.value for member in Operation}:
+            known = ", ".join(f"{member.value} {member.name.lower()}" for member in Operation)
+            raise ConfigError(f"unknown operation {min(unknown)!r}", remedy=f"operations are {known}")
+        self._envelope = json and not follow
+        self._people = self.form is Format.CDC and not json
+
+    def show(self, found: Iterator[tuple[Row, Message]], count: int) -> None:
+        """Print the last `count` messages of the wanted operations, all for -1."""
+        from cdc.tail import filtered
+
+        wanted = deque(filtered(found, self.operations), maxlen=None if count < 0 else count)
+        if self._envelope:
+            emit("tail", json=True, summary=f"{len(wanted):,} changes", result={"changes": list(wanted)})
+            return
+        for message in wanted:
+            print(_line(message) if self._people else encoder.dumps(message, ensure_ascii=False))
+        if wanted:
+            print(end="", flush=True)
+
+
+def _line(message: Message) -> str:
+    place = f"{message['position']}#{message['ordinal']}"
+    parts = [f"{place:20}", message["committed_at"], message["op"], message["topic"] or ""]
+    if "schema" in message:
+        return " ".join([*parts, "columns", ", ".join(c["name"] for c in message["schema"]["columns"])])
+    # the key is shown where the image does not repeat it
+    names = ("old_key", *(() if message.get("after") else ("key",)), "before", "after", "unchanged", "older_than")
+    parts += [f"{name}={encoder.dumps(message[name], ensure_ascii=False)}" for name in names if name in message]
+    return shown(" ".join(parts))
+
+
+def _inspect_transaction(log: LogReader, definition: Definition, position: str, *, json: bool) -> None:
+    from cdc.log.peek import transaction
+    from cdc.position import Position
+    from cdc.tail import Format, Tables
+
+    wanted = Position.parse(position)
+    rows = transaction(log, wanted)
+    if not rows.num_rows:
+        raise ConfigError(f"no rows at position {position!r}", remedy="'cdc tail' prints positions that have rows")
+    view = _View(log, definition, lambda _topic: True, _Printer(Format.CDC.value, "", json=json, follow=False))
+    found = [message for _, message in view.messages(rows, Tables(log.schemas(wanted)))]
+    summary = f"{len(found):,} rows of transaction {found[0]['xid']} at {wanted}, committed {found[0]['committed_at']}"
+    if json:
+        emit("log inspect", json=True, summary=summary, result={"position": str(wanted), "changes": found})
+        return
+    for message in found:
+        print(_line(message))
+    print(summary)
+
+
+def _open(config: Any) -> tuple[Definition, LogReader]:
+    from cdc.config import load
+    from cdc.log.read import LogReader
+
+    definition = load(config)
+    return definition, LogReader(definition.log.path)
+
+
+def _topics(glob: str) -> Callable[[str], bool]:
+    from fnmatch import fnmatchcase
+
+    pattern = glob if "." in glob else f"*.{glob}"
+    return lambda topic: fnmatchcase(topic, pattern)
+
+
+def _since(log: LogReader, text: str | None) -> tuple[Position, datetime | None] | None:
+    """(position, exclusive; earliest commit time) of --since."""
+    if text is None:
+        return None
+    from cdc.log.peek import before_time
+    from cdc.position import Position
+
+    try:
+        return Position(max(0, Position.parse(text) - 1)), None
+    except MalformedPosition:
+        pass
+    except ValueError as error:  # an LSN that is malformed in itself
+        if "/" in text:
+            raise ConfigError(f"malformed position {text!r}", remedy="write it as 16/B374D848") from error
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"malformed --since {text!r}", remedy="write a position as 16/B374D848 or a time as 2026-01-31T12:00:00Z"
+        ) from error
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return before_time(log, moment), moment
+
+
+def _file(file: Any) -> dict[str, Any]:
+    return {
+        "path": file.path,
+        "segment": file.segment,
+        "rows": file.rows,
+        "bytes": file.size,
+        "first": str(file.first),
+        "last": str(file.last),
+    }
+
+
+def _text(position: Position | None) -> str | None:
+    return None if position is None else str(position)
+
+
+def _time(micros: int) -> str | None:
+    return datetime.fromtimestamp(micros / 1e6, UTC).isoformat() if micros else None

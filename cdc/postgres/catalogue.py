@@ -1,0 +1,147 @@
+"""What `pg_class`, `pg_attribute`, `pg_index` and `pg_type` say of one table, in one statement and so at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import psycopg
+
+from cdc.table import Column, ReplicaIdentity
+
+# `format_type` leaves out the schema of what search_path shows, so other types than Postgres' own are named here
+_TYPE_NAME: Final = """
+    CASE WHEN {t}.typnamespace = 'pg_catalog'::regnamespace THEN format_type({t}.oid, NULL)
+         WHEN {t}.typelem <> 0 AND {t}.typlen = -1 AND {e}.oid IS NOT NULL
+         THEN format('%%I.%%I[]', {e}.typnamespace::regnamespace::name, {e}.typname)
+         ELSE format('%%I.%%I', {t}.typnamespace::regnamespace::name, {t}.typname) END
+"""
+_TYPE: Final = f"""
+    SELECT t.oid, {_TYPE_NAME.format(t="t", e="e")} AS name, t.typtype::text AS kind, b.oid AS base, b.typmod AS base_typmod
+    FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem
+    LEFT JOIN LATERAL (
+        WITH RECURSIVE below (oid, typmod, depth) AS (
+            SELECT t.typbasetype, t.typtypmod, 1 WHERE t.typtype = 'd'
+            UNION ALL
+            SELECT n.typbasetype, n.typtypmod, depth + 1 FROM below JOIN pg_type n ON n.oid = below.oid
+            WHERE n.typtype = 'd'
+        )
+        SELECT oid, typmod FROM below ORDER BY depth DESC LIMIT 1
+    ) b ON true
+"""
+_CLASS: Final = """
+    SELECT n.nspname, c.relname, c.relreplident::text, k.columns, k.size
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN LATERAL (
+        SELECT i.indkey::int2[] AS columns, i.indnkeyatts AS size FROM pg_index i
+        WHERE i.indrelid = c.oid AND i.indisvalid AND CASE c.relreplident
+            WHEN 'i' THEN i.indisreplident
+            WHEN 'n' THEN false
+            WHEN 'd' THEN i.indisprimary AND i.indimmediate
+            ELSE i.indisprimary END
+    ) k ON true
+    WHERE c.oid = %(relation)s AND c.relkind IN ('r', 'p')
+"""
+# a partitioned table stores nothing itself: the default that old rows have stands in its leaves
+_ATTRIBUTES: Final = f"""
+    SELECT a.attnum, a.attname, a.attisdropped, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated::text <> '' AS generated,
+           a.atthasdef OR a.attidentity::text <> '' AS has_default, t.name AS type_name, t.kind, t.base, t.base_typmod,
+           coalesce((a.attmissingval::text::text[])[1], (
+               SELECT (l.attmissingval::text::text[])[1] FROM pg_partition_tree(%(relation)s::oid::regclass) p
+               JOIN pg_attribute l ON l.attrelid = p.relid AND l.attname = a.attname AND l.atthasmissing
+               WHERE p.isleaf AND p.relid <> a.attrelid LIMIT 1)) AS missing
+    FROM pg_attribute a LEFT JOIN ({_TYPE}) t ON t.oid = a.atttypid
+    WHERE a.attrelid = %(relation)s AND a.attnum > 0
+"""
+_TABLE: Final = f"SELECT c.*, a.* FROM ({_CLASS}) c LEFT JOIN ({_ATTRIBUTES}) a ON true ORDER BY a.attnum"
+_TYPES: Final = _TYPE + " WHERE t.oid = ANY(%s)"
+
+
+class TypeFacts(NamedTuple):
+    """One row of `pg_type`, looked through domains."""
+
+    name: str
+    kind: str
+    base: int | None
+    base_typmod: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One place of `pg_attribute`, dropped ones included: they keep their number for ever."""
+
+    number: int
+    name: str
+    dropped: bool
+    type_oid: int
+    typmod: int
+    not_null: bool
+    generated: bool
+    has_default: bool
+    """A default expression or an identity, as it is now."""
+    type: TypeFacts | None
+    missing: str | None
+
+    @property
+    def wire(self) -> tuple[str, int, int]:
+        """What a Relation message shows of it."""
+        return self.name, self.type_oid, self.typmod
+
+    def column(self, identifier: int, key: int | None) -> Column:
+        """The column of a schema that this is now."""
+        facts = self.type or TypeFacts(f"oid {self.type_oid}", "b", None, -1)
+        return Column(
+            id=identifier,
+            name=self.name,
+            type_oid=self.type_oid,
+            type_name=facts.name,
+            typmod=self.typmod,
+            key=key,
+            not_null=self.not_null,
+            generated=self.generated,
+            type_kind=facts.kind,
+            base_type_oid=facts.base,
+            base_typmod=facts.base_typmod,
+            missing=self.missing,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogued:
+    """One table as the catalogue shows it."""
+
+    schema: str
+    name: str
+    replica_identity: ReplicaIdentity
+    attributes: tuple[Attribute, ...]
+    """By number, dropped ones included."""
+    key: tuple[int, ...]
+    """Numbers of the columns of the log key, in the order of their index."""
+
+    @property
+    def live(self) -> tuple[Attribute, ...]:
+        """The attributes that are not dropped."""
+        return tuple(a for a in self.attributes if not a.dropped)
+
+
+def look_up(conn: psycopg.Connection, oid: int) -> Catalogued | None:
+    """The table now; None if it is gone or of another kind."""
+    rows = conn.execute(_TABLE, {"relation": oid}).fetchall()
+    if not rows:
+        return None
+    schema, name, identity, places, size = rows[0][:5]
+    attributes = tuple(_attribute(row[5:]) for row in rows if row[5] is not None)
+    # int2vector starts at 0, so its text has bounds that the array loader has dropped
+    return Catalogued(schema, name, ReplicaIdentity(identity), attributes, tuple((places or [])[: size or 0]))
+
+
+def _attribute(row: tuple[Any, ...]) -> Attribute:
+    *plain, name, kind, base, base_typmod, missing = row
+    facts = None if name is None else TypeFacts(name, kind, base, -1 if base_typmod is None else base_typmod)
+    return Attribute(*plain, facts, missing)
+
+
+def types(conn: psycopg.Connection, oids: list[int]) -> dict[int, TypeFacts]:
+    """The types of those OIDs that still exist."""
+    rows = conn.execute(_TYPES, [oids]).fetchall()
+    return {row[0]: TypeFacts(row[1], row[2], row[3], -1 if row[4] is None else row[4]) for row in rows}

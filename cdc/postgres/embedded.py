@@ -1,0 +1,263 @@
+"""EmbeddedPostgres: a throw-away server of the demo and the tests, started as a child process.
+
+Postgres refuses to run as root. Then the server runs under an account that exists already and has no rights;
+no account is made and no permission of a foreign folder is changed. What that account cannot reach, the
+programs or the wanted folder, is put into a temporary folder of its own, which goes with the server.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+from psycopg import pq
+
+from cdc.errors import EmbeddedUnavailable
+from cdc.postgres.programs import Account, account, find_programs, reachable
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "wal_level": "logical",
+    "max_replication_slots": "40",
+    "max_wal_senders": "40",
+    # a crash of the machine may lose a demo; a crash of the server does not
+    "fsync": "off",
+    "full_page_writes": "off",
+    # off would delay decoding until the WAL writer's next round
+    "synchronous_commit": "on",
+    "timezone": "UTC",
+    "log_checkpoints": "off",
+}
+START_TIMEOUT: Final = 60.0
+STOP_TIMEOUT: Final = 60.0
+ATTEMPTS: Final = 3
+"""Starts with a port of our own choice: another process may take it in between."""
+_SIGNALS: Final = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+_POLL: Final = 0.02
+_BUILTIN_LOCALE: Final = 17
+"""First version with a locale provider that needs nothing of the operating system."""
+
+
+class EmbeddedPostgres:
+    """One cluster on 127.0.0.1 and a Unix socket, superuser `postgres`, trusted without a password.
+
+    A context manager: starts on entry, on exit stops and removes its data. stop() alone keeps them, so that
+    start() goes on with them: a crash is stop("immediate") and start().
+    """
+
+    def __init__(
+        self, directory: Path, *, version: int = 18, port: int | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self.version = version
+        self.port = port or 0
+        self._directory = directory
+        self._wanted_port = port
+        self._settings = {**SETTINGS, **(settings or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._temporary: list[Path] = []
+        self._account: Account | None = None
+        self._programs = Path()
+        self._root: Path | None = None
+        self._made: list[Path] = []
+
+    def start(self) -> None:
+        """Make the cluster if there is none, start it, wait until it takes connections.
+
+        Raises EmbeddedUnavailable without programs of this version, or if the server does not come up.
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        atexit.register(self.close)
+        if self._root is None:
+            self._prepare()
+        for attempt in range(ATTEMPTS):
+            self.port = self._wanted_port or self.port or _free_port()
+            if self._launch():
+                return
+            if self._wanted_port or "Address already in use" not in self._log_tail():
+                break
+            self.port = 0 if attempt < ATTEMPTS - 1 else self.port
+        raise EmbeddedUnavailable(f"postgres {self.version} did not start: {self._log_tail()}")
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop the server and wait for its end; data stay. Modes: smart, fast, immediate (as a crash)."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(_SIGNALS[mode])
+            try:
+                process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGQUIT)
+                process.wait(STOP_TIMEOUT)
+
+    def close(self) -> None:
+        """Stop, and remove everything that was made: data, socket, temporary copies."""
+        atexit.unregister(self.close)
+        self.stop()
+        for folder in [*self._temporary, *reversed(self._made)]:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._temporary, self._made, self._root = [], [], None
+
+    def dsn(self, database: str = "postgres") -> str:
+        """Where it is, over TCP."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{quote(database, safe='')}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the postmaster; None while it is down."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def socket_directory(self) -> Path:
+        """The folder of its Unix socket; its path is short, for a socket's may have 107 bytes only."""
+        return self._root_folder / "s"
+
+    @property
+    def programs(self) -> Path:
+        """The folder of its programs (pg_ctl, pg_basebackup, …), as far as the distribution has them."""
+        return self._programs
+
+    @property
+    def data_directory(self) -> Path:
+        """The cluster's folder; owned by the account that it runs under."""
+        return self._root_folder / "data"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def _root_folder(self) -> Path:
+        if self._root is None:
+            raise EmbeddedUnavailable("the embedded postgres was not started")
+        return self._root
+
+    def _prepare(self) -> None:
+        self._account = account()
+        self._programs = self._reachable_programs(find_programs(self.version))
+        self._root = self._root_within_reach()
+        self.socket_directory.mkdir(mode=0o700)
+        if self._account is not None:
+            os.chown(self.socket_directory, self._account.uid, self._account.gid)
+        locale = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"] if self.version >= _BUILTIN_LOCALE else []
+        made = self._run(
+            "initdb", "-D", str(self.data_directory), "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C",
+            *locale, "--no-sync",
+        )  # fmt: skip
+        if made.returncode != 0:
+            raise EmbeddedUnavailable(f"initdb of postgres {self.version} failed: {self._log_tail()}")
+
+    def _reachable_programs(self, programs: Path) -> Path:
+        if reachable(programs / "postgres", self._account):
+            return programs
+        root = self._temporary_folder()
+        tree = programs.parent
+        # at the same distance from the bundled libraries, which the programs find by a relative path
+        home = root / "packages" / tree.parent.name / tree.name
+        shutil.copytree(tree, home, symlinks=True)
+        libraries = tree.parent.with_name(f"{tree.parent.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, root / "packages" / libraries.name, symlinks=True)
+        return home / programs.name
+
+    def _root_within_reach(self) -> Path:
+        """The wanted folder, or a temporary one if the account cannot get there or its path is too long."""
+        wanted = self._directory.absolute()
+        too_long = len(os.fsencode(wanted)) > 80 or "," in str(wanted) or '"' in str(wanted)  # noqa: PLR2004 - of 107
+        parent = next(p for p in (wanted, *wanted.parents) if p.exists())
+        if too_long or (self._account is not None and not reachable(parent, self._account)):
+            return self._temporary_folder()
+        missing = [p for p in (wanted, *wanted.parents) if not p.exists()]
+        wanted.mkdir(parents=True, exist_ok=True)
+        self._made += reversed(missing)
+        root = wanted / f"postgres-{self.version}"
+        root.mkdir(mode=0o700)
+        self._made.append(root)
+        self._own(root)
+        return root
+
+    def _temporary_folder(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="cdc-pg-"))
+        self._temporary.append(folder)
+        self._own(folder)
+        return folder
+
+    def _own(self, folder: Path) -> None:
+        if self._account is not None:
+            os.chown(folder, self._account.uid, self._account.gid)
+
+    def _launch(self) -> bool:
+        settings = {**self._settings, "listen_addresses": "127.0.0.1", "port": str(self.port)}
+        settings["unix_socket_directories"] = str(self.socket_directory)
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        self._process = self._popen("postgres", "-D", str(self.data_directory), *options)
+        deadline = time.monotonic() + START_TIMEOUT
+        while self._process.poll() is None and time.monotonic() < deadline:
+            if pq.PGconn.ping(self.dsn().encode()) == pq.Ping.OK and self._is_ours():
+                return True
+            time.sleep(_POLL)
+        self.stop("immediate")
+        return False
+
+    def _is_ours(self) -> bool:
+        """Whether the server that answers is this one: another may listen on the port that ours did not get."""
+        lines = (self.data_directory / "postmaster.pid").read_text().splitlines()
+        return len(lines) > 7 and lines[7].strip() == "ready"  # noqa: PLR2004 - line 8 is the state
+
+    def _popen(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        # its own session: Ctrl-C in the terminal is for us, and we stop the server when we are ready
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [str(self._programs / program), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._root_folder,
+                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"},
+                start_new_session=True,
+                umask=0o077,
+                **self._identity(),
+            )
+
+    def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        process = self._popen(program, *arguments)
+        return subprocess.CompletedProcess([program], process.wait(START_TIMEOUT))
+
+    def _identity(self) -> dict[str, Any]:
+        if self._account is None:
+            return {}
+        return {"user": self._account.uid, "group": self._account.gid, "extra_groups": []}
+
+    @property
+    def _log(self) -> Path:
+        return self._root_folder / "log"
+
+    def _log_tail(self) -> str:
+        text = self._log.read_text(errors="replace") if self._log.exists() else ""
+        return " / ".join(text.strip().splitlines()[-4:]) or "no output"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

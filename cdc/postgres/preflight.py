@@ -1,0 +1,278 @@
+"""preflight: everything that keeps a source from being captured, all at once, each with the SQL that mends it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from cdc.errors import CdcError, ConfigError, InvalidDefinition, PreflightFailed, SlotInvalidated, SourceError
+from cdc.postgres.connection import connect
+from cdc.postgres.publication import addition_sql, creation_sql, missing_tables
+from cdc.postgres.slot import PLUGIN, SlotStatus, slot_status
+from cdc.postgres.sqlstate import mapped
+from cdc.postgres.tables import TableName, match_tables
+
+OLDEST: Final = 140000
+"""Server version from which on pgoutput sends logical messages."""
+_SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}\Z", re.ASCII)
+_SETTINGS: Final = """
+    SELECT current_setting('wal_level'), current_setting('max_replication_slots')::int,
+           current_setting('max_wal_senders')::int, (SELECT count(*) FROM pg_replication_slots)::int,
+           (SELECT count(*) FROM pg_stat_replication)::int, pg_is_in_recovery(), current_database(), current_user,
+           (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
+           has_database_privilege(current_database(), 'CREATE')
+"""
+_RIGHTS: Final = """
+    SELECT c.oid, has_schema_privilege(c.relnamespace, 'USAGE'), has_table_privilege(c.oid, 'SELECT'),
+           pg_has_role(c.relowner, 'USAGE'), c.relowner::regrole::text, c.relreplident::text,
+           CASE c.relreplident
+               WHEN 'f' THEN true
+               WHEN 'i' THEN EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident)
+               WHEN 'd' THEN EXISTS (
+                   SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate)
+               ELSE false END,
+           c.relrowsecurity AND NOT pg_has_role(c.relowner, 'USAGE') AND NOT (
+               SELECT rolbypassrls OR rolsuper FROM pg_roles WHERE rolname = current_user)
+    FROM pg_class c WHERE c.oid = ANY(%s)
+"""
+_PUBLICATION: Final = """
+    SELECT puballtables, pubviaroot, pubinsert AND pubupdate AND pubdelete AND pubtruncate,
+           pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What a pipeline is going to use."""
+
+    slot: str
+    publication: str
+    patterns: Sequence[str]
+    exclude: Sequence[str] = ()
+    create_slot: bool = True
+    """Whether the slot may be made when it is not there."""
+    create_publication: bool = True
+    """Whether the publication may be made or added to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is not as it must be."""
+
+    code: str
+    """CDC-xxxx of the error that it would become."""
+    subject: str
+    """What it is about: `dsn`, a setting, `role NAME`, `slot NAME`, `publication NAME`, `schema.table`, `tables`."""
+    message: str
+    sql: str | None = None
+    """The statement that mends it, for somebody with the right to run it; None if SQL does not."""
+    fatal: bool = True
+    """False if capture works and somebody should know nevertheless."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What the checks look at."""
+
+    conn: psycopg.Connection
+    wants: Wants
+    wal_level: str
+    max_slots: int
+    max_senders: int
+    slots: int
+    senders: int
+    standby: bool
+    database: str
+    role: str
+    replication: bool
+    may_create: bool
+    slot: SlotStatus | None
+    tables: Sequence[tuple[int, TableName]]
+    rights: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def grantee(self) -> sql.Identifier:
+        return sql.Identifier(self.role)
+
+
+def preflight(dsn: str, wants: Wants) -> list[Problem]:
+    """All problems of the source, the fatal ones first; an empty list means that it can be captured.
+
+    Changes nothing. Where no connection comes up, that is the only one beside what needs none.
+    """
+    problems = list(_slot_name(wants))
+    try:
+        with connect(dsn, application_name="cdc doctor") as conn, mapped():
+            source = _read(conn, wants)
+            problems += [problem for check in CHECKS for problem in check(source)]
+    except (SourceError, ConfigError) as error:
+        problems.append(_of(error, "dsn"))
+    return sorted(problems, key=lambda problem: not problem.fatal)
+
+
+def _of(error: CdcError, subject: str) -> Problem:
+    return Problem(error.code, subject, f"{error.message}; {error.fix}")
+
+
+def _failed(subject: str, message: str, statement: sql.Composable | str | None = None, *, fatal: bool = True) -> Problem:
+    text = statement.as_string(None) if isinstance(statement, sql.Composable) else statement
+    return Problem(PreflightFailed.code, subject, message, text, fatal)
+
+
+def _read(conn: psycopg.Connection, wants: Wants) -> _Source:
+    settings = conn.execute(_SETTINGS).fetchone()
+    assert settings is not None  # noqa: S101 - a SELECT without FROM has one row
+    tables = match_tables(conn, wants.patterns, wants.exclude)
+    rights = {row[0]: row[1:] for row in conn.execute(_RIGHTS, [[oid for oid, _ in tables]])}
+    slot = slot_status(conn, wants.slot)
+    return _Source(conn, wants, *settings, slot, tables, rights)
+
+
+def _slot_name(wants: Wants) -> Iterator[Problem]:
+    if not _SLOT_NAME.match(wants.slot):
+        yield Problem(
+            InvalidDefinition.code,
+            f"slot {wants.slot!r}",
+            "malformed slot name: expected 1 to 63 lower-case letters, digits and underscores",
+        )
+
+
+def _version(source: _Source) -> Iterator[Problem]:
+    version = source.conn.info.server_version
+    if version < OLDEST:
+        yield _failed("server_version", f"too old: expected 14 or newer, got {version // 10000}")
+
+
+def _settings(source: _Source) -> Iterator[Problem]:
+    if source.wal_level != "logical":
+        yield _failed(
+            "wal_level",
+            f"expected 'logical', got {source.wal_level!r}; the server has to be restarted afterwards",
+            "ALTER SYSTEM SET wal_level = 'logical';",
+        )
+    for name, limit, used in (
+        ("max_replication_slots", source.max_slots, source.slots),
+        ("max_wal_senders", source.max_senders, source.senders),
+    ):
+        # an existing slot takes no new place, and its reader may be ours
+        if used >= limit and source.slot is None:
+            yield _failed(
+                name,
+                f"all {limit} are taken; raise it and restart the server, or free one",
+                f"ALTER SYSTEM SET {name} = {used + 4};",
+            )
+
+
+def _role(source: _Source) -> Iterator[Problem]:
+    if not source.replication:
+        yield _failed(
+            f"role {source.role}",
+            "lacks the REPLICATION attribute",
+            sql.SQL("ALTER ROLE {} REPLICATION;").format(source.grantee),
+        )
+    if source.standby:
+        yield _failed("dsn", "this server is a standby: name the primary, where the publication can be made")
+
+
+def _slot(source: _Source) -> Iterator[Problem]:
+    slot, subject = source.slot, f"slot {source.wants.slot}"
+    drop = sql.SQL("SELECT pg_drop_replication_slot({});").format(sql.Literal(source.wants.slot))
+    if slot is None:
+        if not source.wants.create_slot:
+            create = sql.SQL("SELECT pg_create_logical_replication_slot({}, {});")
+            yield _failed(
+                subject, "does not exist", create.format(sql.Literal(source.wants.slot), sql.Literal(PLUGIN))
+            )
+    elif slot.plugin != PLUGIN:
+        yield _failed(
+            subject, f"belongs to another plugin: expected {PLUGIN!r}, got {slot.plugin or 'a physical slot'!r}"
+        )
+    elif slot.database != source.database:
+        yield _failed(subject, f"belongs to another database: expected {source.database!r}, got {slot.database!r}")
+    elif slot.wal_status == "lost" or slot.invalidation_reason:
+        reason = slot.invalidation_reason or "wal_removed"
+        yield Problem(SlotInvalidated.code, subject, f"is invalidated: {reason}", drop.as_string(None))
+    elif slot.active:
+        yield _failed(subject, f"is read by process {slot.active_pid} of the server", fatal=False)
+
+
+def _tables(source: _Source) -> Iterator[Problem]:
+    if not source.tables:
+        yield _failed("tables", f"no table matches {list(source.wants.patterns)!r}")
+    for oid, table in source.tables:
+        yield from _table(source, table, source.rights[oid])
+
+
+def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterator[Problem]:
+    usage, select, _owner, _owner_name, identity, identified, hidden = rights
+    name = sql.Identifier(*table)
+    if not usage:
+        grant = sql.SQL("GRANT USAGE ON SCHEMA {} TO {};").format(sql.Identifier(table.schema), source.grantee)
+        yield _failed(str(table), f"role {source.role!r} lacks USAGE on its schema", grant)
+    if not select:
+        grant = sql.SQL("GRANT SELECT ON {} TO {};").format(name, source.grantee)
+        yield _failed(str(table), f"role {source.role!r} lacks SELECT, which the first copy needs", grant)
+    if not identified:
+        what = "REPLICA IDENTITY NOTHING" if identity == "n" else "no primary key"
+        yield _failed(
+            str(table),
+            f"has {what}: once it is published, updates and deletes of it fail at the source",
+            sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(name),
+        )
+    if hidden:
+        yield _failed(
+            str(table),
+            f"has row level security, which hides rows from role {source.role!r} in the first copy",
+            sql.SQL("ALTER ROLE {} BYPASSRLS;").format(source.grantee),
+        )
+
+
+def _publication(source: _Source) -> Iterator[Problem]:
+    wants, names = source.wants, [table for _, table in source.tables]
+    found = source.conn.execute(_PUBLICATION, [wants.publication]).fetchone()
+    if found is None:
+        yield from _publication_absent(source, names)
+        return
+    everything, via_root, operations, ours = found
+    subject, may_change = f"publication {wants.publication}", wants.create_publication and ours
+    publication = sql.Identifier(wants.publication)
+    lacking = [] if everything else missing_tables(source.conn, wants.publication, names)
+    if lacking and not (may_change and all(_owned(source, table) for table in lacking)):
+        why = "" if not wants.create_publication else f", and role {source.role!r} does not own publication and tables"
+        listed = ", ".join(map(str, lacking))
+        yield _failed(subject, f"lacks {listed}{why}", addition_sql(wants.publication, lacking))
+    if not operations:
+        statement = sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate');")
+        yield _failed(subject, "leaves out some of insert, update, delete, truncate", statement.format(publication))
+    if not via_root and not may_change:
+        statement = sql.SQL("ALTER PUBLICATION {} SET (publish_via_partition_root = true);")
+        yield _failed(subject, "publishes partitions under their own names", statement.format(publication))
+
+
+def _publication_absent(source: _Source, names: Sequence[TableName]) -> Iterator[Problem]:
+    subject = f"publication {source.wants.publication}"
+    statement = creation_sql(source.wants.publication, names)
+    foreign = [table for table in names if not _owned(source, table)]
+    if not source.wants.create_publication:
+        yield _failed(subject, "does not exist", statement)
+    elif foreign:
+        listed = ", ".join(map(str, foreign))
+        yield _failed(subject, f"does not exist, and role {source.role!r} does not own {listed}", statement)
+    elif not source.may_create:
+        grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {};").format(sql.Identifier(source.database), source.grantee)
+        yield _failed(subject, f"does not exist, and role {source.role!r} lacks CREATE on the database", grant)
+
+
+def _owned(source: _Source, table: TableName) -> bool:
+    return any(name == table and bool(source.rights[oid][2]) for oid, name in source.tables)
+
+
+CHECKS: Final[tuple[Callable[[_Source], Iterator[Problem]], ...]] = (
+    _version, _settings, _role, _slot, _tables, _publication,
+)  # fmt: skip
+"""In the order in which a person would mend them."""

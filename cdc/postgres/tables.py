@@ -1,0 +1,94 @@
+"""Source tables: which ones a pattern means, what they look like, and what a Relation message shows of them.
+
+pgoutput sends no attribute numbers and the catalogue shows only now, while the stream may be behind it. So a
+message is aligned with what is known: the live attributes, the version before, and the numbers of dropped
+attributes, which stay. A message lists its columns by ascending number; that is what proves an alignment.
+What cannot be proved is marked NEEDS_RESYNC, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Final, NamedTuple
+
+import psycopg
+
+from cdc.pgoutput.messages import Relation
+from cdc.postgres.alignment import align
+from cdc.postgres.catalogue import Catalogued, look_up, types
+from cdc.postgres.sqlstate import mapped
+from cdc.table import TableSchema
+
+# partitions are published as their root; unlogged and temporary tables write no WAL
+_TABLES: Final = """
+    SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
+    AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+    ORDER BY n.nspname, c.relname
+"""
+
+
+class TableName(NamedTuple):
+    """A table's name in two parts, unquoted."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+def match_tables(
+    conn: psycopg.Connection, patterns: Sequence[str], exclude: Sequence[str] = ()
+) -> list[tuple[int, TableName]]:
+    """(OID, name) of the ordinary and partitioned tables that a pattern matches and no exclusion does, by name.
+
+    Patterns are globs on `schema.table`, upper and lower case told apart. Never a partition.
+    """
+    with mapped():
+        found = [(row[0], TableName(row[1], row[2])) for row in conn.execute(_TABLES)]
+    return [
+        (oid, table)
+        for oid, table in found
+        if any(fnmatchcase(str(table), pattern) for pattern in patterns)
+        and not any(fnmatchcase(str(table), pattern) for pattern in exclude)
+    ]
+
+
+def read_schema(conn: psycopg.Connection, oid: int, *, relation: int | None = None) -> TableSchema | None:
+    """The table as the catalogue shows it now, with attribute numbers as ids; None if it is gone.
+
+    `relation` is the log's number for it, by default the OID: that of the first epoch.
+    """
+    with mapped():
+        now = look_up(conn, oid)
+    if now is None:
+        return None
+    return shape(now, oid, oid if relation is None else relation)
+
+
+def shape(now: Catalogued, oid: int, relation: int) -> TableSchema:
+    """The schema of a catalogued table, attribute numbers as ids."""
+    places = {number: place for place, number in enumerate(now.key)}
+    return TableSchema(
+        relation=relation,
+        oid=oid,
+        schema=now.schema,
+        name=now.name,
+        replica_identity=now.replica_identity,
+        columns=tuple(a.column(a.number, places.get(a.number)) for a in now.live),
+    )
+
+
+def resolve(conn: psycopg.Connection, message: Relation, known: TableSchema | None, epoch: int = 0) -> TableSchema:
+    """The version of the table that a Relation message announces, columns under the ids that the log has for them.
+
+    `known` is the version before, None at first sight; `epoch` numbers a table seen for the first time. Two
+    calls read the catalogue at most twice. A version that cannot be proved comes back as NEEDS_RESYNC with
+    the reason; its columns without proof have ids that no attribute can have.
+    """
+    with mapped():
+        now = look_up(conn, message.oid)
+        facts = types(conn, [column.type_oid for column in message.columns])
+    return align(message, now, known, facts, epoch)

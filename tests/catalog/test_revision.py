@@ -1,0 +1,101 @@
+"""Revisions: forward they are the models, back they leave nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect
+
+import migrations
+from cdc.catalog import Catalog, revision
+from cdc.catalog.database import Database
+from cdc.catalog.models import Model
+from cdc.errors import CatalogUnavailable, ConfigError
+
+FOLDER = Path(migrations.__file__).parent
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    opened = Database(f"sqlite:///{tmp_path}/catalog.db")
+    yield opened
+    opened.close()
+
+
+def tables(database: Database) -> set[str]:
+    return set(inspect(database.engine).get_table_names()) - {"alembic_version"}
+
+
+def differences(database: Database) -> list[object]:
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        return list(compare_metadata(context, Model.metadata))
+
+
+def test_an_empty_database_has_no_revision(database: Database) -> None:
+    assert revision.current(database) is None
+
+
+def test_forward_makes_exactly_the_models(database: Database) -> None:
+    revision.up(database)
+    assert revision.current(database) == revision.HEAD
+    assert tables(database) == set(Model.metadata.tables)
+    assert differences(database) == []
+
+
+def test_back_leaves_nothing_and_forward_works_again(database: Database) -> None:
+    revision.up(database)
+    revision.down(database, "base")
+    assert tables(database) == set()
+    assert revision.current(database) is None
+    revision.up(database)
+    assert differences(database) == []
+
+
+def test_forward_twice_changes_nothing(database: Database) -> None:
+    revision.up(database)
+    revision.up(database)
+    assert revision.current(database) == revision.HEAD
+
+
+def test_the_head_in_the_code_is_the_head_of_the_scripts() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(FOLDER))
+    config.set_main_option("path_separator", "os")
+    assert ScriptDirectory.from_config(config).get_heads() == [revision.HEAD]
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "postgresql+psycopg://nobody@nowhere/none"])
+def test_sql_is_printed_without_a_database(url: str) -> None:
+    statements = revision.sql(url)
+    for table in Model.metadata.tables:
+        assert f"CREATE TABLE {table} (" in statements
+
+
+def test_a_catalog_of_a_newer_version_is_refused_unchanged(database: Database, tmp_path: Path) -> None:
+    revision.up(database)
+    with database.migrating() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(ConfigError, match="no way to revision 'head'"):
+        Catalog.open(f"sqlite:///{tmp_path}/catalog.db")
+    assert revision.current(database) == "9999"
+
+
+def test_a_revision_that_does_not_exist_is_refused(database: Database) -> None:
+    with pytest.raises(ConfigError, match="no way to revision '4711'"):
+        revision.up(database, "4711")
+
+
+def test_a_failure_half_way_leaves_the_database_as_it_was(database: Database) -> None:
+    with database.migrating() as connection:
+        connection.exec_driver_sql("CREATE TABLE leases (name text)")
+    with pytest.raises(CatalogUnavailable, match="leases"):
+        revision.up(database)
+    assert tables(database) == {"leases"}
+    assert revision.current(database) is None

@@ -1,0 +1,81 @@
+"""cdc validate: all flaws of all files, offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import run
+from tests.config.definitions import changed, write
+
+CANARY = "c4n4ryS3cret"
+
+
+def test_a_sound_definition_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = run(capsys, "validate", write(tmp_path))
+    assert (outcome.status, outcome.output) == (0, "✓ 1 definition: valid\n")
+
+
+def test_flaws_of_all_files_are_printed_with_their_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, changed("name: shop", "nam: shop"), "a.yaml")
+    write(tmp_path, changed("path: log", "pathh: log"), "b.yml")
+    write(tmp_path, "not yaml: [", "notes.txt")
+    outcome = run(capsys, "validate", tmp_path)
+    assert outcome.status == 2
+    assert outcome.output.splitlines() == [
+        f'✗ CDC-1002 {tmp_path}/a.yaml:1:1: nam: unknown key — did you mean "name"?',
+        f'✗ CDC-1002 {tmp_path}/b.yml:7:3: log.pathh: unknown key — did you mean "path"?',
+        "✗ 2 definitions: 2 flaws",
+        "  → correct the definition and run 'cdc validate'",
+    ]
+
+
+def test_the_envelope_holds_every_flaw_and_points_at_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, changed("name: shop", "nam: 1").replace("match", "mach"))
+    outcome = run(capsys, "validate", path, "--json")
+    assert outcome.status == 2
+    assert outcome.envelope["command"] == "validate"
+    assert [flaw["line"] for flaw in outcome.envelope["result"]["flaws"]] == [1, 5]
+    error = outcome.envelope["error"]
+    assert (error["code"], error["path"], error["line"], error["column"]) == ("CDC-1002", str(path), 1, 1)
+
+
+def test_advice_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "postgresql:///shop", "dsn").chmod(0o644)
+    outcome = run(capsys, "validate", write(tmp_path, changed("postgresql://cdc@localhost/shop", "{file: dsn}")))
+    assert outcome.status == 0
+    assert outcome.output.startswith("⚠ CDC-1002 ")
+
+
+COMMANDS = [
+    (*command, *json)
+    for command in [("validate",), ("config", "show"), ("config", "show", "--resolved")]
+    for json in [(), ("--json",)]
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "written", [f"postgresql://u:{CANARY}@h/d", "${CANARY_DSN}", "{env: CANARY_DSN}", f"[{CANARY}]"]
+)
+def test_no_secret_is_printed(
+    written: str,
+    command: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CANARY_DSN", f"postgresql://u:{CANARY}@h/d")
+    path = write(tmp_path, changed("postgresql://cdc@localhost/shop", written))
+    place = ["-c", path] if command[0] == "config" else [path]
+    outcome = run(capsys, *command, *place)
+    assert CANARY not in outcome.output + outcome.errors
+
+
+def test_a_directory_without_definitions_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = run(capsys, "validate", tmp_path)
+    assert outcome.status == 2
+    assert "no definition (*.yaml)" in outcome.errors

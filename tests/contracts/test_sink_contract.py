@@ -1,0 +1,315 @@
+"""What every sink promises, held against every sink and both Delta writers; targets are read back as plain rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.errors import (
+    MissingBase,
+    SchemaNotApplicable,
+    SinkBelongsElsewhere,
+    SinkError,
+    SinkFenced,
+    ValueNotRepresentable,
+)
+from cdc.stores.lake import read_target
+from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.sink import Published, Sink, TableBatch, TableRecord, TargetState
+from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, gone, part, put
+
+LOG = "log-1"
+
+
+@dataclass
+class Store:
+    """One kind of sink on one place: opens drivers and reads what they wrote."""
+
+    make: Callable[[], Sink]
+    rows: Callable[[TableRecord], dict[str, dict[str, Any]]]
+
+    def opened(self, log_id: str = LOG) -> Sink:
+        sink = self.make()
+        sink.open(log_id)
+        return sink
+
+
+def delta_rows(record: TableRecord) -> dict[str, dict[str, Any]]:
+    rows = read_target(record.target, record.version).read_all().to_pylist()
+    plain = [
+        {name: None if value is None else str(value) for name, value in row.items() if not name.startswith("_")}
+        for row in rows
+    ]
+    return {row["id"]: {**row} for row in plain if row["id"]}
+
+
+@pytest.fixture(params=["delta-rs", pytest.param("spark", marks=pytest.mark.slow)])
+def store(request, tmp_path: Path) -> Store:
+    spark = request.getfixturevalue("spark") if request.param == "spark" else None
+    settings = DeltaSettings("lake", f"{tmp_path}/lake/{{schema}}/{{table}}", Writer(request.param))
+    return Store(lambda: DeltaSink(settings, spark), delta_rows)
+
+
+def publish(sink: Sink, *records: TableRecord, position: int | None = None) -> Published:
+    position = max(record.position for record in records) if position is None else position
+    published = Published(position, 0, {record.relation: record for record in records})
+    sink.publish(published)
+    return published
+
+
+def items(store: Store, record: TableRecord) -> dict[str, str]:
+    return {key: row["item"] for key, row in store.rows(record).items()}
+
+
+def test_upserts_and_deletes_leave_the_latest_state_of_every_key(store):
+    sink = store.opened()
+    sink.apply(batch([put(1, "a", 10), put(2, "b", 10, ordinal=1), put(3, "c", 11)], 0, 20))
+    record = sink.apply(batch([put(1, "A", 30), gone(2, 31), put(4, "d", 32, price="12.50"), gone(9, 33)], 20, 40))
+
+    assert store.rows(record) == {
+        "1": {"id": "1", "item": "A", "price": "1.00"},
+        "3": {"id": "3", "item": "c", "price": "1.00"},
+        "4": {"id": "4", "item": "d", "price": "12.50"},
+    }
+    assert (record.position, record.topic) == (40, "shop.orders")
+
+
+def test_the_same_batch_again_changes_nothing(store):
+    sink = store.opened()
+    first = sink.apply(batch([put(1, "a", 10), put(2, None, 11)], 0, 20))
+
+    assert sink.apply(batch([put(1, "a", 10), put(2, None, 11)], 0, 20)) == first
+
+
+def test_an_older_batch_after_a_newer_one_changes_nothing(store):
+    sink = store.opened()
+    sink.apply(batch([put(1, "a", 10)], 0, 20))
+    newer = sink.apply(batch([gone(1, 30)], 20, 40))
+    sink.apply(batch([put(1, "a", 10)], 0, 20))
+
+    assert items(store, newer) == {}
+
+
+def test_a_longer_range_after_a_crash_takes_up_what_the_shorter_one_left(store):
+    crashed = store.opened()
+    publish(crashed, crashed.apply(batch([put(1, "a", 10), put(2, "b", 10, ordinal=1)], 0, 20)))
+    crashed.apply(batch([put(1, "A", 30), gone(2, 31)], 20, 40))
+    crashed.close()
+    sink = store.opened()
+    record = sink.apply(batch([put(1, "A", 30), put(2, "again", 50)], 20, 60))
+
+    assert items(store, record) == {"1": "A", "2": "again"}
+
+
+def test_a_row_moves_to_another_key(store):
+    sink = store.opened()
+    sink.apply(batch([put(1, "a", 10)], 0, 20))
+    record = sink.apply(batch([gone(1, 30), put(2, "a", 30, ordinal=1)], 20, 40))
+
+    assert items(store, record) == {"2": "a"}
+
+
+def test_unsent_columns_keep_the_value_of_the_target(store):
+    sink = store.opened()
+    sink.apply(batch([put(1, "long text", 10), put(2, None, 11, price="7.00")], 0, 20))
+    record = sink.apply(batch([part(1, 30, {3: "2.00"}), part(2, 31, {3: None})], 20, 40))
+
+    assert store.rows(record) == {
+        "1": {"id": "1", "item": "long text", "price": "2.00"},
+        "2": {"id": "2", "item": None, "price": None},
+    }
+
+
+def test_unsent_columns_of_a_moved_row_come_from_its_old_key(store):
+    sink = store.opened()
+    sink.apply(batch([put(1, "long text", 10), put(2, "other", 11)], 0, 20))
+    moved = part(5, 30, {3: "2.00"}, ordinal=1, base=("1",))
+    record = sink.apply(batch([put(1, "new owner of 1", 31), moved], 20, 40))
+
+    assert items(store, record) == {"1": "new owner of 1", "2": "other", "5": "long text"}
+
+
+def test_a_moved_row_finds_its_base_again_after_a_crash(store):
+    crashed = store.opened()
+    publish(crashed, crashed.apply(batch([put(1, "long text", 10)], 0, 20)))
+    moved = part(5, 30, {3: "2.00"}, ordinal=1, base=("1",))
+    crashed.apply(batch([put(1, "new owner of 1", 31), moved], 20, 40))
+    crashed.close()
+    again = part(5, 50, {3: "3.00"}, base=("1",))
+    record = store.opened().apply(batch([put(1, "new owner of 1", 31), again], 20, 60))
+
+    assert items(store, record) == {"1": "new owner of 1", "5": "long text"}
+
+
+def test_a_partial_image_without_base_is_refused_and_changes_nothing(store):
+    sink = store.opened()
+    before = sink.apply(batch([put(1, "a", 10)], 0, 20))
+    with pytest.raises(MissingBase, match=r"0/1E"):
+        sink.apply(batch([put(1, "A", 29), part(2, 30, {3: "1.00"})], 20, 40))
+
+    assert items(store, replace(before, version=None)) == {"1": "a"}
+
+
+def test_a_truncate_removes_older_rows_and_keeps_those_inserted_after_it(store):
+    sink = store.opened()
+    sink.apply(batch([put(1, "a", 10), put(2, "b", 11), put(3, "c", 12)], 0, 20))
+    record = sink.apply(batch([put(2, "new", 30, ordinal=2)], 20, 40, truncated=(30, 1)))
+
+    assert items(store, record) == {"2": "new"}
+
+
+def test_a_truncate_alone_empties_the_target(store):
+    sink = store.opened()
+    sink.apply(batch([put(1, "a", 10)], 0, 20))
+    record = sink.apply(batch(None, 20, 40, truncated=(30, 0)))
+
+    assert items(store, record) == {}
+
+
+def test_a_generation_end_removes_what_the_copy_did_not_find_and_makes_the_table_streaming(store):
+    sink = store.opened()
+    first = sink.apply(batch([put(1, "a", 10), put(2, "b", 10, ordinal=1)], 0, 20))
+    record = sink.apply(batch([put(1, "a", 30)], 20, 40, generation=30))
+
+    assert first.state == TargetState.BOOTSTRAPPING
+    assert record.state == TargetState.STREAMING
+    assert items(store, record) == {"1": "a"}
+
+
+def test_an_added_column_appears_with_the_default_in_older_rows(store):
+    sink = store.opened()
+    publish(sink, sink.apply(batch([put(1, "a", 10)], 0, 20)))
+    wider = replace(ORDERS, columns=(ID, ITEM, PRICE, column(4, "note", missing="none")))
+    row = replace(put(2, "b", 30), after={1: "2", 2: "b", 3: "1.00", 4: None})
+    record = sink.apply(batch([row], 20, 40, wider))
+
+    assert {key: row["note"] for key, row in store.rows(record).items()} == {"1": "none", "2": None}
+
+
+def test_a_dropped_column_stays_and_takes_nulls(store):
+    sink = store.opened()
+    publish(sink, sink.apply(batch([put(1, "a", 10)], 0, 20)))
+    narrower = replace(ORDERS, columns=(ID, ITEM))
+    row = replace(put(2, "b", 30), after={1: "2", 2: "b"})
+    record = sink.apply(batch([row, replace(put(1, "A", 31), after={1: "1", 2: "A"})], 20, 40, narrower))
+
+    assert items(store, record) == {"1": "A", "2": "b"}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        (ID, replace(ITEM, name="article"), PRICE),
+        (ID, replace(ITEM, id=9), PRICE),
+        (ID, ITEM, replace(PRICE, typmod=(12 << 16 | 4) + 4)),
+        (ID, ITEM, PRICE, column(4, "Item")),
+        (replace(ID, key=None), ITEM, PRICE),
+    ],
+    ids=["rename", "dropped and made anew", "type", "case only", "no key"],
+)
+def test_a_schema_change_that_cannot_be_followed_is_refused_and_changes_nothing(store, columns):
+    sink = store.opened()
+    before = sink.apply(batch([put(1, "a", 10)], 0, 20))
+    with pytest.raises(SchemaNotApplicable):
+        sink.apply(batch([put(1, "A", 30)], 20, 40, replace(ORDERS, columns=columns)))
+
+    assert items(store, replace(before, version=None)) == {"1": "a"}
+
+
+def test_another_relation_of_the_same_name_is_refused(store):
+    sink = store.opened()
+    sink.apply(batch([put(1, "a", 10)], 0, 20))
+    with pytest.raises(SchemaNotApplicable, match="dropped and made anew"):
+        sink.apply(batch([put(1, "a", 30)], 20, 40, replace(ORDERS, relation=99, oid=99)))
+
+
+def test_a_value_that_does_not_fit_is_refused_by_name_and_place_without_the_value(store):
+    sink = store.opened()
+    with pytest.raises(ValueNotRepresentable, match=r"'price'.*0/B") as caught:
+        sink.apply(batch([put(1, "a", 10), put(2, "b", 11, price="NaN")], 0, 20))
+
+    assert "NaN" not in str(caught.value)
+
+
+def test_a_batch_without_rows_records_the_position(store):
+    assert store.opened().apply(batch(None, 0, 20)).position == 20
+
+
+def test_the_published_record_is_what_the_next_driver_opens(store):
+    sink = store.opened()
+    published = publish(sink, sink.apply(batch([put(1, "a", 10)], 0, 20)), position=25)
+    sink.close()
+    second = store.make()
+
+    assert second.open(LOG) == published
+    second.close()
+
+
+def test_a_sink_that_published_nothing_opens_without_a_record(store):
+    assert store.make().open(LOG) is None
+
+
+def test_another_logs_sink_is_refused(store):
+    sink = store.opened()
+    publish(sink, sink.apply(batch([put(1, "a", 10)], 0, 20)))
+    sink.close()
+    with pytest.raises(SinkBelongsElsewhere):
+        store.make().open("log-2")
+
+
+@pytest.mark.parametrize("position", [20, 25], ids=["same position", "later position"])
+def test_a_second_driver_shuts_the_first_one_out(store, position):
+    first, second = store.opened(), store.opened()
+    record = first.apply(batch([put(1, "a", 10)], 0, 20))
+    published = publish(second, record)
+    with pytest.raises(SinkFenced):
+        publish(first, record, position=position)
+
+    assert store.make().open(LOG) == published
+
+
+def test_a_published_position_never_goes_back(store):
+    sink = store.opened()
+    record = sink.apply(batch([put(1, "a", 10)], 0, 20))
+    publish(sink, record, position=30)
+    with pytest.raises(SinkError):
+        publish(sink, record, position=20)
+
+
+def test_many_publishes_leave_one_readable_record(store):
+    sink = store.opened()
+    record = sink.apply(batch([put(1, "a", 10)], 0, 20))
+    for position in range(20, 130):
+        published = publish(sink, record, position=position)
+
+    assert store.make().open(LOG) == published
+
+
+def as_frame(spark, whole: TableBatch) -> TableBatch:
+    return replace(whole, rows=None, frame=spark.createDataFrame(whole.rows.drop_columns(["payload"])))
+
+
+def test_rows_on_executors_give_what_rows_on_the_driver_give(spark, tmp_path):
+    rounds = [
+        batch([put(1, "a", 10), put(2, "b", 11), put(3, None, 12)], 0, 20),
+        batch([gone(1, 30), part(2, 31, {3: None}), part(7, 32, {3: "5.00"}, base=("1",)), put(8, "x", 33)], 20, 40),
+        batch([put(7, "y", 50, ordinal=2), put(9, "z", 51)], 40, 60, truncated=(50, 1)),
+        batch([put(7, "y", 50, ordinal=2)], 40, 60),
+    ]
+    found = []
+    for writer, shaped in [
+        (Writer.DELTA_RS, lambda b: b),
+        (Writer.SPARK, lambda b: as_frame(spark, b)),
+        (Writer.SPARK, lambda b: b),
+    ]:
+        sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{len(found)}/{{schema}}/{{table}}", writer), spark)
+        sink.open(LOG)
+        records = [sink.apply(shaped(whole)) for whole in rounds]
+        rows = read_target(records[-1].target, records[-1].version).read_all().to_pylist()
+        found.append(sorted(rows, key=lambda row: row["id"]))
+
+    assert found[0] == found[1] == found[2]

@@ -1,0 +1,25 @@
+"""The demo's SQL files: every statement is named, used, and alone under its name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cdc.demo.statements import named, script, script_text
+
+
+def test_every_statement_of_the_workload_is_used_by_it() -> None:
+    used = set(re.findall(r'_do\(\s*"(\w+)"', script_text("workload.py")))
+
+    assert used == set(named("workload"))
+
+
+def test_names_are_unique_and_statements_are_not_empty() -> None:
+    assert len(named("workload")) == script_text("workload.sql").count("-- name:")
+    assert all(named("workload").values())
+
+
+@pytest.mark.parametrize("name", ["shop", "seed", "workload"])
+def test_a_file_begins_with_a_line_of_its_purpose(name: str) -> None:
+    assert re.match(rb"-- [A-Z][^\n]{20,}\n", script(name))

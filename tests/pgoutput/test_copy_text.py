@@ -1,0 +1,115 @@
+"""COPY text becomes `r` rows with the values that Postgres escaped."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cdc.change import LOG_SCHEMA
+from cdc.errors import MalformedFrame
+from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.position import Position
+from tests.pgoutput.streams import KEYLESS, NARROW, ORDERS, table
+
+bounded = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+ESCAPES = {"\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
+_value = st.one_of(st.none(), st.text(max_size=6), st.text("\\N\b\f\n\r\t\v.x", max_size=6))
+
+
+def encode(values) -> bytes:
+    """One line as COPY TO writes it."""
+    return (
+        "\t".join("\\N" if v is None else "".join(ESCAPES.get(letter, letter) for letter in v) for v in values).encode()
+        + b"\n"
+    )
+
+
+def decoder(schema=ORDERS) -> CopyDecoder:
+    return CopyDecoder(schema, position=Position(599), xid=3, committed_at=1_000_000, first_ordinal=5)
+
+
+def feed(copy, *chunks) -> list[dict[str, Any]]:
+    batches = [batch for chunk in chunks if (batch := copy.feed(chunk)) is not None]
+    found = pa.Table.from_batches(batches, LOG_SCHEMA)
+    found.validate(full=True)
+    return found.to_pylist()
+
+
+@bounded
+@given(st.lists(st.tuples(_value, _value, _value), max_size=6), st.lists(st.integers(0, 200), max_size=3))
+def test_values_come_back_as_they_were_however_the_text_is_cut(values, cuts):
+    text = b"".join(map(encode, values))
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    copy = decoder(table(1, key=(2, 0)))
+    found = feed(copy, *[text[a:b] for a, b in pairwise(edges)])
+    copy.finish()
+    assert [[value for _, value in row["after"]] for row in found] == [list(row) for row in values]
+    assert [row["key"] for row in found] == [[row[2], row[0]] for row in values]
+    assert [row["ordinal"] for row in found] == list(range(5, 5 + len(values)))
+    assert (copy.rows, copy.next_ordinal) == (len(values), 5 + len(values))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((escaped, plain) for plain, escaped in ESCAPES.items()),
+        ("\\N", None),
+        ("\\\\N", "\\N"),
+        ("\\Nx", "Nx"),
+        ("x\\N", "xN"),
+        ("\\.", "."),
+        ("\\q", "q"),
+        ("", ""),
+        ("N", "N"),
+        ("é€\U0001f600", "é€\U0001f600"),
+    ],
+)
+def test_every_escape_is_undone(field, value):
+    (row,) = feed(decoder(), f"k\t{field}\tz\n".encode())
+    assert row["after"] == [(10, "k"), (11, value), (12, "z")]
+
+
+def test_a_row_says_where_it_stands():
+    (row,) = feed(decoder(), b"k\t\\N\tv\n")
+    assert (row["position"], row["ordinal"], row["xid"], row["op"]) == (599, 5, 3, "r")
+    assert row["committed_at"].timestamp() == 1
+    assert (row["relation"], row["topic"], row["key"]) == (101, "shop.orders", ["k"])
+    assert [row[name] for name in ("old_key", "before", "payload", "address", "partial")] == [
+        None,
+        None,
+        None,
+        None,
+        False,
+    ]
+
+
+def test_a_keyless_table_has_rows_without_key():
+    assert [row["key"] for row in feed(decoder(KEYLESS), b"a\tb\na\tb\n")] == [None, None]
+
+
+def test_a_table_without_columns_has_empty_lines():
+    assert [row["after"] for row in feed(decoder(NARROW), b"\n\n")] == [[], []]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"a\tb\n", b"a\tb\tc\td\n", b"\n", b"a\tb\t\xff\n", b"a\tb\t\xe2\x82\n", b"a\tb\t\\\n", b"\\N\\N\tb\tc\n\n"],
+)
+def test_a_line_that_does_not_fit_is_malformed_and_named_by_its_row(line):
+    copy = decoder()
+    feed(copy, b"1\t2\t3\n")
+    with pytest.raises(MalformedFrame, match=r"'shop.orders'.* row (1|2)$"):
+        copy.feed(b"" + line)
+
+
+def test_a_line_that_does_not_end_is_malformed():
+    copy = decoder()
+    assert copy.feed(b"") is None
+    assert copy.feed(b"a\tb") is None
+    with pytest.raises(MalformedFrame, match="inside the line of row 0"):
+        copy.finish()

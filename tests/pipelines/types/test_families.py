@@ -1,0 +1,127 @@
+"""Every type family on literal texts as Postgres prints them, under the pinned session settings: pipelines/types."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.types import TypePolicy, family_of
+from pipelines.types.bytea import BYTEA
+from pipelines.types.numeric import declared
+from tests.contracts.folded import column
+
+
+def numeric(precision: int, scale: int) -> int:
+    return (precision << 16 | scale & 0x7FF) + 4
+
+
+def family(oid: int, typmod: int = -1, policy: TypePolicy = TypePolicy.EXACT, **more):
+    return family_of(column(1, "c", oid=oid, typmod=typmod, **more), policy)
+
+
+EXACT = [
+    (16, -1, "t", True),
+    (16, -1, "f", False),
+    (21, -1, "-32768", -32768),
+    (23, -1, "2147483647", 2147483647),
+    (20, -1, "-9223372036854775808", -(2**63)),
+    (26, -1, "4294967295", 4294967295),
+    (700, -1, "3.4028235e+38", 3.4028234663852886e38),
+    (701, -1, "0.1", 0.1),
+    (701, -1, "5e-324", 5e-324),
+    (701, -1, "-Infinity", -math.inf),
+    (1700, numeric(10, 2), "-12345678.90", Decimal("-12345678.90")),
+    (1700, numeric(38, 38), "0." + "0" * 37 + "1", Decimal("1E-38")),
+    (1700, numeric(38, 0), "9" * 38, Decimal("9" * 38)),
+    (1082, -1, "0001-01-01", date(1, 1, 1)),
+    (1114, -1, "9999-12-31 23:59:59.999999", datetime(9999, 12, 31, 23, 59, 59, 999999)),  # noqa: DTZ001 - has no zone
+    (1114, -1, "2024-02-29 10:00:00.1", datetime(2024, 2, 29, 10, 0, 0, 100000)),  # noqa: DTZ001 - has no zone
+    (1184, -1, "1900-01-01 00:00:00+00", datetime(1900, 1, 1, tzinfo=UTC)),
+    (17, -1, "\\x00ff", b"\x00\xff"),
+    (17, -1, "\\x", b""),
+]
+
+TEXTS = [
+    (25, -1, ""),
+    (2950, -1, "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+    (1083, -1, "24:00:00"),
+    (1186, -1, "1 mon -00:00:01"),
+    (1700, -1, "NaN"),
+    (1700, numeric(39, 2), "1.00"),
+    (1700, numeric(3, 5), "0.00123"),
+    (1700, numeric(3, -2), "12300"),
+    (1007, -1, "{1,NULL}"),
+]
+
+REFUSED = [
+    (16, -1, "true"),
+    (21, -1, "32768"),
+    (1700, numeric(10, 2), "NaN"),
+    (1700, numeric(4, 2), "100.00"),
+    (1700, numeric(4, 2), "1.001"),
+    (1082, -1, "infinity"),
+    (1082, -1, "0044-03-15 BC"),
+    (1082, -1, "10000-01-01"),
+    (1114, -1, "-infinity"),
+    (1114, -1, "0044-03-15 10:00:00 BC"),
+    (1114, -1, "10000-01-01 00:00:00"),
+    (1184, -1, "infinity"),
+    (1184, -1, "0044-03-15 10:00:00+00 BC"),
+    (17, -1, "\\x0"),
+    (17, -1, "\\xzz"),
+    (17, -1, "abcd"),
+]
+
+
+@pytest.mark.parametrize(("oid", "typmod", "text", "value"), EXACT)
+def test_a_value_is_held_exactly_beside_nulls(oid, typmod, text, value):
+    found = family(oid, typmod)
+    converted = found.convert(pa.array([None, text, None], pa.string()))
+
+    assert converted.type == found.arrow
+    assert converted.to_pylist() == [None, value, None]
+
+
+@pytest.mark.parametrize(("oid", "typmod", "text"), TEXTS)
+def test_what_no_type_holds_exactly_stays_text(oid, typmod, text):
+    assert family(oid, typmod).convert(pa.array([text])).to_pylist() == [text]
+
+
+@pytest.mark.parametrize(("oid", "typmod", "text"), REFUSED)
+def test_a_value_that_does_not_fit_is_refused(oid, typmod, text):
+    with pytest.raises(pa.ArrowInvalid):
+        family(oid, typmod).convert(pa.array([text]))
+
+
+@pytest.mark.parametrize(("oid", "typmod", "text"), [*REFUSED, *TEXTS])
+def test_the_policy_text_keeps_every_text(oid, typmod, text):
+    assert family(oid, typmod, TypePolicy.TEXT).convert(pa.array([text, None])).to_pylist() == [text, None]
+
+
+def test_nan_and_negative_zero_are_kept():
+    nan, zero = family(701).convert(pa.array(["NaN", "-0"])).to_pylist()
+
+    assert math.isnan(nan)
+    assert math.copysign(1, zero) == -1
+
+
+def test_a_domain_has_the_family_of_its_base():
+    assert family(99999, base_type_oid=1700, base_typmod=numeric(5, 1), type_kind="d").arrow == pa.decimal128(5, 1)
+
+
+@given(st.lists(st.none() | st.binary(max_size=9)), st.integers(0, 3))
+def test_bytea_survives_its_hexadecimal_form_in_any_slice(values, start):
+    texts = pa.array([None if value is None else "\\x" + value.hex() for value in values], pa.string())
+
+    assert BYTEA.convert(texts.slice(start)).to_pylist() == values[start:]
+
+
+@given(st.integers(1, 1000), st.integers(-1000, 1000))
+def test_a_numeric_modifier_gives_back_precision_and_scale(precision, scale):
+    assert declared(numeric(precision, scale)) == (precision, scale)

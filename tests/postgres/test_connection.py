@@ -1,0 +1,78 @@
+"""Connections: pinned settings, and messages that keep the password to themselves."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+from cdc.errors import CdcError, MalformedDsn, SourceUnreachable
+from cdc.postgres.connection import PINNED, connect
+from cdc.postgres.embedded import EmbeddedPostgres
+from tests.fixtures.postgres import run_sql
+
+SECRET = "hunter2zz"
+BROKEN = [
+    f"postgresql://me:{SECRET}%zz{SECRET}@127.0.0.1:1/db",
+    f"postgresql://me:{SECRET}@{SECRET}@127.0.0.1:1/db",
+    f"postgresql://me:{SECRET}/{SECRET}@127.0.0.1:1/db",
+    f"postgresql://me:x#{SECRET}@127.0.0.1:1/db",
+    f"host=127.0.0.1 port=1 password=a {SECRET}",
+    f"host=127.0.0.1 port=1 password='{SECRET}",
+    f"postgresql://me:{SECRET}@127.0.0.1:1/db?sslmode=verify-fulll",
+    f"postgresql://me:{SECRET}@127.0.0.1:1/db",
+    f"host=/nowhere password={SECRET}",
+]
+
+
+@pytest.mark.parametrize("dsn", BROKEN)
+def test_no_message_and_no_traceback_holds_the_password(dsn: str) -> None:
+    with pytest.raises(CdcError) as caught:
+        connect(dsn)
+
+    assert SECRET not in caught.value.message
+    lines = traceback.TracebackException.from_exception(caught.value).format_exception_only()
+    assert SECRET not in "".join(lines)
+    assert caught.value.__context__ is None
+
+
+def test_a_dsn_that_cannot_be_read_is_malformed() -> None:
+    with pytest.raises(MalformedDsn):
+        connect("postgresql://me:pa%zz@127.0.0.1/db")
+
+
+def test_a_port_where_nobody_listens_is_unreachable() -> None:
+    with pytest.raises(SourceUnreachable, match="refused"):
+        connect("postgresql://me@127.0.0.1:1/db")
+
+
+def test_a_missing_database_is_named(postgres: EmbeddedPostgres) -> None:
+    with pytest.raises(SourceUnreachable, match='"nowhere" does not exist'):
+        connect(postgres.dsn("nowhere"))
+
+
+@pytest.mark.parametrize("replication", [False, True])
+def test_settings_are_pinned_whatever_the_database_prefers(any_database: str, replication: bool) -> None:
+    name = any_database.rpartition("/")[2]
+    run_sql(
+        any_database,
+        f"ALTER DATABASE {name} SET datestyle = 'German'",  # type: ignore[arg-type]
+        f"ALTER DATABASE {name} SET bytea_output = 'escape'",  # type: ignore[arg-type]
+        f"ALTER DATABASE {name} SET timezone = 'Asia/Tokyo'",  # type: ignore[arg-type]
+    )
+    with connect(any_database, replication=replication) as conn:
+        found = dict(conn.execute("SELECT lower(name), setting FROM pg_settings").fetchall())
+
+    assert {setting: found[setting].split(",")[0] for setting in PINNED} == PINNED
+    assert found["client_encoding"] == "UTF8"
+
+
+def test_options_of_the_dsn_are_kept_beside_ours(database: str) -> None:
+    with connect(f"{database}?options=-c%20work_mem%3D77kB") as conn:
+        row = conn.execute("SELECT current_setting('work_mem'), current_setting('bytea_output')").fetchone()
+    assert row == ("77kB", "hex")
+
+
+def test_a_unix_socket_works(postgres: EmbeddedPostgres) -> None:
+    with connect(f"host={postgres.socket_directory} port={postgres.port} user=postgres dbname=postgres") as conn:
+        assert conn.execute("SELECT 1").fetchone() == (1,)

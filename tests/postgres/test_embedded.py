@@ -1,0 +1,88 @@
+"""EmbeddedPostgres: starts anywhere, for anyone, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cdc.errors import EmbeddedUnavailable
+from cdc.postgres.connection import connect
+from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.programs import account, find_programs, reachable
+
+
+def test_it_runs_under_a_folder_with_a_space_and_goes_without_a_trace(tmp_path: Path) -> None:
+    home = tmp_path / "with a space"
+    with EmbeddedPostgres(home) as server:
+        pid, folders = server.pid, [server.data_directory, server.socket_directory]
+        with connect(server.dsn()) as conn:
+            assert conn.execute("SELECT current_setting('wal_level')").fetchone() == ("logical",)
+            assert conn.info.server_version // 10000 == server.version
+
+    assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not any(folder.exists() for folder in folders)
+    assert not home.exists()
+
+
+def test_a_crash_keeps_what_was_committed(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "pg") as server:
+        with connect(server.dsn()) as conn:
+            conn.execute("CREATE TABLE t AS SELECT 1 AS id")
+        port = server.port
+        server.stop("immediate")
+        assert server.pid is None
+        server.start()
+
+        assert server.port == port
+        with connect(server.dsn()) as conn:
+            assert conn.execute("SELECT id FROM t").fetchone() == (1,)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to change to another account")
+def test_as_root_it_runs_as_another_and_changes_no_folder_above(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    before = closed.stat()
+    with EmbeddedPostgres(closed / "pg") as server:
+        assert server.data_directory.stat().st_uid != 0
+        assert not server.data_directory.is_relative_to(closed)
+        outside = server.data_directory.parent
+
+    assert (closed.stat().st_mode, closed.stat().st_uid) == (before.st_mode, before.st_uid)
+    assert list(closed.iterdir()) == []
+    assert not outside.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to change to another account")
+def test_programs_out_of_reach_are_copied(tmp_path: Path) -> None:
+    found = find_programs(18)
+    assert reachable(found / "postgres", account())
+    server = EmbeddedPostgres(tmp_path / "pg")
+    server._account = account()
+    closed = tmp_path / "closed" / "package" / "pginstall"
+    (closed / "bin").mkdir(parents=True)
+    (closed / "bin" / "postgres").write_text("#!/bin/sh\n")
+    (tmp_path / "closed").chmod(0o700)
+
+    copied = server._reachable_programs(closed / "bin")
+
+    assert copied != closed / "bin"
+    assert (copied / "postgres").read_text() == "#!/bin/sh\n"
+    assert copied.parents[2].stat().st_uid == server._account.uid  # type: ignore[union-attr]
+    server.close()
+    assert not copied.exists()
+
+
+def test_a_version_that_is_not_here_is_said_to_be(tmp_path: Path) -> None:
+    with pytest.raises(EmbeddedUnavailable, match="no programs of postgres 9"):
+        EmbeddedPostgres(tmp_path / "pg", version=9).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_of_the_caller_win(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "pg", settings={"wal_level": "replica"}) as server, connect(server.dsn()) as conn:
+        assert conn.execute("SELECT current_setting('wal_level')").fetchone() == ("replica",)

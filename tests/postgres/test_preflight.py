@@ -1,0 +1,106 @@
+"""preflight names everything at once, and its SQL mends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.lsn import Lsn
+from cdc.postgres.connection import connect
+from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.preflight import Problem, Wants, preflight
+from cdc.postgres.replication import ReplicationStream, StreamOptions
+from cdc.postgres.slot import create_slot
+from tests.fixtures.postgres import run_sql
+
+WANTS = Wants(slot="pre", publication="pub", patterns=["public.*"])
+
+
+def subjects(problems: list[Problem]) -> set[str]:
+    return {problem.subject for problem in problems if problem.fatal}
+
+
+def test_a_source_that_is_ready_has_no_problems(any_database: str) -> None:
+    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)")
+    assert preflight(any_database, WANTS) == []
+
+
+def test_a_weak_role_is_told_everything_at_once_and_the_sql_mends_it(any_database: str) -> None:
+    run_sql(
+        any_database,
+        "CREATE TABLE keyed (id int PRIMARY KEY)",
+        "CREATE TABLE keyless (id int)",
+        "DROP ROLE IF EXISTS weak",
+        "CREATE ROLE weak LOGIN",
+    )
+    weak = any_database.replace("postgres@", "weak@")
+    problems = preflight(weak, WANTS)
+
+    assert subjects(problems) == {"role weak", "public.keyed", "public.keyless", "publication pub"}
+    run_sql(any_database, *(problem.sql for problem in problems if problem.sql))  # type: ignore[misc]
+    remaining = preflight(weak, WANTS)
+    run_sql(any_database, "DROP OWNED BY weak", "DROP ROLE weak")
+    assert subjects(remaining) == set()
+
+
+def test_settings_are_named_with_their_values(tmp_path: Path) -> None:
+    settings = {"wal_level": "replica", "max_replication_slots": "0", "max_wal_senders": "0"}
+    with EmbeddedPostgres(tmp_path / "pg", settings=settings) as server:
+        problems = preflight(server.dsn(), WANTS)
+
+    assert subjects(problems) == {"wal_level", "max_replication_slots", "max_wal_senders", "tables"}
+    assert any("got 'replica'" in problem.message for problem in problems)
+
+
+@pytest.mark.parametrize("dsn", ["postgresql://u:p%zz@h/d", "postgresql://u@127.0.0.1:1/d"])
+def test_without_a_connection_the_dsn_and_the_slots_name_are_told(dsn: str) -> None:
+    problems = preflight(dsn, Wants(slot="Bad-Name", publication="p", patterns=["*"]))
+    assert subjects(problems) == {"slot 'Bad-Name'", "dsn"}
+
+
+def test_a_slot_of_another_plugin_or_database_is_refused(any_database: str) -> None:
+    slot = any_database.rpartition("/")[2]
+    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)")
+    with create_slot(any_database, slot):
+        pass
+    wants = Wants(slot=slot, publication="pub", patterns=["public.*"])
+    elsewhere = any_database.rpartition("/")[0] + "/postgres"
+
+    assert preflight(any_database, wants) == []
+    assert f"slot {slot}" in subjects(preflight(elsewhere, wants))
+    run_sql(any_database, "SELECT pg_create_physical_replication_slot('physical_one')")
+    physical = preflight(any_database, Wants(slot="physical_one", publication="pub", patterns=["public.*"]))
+    run_sql(any_database, "SELECT pg_drop_replication_slot('physical_one')")
+    assert subjects(physical) == {"slot physical_one"}
+
+
+def test_a_slot_in_use_is_advice(database: str) -> None:
+    slot = database.rpartition("/")[2]
+    run_sql(database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR ALL TABLES")
+    with create_slot(database, slot):
+        pass
+    wants = Wants(slot=slot, publication="pub", patterns=["public.*"])
+    with ReplicationStream.open(database, StreamOptions(slot=slot, publication="pub", start=Lsn(0))):
+        problems = [problem for problem in preflight(database, wants) if problem.subject == f"slot {slot}"]
+
+    assert [problem.fatal for problem in problems] == [False]
+
+
+def test_a_publication_that_lacks_tables_or_operations_is_told_with_its_sql(any_database: str) -> None:
+    run_sql(
+        any_database,
+        "CREATE TABLE a (id int PRIMARY KEY)",
+        "CREATE TABLE b (id int PRIMARY KEY)",
+        "CREATE PUBLICATION pub FOR TABLE a WITH (publish = 'insert')",
+    )
+    wants = Wants(slot="pre", publication="pub", patterns=["public.*"], create_slot=False, create_publication=False)
+    problems = preflight(any_database, wants)
+
+    assert subjects(problems) == {"slot pre", "publication pub"}
+    assert 'ALTER PUBLICATION "pub" ADD TABLE "public"."b";' in [problem.sql for problem in problems]
+    with connect(any_database) as conn:
+        for problem in problems:
+            if problem.sql and problem.subject == "publication pub":
+                conn.execute(problem.sql)  # type: ignore[call-overload]
+    assert subjects(preflight(any_database, wants)) == {"slot pre"}

@@ -1,0 +1,161 @@
+"""ReplicationStream against real servers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from cdc.errors import SlotInUse, SlotMissing, SourceUnreachable
+from cdc.lsn import Lsn
+from cdc.pgoutput.messages import Begin, Commit, Insert
+from cdc.postgres import libpq
+from cdc.postgres.connection import connect
+from cdc.postgres.heartbeat import emit
+from cdc.postgres.publication import ensure_publication
+from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
+from cdc.postgres.slot import create_slot, slot_status
+from cdc.postgres.tables import TableName
+from tests.fixtures.postgres import rows_of, run_sql
+from tests.postgres.stream import receive_until, until
+
+OPTIONS = StreamOptions(slot="stream", publication="pub", start=Lsn(0))
+
+
+def make_source(dsn: str) -> str:
+    """A table with a publication and a slot of the database's own name; the slot's name."""
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, v text)")
+    slot = dsn.rpartition("/")[2]
+    with connect(dsn) as conn:
+        ensure_publication(conn, "pub", [TableName("public", "t")])
+    with create_slot(dsn, slot):
+        pass
+    return slot
+
+
+def options(slot: str) -> StreamOptions:
+    return StreamOptions(slot=slot, publication="pub", start=Lsn(0))
+
+
+def test_every_change_arrives_once_and_in_order(any_database: str) -> None:
+    slot = make_source(any_database)
+    run_sql(any_database, "INSERT INTO t SELECT i, repeat('x', i % 300) FROM generate_series(1, 20000) i")
+
+    with ReplicationStream.open(any_database, options(slot)) as stream:
+        messages = receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen))
+
+    assert [int(m.new[0]) for m in messages if isinstance(m, Insert)] == list(range(1, 20001))
+    assert isinstance(messages[0], Begin)
+    assert stream.received_bytes > 20000
+
+
+def test_a_message_larger_than_every_buffer_arrives_whole(database: str) -> None:
+    slot = make_source(database)
+    run_sql(database, "INSERT INTO t VALUES (1, repeat('long', 3000000))")
+
+    with ReplicationStream.open(database, options(slot)) as stream:
+        messages = receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen))
+
+    assert [m.new[1] for m in messages if isinstance(m, Insert)] == ["long" * 3000000]
+
+
+def test_the_compiled_loop_is_in_use_and_the_plain_one_gives_the_same_frames(database: str) -> None:
+    slot = make_source(database)
+    run_sql(database, "INSERT INTO t SELECT i, i::text FROM generate_series(1, 50) i")
+    taken = []
+    for plain in (False, True):
+        with ReplicationStream.open(database, options(slot)) as stream:
+            assert stream._drain._functions is not None
+            if plain:
+                stream._drain._functions = None
+            taken.append(receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen)))
+        until(lambda: rows_of(database, "SELECT 1 FROM pg_replication_slots WHERE active") == [])
+
+    assert taken[0] == taken[1]
+    assert libpq.functions() is not None
+
+
+def test_the_slot_moves_only_when_something_is_confirmed(any_database: str) -> None:
+    slot = make_source(any_database)
+    with connect(any_database) as conn, ReplicationStream.open(any_database, options(slot)) as stream:
+        before = slot_status(conn, slot)
+        assert before is not None
+        run_sql(any_database, "INSERT INTO t VALUES (1, 'a')")
+        messages = receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen))
+        assert slot_status(conn, slot).confirmed_flush == before.confirmed_flush  # type: ignore[union-attr]
+
+        confirmed = Lsn(next(m.lsn for m in messages if isinstance(m, Commit)) + 1)
+        stream.confirm(confirmed)
+
+        def moved() -> bool:
+            stream.receive(0.02)
+            return slot_status(conn, slot).confirmed_flush == confirmed  # type: ignore[union-attr]
+
+        until(moved)
+
+
+def test_a_confirmation_behind_the_slot_does_not_move_it_back(any_database: str) -> None:
+    slot = make_source(any_database)
+    with connect(any_database) as conn:
+        before = slot_status(conn, slot)
+        with ReplicationStream.open(any_database, options(slot)) as stream:
+            stream.confirm(Lsn(1))
+            emit(conn, "x", "y")
+            receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen))
+        until(lambda: not slot_status(conn, slot).active)  # type: ignore[union-attr]
+
+        after = slot_status(conn, slot)
+
+    assert before is not None
+    assert after is not None
+    assert after.confirmed_flush == before.confirmed_flush
+
+
+def test_an_idle_stream_outlives_the_servers_timeout(database: str) -> None:
+    slot = make_source(database)
+    impatient = f"{database}?options=-c%20wal_sender_timeout%3D300ms"
+    with ReplicationStream.open(impatient, options(slot)) as stream:
+        begun = time.monotonic()
+        while time.monotonic() < begun + 1.5:
+            stream.receive(0.4)
+        run_sql(database, "INSERT INTO t VALUES (1, 'a')")
+
+        assert receive_until(stream, lambda seen: any(isinstance(m, Insert) for m in seen))
+
+
+def test_a_slot_that_is_read_is_in_use(any_database: str) -> None:
+    slot = make_source(any_database)
+    with ReplicationStream.open(any_database, options(slot)), pytest.raises(SlotInUse, match="is active for PID"):
+        ReplicationStream.open(any_database, options(slot))
+
+
+def test_a_slot_that_is_not_there_is_missing(any_database: str) -> None:
+    with pytest.raises(SlotMissing):
+        ReplicationStream.open(any_database, options("nowhere"))
+
+
+def test_a_walsender_that_is_ended_is_unreachable(any_database: str) -> None:
+    slot = make_source(any_database)
+    with ReplicationStream.open(any_database, options(slot)) as stream:
+        run_sql(any_database, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+        with pytest.raises(SourceUnreachable):
+            receive_until(stream, lambda _: False)
+
+
+def test_nothing_to_receive_is_none_after_the_timeout(database: str) -> None:
+    slot = make_source(database)
+    with ReplicationStream.open(database, options(slot)) as stream:
+        while stream.receive(0.2) is not None:
+            pass
+        begun = time.monotonic()
+
+        assert stream.receive(0.1) is None
+        assert 0.1 <= time.monotonic() - begun < 2
+
+
+def test_the_cluster_tells_who_it_is(any_database: str) -> None:
+    identity = identify(any_database)
+    assert identity.database == any_database.rpartition("/")[2]
+    assert identity.timeline == 1
+    assert identity.wal_end > 0
+    assert rows_of(any_database, "SELECT system_identifier::text FROM pg_control_system()") == [(identity.system_id,)]

@@ -1,0 +1,103 @@
+"""Slots, exported snapshots and COPY inside them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc.errors import CdcError, PreflightFailed, SourceError
+from cdc.postgres.connection import connect
+from cdc.postgres.copy import begin_snapshot, copy_table
+from cdc.postgres.publication import ensure_publication
+from cdc.postgres.slot import create_slot, drop_slot, slot_status
+from cdc.postgres.tables import TableName, match_tables, read_schema
+from cdc.table import TableSchema
+from tests.fixtures.postgres import rows_of, run_sql
+
+
+def schema_of(dsn: str, name: str = "public.t") -> TableSchema:
+    with connect(dsn) as conn:
+        ((oid, _),) = match_tables(conn, [name])
+        schema = read_schema(conn, oid)
+    assert schema is not None
+    return schema
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_a_snapshot_shows_what_was_before_the_slot_and_nothing_after(any_database: str, autocommit: bool) -> None:
+    run_sql(any_database, "CREATE TABLE t (id int, v text)", "INSERT INTO t VALUES (1, NULL), (2, E'a\\tb')")
+    slot = any_database.rpartition("/")[2]
+    with create_slot(any_database, slot) as snapshot, connect(any_database, autocommit=autocommit) as conn:
+        run_sql(any_database, "INSERT INTO t VALUES (3, 'late')")
+        begin_snapshot(conn, snapshot.name)
+        copied = b"".join(copy_table(conn, schema_of(any_database)))
+        status = slot_status(conn, slot)
+
+    assert copied == b"1\t\\N\n2\ta\\tb\n"
+    assert status is not None
+    assert status.confirmed_flush == snapshot.consistent_point
+    assert status.plugin == "pgoutput"
+
+
+def test_a_snapshot_ends_with_its_block_and_leaves_the_connection_usable(database: str) -> None:
+    with create_slot(database, database.rpartition("/")[2], temporary=True) as snapshot:
+        pass
+    with connect(database) as conn:
+        with pytest.raises(CdcError):
+            begin_snapshot(conn, snapshot.name)
+        assert conn.execute("SELECT 1").fetchone() == (1,)
+        assert slot_status(conn, database.rpartition("/")[2]) is None
+
+
+def test_a_name_that_is_taken_is_refused_and_dropping_twice_is_no_error(database: str) -> None:
+    slot = database.rpartition("/")[2]
+    with create_slot(database, slot), pytest.raises(SourceError, match="already exists"), create_slot(database, slot):
+        pass
+    with connect(database) as conn:
+        drop_slot(conn, slot)
+        drop_slot(conn, slot)
+        assert slot_status(conn, slot) is None
+
+
+def test_a_copy_leaves_out_computed_columns_and_children(any_database: str) -> None:
+    run_sql(
+        any_database,
+        "CREATE TABLE t (id int, g int GENERATED ALWAYS AS (id * 2) STORED, v text)",
+        "CREATE TABLE child () INHERITS (t)",
+        "INSERT INTO t (id, v) VALUES (1, 'own')",
+        "INSERT INTO child (id, v) VALUES (2, 'child')",
+    )
+    with connect(any_database) as conn:
+        assert b"".join(copy_table(conn, schema_of(any_database))) == b"1\town\n"
+
+
+def test_a_copy_that_is_left_early_frees_the_connection(database: str) -> None:
+    run_sql(database, "CREATE TABLE t AS SELECT i, repeat('x', 1000) FROM generate_series(1, 30000) i")
+    with connect(database) as conn:
+        chunks = copy_table(conn, schema_of(database))
+        assert next(chunks).endswith(b"\n")
+        chunks.close()  # type: ignore[attr-defined]
+        assert conn.execute("SELECT 1").fetchone() == (1,)
+        assert sum(chunk.count(b"\n") for chunk in copy_table(conn, schema_of(database))) == 30000
+
+
+def test_a_copy_without_the_right_to_read_is_refused(database: str) -> None:
+    run_sql(database, "CREATE TABLE t (id int)", "DROP ROLE IF EXISTS reader_only", "CREATE ROLE reader_only")
+    schema = schema_of(database)
+    with connect(database) as conn:
+        conn.execute("SET ROLE reader_only")
+        with pytest.raises(PreflightFailed, match="permission denied for table"):
+            list(copy_table(conn, schema))
+        assert conn.execute("SELECT 1").fetchone() == (1,)
+    run_sql(database, "DROP ROLE reader_only")
+
+
+def test_a_publication_is_made_and_completed_but_never_cut(any_database: str) -> None:
+    run_sql(any_database, 'CREATE TABLE a (id int)', 'CREATE TABLE "B ""x""" (id int)', "CREATE TABLE c (id int)")
+    a, b, c = TableName("public", "a"), TableName("public", 'B "x"'), TableName("public", "c")
+    with connect(any_database) as conn:
+        for tables in ([a], [a, b], [b], [c]):
+            ensure_publication(conn, 'p "q', tables)
+
+    published = rows_of(any_database, "SELECT tablename FROM pg_publication_tables ORDER BY 1")
+    assert sorted(name for (name,) in published) == ['B "x"', "a", "c"]
+    assert rows_of(any_database, "SELECT pubviaroot FROM pg_publication") == [(True,)]

@@ -1,0 +1,256 @@
+"""match_tables, read_schema and resolve: Relation messages of a real stream held against a catalogue that went on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import LiteralString
+
+import pytest
+
+from cdc.lsn import Lsn
+from cdc.pgoutput.messages import Commit, Relation
+from cdc.postgres.connection import connect
+from cdc.postgres.publication import ensure_publication
+from cdc.postgres.replication import ReplicationStream, StreamOptions
+from cdc.postgres.slot import create_slot
+from cdc.postgres.tables import TableName, match_tables, read_schema, resolve
+from cdc.table import TableSchema, TableState
+from tests.fixtures.postgres import run_sql
+from tests.postgres.stream import receive_until, relations
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, a text, b int)"
+
+
+def seen(dsn: str, *changes: LiteralString, table: LiteralString = TABLE) -> tuple[TableSchema, list[Relation]]:
+    """The schema at first, and the Relation messages of the changes, when the catalogue shows all of them."""
+    run_sql(dsn, table)
+    slot = dsn.rpartition("/")[2]
+    with connect(dsn) as conn:
+        ensure_publication(conn, "pub", [TableName("public", "t")])
+        with create_slot(dsn, slot):
+            pass
+        first = schema_of(dsn)
+        run_sql(dsn, *changes)
+    # DDL gives empty transactions, which are not sent: only INSERTs count
+    commits = sum(change.startswith("INSERT") for change in changes)
+    with ReplicationStream.open(dsn, StreamOptions(slot=slot, publication="pub", start=Lsn(0))) as stream:
+        messages = receive_until(stream, lambda got: sum(isinstance(m, Commit) for m in got) >= commits)
+    return first, relations(messages)
+
+
+def schema_of(dsn: str) -> TableSchema:
+    with connect(dsn) as conn:
+        ((oid, _),) = match_tables(conn, ["public.t"])
+        schema = read_schema(conn, oid)
+    assert schema is not None
+    return schema
+
+
+def resolved(dsn: str, first: TableSchema | None, messages: Sequence[Relation]) -> list[TableSchema]:
+    versions, known = [], first
+    with connect(dsn) as conn:
+        for message in messages:
+            known = resolve(conn, message, known)
+            versions.append(known)
+    return versions
+
+
+def columns(schema: TableSchema) -> list[tuple[int, str]]:
+    return [(c.id, c.name) for c in schema.columns]
+
+
+def test_patterns_are_globs_and_exclusions_win(any_database: str) -> None:
+    run_sql(
+        any_database,
+        "CREATE SCHEMA shop",
+        "CREATE TABLE shop.orders (id int, region text) PARTITION BY LIST (region)",
+        "CREATE TABLE shop.orders_eu PARTITION OF shop.orders FOR VALUES IN ('eu')",
+        'CREATE TABLE shop."Odd Name" (id int)',
+        "CREATE TABLE shop.secrets (id int)",
+        "CREATE UNLOGGED TABLE shop.scratch (id int)",
+        "CREATE VIEW shop.v AS SELECT 1",
+    )
+    with connect(any_database) as conn:
+        found = match_tables(conn, ["shop.*"], ["*.secrets"])
+
+    assert sorted(str(name) for _, name in found) == ["shop.Odd Name", "shop.orders"]
+
+
+def test_a_schema_shows_key_order_domains_defaults_and_computed_columns(any_database: str) -> None:
+    run_sql(
+        any_database,
+        "CREATE DOMAIN price AS numeric(10,2)",
+        "CREATE DOMAIN offer AS price CHECK (VALUE > 0)",
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE TABLE t (a int, gone int, b int, p offer, m mood[], g int GENERATED ALWAYS AS (a * 2) STORED, "
+        "PRIMARY KEY (b, a) INCLUDE (p))",
+        "ALTER TABLE t DROP COLUMN gone",
+        "ALTER TABLE t ADD COLUMN late text DEFAULT 'ü, \"x\"'",
+    )
+    schema = schema_of(any_database)
+    by_name = {c.name: c for c in schema.columns}
+
+    assert columns(schema) == [(1, "a"), (3, "b"), (4, "p"), (5, "m"), (6, "g"), (7, "late")]
+    assert [c.name for c in schema.key] == ["b", "a"]
+    assert by_name["p"].value_type == (1700, (10 << 16 | 2) + 4)
+    assert by_name["p"].type_name == "public.offer"
+    assert by_name["m"].type_name == "public.mood[]"
+    assert by_name["late"].missing == 'ü, "x"'
+    assert [c.name for c in schema.sent] == ["a", "b", "p", "m", "late"]
+
+
+@pytest.mark.parametrize(
+    ("identity", "key"),
+    [("FULL", ["id"]), ("NOTHING", []), ("USING INDEX other", ["a", "b"]), ("DEFAULT", ["id"])],
+)
+def test_the_key_follows_the_replica_identity(database: str, identity: LiteralString, key: list[str]) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, b int NOT NULL, a int NOT NULL)",
+        "CREATE UNIQUE INDEX other ON t (a, b)",
+        "ALTER TABLE t REPLICA IDENTITY " + identity,
+    )
+    assert [c.name for c in schema_of(database).key] == key
+
+
+def test_a_table_that_is_gone_has_no_schema(database: str) -> None:
+    with connect(database) as conn:
+        assert read_schema(conn, 1) is None
+
+
+def test_an_unchanged_table_is_exact_at_first_sight(any_database: str) -> None:
+    first, messages = seen(any_database, "INSERT INTO t VALUES (1)")
+    assert resolved(any_database, None, messages) == [first]
+    assert resolved(any_database, first, messages) == [first]
+
+
+def test_each_of_several_versions_is_found_when_the_catalogue_is_ahead(any_database: str) -> None:
+    first, messages = seen(
+        any_database,
+        "INSERT INTO t VALUES (1)",
+        "ALTER TABLE t ADD COLUMN c text DEFAULT 'old'",
+        "INSERT INTO t VALUES (2)",
+        "ALTER TABLE t DROP COLUMN a",
+        "INSERT INTO t VALUES (3)",
+        "ALTER TABLE t RENAME COLUMN b TO renamed",
+        "INSERT INTO t VALUES (4)",
+    )
+    versions = resolved(any_database, first, messages)
+
+    assert [columns(v) for v in versions] == [
+        [(1, "id"), (2, "a"), (3, "b")],
+        [(1, "id"), (2, "a"), (3, "b"), (4, "c")],
+        [(1, "id"), (3, "b"), (4, "c")],
+        [(1, "id"), (3, "renamed"), (4, "c")],
+    ]
+    assert [v.state for v in versions] == [TableState.LIVE] * 4
+    assert versions[1].column("c").missing == "old"  # type: ignore[union-attr]
+    assert versions[-1] == schema_of(any_database)
+
+
+def test_a_column_that_came_and_went_meanwhile_is_found_by_exclusion(any_database: str) -> None:
+    first, messages = seen(
+        any_database,
+        "ALTER TABLE t ADD COLUMN brief int",
+        "INSERT INTO t VALUES (1)",
+        "ALTER TABLE t DROP COLUMN brief",
+        "INSERT INTO t VALUES (2)",
+    )
+    versions = resolved(any_database, first, messages)
+
+    assert columns(versions[0]) == [(1, "id"), (2, "a"), (3, "b"), (4, "brief")]
+    assert versions[1] == first
+
+
+def test_a_column_dropped_and_added_again_under_its_name_is_another_column(any_database: str) -> None:
+    first, messages = seen(
+        any_database,
+        "ALTER TABLE t DROP COLUMN b",
+        "ALTER TABLE t ADD COLUMN b int",
+        "INSERT INTO t VALUES (1)",
+    )
+    (version,) = resolved(any_database, first, messages)
+
+    assert columns(version) == [(1, "id"), (2, "a"), (4, "b")]
+    assert version.state is TableState.NEEDS_RESYNC
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE t ALTER COLUMN b TYPE text USING 'x' || b",
+        "ALTER TABLE t ADD COLUMN c float8 DEFAULT random()",
+        "ALTER TABLE t ADD COLUMN c int GENERATED ALWAYS AS IDENTITY",
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ALTER COLUMN b SET NOT NULL, ADD PRIMARY KEY (id, b)",
+    ],
+)
+def test_what_the_stream_cannot_show_needs_a_resync(any_database: str, change: LiteralString) -> None:
+    first, messages = seen(any_database, change, "INSERT INTO t VALUES (1, 'a', 2)")
+    (version,) = resolved(any_database, first, messages)
+
+    assert version.state is TableState.NEEDS_RESYNC
+    assert version.reason
+
+
+def test_a_mark_stays_until_somebody_takes_it_away(database: str) -> None:
+    first, messages = seen(database, "INSERT INTO t VALUES (1)")
+    marked = first.flagged(TableState.NEEDS_RESYNC, "why")
+
+    assert resolved(database, marked, messages) == [marked]
+
+
+def test_a_dropped_table_is_known_from_before_or_needs_a_resync(any_database: str) -> None:
+    first, messages = seen(any_database, "INSERT INTO t VALUES (1)", "DROP TABLE t")
+
+    assert resolved(any_database, first, messages)[0].columns == first.columns
+    (unknown,) = resolved(any_database, None, messages)
+    assert unknown.state is TableState.NEEDS_RESYNC
+    assert [c.name for c in unknown.key] == ["id"]
+
+
+def test_longer_text_types_need_no_resync(database: str) -> None:
+    table: LiteralString = "CREATE TABLE t (id int PRIMARY KEY, a varchar(5), b numeric(4, 1))"
+    first, messages = seen(
+        database, "ALTER TABLE t ALTER a TYPE varchar(9), ALTER b TYPE numeric(9, 1)", "INSERT INTO t VALUES (1)",
+        "ALTER TABLE t ALTER a TYPE text", "INSERT INTO t VALUES (2)", table=table,
+    )  # fmt: skip
+
+    assert [v.state for v in resolved(database, first, messages)] == [TableState.LIVE] * 2
+
+
+def test_a_partitioned_table_is_seen_as_its_root(any_database: str) -> None:
+    table: LiteralString = (
+        "CREATE TABLE t (id int, r text, PRIMARY KEY (id, r)) PARTITION BY LIST (r);"
+        "CREATE TABLE leaf PARTITION OF t FOR VALUES IN ('eu')"
+    )
+    first, messages = seen(
+        any_database, "ALTER TABLE t ADD COLUMN c int DEFAULT 7", "INSERT INTO t VALUES (1, 'eu')", table=table
+    )
+    (version,) = resolved(any_database, first, messages)
+
+    assert version.topic == "public.t"
+    assert version.state is TableState.LIVE
+    assert version.column("c").missing == "7"  # type: ignore[union-attr]
+
+
+def test_a_later_epoch_finds_columns_by_name_and_numbers_new_ones_above_all(database: str) -> None:
+    run_sql(database, "CREATE TABLE t (b int, id int PRIMARY KEY, fresh text)")
+    now = schema_of(database)
+    old = replace(
+        now, relation=77, oid=77, columns=tuple(replace(c, id=c.id + 3) for c in now.columns if c.name != "fresh")
+    )
+    slot = database.rpartition("/")[2]
+    with connect(database) as conn:
+        ensure_publication(conn, "pub", [TableName("public", "t")])
+    with create_slot(database, slot):
+        pass
+    run_sql(database, "INSERT INTO t VALUES (1, 2)")
+    with ReplicationStream.open(database, StreamOptions(slot=slot, publication="pub", start=Lsn(0))) as stream:
+        (message,) = relations(receive_until(stream, lambda got: any(isinstance(m, Commit) for m in got)))
+    with connect(database) as conn:
+        version = resolve(conn, message, old, epoch=1)
+
+    assert version.relation == 77
+    assert columns(version) == [(4, "b"), (5, "id"), (1601, "fresh")]
+    assert version.oid == now.oid

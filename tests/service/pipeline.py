@@ -1,0 +1,64 @@
+"""A pipeline as the server sees it: a definition, and a catalog with what its processes last said."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
+from cdc.config import Definition
+from cdc.metrics import APPLY_ROWS, CHANGES, LOG_POSITION, SLOT_RETAINED, SOURCE_LAG_BYTES, SOURCE_LAG_SECONDS, Figures
+
+NAME = "shop"
+LOG_END = 0x16B3F2C8
+COMMITTED = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+
+def definition(directory: Path, dsn: str = "postgresql://reader@db.internal:5432/shop") -> Definition:
+    """A pipeline with two sinks; nothing of it exists but the catalog."""
+    return Definition.model_validate(
+        {
+            "version": 1,
+            "name": NAME,
+            "source": {"dsn": {"env": "SHOP_DSN"}},
+            "tables": [{"match": "shop.*"}],
+            "log": {"path": str(directory / "log")},
+            "sinks": [
+                {"type": "delta", "name": "lake", "path": str(directory / "lake/{schema}/{table}")},
+                {"type": "search", "name": "find", "path": str(directory / "search")},
+            ],
+            "catalog": {"url": f"sqlite:///{directory / 'catalog.db'}"},
+            "service": {"port": 0},
+        },
+        context={"environment": {"SHOP_DSN": dsn}},
+    )
+
+
+def fill(catalog: Catalog, *, rows: float = 12_480) -> None:
+    """What a healthy pipeline has told the catalog this moment."""
+    reader, apply = Figures(), Figures()
+    reader.set(SOURCE_LAG_SECONDS, 0.02, NAME)
+    reader.set(SOURCE_LAG_BYTES, 4096, NAME, "durable")
+    reader.set(LOG_POSITION, LOG_END, NAME)
+    reader.set(SLOT_RETAINED, 1_100_000, NAME)
+    reader.add(CHANGES, rows, NAME)
+    apply.add(APPLY_ROWS, rows - 80, NAME, "lake")
+    apply.add(APPLY_ROWS, 200, NAME, "find")
+    catalog.processes.report(ProcessReport(NAME, "reader", 4711, "running", None, reader.to_json()))
+    catalog.processes.report(ProcessReport(NAME, "apply", 4712, "running", None, apply.to_json()))
+    catalog.sinks.record(NAME, SinkProgress("lake", LOG_END - 52_000, COMMITTED, 0.61, "running"))
+    catalog.sinks.record(NAME, SinkProgress("find", LOG_END - 800, COMMITTED, 0.18, "running"))
+    catalog.tables.record(NAME, [table for topic, count in TABLES.items() for table in _places(topic, count)])
+
+
+TABLES = {"shop.customers": 1_000, "shop.orders": 5_000, "shop.order_items": 15_210, "shop.products": 200}
+
+
+def _places(topic: str, rows: int) -> list[TableProgress]:
+    places = [
+        TableProgress("", topic, "streaming", None, LOG_END, None, rows),
+        TableProgress("lake", topic, "streaming", None, LOG_END - 52_000, 17, rows),
+    ]
+    if topic == "shop.products":
+        places.append(TableProgress("find", topic, "streaming", None, LOG_END - 800, None, rows))
+    return places

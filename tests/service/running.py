@@ -1,0 +1,26 @@
+"""A server answering on a real socket, in a thread of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+import uvicorn
+
+from cdc.service.server import bind
+
+
+@contextmanager
+def answering(app: Callable[..., object]) -> Iterator[str]:
+    """The URL of the app; the socket listens before the server runs, so a first request waits and nothing sleeps."""
+    with bind("127.0.0.1", 0) as listener:
+        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2, lifespan="on")
+        server = uvicorn.Server(config)
+        thread = Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

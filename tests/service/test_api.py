@@ -1,0 +1,175 @@
+"""The server's answers, over a real catalog."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+
+from cdc.catalog import Catalog, TableProgress
+from cdc.errors import every_error
+from cdc.service.api.app import create_app, news
+from tests.service.pipeline import NAME, definition, fill
+from tests.service.running import answering
+
+
+class Clock:
+    """A clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self.ahead)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+        fill(opened)
+        yield opened
+
+
+@pytest.fixture
+def app(catalog: Catalog, tmp_path: Path, clock: Clock) -> FastAPI:
+    return create_app(catalog, definition(tmp_path), str(tmp_path / "log"), clock)
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[httpx.Client]:
+    with answering(app) as url, httpx.Client(base_url=url) as opened:
+        yield opened
+
+
+def samples(client: httpx.Client) -> dict[tuple[str, ...], float]:
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return {(s.name, *sorted(s.labels.values())): s.value for family in families for s in family.samples}
+
+
+def test_health_is_the_servers_own(client: httpx.Client, clock: Clock) -> None:
+    clock.ahead = 100
+    assert client.get("/healthz").json() == {"status": "ok"}
+
+
+def test_readiness_ends_when_a_process_falls_silent(client: httpx.Client, clock: Clock) -> None:
+    assert client.get("/readyz").status_code == 200
+    clock.ahead = 100
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()) == (503, {"status": "down"})
+
+
+def test_status_tells_rows_lags_and_positions(client: httpx.Client) -> None:
+    status = client.get("/api/v1/status").json()
+    assert status["state"] == "running"
+    assert status["source"] | {"position": "0/16B3F2C8", "lag_seconds": 0.02, "rows": 12_480} == status["source"]
+    assert {sink["name"] for sink in status["sinks"]} == {"lake", "find"}
+    assert set(status["rates"]) == {"source", "sink:lake", "sink:find"}
+
+
+def test_a_silent_process_is_never_shown_as_running(client: httpx.Client, clock: Clock) -> None:
+    clock.ahead = 6
+    states = {p["process"]: p["state"] for p in client.get("/api/v1/status").json()["processes"]}
+    assert states["reader"] == states["apply"] == "stale"
+
+
+def test_the_server_reports_itself(client: httpx.Client, catalog: Catalog) -> None:
+    assert client.get("/healthz").status_code == 200
+    assert "server" in {report.process for report in catalog.processes.ls(NAME)}
+
+
+def test_pipelines_tables_and_sinks_are_listed(client: httpx.Client) -> None:
+    assert client.get("/api/v1/pipelines").json() == [{"name": NAME, "state": "running"}]
+    assert client.get(f"/api/v1/pipelines/{NAME}").json()["name"] == NAME
+    assert {t["topic"] for t in client.get(f"/api/v1/pipelines/{NAME}/tables").json()} >= {"shop.orders"}
+    assert len(client.get(f"/api/v1/pipelines/{NAME}/sinks").json()) == 2
+
+
+@pytest.mark.parametrize("path", ["/api/v1/pipelines/none", "/api/v1/errors/CDC-9999", "/api/v1/none", "/none"])
+def test_what_does_not_exist_is_refused_in_the_one_form_of_errors(client: httpx.Client, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert set(answer.json()) == {"code", "message", "suggestion"}
+
+
+def test_every_error_code_is_explained(client: httpx.Client) -> None:
+    for error in every_error():
+        page = client.get(f"/api/v1/errors/{error.code}").json()
+        assert page["code"] == error.code
+        assert page["suggestion"]
+
+
+def test_metrics_are_prometheus_text_and_agree_with_the_status(client: httpx.Client) -> None:
+    found = samples(client)
+    assert found["cdc_changes_total", NAME] == 12_480
+    assert found["cdc_sink_lag_seconds", "lake", NAME] == pytest.approx(0.61)
+    assert found["cdc_health", "reader", NAME] == 1
+    assert found["cdc_table_state", "lake", NAME, "shop.orders", "streaming"] == 1
+
+
+def test_metrics_of_a_silent_pipeline_grow_and_its_health_is_zero(client: httpx.Client, clock: Clock) -> None:
+    clock.ahead = 100
+    found = samples(client)
+    assert found["cdc_health", "reader", NAME] == 0
+    assert found["cdc_source_lag_seconds", NAME] == pytest.approx(100, abs=2)
+
+
+def test_hostile_names_stay_text_on_the_page_and_in_the_metrics(client: httpx.Client, catalog: Catalog) -> None:
+    name = 'shop.<script>alert("1")</script>\n\'"><img src=x onerror=alert(2)>'
+    catalog.tables.record(NAME, [TableProgress("lake", name, "failed", name, 1, 1, 1)])
+    page = client.get("/").text
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    assert "&lt;script&gt;" in page
+    assert any(name in labels for labels in samples(client))
+
+
+def test_the_page_may_load_nothing_from_elsewhere(client: httpx.Client) -> None:
+    page = client.get("/")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+    for path in ("/static/page.css", "/static/page.js", "/static/icon.svg"):
+        assert client.get(path).status_code == 200
+
+
+def test_a_foreign_host_name_that_points_here_is_refused(client: httpx.Client) -> None:
+    assert client.get("/api/v1/status", headers={"host": "evil.example"}).status_code == 400
+
+
+def test_the_secret_part_of_the_source_is_nowhere(catalog: Catalog, tmp_path: Path) -> None:
+    secret = definition(tmp_path, "postgresql://reader:canary@db.internal/shop")
+    with answering(create_app(catalog, secret, "log")) as url, httpx.Client(base_url=url) as client:
+        for path in ("/", "/api/v1/status", "/api/v1/pipelines", "/metrics"):
+            text = client.get(path).text
+            assert "canary" not in text
+        assert "db.internal/shop" in client.get("/").text
+
+
+def test_events_come_one_per_sample_and_end_with_the_server(app: FastAPI) -> None:
+    view = app.state.view
+
+    async def two() -> list[dict[str, Any]]:
+        found = []
+        async for event in news(view, "sections", view.sections):
+            found.append(json.loads(event.partition("data: ")[2]))
+            if len(found) == 1:
+                view.take()
+            else:
+                view.ending = True
+        return found
+
+    first, second = asyncio.run(two())
+    assert set(first["sections"]) == set(second["sections"]) >= {"headline", "flow", "tables"}

@@ -1,0 +1,86 @@
+"""What status says of a pipeline, by what its processes said and how long ago."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
+from cdc.service.status import REPORT_LIFE, pipeline_status
+from tests.service.pipeline import NAME, fill
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    with Catalog.open(f"sqlite:///{tmp_path / 'catalog.db'}") as opened:
+        yield opened
+
+
+def later(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def test_a_pipeline_nobody_reported_is_down_and_says_how_to_start_it(catalog: Catalog) -> None:
+    status = pipeline_status(catalog, NAME, later(0))
+    assert status.state == "down"
+    assert {p.state for p in status.processes} == {"missing"}
+    assert all("cdc run" in problem.remedy for problem in status.problems)
+
+
+def test_a_pipeline_that_reports_is_running_without_problems(catalog: Catalog) -> None:
+    fill(catalog)
+    status = pipeline_status(catalog, NAME, later(0))
+    assert (status.state, status.problems) == ("running", ())
+    assert {s.name: s.lag_bytes for s in status.sinks} == {"lake": 52_000, "find": 800}
+
+
+def test_a_silent_process_is_stale_and_the_pipeline_down(catalog: Catalog) -> None:
+    fill(catalog)
+    status = pipeline_status(catalog, NAME, later(REPORT_LIFE + 1))
+    assert status.state == "down"
+    assert {p.process: p.state for p in status.processes} == {"reader": "stale", "apply": "stale"}
+    assert all(sink.state == "stale" for sink in status.sinks)
+
+
+def test_lags_grow_while_their_process_is_silent(catalog: Catalog) -> None:
+    fill(catalog)
+    status = pipeline_status(catalog, NAME, later(100))
+    assert status.source.lag_seconds == pytest.approx(100, abs=1)
+    assert all(sink.lag_seconds == pytest.approx(100, abs=2) for sink in status.sinks)
+
+
+def test_a_process_that_stopped_on_purpose_is_stopped_however_long_ago(catalog: Catalog) -> None:
+    fill(catalog)
+    catalog.processes.report(ProcessReport(NAME, "apply", 1, "stopped"))
+    status = pipeline_status(catalog, NAME, later(1000))
+    assert {p.process: p.state for p in status.processes}["apply"] == "stopped"
+
+
+def test_an_error_is_shown_with_code_and_remedy(catalog: Catalog) -> None:
+    fill(catalog)
+    error = {"code": "CDC-2104", "message": "slot is ahead", "suggestion": "drop it"}
+    catalog.processes.report(ProcessReport(NAME, "reader", 1, "failed", error))
+    status = pipeline_status(catalog, NAME, later(0))
+    assert [(p.subject, p.code, p.remedy) for p in status.problems] == [("reader", "CDC-2104", "drop it")]
+    assert status.state == "down"
+
+
+def test_a_failed_table_degrades_the_pipeline_and_names_the_way_out(catalog: Catalog) -> None:
+    fill(catalog)
+    reason = "CDC-3001 a value does not fit → give the column the policy text"
+    catalog.tables.record(NAME, [TableProgress("lake", "shop.orders", "failed", reason, 7, 1, 3)])
+    status = pipeline_status(catalog, NAME, later(0))
+    assert status.state == "degraded"
+    (problem,) = status.problems
+    assert (problem.subject, problem.code) == ("table shop.orders in lake", "CDC-3001")
+    assert (problem.message, problem.remedy) == ("a value does not fit", "give the column the policy text")
+
+
+def test_a_failed_sink_is_a_problem(catalog: Catalog) -> None:
+    fill(catalog)
+    catalog.sinks.record(NAME, SinkProgress("lake", 7, None, 3.0, "failed", "CDC-3003 no answer"))
+    status = pipeline_status(catalog, NAME, later(0))
+    assert [(p.code, p.message) for p in status.problems] == [("CDC-3003", "no answer")]

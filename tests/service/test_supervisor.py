@@ -1,0 +1,168 @@
+"""Children under supervision: they come back when they fall, and none is left when it ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Queue
+from threading import Thread
+
+import pytest
+
+from cdc.errors import ChildFailed, ExitCode
+from cdc.service.supervisor import INTERRUPTED, Child, RestartPolicy, Supervisor, pipeline_children
+
+QUICK = RestartPolicy(first=0.01, most=0.05, jitter=0.01, deadline=10.0)
+PATIENT = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('drained', flush=True), sys.exit(0))); "
+WAIT = "print('up', flush=True)\nwhile True: signal.pause()"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAIT
+
+
+def script(text: str, name: str = "child") -> Child:
+    return Child(name, (sys.executable, "-c", text))
+
+
+class Lines:
+    """What children said, in the order it came."""
+
+    def __init__(self) -> None:
+        self.every: list[tuple[str, str]] = []
+        self._news: Queue[tuple[str, str]] = Queue()
+
+    def __call__(self, name: str, line: str) -> None:
+        self.every.append((name, line))
+        self._news.put((name, line))
+
+    def wait(self, wanted: Callable[[str], bool], count: int = 1) -> None:
+        while count:
+            if wanted(self._news.get(timeout=30)[1]):
+                count -= 1
+
+
+@contextmanager
+def running(supervisor: Supervisor) -> Iterator[list[int]]:
+    """What run returned, once the block is left."""
+    ended: list[int] = []
+    thread = Thread(target=lambda: ended.append(supervisor.run()))
+    thread.start()
+    try:
+        yield ended
+    finally:
+        supervisor.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_falling_child_is_started_again_and_again() -> None:
+    lines = Lines()
+    supervisor = Supervisor([script("print('up', flush=True); raise SystemExit(1)")], policy=QUICK, say=lines)
+    with running(supervisor):
+        lines.wait(lambda line: line == "up", 3)
+    assert supervisor.restarts["child"] >= 2
+    assert any(line.startswith("ended with status 1; starting again in") for _, line in lines.every)
+
+
+def test_a_child_killed_by_a_signal_is_started_again() -> None:
+    lines = Lines()
+    killed = "import os, signal; print('up', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    with running(Supervisor([script(killed)], policy=QUICK, say=lines)):
+        lines.wait(lambda line: line == "up", 2)
+    assert any(line.startswith("ended with signal 9") for _, line in lines.every)
+
+
+def test_other_children_go_on_while_one_falls() -> None:
+    lines = Lines()
+    fallen = script("raise SystemExit(1)", "fallen")
+    steady = script(PATIENT + WAIT, "steady")
+    with running(supervisor := Supervisor([fallen, steady], policy=QUICK, say=lines)):
+        lines.wait(lambda line: line == "up")
+        lines.wait(lambda line: "starting again" in line, 2)
+    assert supervisor.restarts["steady"] == 0
+
+
+def test_a_wrong_definition_ends_everything_and_leaves_no_child() -> None:
+    lines = Lines()
+    told = PATIENT + "import os; print(os.getpid(), flush=True)\n" + WAIT
+    wrong = script("import sys; sys.exit(2)", "wrong")
+    with pytest.raises(ChildFailed, match="'wrong'"):
+        Supervisor([script(told), wrong], policy=QUICK, say=lines).run()
+    pids = [int(line) for _, line in lines.every if line.isdigit()]
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_stop_lets_children_finish_in_the_order_given() -> None:
+    lines = Lines()
+    children = [script(PATIENT + WAIT, name) for name in ("apply", "reader", "server")]
+    with running(Supervisor(children, policy=QUICK, say=lines)) as ended:
+        lines.wait(lambda line: line == "up", 3)
+    assert ended == [ExitCode.OK.value]
+    assert [name for name, line in lines.every if line == "drained"] == ["apply", "reader", "server"]
+
+
+def test_a_child_that_does_not_end_is_killed_after_its_deadline() -> None:
+    lines = Lines()
+    policy = RestartPolicy(deadline=0.2)
+    with running(Supervisor([script(STUBBORN)], policy=policy, say=lines)) as ended:
+        lines.wait(lambda line: line == "up")
+    assert ended == [0]
+    assert ("child", "killed: it did not end in time") in lines.every
+
+
+def test_a_second_signal_kills_at_once() -> None:
+    lines = Lines()
+    supervisor = Supervisor([script(STUBBORN)], policy=RestartPolicy(deadline=3600), say=lines)
+    with running(supervisor) as ended:
+        lines.wait(lambda line: line == "up")
+        supervisor.stop()
+        supervisor.stop()
+    assert ended == [INTERRUPTED]
+
+
+SUPERVISED = """
+import sys
+from cdc.service.supervisor import Child, Supervisor
+supervisor = Supervisor([Child("child", (sys.executable, "-c", {child!r}))])
+supervisor.handle_signals()
+sys.exit(supervisor.run())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_child_outlives_a_supervisor_that_is_ended(number: signal.Signals) -> None:
+    child = PATIENT + "import os; print('pid', os.getpid(), flush=True)\n" + WAIT
+    command = [sys.executable, "-c", SUPERVISED.format(child=child)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stderr is not None
+        pid = next(int(line.split()[-1]) for line in supervisor.stderr if "pid" in line)
+        pidfd = os.pidfd_open(pid)
+        supervisor.send_signal(number)
+        status = supervisor.wait(30)
+        # readable once the process has ended: a wait with a deadline and without polling
+        ended, _, _ = select.select([pidfd], [], [], 30)
+        os.close(pidfd)
+    assert ended
+    assert status == (0 if number is not signal.SIGKILL else -signal.SIGKILL)
+
+
+def test_waits_grow_up_to_the_limit_and_are_never_hot_for_the_surroundings() -> None:
+    policy = RestartPolicy(jitter=0.0)
+    assert [policy.wait(falls, 1) for falls in (1, 2, 3, 4, 10)] == [0.5, 1.0, 2.0, 4.0, 30.0]
+    assert policy.wait(1, ExitCode.ENVIRONMENT) == 5.0
+
+
+def test_a_pipeline_has_three_processes_and_only_the_asked_ones_are_started() -> None:
+    assert [child.name for child in pipeline_children("shop.yaml")] == ["apply", "reader", "server"]
+    assert [child.name for child in pipeline_children("shop.yaml", ["reader", "server"])] == ["reader", "server"]
