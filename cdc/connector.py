@@ -83,7 +83,7 @@ def reader_settings(definition: Definition, timeline: int) -> ReaderSettings:
             slot=source.slot.name,
             publication=source.publication.name,
             patterns=definition.patterns,
-            exclude=definition.exclude,
+            exclude=definition.excludes,
             timeline=timeline,
         ),
         log=Path(definition.log.path),

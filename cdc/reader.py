@@ -30,7 +30,7 @@ from cdc.pgoutput.transactions import Decoded, RelationSeen
 from cdc.pipe import Pipe, PipeClosed
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.replication import ReplicationStream, StreamOptions, SystemIdentity, identify
+from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
 from cdc.postgres.slot import slot_status
 from cdc.relations import Relations
 from cdc.resume import check_source, confirmable
@@ -81,7 +81,7 @@ class Reader:
         options = StreamOptions(slot=source.slot, publication=source.publication, start=confirmable(0))
         # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
         with ReplicationStream.open(source.dsn, options) as stream:
-            self._resume(identity)
+            self._resume()
             stages = [
                 Thread(target=self._guard, args=(stage,), name=stage.__name__) for stage in (self._decode, self._append)
             ]
@@ -98,8 +98,9 @@ class Reader:
         if self._failure is not None:
             raise self._failure
 
-    def _resume(self, identity: SystemIdentity) -> None:
-        self._writer = LogWriter.open(self._settings.log, LogIdentity(system_id="", database=""), self._settings.limits)
+    def _resume(self) -> None:
+        identity = identify(self._settings.source.dsn)
+        self._writer = LogWriter(self._settings.log, self._settings.limits)
         last = self._writer.last_commit
         assert last is not None, "the initial copy has committed"  # noqa: S101
         with connect(self._settings.source.dsn) as conn:

@@ -17,15 +17,11 @@ from pyspark.sql import SparkSession
 DELTA_PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
 """The newest Delta that this PySpark takes; its version is pinned together with pyspark's."""
 
-NEEDED_JARS: Final = (
-    "delta-spark_4.2_2.13-4.4.0.jar",
-    "delta-storage-4.4.0.jar",
-    "delta-kernel-api-4.4.0.jar",
-    "delta-kernel-defaults-4.4.0.jar",
-    "delta-kernel-unitycatalog-4.4.0.jar",
-    "unitycatalog-client-0.6.0.jar",
-)
-"""What create, append, MERGE and read load, by experiment; all else that the package names PySpark ships itself."""
+NEEDED_JARS: Final = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")
+"""What create, append, MERGE, DML, OPTIMIZE, history and streaming reads load, by experiment.
+
+All else that the package names is shipped by PySpark itself, often newer, or serves Unity Catalog.
+"""
 
 IVY_CACHES: Final = (".ivy2.5.2/jars", ".ivy2/jars")
 """Where `--packages` leaves jars below the home directory: Spark 4 and, before it, Spark 3."""
@@ -34,7 +30,7 @@ _EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _SHIPPED_BY_PYSPARK: Final = (
     "org.apache.hadoop:*,org.apache.parquet:*,org.apache.logging.log4j:*,org.slf4j:*,com.fasterxml.jackson.core:*,"
-    "com.github.luben:*,org.xerial.snappy:*,org.roaringbitmap:*,org.locationtech.jts:*,io.airlift:*"
+    "com.github.luben:*,org.xerial.snappy:*,org.roaringbitmap:*,org.locationtech.jts:*,io.airlift:*,io.unitycatalog:*"
 )
 
 EVERYWHERE: Final = {

@@ -61,7 +61,7 @@ def test_a_template_takes_encoded_names():
 
 
 def test_an_unknown_placeholder_is_refused():
-    with pytest.raises(InvalidDefinition, match="'{topic}'"):
+    with pytest.raises(InvalidDefinition, match=r"'\{topic\}'"):
         target_uri("/a/{topic}", "shop", "orders")
 
 

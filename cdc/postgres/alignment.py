@@ -230,7 +230,7 @@ def _rewrites_nothing(old: Column, new: Column) -> bool:
         return True
     if was != becomes:
         return False
-    if before == after or after == -1:
+    if after in {before, -1}:
         return True
     if was == _NUMERIC and before != -1:
         # (precision << 16 | scale) + 4, as numeric.c packs it

@@ -17,7 +17,8 @@ _TYPE_NAME: Final = """
          ELSE format('%%I.%%I', {t}.typnamespace::regnamespace::name, {t}.typname) END
 """
 _TYPE: Final = f"""
-    SELECT t.oid, {_TYPE_NAME.format(t="t", e="e")} AS name, t.typtype::text AS kind, b.oid AS base, b.typmod AS base_typmod
+    SELECT t.oid,
+        {_TYPE_NAME.format(t="t", e="e")} AS name, t.typtype::text AS kind, b.oid AS base, b.typmod AS base_typmod
     FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem
     LEFT JOIN LATERAL (
         WITH RECURSIVE below (oid, typmod, depth) AS (
@@ -44,7 +45,8 @@ _CLASS: Final = """
 """
 # a partitioned table stores nothing itself: the default that old rows have stands in its leaves
 _ATTRIBUTES: Final = f"""
-    SELECT a.attnum, a.attname, a.attisdropped, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated::text <> '' AS generated,
+    SELECT a.attnum, a.attname, a.attisdropped, a.atttypid, a.atttypmod, a.attnotnull,
+           a.attgenerated::text <> '' AS generated,
            a.atthasdef OR a.attidentity::text <> '' AS has_default, t.name AS type_name, t.kind, t.base, t.base_typmod,
            coalesce((a.attmissingval::text::text[])[1], (
                SELECT (l.attmissingval::text::text[])[1] FROM pg_partition_tree(%(relation)s::oid::regclass) p
@@ -136,6 +138,7 @@ def look_up(conn: psycopg.Connection, oid: int) -> Catalogued | None:
 
 
 def _attribute(row: tuple[Any, ...]) -> Attribute:
+    plain: list[Any]
     *plain, name, kind, base, base_typmod, missing = row
     facts = None if name is None else TypeFacts(name, kind, base, -1 if base_typmod is None else base_typmod)
     return Attribute(*plain, facts, missing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any, Final
 
 import psycopg
@@ -69,10 +70,8 @@ def parse_dsn(dsn: str) -> dict[str, Any]:
     libpq's own complaint quotes the place where it stumbled, which may be the password's middle.
     """
     parameters: dict[str, Any] | None = None
-    try:
+    with suppress(psycopg.Error, ValueError):
         parameters = dict(conninfo.conninfo_to_dict(dsn))
-    except (psycopg.Error, ValueError):
-        pass
     if parameters is None:
         raise MalformedDsn("malformed dsn: expected postgresql://user:password@host:port/database or key=value pairs")
     places = (str(parameters.get(name, "")) for name in ("host", "hostaddr", "dbname"))

@@ -142,7 +142,9 @@ class EmbeddedPostgres:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property
@@ -156,8 +158,7 @@ class EmbeddedPostgres:
         self._programs = self._reachable_programs(find_programs(self.version))
         self._root = self._root_within_reach()
         self.socket_directory.mkdir(mode=0o700)
-        if self._account is not None:
-            os.chown(self.socket_directory, self._account.uid, self._account.gid)
+        self._own(self.socket_directory)
         locale = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"] if self.version >= _BUILTIN_LOCALE else []
         made = self._run(
             "initdb", "-D", str(self.data_directory), "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C",
@@ -177,6 +178,9 @@ class EmbeddedPostgres:
         libraries = tree.parent.with_name(f"{tree.parent.name}.libs")
         if libraries.is_dir():
             shutil.copytree(libraries, root / "packages" / libraries.name, symlinks=True)
+        for place in (root / "packages").rglob("*"):
+            # an installation under a narrow umask is for its owner alone
+            self._own(place)
         return home / programs.name
 
     def _root_within_reach(self) -> Path:
@@ -203,7 +207,7 @@ class EmbeddedPostgres:
 
     def _own(self, folder: Path) -> None:
         if self._account is not None:
-            os.chown(folder, self._account.uid, self._account.gid)
+            os.chown(folder, self._account.uid, self._account.gid, follow_symlinks=False)
 
     def _launch(self) -> bool:
         settings = {**self._settings, "listen_addresses": "127.0.0.1", "port": str(self.port)}

@@ -1,4 +1,4 @@
-"""libpq's PQgetCopyData in a compiled loop: whatever it has buffered becomes one FrameBatch, with no object per message.
+"""libpq's PQgetCopyData in a compiled loop: all that it has buffered becomes one FrameBatch, no object per message.
 
 psycopg has no call for this, so the functions are taken by address from the very libpq that psycopg
 loaded; `PQgetCopyData` with async = 1 never blocks and touches nothing but the connection, whose only
@@ -68,7 +68,7 @@ def _drain(addresses: np.ndarray, limit: int, hint: int) -> tuple[np.ndarray, np
     offsets[0] = 0
     count = used = 0
     reply = False
-    length = 1
+    length = np.int32(1)
     while used < limit:
         # a C int: only the low half of the register counts
         length = np.int32(_call(get_copy_data, connection, message.ctypes.data, 1))
@@ -95,7 +95,7 @@ def _drain(addresses: np.ndarray, limit: int, hint: int) -> tuple[np.ndarray, np
 class CopyDrain:
     """Takes COPY messages off one connection in COPY OUT or COPY BOTH mode; never blocks."""
 
-    def __init__(self, pgconn: pq.abc.PGconn) -> None:
+    def __init__(self, pgconn: Any) -> None:
         self._pgconn = pgconn
         self._functions = functions()
         self._hint = _FIRST_BUFFER
@@ -129,7 +129,7 @@ def functions() -> tuple[int, int, int] | None:
     try:
         library, standard = ctypes.CDLL(_loaded_libpq()), ctypes.CDLL(None)
         if library.PQlibVersion() != pq.version() or ctypes.sizeof(ctypes.c_void_p) != np.dtype(np.int64).itemsize:
-            raise OSError("the libpq that was found is not the one that psycopg uses")
+            raise OSError("the libpq that was found is not the one that psycopg uses")  # noqa: TRY301 - one way out
         return _address(library.PQgetCopyData), _address(library.PQfreemem), _address(standard.memcpy)
     except (OSError, AttributeError, TypeError) as error:
         _log.warning("receiving message by message, at half the speed: %s", error)

@@ -119,13 +119,15 @@ def _of(error: CdcError, subject: str) -> Problem:
     return Problem(error.code, subject, f"{error.message}; {error.fix}")
 
 
-def _failed(subject: str, message: str, statement: sql.Composable | str | None = None, *, fatal: bool = True) -> Problem:
+def _failed(
+    subject: str, message: str, statement: sql.Composable | str | None = None, *, fatal: bool = True
+) -> Problem:
     text = statement.as_string(None) if isinstance(statement, sql.Composable) else statement
     return Problem(PreflightFailed.code, subject, message, text, fatal)
 
 
 def _read(conn: psycopg.Connection, wants: Wants) -> _Source:
-    settings = conn.execute(_SETTINGS).fetchone()
+    settings: tuple[Any, ...] | None = conn.execute(_SETTINGS).fetchone()
     assert settings is not None  # noqa: S101 - a SELECT without FROM has one row
     tables = match_tables(conn, wants.patterns, wants.exclude)
     rights = {row[0]: row[1:] for row in conn.execute(_RIGHTS, [[oid for oid, _ in tables]])}
@@ -185,9 +187,7 @@ def _slot(source: _Source) -> Iterator[Problem]:
     if slot is None:
         if not source.wants.create_slot:
             create = sql.SQL("SELECT pg_create_logical_replication_slot({}, {});")
-            yield _failed(
-                subject, "does not exist", create.format(sql.Literal(source.wants.slot), sql.Literal(PLUGIN))
-            )
+            yield _failed(subject, "does not exist", create.format(sql.Literal(source.wants.slot), sql.Literal(PLUGIN)))
     elif slot.plugin != PLUGIN:
         yield _failed(
             subject, f"belongs to another plugin: expected {PLUGIN!r}, got {slot.plugin or 'a physical slot'!r}"

@@ -107,7 +107,7 @@ class ReplicationStream:
             interval, floor = _status_interval(conn, options.status_interval), _confirmed_flush(conn, options.slot)
             answer = conn.pgconn.exec_(command.encode())
             if answer.status != pq.ExecStatus.COPY_BOTH:
-                raise failure_of(answer)
+                raise failure_of(answer)  # noqa: TRY301 - the connection has to be closed
             conn.pgconn.nonblocking = 1
             stream = cls(conn, floor, interval)
             stream._report()
@@ -167,7 +167,9 @@ class ReplicationStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _take(self) -> FrameBatch | None:

@@ -100,7 +100,10 @@ class Sink(Protocol):
         """
 
     def keep(self, record: Published) -> str:
-        """Make the cut of a published record readable for later; returns its handle (Delta: JSON of target → version)."""
+        """Make the cut of a published record readable for later; returns its handle.
+
+        Delta: JSON of target → version; search: the path of a copy.
+        """
 
     def release(self, handle: str) -> None:
         """Give back what keep took; an unknown handle is ignored."""

@@ -23,7 +23,14 @@ SINK, OTHER_SINK = "ours", "theirs"
 
 def log_row(relation: int, place: tuple[int, int], op: str, **fields: Any) -> Row:
     """A log row; what is not named is null."""
-    said = {"relation": relation, "topic": f"t.{relation}", "position": place[0], "ordinal": place[1], "op": op, "xid": 7}
+    said = {
+        "relation": relation,
+        "topic": f"t.{relation}",
+        "position": place[0],
+        "ordinal": place[1],
+        "op": op,
+        "xid": 7,
+    }
     moment = datetime.fromtimestamp(place[0], UTC)
     return dict.fromkeys(LOG_SCHEMA.names) | said | {"committed_at": moment, "partial": False} | fields
 

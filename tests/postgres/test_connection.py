@@ -61,7 +61,7 @@ def test_settings_are_pinned_whatever_the_database_prefers(any_database: str, re
         f"ALTER DATABASE {name} SET timezone = 'Asia/Tokyo'",  # type: ignore[arg-type]
     )
     with connect(any_database, replication=replication) as conn:
-        found = dict(conn.execute("SELECT lower(name), setting FROM pg_settings").fetchall())
+        found: dict[str, str] = dict(conn.execute("SELECT lower(name), setting FROM pg_settings").fetchall())
 
     assert {setting: found[setting].split(",")[0] for setting in PINNED} == PINNED
     assert found["client_encoding"] == "UTF8"

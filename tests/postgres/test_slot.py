@@ -92,7 +92,7 @@ def test_a_copy_without_the_right_to_read_is_refused(database: str) -> None:
 
 
 def test_a_publication_is_made_and_completed_but_never_cut(any_database: str) -> None:
-    run_sql(any_database, 'CREATE TABLE a (id int)', 'CREATE TABLE "B ""x""" (id int)', "CREATE TABLE c (id int)")
+    run_sql(any_database, "CREATE TABLE a (id int)", 'CREATE TABLE "B ""x""" (id int)', "CREATE TABLE c (id int)")
     a, b, c = TableName("public", "a"), TableName("public", 'B "x"'), TableName("public", "c")
     with connect(any_database) as conn:
         for tables in ([a], [a, b], [b], [c]):

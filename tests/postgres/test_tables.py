@@ -227,7 +227,8 @@ def test_a_partitioned_table_is_seen_as_its_root(any_database: str) -> None:
     first, messages = seen(
         any_database, "ALTER TABLE t ADD COLUMN c int DEFAULT 7", "INSERT INTO t VALUES (1, 'eu')", table=table
     )
-    (version,) = resolved(any_database, first, messages)
+    # the leaf is announced as well, though no row comes under its name
+    (version,) = resolved(any_database, first, [message for message in messages if message.oid == first.oid])
 
     assert version.topic == "public.t"
     assert version.state is TableState.LIVE

@@ -24,7 +24,7 @@ def stamped(moment: datetime) -> str:
 
 
 @settings(deadline=None)  # the first call loads compiled code
-@given(st.lists(st.none() | st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999999))))
+@given(st.lists(st.none() | st.datetimes()))
 def test_timestamps_read_as_postgres_prints_them(moments: list[datetime | None]) -> None:
     expected = [None if m is None else stamped(m) for m in moments]
     assert shown(moments, pa.timestamp("us")) == expected

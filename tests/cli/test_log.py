@@ -1,0 +1,147 @@
+"""`cdc log` and `cdc tail`: the unit is a command over a log in a folder."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cdc.log.append import LogWriter
+from cdc.position import Position
+from tests.cli.command import Outcome, run
+from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
+
+
+@pytest.fixture
+def definition(tmp_path: Path) -> Path:
+    """A definition whose log holds a schema row, ten inserts of two rows each, a key change, a delete elsewhere."""
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(
+        f"name: shop\nsource: {{dsn: 'postgresql://localhost/shop'}}\ntables: [{{match: 'shop.*'}}]\n"
+        f"log: {{path: '{tmp_path}/log'}}\n"
+    )
+    writer = LogWriter.open(tmp_path / "log", IDENTITY, LIMITS)
+    start = row(100, 0, op="s", key=None, after=None, payload=schema_of(16384, "name").to_json())
+    append(writer, 100, start)
+    for position in range(110, 210, 10):
+        append(writer, position, row(position, 0), row(position, 1))
+    append(
+        writer,
+        300,
+        row(300, 0, op="d", key=["1"], before=[(1, "1")], after=None),
+        row(300, 1, op="u", key=["5"], old_key=["1"], after=[(1, "5"), (2, "x")]),
+    )
+    append(writer, 310, row(310, 0, relation=2, topic="shop.other", op="d", before=[(1, "0")], after=None))
+    return path
+
+
+def append(writer: LogWriter, last: int, *rows: dict[str, object]) -> None:
+    writer.commit(writer.stage(table(*rows)), info(last))
+
+
+def tail(capsys: pytest.CaptureFixture[str], definition: Path, *options: str) -> list[dict[str, object]]:
+    outcome = run(capsys, "tail", "orders", "-c", definition, "--json", *options)
+    assert outcome.status == 0, outcome.errors
+    changes: list[dict[str, object]] = outcome.envelope["result"]["changes"]
+    return changes
+
+
+def test_ls_sums_rows_and_names_the_range(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
+    result = run(capsys, "log", "ls", "-c", definition, "--json").envelope["result"]
+    assert result["durable"] == "0/136"
+    (segment,) = result["segments"]
+    assert (segment["rows"], segment["files"], segment["first"], segment["last"]) == (24, 13, "0/64", "0/136")
+    listed = run(capsys, "log", "ls", "--files", "-c", definition)
+    assert listed.output.count(".parquet") == 13
+
+
+def test_inspect_tells_whose_log_it_is_and_counts_operations(
+    capsys: pytest.CaptureFixture[str], definition: Path
+) -> None:
+    result = run(capsys, "log", "inspect", "-c", definition, "--json").envelope["result"]
+    assert (result["system_id"], result["database"], result["durable"]) == ("7000", "shop", "0/136")
+    assert result["tables"] == {"shop.orders": {"c": 20, "d": 1, "s": 1, "u": 1}, "shop.other": {"d": 1}}
+
+
+def test_inspect_shows_one_transaction(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
+    result = run(capsys, "log", "inspect", "0/12C", "-c", definition, "--json").envelope["result"]
+    assert [(change["op"], change["ordinal"]) for change in result["changes"]] == [("d", 0), ("u", 1)]
+    assert result["changes"][1]["after"] == {"id": 5, "name": "x"}
+
+
+def test_inspect_of_a_position_without_rows_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], definition: Path
+) -> None:
+    assert run(capsys, "log", "inspect", "0/65", "-c", definition).status == 2
+    assert "CDC-1" in run(capsys, "log", "inspect", "nonsense", "-c", definition).errors
+
+
+def test_tail_shows_the_last_changes_of_one_table_in_order(
+    capsys: pytest.CaptureFixture[str], definition: Path
+) -> None:
+    found = tail(capsys, definition, "-n", "3")
+    assert [(c["position"], c["ordinal"]) for c in found] == [("0/C8", 1), ("0/12C", 0), ("0/12C", 1)]
+    assert len(tail(capsys, definition)) == 20
+    assert tail(capsys, definition, "-n", "0") == []
+
+
+def test_tail_since_a_position_includes_it(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
+    found = tail(capsys, definition, "--since", str(Position(200)))
+    assert [c["position"] for c in found] == ["0/C8", "0/C8", "0/12C", "0/12C"]
+
+
+def test_tail_since_a_time_takes_what_committed_then_or_later(
+    capsys: pytest.CaptureFixture[str], definition: Path
+) -> None:
+    found = tail(capsys, definition, "--since", "2023-11-14T22:13:20.000190Z")
+    assert [c["position"] for c in found] == ["0/BE", "0/BE", "0/C8", "0/C8", "0/12C", "0/12C"]
+    assert tail(capsys, definition, "--since", "2030-01-01") == []
+
+
+def test_tail_of_some_operations_counts_only_those(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
+    assert [c["op"] for c in tail(capsys, definition, "--op", "c", "-n", "2")] == ["c", "c"]
+    assert [c["op"] for c in tail(capsys, definition, "--op", "s,d")] == ["s", "d"]
+
+
+def test_tail_prints_one_json_object_per_line_in_foreign_formats(
+    capsys: pytest.CaptureFixture[str], definition: Path
+) -> None:
+    outcome = run(capsys, "tail", "shop.orders", "-n", "3", "--format", "debezium", "-c", definition)
+    lines = [json.loads(text) for text in outcome.output.splitlines()]
+    assert [line["value"] and line["value"]["op"] for line in lines] == ["d", None, "c"]
+    flat = run(capsys, "tail", "shop.*", "-n", "1", "--format", "flat", "-c", definition)
+    assert json.loads(flat.output)["__deleted"] == "true"
+
+
+def test_tail_for_people_fits_a_line_per_change(capsys: pytest.CaptureFixture[str], definition: Path) -> None:
+    outcome = run(capsys, "tail", "orders", "-n", "1", "-c", definition)
+    place, _, operation, topic, *rest = outcome.output.split()
+    assert (place, operation, topic) == ("0/12C#1", "u", "shop.orders")
+    assert "after=" in " ".join(rest)
+
+
+@pytest.mark.parametrize("options", [("--format", "avro"), ("--op", "x"), ("--since", "yesterday"), ("--since", "1/x")])
+def test_a_wrong_option_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], definition: Path, options: tuple[str, str]
+) -> None:
+    outcome: Outcome = run(capsys, "tail", "orders", "-c", definition, *options)
+    assert outcome.status == 2
+    assert "→" in outcome.errors
+
+
+def test_tail_follows_what_is_appended(definition: Path) -> None:
+    command = [sys.executable, "-m", "cdc", "tail", "orders", "-f", "-n", "1", "--json", "-c", str(definition)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        first = json.loads(child.stdout.readline())
+        writer = LogWriter.open(definition.parent / "log", IDENTITY, LIMITS)
+        append(writer, 400, row(400, 0), row(400, 1))
+        followed = [json.loads(child.stdout.readline()) for _ in range(2)]
+        child.send_signal(signal.SIGINT)
+        child.wait(20)
+    assert first["position"] == "0/12C"
+    assert [(c["position"], c["ordinal"]) for c in followed] == [("0/190", 0), ("0/190", 1)]
