@@ -58,7 +58,7 @@ class Selection:
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Read Spark's options; raises InvalidDefinition or MalformedPosition."""
+        """Read Spark's options; raises InvalidDefinition, MalformedLsn or MalformedPosition."""
         if not options.get("path"):
             raise InvalidDefinition("data source 'cdc' needs option 'path': the root of a change log")
         limit = options.get("maxRowsPerTrigger")

@@ -141,7 +141,8 @@ def _attribute(row: tuple[Any, ...]) -> Attribute:
     plain: list[Any]
     *plain, name, kind, base, base_typmod, missing = row
     facts = None if name is None else TypeFacts(name, kind, base, -1 if base_typmod is None else base_typmod)
-    return Attribute(*plain, facts, missing)
+    fields: list[Any] = [*plain, facts, missing]
+    return Attribute(*fields)
 
 
 def types(conn: psycopg.Connection, oids: list[int]) -> dict[int, TypeFacts]:

@@ -68,7 +68,7 @@ def _drain(addresses: np.ndarray, limit: int, hint: int) -> tuple[np.ndarray, np
     offsets[0] = 0
     count = used = 0
     reply = False
-    length = np.int32(1)
+    length: Any = 1
     while used < limit:
         # a C int: only the low half of the register counts
         length = np.int32(_call(get_copy_data, connection, message.ctypes.data, 1))

@@ -132,7 +132,8 @@ def _read(conn: psycopg.Connection, wants: Wants) -> _Source:
     tables = match_tables(conn, wants.patterns, wants.exclude)
     rights = {row[0]: row[1:] for row in conn.execute(_RIGHTS, [[oid for oid, _ in tables]])}
     slot = slot_status(conn, wants.slot)
-    return _Source(conn, wants, *settings, slot, tables, rights)
+    fields: list[Any] = [conn, wants, *settings, slot, tables, rights]
+    return _Source(*fields)
 
 
 def _slot_name(wants: Wants) -> Iterator[Problem]:

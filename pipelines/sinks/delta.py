@@ -148,9 +148,10 @@ class DeltaSink:
     def _standing(self, record: TableRecord) -> TableRecord:
         """The record, or where its target really stands when a crash left it ahead of what was published."""
         target = DeltaTarget.open(record.target) if record.state == TargetState.STREAMING else None
-        if target is None or (target.applied or 0) <= record.position:
+        applied = 0 if target is None else target.applied or 0
+        if target is None or applied <= record.position:
             return record
-        return replace(record, position=target.applied, version=target.version, state=TargetState.CATCHING_UP.value)
+        return replace(record, position=applied, version=target.version, state=TargetState.CATCHING_UP.value)
 
     def _attempt(self, batch: TableBatch) -> TableRecord:
         """One try, safe to repeat: it begins with what the target says of itself now."""

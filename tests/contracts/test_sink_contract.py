@@ -290,6 +290,7 @@ def test_many_publishes_leave_one_readable_record(store):
 
 
 def as_frame(spark, whole: TableBatch) -> TableBatch:
+    assert whole.rows is not None
     return replace(whole, rows=None, frame=spark.createDataFrame(whole.rows.drop_columns(["payload"])))
 
 
@@ -300,7 +301,7 @@ def test_rows_on_executors_give_what_rows_on_the_driver_give(spark, tmp_path):
         batch([put(7, "y", 50, ordinal=2), put(9, "z", 51)], 40, 60, truncated=(50, 1)),
         batch([put(7, "y", 50, ordinal=2)], 40, 60),
     ]
-    found = []
+    found: list[list[dict[str, Any]]] = []
     for writer, shaped in [
         (Writer.DELTA_RS, lambda b: b),
         (Writer.SPARK, lambda b: as_frame(spark, b)),

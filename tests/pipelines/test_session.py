@@ -72,7 +72,7 @@ def test_a_session_says_whether_it_has_delta(spark: SparkSession, tmp_path: Path
     path = str(tmp_path / "a table")
     spark.range(4).write.format("delta").save(path)
     spark.sql(
-        f"MERGE INTO delta.`{path}` t USING range(3, 6) s ON t.id = s.id "
+        f"MERGE INTO delta.`{path}` t USING (SELECT * FROM range(3, 6)) s ON t.id = s.id "
         "WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT *"
     )
 

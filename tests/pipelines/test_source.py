@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from cdc.change import LOG_SCHEMA
-from cdc.errors import InvalidDefinition, MalformedPosition
+from cdc.errors import InvalidDefinition, MalformedLsn, MalformedPosition
 from cdc.log.append import LogWriter
 from cdc.position import Position
 from pipelines.source import SCHEMA, LogPartition, LogStreamReader, Selection
@@ -150,8 +150,9 @@ def test_a_planner_starts_where_it_is_told(root: Path) -> None:
         ({"path": "x", "maxRowsPerTrigger": "0"}, InvalidDefinition),
         ({"path": "x", "maxRowsPerTrigger": "many"}, InvalidDefinition),
         ({"path": "x", "boundaries": "yes"}, InvalidDefinition),
-        ({"path": "x", "startingPosition": "12"}, MalformedPosition),
-        ({"path": "x", "endingPosition": "earliest"}, MalformedPosition),
+        ({"path": "x", "startingPosition": "12"}, MalformedLsn),
+        ({"path": "x", "endingPosition": "earliest"}, MalformedLsn),
+        ({"path": "x", "startingPosition": "x:0/1"}, MalformedPosition),
     ],
 )
 def test_wrong_options_are_told_where_the_frame_is_made(options: dict[str, str], error: type[Exception]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from pipelines.proof.canonical import source_text, target_text
 
 
-def shown(values: list, kind: pa.DataType) -> list[str | None]:
+def shown(values: Sequence[object], kind: pa.DataType) -> list[str | None]:
     return target_text(pa.array(values, kind)).to_pylist()
 
 
@@ -35,7 +36,7 @@ def test_timestamps_read_as_postgres_prints_them(moments: list[datetime | None])
 
 @settings(deadline=None)  # the first call loads compiled code
 @given(st.lists(st.none() | st.dates(date(1, 1, 1))), st.lists(st.none() | st.times()))
-def test_dates_and_times_read_as_postgres_prints_them(dates: list, times: list) -> None:
+def test_dates_and_times_read_as_postgres_prints_them(dates: list[date | None], times: list[time | None]) -> None:
     assert shown(dates, pa.date32()) == [None if d is None else d.isoformat() for d in dates]
     clock = [None if t is None else t.isoformat("microseconds").rstrip("0").rstrip(".") for t in times]
     assert shown(times, pa.time64("us")) == clock
