@@ -111,6 +111,11 @@ class Figures:
             place = metric.name, labels
             self._values[place] = self._values.get(place, 0.0) + value
 
+    def value(self, metric: Metric, *labels: str) -> float | None:
+        """The figure as it stands; None before it was first set."""
+        with self._lock:
+            return self._values.get((metric.name, labels))
+
     def __iter__(self) -> Iterator[Sample]:
         with self._lock:
             values = sorted(self._values.items())

@@ -23,7 +23,7 @@ from cdc.log.layout import LogIdentity
 from cdc.log.pending import Pending, Ready
 from cdc.log.read import LogReader
 from cdc.log.segments import SegmentLimits
-from cdc.pgoutput.columnar import ColumnarDecoder
+from cdc.pgoutput.columnar import ColumnarDecoder, warm
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Keepalive
 from cdc.pgoutput.transactions import Decoded, RelationSeen
@@ -78,6 +78,7 @@ class Reader:
         writer = LogWriter.open(self._settings.log, log, self._settings.limits)
         if writer.durable is None:
             initial_copy(source, writer, self._figures)
+        warm()
         options = StreamOptions(slot=source.slot, publication=source.publication, start=confirmable(0))
         # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
         with ReplicationStream.open(source.dsn, options) as stream:
@@ -106,6 +107,7 @@ class Reader:
         with connect(self._settings.source.dsn) as conn:
             check_source(self._writer.identity, last, identity, slot_status(conn, self._settings.source.slot))
         self._durable, self._timeline = last.last, identity.timeline
+        self._figures.set(metrics.LOG_POSITION, int(self._durable), self._settings.source.pipeline)
         known = LogReader(self._settings.log).schemas()
         self._relations = Relations(self._settings.source.dsn, known, self._durable.epoch)
         self._decoder = ColumnarDecoder(epoch=self._durable.epoch, after=self._durable)
@@ -142,7 +144,7 @@ class Reader:
         while (frames := self._frames.get()) is not None:
             for event in self._decoder.decode(frames):
                 if isinstance(event, RelationSeen):
-                    schema, announce = self._relations.see(event.relation, event.position)
+                    schema, announce = self._relations.see(event.relation)
                     self._decoder.define(schema, announce=announce)
                 elif isinstance(event, Keepalive):
                     if event.reply_requested:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cdc.pgoutput.messages import Relation
-from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.tables import resolve
 from cdc.table import TableSchema
@@ -22,7 +21,7 @@ class Relations:
         self._known = {schema.oid: schema for schema in known.values()}
         self._epoch = epoch
 
-    def see(self, message: Relation, position: Position | None) -> tuple[TableSchema, bool]:
+    def see(self, message: Relation) -> tuple[TableSchema, bool]:
         """The schema of the rows that follow, and whether the log has to be told of it.
 
         The catalogue shows the present and the message a moment of the past; what cannot be proved comes back
@@ -33,4 +32,4 @@ class Relations:
             schema = resolve(conn, message, known, self._epoch)
         changed = schema != known
         self._known[message.oid] = schema
-        return schema, changed and position is not None
+        return schema, changed

@@ -25,11 +25,12 @@ from pipelines.apply import SinkLoop
 from pipelines.cuts import Cuts
 from pipelines.progress import Board, Progress
 from pipelines.session import SparkSettings, spark_session
-from pipelines.sinks.delta import DeltaSettings
+from pipelines.sinks.delta import DeltaSettings, Writer
 from pipelines.sinks.delta import DeltaSink as DeltaTarget
 from pipelines.sinks.search import SearchSink as SearchTarget
 from pipelines.sinks.sink import Sink
 from pipelines.source import CdcDataSource
+from pipelines.types import TypePolicy
 
 MAX_ROWS: Final = 200_000
 """Rows per micro-batch: about half a second of folding on two cores."""
@@ -220,7 +221,7 @@ def build_sink(wanted: DeltaSink | SearchSink, session: SparkSession) -> Sink:
     """The sink that a definition asks for."""
     if isinstance(wanted, DeltaSink):
         settings = DeltaSettings(
-            name=wanted.name, path=wanted.path, writer=wanted.writer.value, types=wanted.types.value
+            name=wanted.name, path=wanted.path, writer=Writer(wanted.writer.value), types=TypePolicy(wanted.types.value)
         )
         return DeltaTarget(settings, session)
     return SearchTarget(wanted.name, wanted.path, wanted.fields)

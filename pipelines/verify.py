@@ -208,8 +208,8 @@ class _DeltaTarget:
     """A Delta table at one version."""
 
     def __init__(self, target: str, version: int | None) -> None:
-        self._read = lambda: read_target(target, version)
-        schema = self._read().schema
+        self._target, self._version = target, version
+        schema = read_target(target, version).schema
         self._kinds = dict(zip(schema.names, schema.types, strict=True))
 
     def has(self, name: str) -> bool:
@@ -225,7 +225,7 @@ class _DeltaTarget:
         columns = [column_name(name) for name in names]
 
         def rows() -> Iterator[pa.RecordBatch]:
-            return (target_batch(batch, columns) for batch in self._read())
+            return (target_batch(batch, columns) for batch in read_target(self._target, self._version))
 
         return rows
 

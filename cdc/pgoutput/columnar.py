@@ -26,6 +26,7 @@ from cdc.pgoutput.messages import (
     Relation,
     Truncate,
     Update,
+    row_oids,
 )
 from cdc.pgoutput.parse import malformed, parse_frame
 from cdc.pgoutput.transactions import Decoded, RelationSeen
@@ -51,6 +52,7 @@ class ColumnarDecoder:
         self._state[kernel.LAST] = _NONE
         self._buffers = RowBuffers(self._state, Capacity())
         self._layouts: dict[int, Layout] = {}
+        self._remembered: dict[int, Relation] = {}
         self._announced: dict[int, TableSchema] = {}
         self._topics: dict[str, int] = {}
         self._names = pa.array([], pa.string())
@@ -84,6 +86,10 @@ class ColumnarDecoder:
     def decode(self, frames: FrameBatch) -> Iterator[Event]:
         """Events in WAL order; only the last of consecutive keepalives that ask for no reply, at the end.
 
+        A Relation message is only remembered, and what was defined for its OID forgotten. RelationSeen comes
+        where a change or truncate of a kept transaction first needs it: under publish_via_partition_root the
+        walsender describes leaves as well, of which no row ever comes.
+
         A Decoded comes before every RelationSeen and answer-me Keepalive if rows or transactions are
         pending, when about 16 MiB of values are pending, and at the end if any `w` frame was consumed
         since the last. Raises MalformedFrame or UnknownRelation, after yielding what came before.
@@ -97,26 +103,24 @@ class ColumnarDecoder:
             if stop != kernel.OTHER:
                 continue
             frame = frames[int(state[kernel.CURSOR])]
-            state[kernel.CURSOR] += 1
             try:
                 message = parse_frame(frame)
-                if isinstance(message, Keepalive) and not message.reply_requested:
-                    keepalive = message
+                if seen := self._needed(message):
+                    yield from self._flushed()
+                    yield seen
                     continue
-                if isinstance(message, Keepalive | Relation) and self._pending:
-                    yield self._flush()
-                if isinstance(message, Keepalive):
+                state[kernel.CURSOR] += 1
+                if not isinstance(message, Keepalive):
+                    state[kernel.MOVED] = 1
+                    self._take(frame, message)
+                elif message.reply_requested:
+                    yield from self._flushed()
                     keepalive = None
                     yield message
-                    continue
-                state[kernel.MOVED] = 1
-                if isinstance(message, Relation):
-                    yield self._seen(message)
                 else:
-                    self._take(frame, message)
+                    keepalive = message
             except SourceError:
-                if self._pending:
-                    yield self._flush()
+                yield from self._flushed()
                 raise
         if self._pending or state[kernel.MOVED]:
             yield self._flush()
@@ -148,6 +152,10 @@ class ColumnarDecoder:
     def _topic(self, name: str) -> int:
         return self._topics.setdefault(name, len(self._topics))
 
+    def _flushed(self) -> Iterator[Decoded]:
+        if self._pending:
+            yield self._flush()
+
     def _flush(self) -> Decoded:
         state = self._state
         if len(self._names) != len(self._topics):
@@ -166,11 +174,19 @@ class ColumnarDecoder:
         state[kernel.LAST] = _NONE
         return decoded
 
-    def _seen(self, message: Relation) -> RelationSeen:
+    def _needed(self, message: AnyMessage) -> RelationSeen | None:
+        """The first relation that the message cannot do without, once: it is no longer remembered then."""
+        if not self.in_transaction or self._state[kernel.DROPPED]:
+            return None
+        for oid in row_oids(message):
+            if oid not in self._layouts and (relation := self._remembered.pop(oid, None)) is not None:
+                return RelationSeen(relation, Position(int(self._state[kernel.POSITION])))
+        return None
+
+    def _remember(self, message: Relation) -> None:
         if self._layouts.pop(message.oid, None) is not None:
             self._stale = True
-        position = Position(int(self._state[kernel.POSITION])) if self.in_transaction else None
-        return RelationSeen(message, position)
+        self._remembered[message.oid] = message
 
     def _announce(self) -> None:
         for schema in self._announced.values():
@@ -178,8 +194,10 @@ class ColumnarDecoder:
         self._announced.clear()
 
     def _take(self, frame: bytes, message: AnyMessage) -> None:
-        """What the kernel left: truncates, messages, and everything that is wrong."""
+        """What the kernel left: relations, truncates, messages, and everything that is wrong."""
         match message:
+            case Relation():
+                self._remember(message)
             case Truncate():
                 self._require_transaction(frame)
                 self._truncate(message)
@@ -206,8 +224,7 @@ class ColumnarDecoder:
         return layout
 
     def _truncate(self, message: Truncate) -> None:
-        for oid in () if self._state[kernel.DROPPED] else message.oids:
-            layout = self._layout(oid)
+        for layout in [] if self._state[kernel.DROPPED] else [self._layout(oid) for oid in message.oids]:
             if layout.relation != IGNORED:
                 self._buffers.control(Operation.TRUNCATE, layout.relation, self._topic(layout.topic), None)
 
@@ -233,6 +250,12 @@ class ColumnarDecoder:
             state[kernel.TRANSACTIONS] += 1
             state[kernel.LAST] = state[kernel.POSITION]
             state[kernel.LAST_COMMITTED_AT] = message.sent_at
+
+
+def warm() -> None:
+    """Load the kernel, or compile it the first time on a machine (about 12 s of CPU), before frames wait for it."""
+    for _ in ColumnarDecoder().decode(FrameBatch.of(())):
+        pass
 
 
 def _readonly(array: np.ndarray) -> np.ndarray:

@@ -38,6 +38,7 @@ from cdc.pgoutput.messages import (
     Update,
     Value,
     Values,
+    row_oids,
 )
 from cdc.pgoutput.parse import HEADER, malformed, parse_frame
 from cdc.pgoutput.transactions import Decoded, OpenTransaction, RelationSeen
@@ -147,6 +148,7 @@ class PlainDecoder:
     def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
         self._epoch, self._after = Position.of(0, epoch).epoch, after
         self._layouts: dict[int, Layout] = {}
+        self._remembered: dict[int, Relation] = {}
         self._announced: dict[int, TableSchema] = {}
         self._open: OpenTransaction | None = None
         self._pending = _Pending()
@@ -191,12 +193,12 @@ class PlainDecoder:
             yield keepalive
 
     def _step(self, frame: bytes, message: AnyMessage | None) -> Iterator[Event]:
-        if isinstance(message, Relation):
+        while message is not None and (seen := self._needed(message)) is not None:
             yield from self._flushed()
+            yield seen
+            message = None if self._skips(frame) else message
         self._moved = True
-        if isinstance(message, Relation):
-            yield self._seen(message)
-        elif message is not None:
+        if message is not None:
             self._take(frame, message)
         if self._pending.nbytes >= VALUE_LIMIT:
             yield self._flush()
@@ -218,14 +220,23 @@ class PlainDecoder:
         layout = self._layouts.get(oid) if len(frame) > HEADER + 5 else None
         return self._open.dropped or (layout is not None and layout.relation == IGNORED)
 
-    def _seen(self, message: Relation) -> RelationSeen:
-        self._layouts.pop(message.oid, None)
-        return RelationSeen(message, self._open.position if self._open else None)
+    def _needed(self, message: AnyMessage) -> RelationSeen | None:
+        """The first relation that the message cannot do without, once: it is no longer remembered then."""
+        if self._open is None or self._open.dropped:
+            return None
+        for oid in row_oids(message):
+            if oid not in self._layouts and (relation := self._remembered.pop(oid, None)) is not None:
+                return RelationSeen(relation, self._open.position)
+        return None
 
     def _take(self, frame: bytes, message: AnyMessage) -> None:
         take = _TAKERS.get(type(message))  # none for Origin and Type: nobody asks for them
         if take is not None:
             take(self, frame, message)
+
+    def _relation(self, _: bytes, message: Relation) -> None:
+        self._layouts.pop(message.oid, None)
+        self._remembered[message.oid] = message
 
     def _begin(self, frame: bytes, message: Begin) -> None:
         if self._open:
@@ -272,8 +283,7 @@ class PlainDecoder:
 
     def _truncate(self, frame: bytes, message: Truncate) -> None:
         transaction = self._transaction(frame)
-        for oid in () if transaction.dropped else message.oids:
-            layout = self._layout(oid)
+        for layout in [] if transaction.dropped else [self._layout(oid) for oid in message.oids]:
             if layout.relation != IGNORED:
                 self._row(op=Operation.TRUNCATE, relation=layout.relation, topic=layout.topic)
 
@@ -319,7 +329,8 @@ def _items(image: Image | None) -> list[tuple[int, str | None]] | None:
 
 
 _TAKERS: Final[dict[type, Callable[[PlainDecoder, bytes, Any], None]]] = {
-    Begin: PlainDecoder._begin,  # noqa: SLF001 - the class's own table
+    Relation: PlainDecoder._relation,  # noqa: SLF001 - the class's own table
+    Begin: PlainDecoder._begin,  # noqa: SLF001
     Commit: PlainDecoder._commit,  # noqa: SLF001
     Insert: PlainDecoder._change,  # noqa: SLF001
     Update: PlainDecoder._change,  # noqa: SLF001

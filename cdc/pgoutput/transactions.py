@@ -12,15 +12,15 @@ from cdc.position import Position
 
 @dataclass(frozen=True, slots=True)
 class RelationSeen:
-    """A Relation message; the decoder has forgotten the old shape.
+    """The latest Relation message of an OID, at the first row or truncate of a kept transaction that needs it.
 
-    The consumer calls `define` (or `ignore`) for its OID before it resumes the iterator, otherwise
-    the relation's next row raises UnknownRelation.
+    The consumer calls `define` (or `ignore`) for the OID before it resumes the iterator, which then decodes
+    the same frame again; otherwise that raises UnknownRelation.
     """
 
     relation: Relation
-    position: Position | None
-    """Of the open transaction, also when that one is dropped as already known; None outside."""
+    position: Position
+    """Of the open transaction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,8 @@ def functions() -> tuple[int, int, int] | None:
         library, standard = ctypes.CDLL(_loaded_libpq()), ctypes.CDLL(None)
         if library.PQlibVersion() != pq.version() or ctypes.sizeof(ctypes.c_void_p) != np.dtype(np.int64).itemsize:
             raise OSError("the libpq that was found is not the one that psycopg uses")  # noqa: TRY301 - one way out
+        # compiled here, seconds on the first run of an installation, and not while a server waits for us
+        _drain(np.zeros(4, np.int64), 0, 1)
         return _address(library.PQgetCopyData), _address(library.PQfreemem), _address(standard.memcpy)
     except (OSError, AttributeError, TypeError) as error:
         _log.warning("receiving message by message, at half the speed: %s", error)

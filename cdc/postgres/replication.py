@@ -102,6 +102,7 @@ class ReplicationStream:
             f"START_REPLICATION SLOT {identifier(options.slot)} LOGICAL {options.start} "
             f"(proto_version '1', publication_names {publication_names([options.publication])}, messages 'true')"
         )
+        libpq.functions()
         conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}")
         try:
             interval, floor = _status_interval(conn, options.status_interval), _confirmed_flush(conn, options.slot)

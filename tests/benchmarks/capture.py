@@ -277,5 +277,3 @@ def _lags(log: Path, after_version: int) -> Iterator[float]:
 
 def _path(action: Mapping[str, Any]) -> str:
     return str(action["add"]["path"])
-
-

@@ -30,6 +30,37 @@ TABLE = """
 CREATE TABLE public.kinds (id int PRIMARY KEY, small smallint, big bigint, yes boolean, half real,
   whole double precision, price numeric(12,2), free numeric, born date, seen timestamptz, plain timestamp,
   raw bytea, words text, tags text[], doc jsonb, sure uuid, doubled int GENERATED ALWAYS AS (small * 2) STORED)
+"""
+ROWS = """
+INSERT INTO public.kinds VALUES
+ (1, 7, 9223372036854775807, true, 0.1, 0.1, 12.5, 1.10, '2026-02-03', '2026-02-03 04:05:06.7+02',
+  '2026-02-03 04:05:06', '\\x00ff', 'a', '{a,"b c"}', '{"k": 1}', '00000000-0000-0000-0000-00000000000a'),
+ (2, -1, 0, false, 'NaN', '-Infinity', -0.01, 'NaN', '0044-03-15 BC', '0044-03-15 BC', '9999-12-31 23:59:59.999999',
+  '', '', '{}', '[]', 'ffffffff-ffff-ffff-ffff-ffffffffffff'),
+ (3, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)
+"""
+BC_DAYS = -735_160
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int32()),
+        ("small", pa.int16()),
+        ("big", pa.int64()),
+        ("yes", pa.bool_()),
+        ("half", pa.float32()),
+        ("whole", pa.float64()),
+        ("price", pa.decimal128(12, 2)),
+        ("free", pa.string()),
+        ("born", pa.date32()),
+        ("seen", pa.timestamp("us", tz="UTC")),
+        ("plain", pa.timestamp("us")),
+        ("raw", pa.binary()),
+        ("words", pa.string()),
+        ("tags", pa.string()),
+        ("doc", pa.string()),
+        ("sure", pa.string()),
+        ("_position", pa.int64()),
+    ]
+)
 
 
 def typed() -> pa.Table:

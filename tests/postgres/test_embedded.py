@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -61,19 +62,17 @@ def test_as_root_it_runs_as_another_and_changes_no_folder_above(tmp_path: Path) 
 def test_programs_out_of_reach_are_copied(tmp_path: Path) -> None:
     found = find_programs(18)
     assert reachable(found / "postgres", account())
-    server = EmbeddedPostgres(tmp_path / "pg")
-    server._account = account()
     closed = tmp_path / "closed" / "package" / "pginstall"
     (closed / "bin").mkdir(parents=True)
     (closed / "bin" / "postgres").write_text("#!/bin/sh\n")
     (tmp_path / "closed").chmod(0o700)
+    with closing(EmbeddedPostgres(tmp_path / "pg")) as server:
+        server._account = account()
+        copied = server._reachable_programs(closed / "bin")
 
-    copied = server._reachable_programs(closed / "bin")
-
-    assert copied != closed / "bin"
-    assert (copied / "postgres").read_text() == "#!/bin/sh\n"
-    assert copied.stat().st_uid == server._account.uid  # type: ignore[union-attr]
-    server.close()
+        assert copied != closed / "bin"
+        assert (copied / "postgres").read_text() == "#!/bin/sh\n"
+        assert copied.stat().st_uid == server._account.uid  # type: ignore[union-attr]
     assert not copied.exists()
 
 
