@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,8 @@ from cdc.log.layout import CHANGES, CommitInfo, LogFile, LogIdentity
 from cdc.position import Position
 from cdc.table import TableSchema
 
+LOOK_EVERY: Final = 2.0
+"""Seconds between two looks at the table of a log in which nothing seems to happen."""
 REOPEN_AFTER: Final = 64
 """Versions after which the table is opened anew: an opened one keeps every commit it has replayed."""
 
@@ -35,6 +38,7 @@ class LogReader:
         self.log_id = str(metadata.id)
         self.identity = LogIdentity.from_description(metadata.description)
         self._files: list[LogFile] | None = None
+        self._look_due = 0.0
 
     @property
     def system_id(self) -> str:
@@ -53,8 +57,14 @@ class LogReader:
         return None if version is None else Position(version)
 
     def refresh(self) -> None:
-        """Move the view to what is committed now."""
+        """Move the view to what is committed now; nearly free when nothing is."""
         before = self._table.version()
+        # The next commit's file tells at the price of a stat. It can be cleaned away behind a view that stood
+        # still for long, so now and then the table itself is asked.
+        now = time.monotonic()
+        if now < self._look_due and not (self._root / "_delta_log" / f"{before + 1:020d}.json").exists():
+            return
+        self._look_due = now + LOOK_EVERY
         self._table.update_incremental()
         if self._table.version() == before:
             return

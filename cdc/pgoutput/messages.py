@@ -159,3 +159,14 @@ class Keepalive:
 AnyMessage: TypeAlias = (
     Begin | Commit | Relation | Insert | Update | Delete | Truncate | Message | Origin | Type | Keepalive
 )
+
+
+def row_oids(message: AnyMessage) -> tuple[int, ...]:
+    """OIDs of the relations whose shape must be known to read the message's rows or truncates."""
+    match message:
+        case Insert() | Update() | Delete():
+            return (message.oid,)
+        case Truncate():
+            return message.oids
+        case _:
+            return ()

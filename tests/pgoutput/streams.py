@@ -65,6 +65,7 @@ KEYLESS = table(3, name="keyless", key=(), width=2, full=True)
 NARROW = table(4, name="narrow", width=0, key=(), full=True)
 TABLES = {schema.oid: schema for schema in (ORDERS, FULL, KEYLESS, NARROW)}
 IGNORED_OID = 9
+IGNORED = table(IGNORED_OID, name="ignored")
 
 
 def relation(schema: TableSchema) -> Relation:
@@ -88,11 +89,13 @@ def ready(decoder: Decoder) -> Decoder:
 
 
 def events(decoder: Decoder, frames: Sequence[bytes]) -> Iterator[Decoded | RelationSeen | Keepalive]:
-    """Decode frames as one batch; a Relation of a known table is answered with its announced schema."""
+    """Decode frames as one batch; a relation seen is answered with its announced schema, or ignored."""
     for event in decoder.decode(FrameBatch.of(frames)):
         yield event
         if isinstance(event, RelationSeen) and event.relation.oid in TABLES:
             decoder.define(TABLES[event.relation.oid], announce=True)
+        elif isinstance(event, RelationSeen) and event.relation.oid == IGNORED_OID:
+            decoder.ignore(IGNORED_OID)
 
 
 def decode(decoder: Decoder, messages: Sequence[AnyMessage]) -> list[dict[str, Any]]:
@@ -159,7 +162,7 @@ _inside = st.one_of(
     _message(transactional=True),
     _keepalives,
     _ignored,
-    st.sampled_from(list(TABLES.values())).map(relation),
+    st.sampled_from([*TABLES.values(), IGNORED]).map(relation),
     st.builds(Origin, _lsns, st.text("ab")),
     st.builds(Type, st.integers(0, 2**32 - 1), st.just("shop"), st.just("mood")),
 )

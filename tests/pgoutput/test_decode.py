@@ -34,8 +34,10 @@ from cdc.table import TableSchema
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 from tests.pgoutput.streams import (
     DECODERS,
+    IGNORED,
     IGNORED_OID,
     ORDERS,
+    TABLES,
     decode,
     events,
     ready,
@@ -212,7 +214,7 @@ def test_rows_of_an_open_transaction_are_not_complete(make):
     assert (event.rows.num_rows, event.complete, event.last, decoder.in_transaction) == (0, 0, Position(700), False)
 
 
-def test_a_relation_is_announced_where_it_was_seen(make):
+def test_a_relation_is_announced_before_the_first_row_that_needs_it(make):
     insert = Insert(1, ("a", "", ""))
     decoder = ready(make())
     first, seen, second = feed(decoder, *transaction(600, insert, relation(ORDERS), insert))
@@ -245,22 +247,81 @@ def test_an_announcement_outside_a_kept_transaction_waits_for_the_next(make):
     assert event.rows["payload"].to_pylist()[0] == flagged.to_json()
 
 
-def test_a_relation_seen_in_a_dropped_transaction_carries_its_position(make):
+def test_a_relation_without_rows_is_never_seen(make):
+    leaf = relation(table(50, name="orders_2024"))
+    insert, truncate = Insert(1, ("a", "", "")), Truncate((1,), False, False)
+    found = feed(
+        make(), *transaction(600, leaf, relation(ORDERS)), *transaction(700, leaf, relation(ORDERS), insert, truncate)
+    )
+    assert [event for event in found if isinstance(event, RelationSeen)] == [
+        RelationSeen(relation(ORDERS), Position(700))
+    ]
+    assert rows(found)["relation"].to_pylist() == [101, 101, 101]
+    assert rows(found)["op"].to_pylist() == ["s", "c", "t"]
+
+
+def test_a_relation_from_a_dropped_transaction_is_seen_at_the_first_kept_row(make):
     decoder = make(after=Position(600))
-    seen, event = feed(decoder, *transaction(500, relation(ORDERS)))
-    assert (seen.position, event.rows.num_rows) == (Position(500), 0)
-    (outside, _) = feed(make(), relation(ORDERS))
-    assert outside.position is None
+    insert, truncate = Insert(1, ("a", "", "")), Truncate((1,), False, False)
+    (event,) = feed(decoder, *transaction(500, relation(ORDERS), insert, truncate))
+    assert (event.rows.num_rows, event.last) == (0, None)
+    seen, event = feed(decoder, *transaction(700, insert))
+    assert seen == RelationSeen(relation(ORDERS), Position(700))
+    assert event.rows["op"].to_pylist() == ["s", "c"]
 
 
-def test_a_relation_message_forgets_the_old_shape(make):
+def test_only_the_latest_of_several_relation_messages_is_seen(make):
+    old = relation(replace(ORDERS, name="old"))
+    seen, event = feed(make(), *transaction(600, old, relation(ORDERS), Insert(1, ("a", "", ""))))
+    assert seen == RelationSeen(relation(ORDERS), Position(600))
+    assert event.rows["ordinal"].to_pylist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Update(1, None, ("a", "1", "2")),
+        Delete(1, OldTuple(OldKind.KEY, ("a", None, None))),
+        Truncate((1,), False, False),
+    ],
+)
+def test_every_kind_of_change_shows_its_relation(make, change):
+    seen, event = feed(make(), *transaction(600, relation(ORDERS), change))
+    assert seen == RelationSeen(relation(ORDERS), Position(600))
+    assert event.rows["op"].to_pylist()[0] == "s"
+    assert event.rows.num_rows == 2
+
+
+def test_a_truncate_of_several_relations_comes_after_all_were_announced(make):
+    first, second = relation(ORDERS), relation(TABLES[2])
+    found = feed(make(), *transaction(600, first, second, Truncate((1, 2), False, False)))
+    assert [type(event) for event in found] == [RelationSeen, Decoded, RelationSeen, Decoded]
+    told = rows(found).select(["op", "relation", "ordinal"]).to_pylist()
+    assert [tuple(row.values()) for row in told] == [("s", 101, 0), ("s", 102, 1), ("t", 101, 2), ("t", 102, 3)]
+
+
+def test_a_relation_may_be_ignored_when_it_is_seen(make):
+    insert = Insert(IGNORED_OID, ("not", "of", "this", "width"))
+    seen, event = feed(make(), *transaction(600, relation(IGNORED), insert, insert))
+    assert seen == RelationSeen(relation(IGNORED), Position(600))
+    assert (event.rows.num_rows, event.last) == (0, Position(600))
+
+
+def test_a_change_outside_a_transaction_is_malformed_before_its_relation_is_seen(make):
+    stream = events(make(), [frame(relation(ORDERS)), frame(Insert(1, ("a", "", "")))])
+    with pytest.raises(MalformedFrame, match="outside a transaction"):
+        next(stream)
+
+
+@pytest.mark.parametrize("change", [Insert(1, ()), Truncate((1,), False, False)])
+def test_a_relation_message_forgets_the_old_shape(make, change):
     decoder = ready(make())
     begin = transaction(600)[0]
     stranger = Relation(1, "x", "y", "d", ())
-    stream = decoder.decode(FrameBatch.of([frame(begin), frame(stranger), frame(Insert(1, ()))]))
-    assert isinstance(next(stream), RelationSeen)
+    stream = decoder.decode(FrameBatch.of([frame(begin), frame(stranger), frame(change)]))
+    assert next(stream) == RelationSeen(stranger, Position(600))
     with pytest.raises(UnknownRelation, match="relation 1 "):
-        list(stream)
+        next(stream)
 
 
 def test_rows_of_a_relation_never_seen_are_an_error_but_not_what_came_before(make):
