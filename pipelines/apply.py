@@ -39,8 +39,8 @@ class SinkLoop:
         self._sink, self._log, self._cuts, self._progress = sink, change_log, cuts, progress
         self._published = Published(0, 0, {})
         self._schemas: dict[int, TableSchema] = {}
-        self.turn = Lock()
-        """Held while a batch runs: who holds it may stop the query without cutting a batch in two."""
+        self._turn = Lock()
+        self._drained = False
 
     @property
     def position(self) -> Position:
@@ -61,7 +61,9 @@ class SinkLoop:
 
     def __call__(self, rows: DataFrame, _batch_id: int) -> None:
         """Apply one micro-batch: rows of the log after the sink's position, with their boundary row."""
-        with self.turn:
+        with self._turn:
+            if self._drained:
+                return
             batch = self._fold(rows)
             hit("after_fold")
             if batch.boundary is None or batch.boundary.position <= self.position:
@@ -77,10 +79,15 @@ class SinkLoop:
 
     def catch_up(self, table: TableRecord, rows: DataFrame) -> None:
         """Bring one table that stayed behind to the sink's position; rows: its own range of the log."""
-        with self.turn:
+        with self._turn:
             batch = take_apart(fold(rows, sink=self._sink.name).toArrow())
             record = self._apply_table(table.relation, batch, int(self.position))
             self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
+
+    def drain(self) -> None:
+        """Wait for the batch that runs; those that come after it do nothing, until the query is stopped."""
+        with self._turn:
+            self._drained = True
 
     def _within(self, rows: DataFrame, upto: int) -> DataFrame:
         return rows.where(

@@ -146,8 +146,8 @@ class SinkQuery:
     def stop(self) -> None:
         """Stop between two batches and close the sink."""
         if self._query is not None and self._loop is not None:
-            with self._loop.turn:
-                self._query.stop()
+            self._loop.drain()
+            self._query.stop()
             self._query = None
         if self._sink is not None:
             self._sink.close()
