@@ -8,11 +8,10 @@ tables that had merged already; those carry their own position and are passed ov
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import structlog
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -28,6 +27,7 @@ from pipelines.cuts import Cut, Cuts
 from pipelines.fold import SURVEY_COLUMNS, Survey, fold, survey
 from pipelines.progress import Progress
 from pipelines.sinks.sink import Sink, TableBatch
+from pipelines.standing import failed, median_lag, placed
 
 log = structlog.get_logger("apply")
 
@@ -37,6 +37,7 @@ class SinkLoop:
 
     def __init__(self, sink: Sink, change_log: LogReader, cuts: Cuts, progress: Progress) -> None:
         self._sink, self._log, self._cuts, self._progress = sink, change_log, cuts, progress
+        self._pool = ThreadPoolExecutor(sink.parallel, thread_name_prefix=f"merge-{sink.name}")
         self._published = Published(0, 0, {})
         self._schemas: dict[int, TableSchema] = {}
         self._turn = Lock()
@@ -88,6 +89,7 @@ class SinkLoop:
         """Wait for the batch that runs; those that come after it do nothing, until the query is stopped."""
         with self._turn:
             self._drained = True
+        self._pool.shutdown()
 
     def _within(self, rows: DataFrame, upto: int) -> DataFrame:
         return rows.where(
@@ -113,7 +115,9 @@ class SinkLoop:
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
         began = time.monotonic()
-        records = {r: self._apply_table(r, batch, boundary.position) for r in batch.relations if not self._is_failed(r)}
+        touched = [relation for relation in batch.relations if not self._is_failed(relation)]
+        merged = self._pool.map(lambda relation: self._apply_table(relation, batch, boundary.position), touched)
+        records = dict(zip(touched, merged, strict=True))
         self._publish(records, boundary, batch)
         self._progress.took(time.monotonic() - began)
 
@@ -139,15 +143,15 @@ class SinkLoop:
         except CdcError as exc:
             if exc.reaction is not Reaction.QUARANTINE:
                 raise
-            record = _failed(before, schema, exc)
+            record = failed(before, schema, exc)
         hit("after_table_merge")
         if record.state == TargetState.FAILED:
             log.error("table stopped", sink=self._sink.name, table=record.topic, reason=record.reason)
-        return _placed(record, upto)
+        return placed(record, upto)
 
     def _publish(self, changed: dict[int, TableRecord], boundary: Boundary, batch: FoldedBatch) -> None:
         untouched = {
-            relation: _placed(replace(record, position=max(record.position, boundary.position)), boundary.position)
+            relation: placed(replace(record, position=max(record.position, boundary.position)), boundary.position)
             for relation, record in self._published.tables.items()
             if relation not in changed and record.state != TargetState.FAILED
         }
@@ -159,7 +163,7 @@ class SinkLoop:
             self._sink.publish(record)
         self._published = record
         rows = {r: batch.rows_of(r).num_rows for r in changed}
-        self._progress.published(record, lag=_lag(batch.images), rows=rows)
+        self._progress.published(record, lag=median_lag(batch.images), rows=rows)
 
     def _keep_if_asked(self) -> None:
         for cut in self._cuts.due(self._sink.name, self.position):
@@ -174,31 +178,3 @@ class SinkLoop:
     def _is_failed(self, relation: int) -> bool:
         record = self._published.tables.get(relation)
         return record is not None and record.state == TargetState.FAILED
-
-
-def _placed(record: TableRecord, upto: int) -> TableRecord:
-    """The record with the state that its position means for a cut at upto."""
-    whole = record.state in {TargetState.STREAMING, TargetState.CATCHING_UP}
-    if not whole:
-        return record
-    return replace(record, state=(TargetState.STREAMING if record.position == upto else TargetState.CATCHING_UP).value)
-
-
-def _failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:
-    target, position, version = (before.target, before.position, before.version) if before else ("", 0, None)
-    return TableRecord(
-        relation=schema.relation,
-        topic=schema.topic,
-        target=target,
-        position=position,
-        version=version,
-        state=TargetState.FAILED.value,
-        reason=f"{exc.code} {exc.message} → {exc.fix}",
-        schema=before.schema if before else schema.to_json().decode(),
-    )
-
-
-def _lag(images: pa.Table) -> float | None:
-    """Seconds from commit at the source to now, for the median row of a batch; None for a batch without rows."""
-    middle = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
-    return None if middle is None else max(0.0, time.time() - middle / 1e6)

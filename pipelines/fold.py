@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -117,7 +118,7 @@ def fold(rows: DataFrame, *, sink: str, survey: Survey | None = None) -> DataFra
     generation that a `g` ends, are dropped. Without a survey of the range Spark makes it, which reads the rows
     once more in a job of its own. Rows that moved with partial images start jobs while the plan is made.
     """
-    addressed = rows.where(F.col("address").isNull() | (F.col("address") == sink))
+    addressed = rows.where(_addressed(sink))
     known = survey if survey is not None else _surveyed(addressed)
     if known.rows is not None and known.rows <= SMALL:
         addressed = addressed.coalesce(1)
@@ -132,11 +133,26 @@ def fold(rows: DataFrame, *, sink: str, survey: Survey | None = None) -> DataFra
 
 def keep_latest(rows: DataFrame) -> DataFrame:
     """Log rows without any partial image → FOLDED: the latest row of a key is its state."""
-    latest = _facts(rows).groupBy(*_GROUP).agg(F.max_by(F.struct(*_FACTS), _order()).alias("last"))
+    latest, columns = _latest_columns()
+    return _facts(rows).groupBy(*_GROUP).agg(latest).select(*columns)
+
+
+# Columns are trees of the JVM: building one takes a call per node, together as long as folding a small batch.
+# They name columns and belong to no frame, so each is built once.
+
+
+@cache
+def _addressed(sink: str) -> Column:
+    return F.col("address").isNull() | (F.col("address") == sink)
+
+
+@cache
+def _latest_columns() -> tuple[Column, tuple[Column, ...]]:
     complete = F.when(_is_image(F.col("last.op")), F.lit(True))
     columns = {name: F.col(f"last.{name}") for name in FOLDED.names if name in _FACTS}
     columns |= {"complete": complete, "base": F.lit(None).cast(FOLDED["base"].dataType)}
-    return latest.select(*(columns.get(name, F.col(name)).alias(name) for name in FOLDED.names))
+    latest = F.max_by(F.struct(*_FACTS), _order()).alias("last")
+    return latest, tuple(columns.get(name, F.col(name)).alias(name) for name in FOLDED.names)
 
 
 def _order(row: str = "") -> Column:
@@ -181,43 +197,67 @@ def _after_fences(rows: DataFrame, fences: Mapping[int, Fence]) -> DataFrame:
 
 def _facts(rows: DataFrame) -> DataFrame:
     """Log rows → what the fold looks at, a fraction of their width."""
+    is_change, columns = _fact_columns()
+    return rows.where(is_change).select(*columns)
+
+
+@cache
+def _fact_columns() -> tuple[Column, tuple[Column, ...]]:
     is_row = F.col("op").isin(*sorted(ROW_OPERATIONS))
     # control rows and the rows of keyless tables are groups of one: nothing may hide them
     apart = F.when(~is_row | F.col("key").isNull(), _order())
     is_delete = F.col("op") == Operation.DELETE.value
     image = F.when(~is_delete, F.col("after")).when(F.col("key").isNull(), F.col("before"))
-    return rows.where(F.col("op") != Operation.MESSAGE.value).select(
-        "relation",
-        "key",
+    columns = (
+        *map(F.col, ("relation", "key")),
         apart.alias("apart"),
-        "position",
-        "ordinal",
-        "committed_at",
+        *map(F.col, ("position", "ordinal", "committed_at")),
         F.when(is_row & ~is_delete, F.lit("u")).otherwise(F.col("op")).alias("op"),
         image.alias("after"),
-        "payload",
-        "partial",
+        *map(F.col, ("payload", "partial")),
         F.when(F.col("partial"), F.col("old_key")).alias("moved_from"),
     )
+    return F.col("op") != Operation.MESSAGE.value, columns
 
 
 def _lives(facts: DataFrame) -> DataFrame:
     """Facts → FOLDED with the place of the move that `base` stands for, each key's last life merged."""
+    stages = _life_stages()
+    candidates = facts.groupBy(*_GROUP, stages.sent).agg(stages.row)
+    keys = candidates.groupBy(*_GROUP).agg(stages.start, stages.rest)
+    return keys.select(*keys.columns, stages.later).select("*", stages.last).select(*stages.told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """The columns of _lives, in the order of its steps."""
+
+    sent: Column
+    row: Column
+    start: Column
+    rest: Column
+    later: Column
+    last: Column
+    told: tuple[Column, ...]
+
+
+@cache
+def _life_stages() -> _Stages:
     goes_on = F.col("partial") & F.col("moved_from").isNull()
-    sent = F.when(goes_on, F.array_sort(F.map_keys("after")))
-    candidates = facts.groupBy(*_GROUP, sent.alias("sent")).agg(F.max_by(F.struct(*_FACTS), _order()).alias("row"))
-    begins = F.col("sent").isNull()
-    keys = candidates.groupBy(*_GROUP).agg(
-        F.max_by(F.when(begins, F.col("row")), F.when(begins, _order("row."))).alias("start"),
-        F.collect_list(F.when(~begins, F.col("row"))).alias("rest"),
+    begins, start = F.col("sent").isNull(), F.col("start")
+    later = F.filter("rest", lambda row: start.isNull() | _after(row, start))
+    return _Stages(
+        sent=F.when(goes_on, F.array_sort(F.map_keys("after"))).alias("sent"),
+        row=F.max_by(F.struct(*_FACTS), _order()).alias("row"),
+        start=F.max_by(F.when(begins, F.col("row")), F.when(begins, _order("row."))).alias("start"),
+        rest=F.collect_list(F.when(~begins, F.col("row"))).alias("rest"),
+        later=F.array_sort(later, _compared).alias("later"),
+        last=F.coalesce(F.get("later", F.size("later") - 1), start).alias("last"),
+        told=_told_life(),
     )
-    start = F.col("start")
-    later = F.array_sort(F.filter("rest", lambda row: start.isNull() | _after(row, start)), _compared)
-    told = keys.withColumn("later", later).withColumn("last", F.coalesce(F.get("later", F.size("later") - 1), start))
-    return told.select(*_told_life())
 
 
-def _told_life() -> list[Column]:
+def _told_life() -> tuple[Column, ...]:
     start, alone = F.col("start"), F.size("later") == 0
     whole = F.coalesce(~start["partial"] & (alone | (start["op"] == "u")), F.lit(False))
     nothing = F.create_map().cast(_IMAGE)
@@ -237,7 +277,7 @@ def _told_life() -> list[Column]:
         "moved_position": F.when(moved, start["position"]),
         "moved_ordinal": F.when(moved, start["ordinal"]),
     }
-    return [column.alias(name) for name, column in columns.items()]
+    return tuple(column.alias(name) for name, column in columns.items())
 
 
 def _after(row: Column, other: Column) -> Column:

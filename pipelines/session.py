@@ -33,6 +33,10 @@ _SHIPPED_BY_PYSPARK: Final = (
     "com.github.luben:*,org.xerial.snappy:*,org.roaringbitmap:*,org.locationtech.jts:*,io.airlift:*,io.unitycatalog:*"
 )
 
+_PLAIN_CHECKPOINTS: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+
 EVERYWHERE: Final = {
     # values are Postgres text under timezone UTC; a session in local time would shift them at the first cast
     "spark.sql.session.timeZone": "UTC",
@@ -55,6 +59,12 @@ ON_ONE_MACHINE: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.showConsoleProgress": "false",
     "spark.cleaner.periodicGC.interval": "10min",
+    # re-planning between stages pays for large joins, and costs a small batch more than its fold
+    "spark.sql.adaptive.enabled": "false",
+    # Hadoop sets permissions and checksums of local files by starting a process for each: 100 ms a batch for the
+    # two files of a checkpoint that is thrown away with its query
+    "spark.sql.streaming.checkpointFileManagerClass": _PLAIN_CHECKPOINTS,
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }
 """Settings of `local` masters."""
 

@@ -79,6 +79,9 @@ class SearchSink:
     column of a text type.
     """
 
+    parallel = 1
+    """An index has one writer."""
+
     def __init__(self, name: str, path: str | Path, fields: Sequence[str] = ()) -> None:
         self.name = name
         self._path = Path(path)

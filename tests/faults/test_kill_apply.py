@@ -52,11 +52,10 @@ def test_reader_and_driver_killed_at_random_moments_leave_the_targets_exact(shop
     pipeline, workload = shop
     random = Random(seed)
     processes = {"reader": pipeline.reader(), "apply": pipeline.apply()}
-    pipeline.wait(lambda: (pipeline.folder / "lake").exists(), "the first rows in the lake")
+    pipeline.wait((pipeline.folder / "lake").exists, "the first rows in the lake")
     workload.start()
     for _ in range(3):
-        target = workload.written.transactions + random.randint(20, 300)
-        pipeline.wait(lambda target=target: workload.written.transactions > target, "more transactions")
+        pipeline.wait_for_more(workload, random.randint(20, 300))
         for name in random.choice([("reader",), ("apply",), ("reader", "apply")]):
             processes[name].send_signal(signal.SIGKILL)
             processes[name].wait()

@@ -32,7 +32,7 @@ class Oracle:
             conn.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", [name])
 
     def changes(self) -> Counter[int]:
-        """xid → rows changed."""
+        """Rows changed by xid."""
         with connect(self._dsn) as conn:
             rows = conn.execute(
                 "SELECT xid::text::bigint, data FROM pg_logical_slot_peek_changes(%s, NULL, NULL)", [self._name]
@@ -89,8 +89,7 @@ def test_a_reader_killed_at_random_moments_loses_and_doubles_nothing(shop: tuple
     oracle = Oracle(pipeline.dsn, pipeline.name)
     workload.start()
     for _ in range(3):
-        target = workload.written.transactions + random.randint(20, 200)
-        pipeline.wait(lambda target=target: workload.written.transactions > target, "more transactions")
+        pipeline.wait_for_more(workload, random.randint(20, 200))
         reader.kill()
         reader.wait()
         reader = pipeline.reader()

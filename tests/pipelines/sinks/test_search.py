@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ BLUE = {1: "1", 2: "blue mug", 3: "holds tea"}
 RED = {1: "2", 2: "red mug", 3: None}
 
 
-def upsert(image: dict[int, str | None], position: int, **other: Any) -> dict[str, Any]:
+def upsert(image: Mapping[int, str | None], position: int, **other: Any) -> dict[str, Any]:
     plain = {"op": "u", "key": [image[1]], "ordinal": 0, "complete": True, "base": None}
     return {**plain, "position": position, "after": list(image.items()), **other}
 

@@ -1,0 +1,42 @@
+"""Where one table of a sink stands after a batch, and how late the batch was."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.errors import CdcError
+from cdc.stores.published import TableRecord, TargetState
+from cdc.table import TableSchema
+
+
+def placed(record: TableRecord, upto: int) -> TableRecord:
+    """The record with the state that its position means for a cut at upto."""
+    whole = record.state in {TargetState.STREAMING, TargetState.CATCHING_UP}
+    if not whole:
+        return record
+    return replace(record, state=(TargetState.STREAMING if record.position == upto else TargetState.CATCHING_UP).value)
+
+
+def failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:
+    """The record of a table that stands still where it stood before exc, with the reason and what to do."""
+    target, position, version = (before.target, before.position, before.version) if before else ("", 0, None)
+    return TableRecord(
+        relation=schema.relation,
+        topic=schema.topic,
+        target=target,
+        position=position,
+        version=version,
+        state=TargetState.FAILED.value,
+        reason=f"{exc.code} {exc.message} → {exc.fix}",
+        schema=before.schema if before else schema.to_json().decode(),
+    )
+
+
+def median_lag(images: pa.Table) -> float | None:
+    """Seconds from commit at the source to now, for the median row of a batch; None for a batch without rows."""
+    middle = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
+    return None if middle is None else max(0.0, time.time() - middle / 1e6)
