@@ -12,11 +12,14 @@ from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
+import psycopg
 import pytest
 
 from cdc.demo.workload import Workload, make_shop
 from cdc.postgres.connection import connect
+from cdc.postgres.embedded import EmbeddedPostgres
 from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.postgres import fresh_database
 
 FAILPOINTS = ["after_receive:3", "after_data_file:2", "after_log_commit:2", "after_copy_staged"]
 _CHANGE = re.compile(r"table \S+ (INSERT|UPDATE|DELETE):")
@@ -24,20 +27,42 @@ KILLED = -signal.SIGKILL
 
 
 class Oracle:
-    """What Postgres itself says happened since the slot was made."""
+    """What Postgres itself says happened since the slot was made: by test_decoding, or where a server lacks that
+    plugin by pgoutput through SQL, read by the plain parser.
+    """
 
     def __init__(self, dsn: str, name: str) -> None:
         self._dsn, self._name = dsn, name
         with connect(dsn) as conn:
-            conn.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", [name])
+            try:
+                conn.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", [name])
+                self._plugin = "test_decoding"
+            except psycopg.errors.UndefinedFile:
+                conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+                self._plugin = "pgoutput"
 
     def changes(self) -> Counter[int]:
         """Rows changed by xid."""
         with connect(self._dsn) as conn:
-            rows = conn.execute(
-                "SELECT xid::text::bigint, data FROM pg_logical_slot_peek_changes(%s, NULL, NULL)", [self._name]
-            ).fetchall()
-        return Counter(xid for xid, text in rows if _CHANGE.match(text))
+            if self._plugin == "test_decoding":
+                query = "SELECT xid::text::bigint, data FROM pg_logical_slot_peek_changes(%s, NULL, NULL)"
+                return Counter(xid for xid, text in conn.execute(query, [self._name]) if _CHANGE.match(text))
+            query = (
+                "SELECT xid::text::bigint, data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, "
+                "'proto_version', '1', 'publication_names', %s)"
+            )
+            rows = conn.execute(query, [self._name, f"cdc_{self._name}_pub"])
+            return Counter(xid for xid, message in rows if bytes(message)[:1] in {b"I", b"U", b"D"})
+
+
+@pytest.fixture(name="database")
+def _database(request: pytest.FixtureRequest, postgres: EmbeddedPostgres) -> Iterator[str]:
+    """On Debian's server where there is one: it has test_decoding."""
+    try:
+        server: EmbeddedPostgres = request.getfixturevalue("postgres_15")
+    except pytest.skip.Exception:
+        server = postgres
+    yield from fresh_database(server)
 
 
 @pytest.fixture(name="shop")
