@@ -18,7 +18,8 @@
     │   ├── SourceReplaced          another cluster, or another timeline without proof
     │   ├── MalformedFrame          bytes that are not pgoutput
     │   ├── UndecodableWal          the server cannot decode its own WAL
-    │   └── UnknownRelation
+    │   ├── UnknownRelation
+    │   └── SnapshotVoid            retried: a table was emptied or rewritten under a snapshot
     ├── SinkError             CDC-3xxx           a derived store
     │   ├── ValueNotRepresentable   quarantine
     │   ├── MissingBase             quarantine
@@ -256,6 +257,17 @@ class UnknownRelation(SourceError):
 
     code = "CDC-2203"
     remedy = "restart the reader; if it comes again, resync the table"
+
+
+class SnapshotVoid(SourceError):
+    """A table was truncated or rewritten after a snapshot was taken and before it could be read under it.
+
+    Neither is MVCC-safe: under the older snapshot the table reads as empty (PostgreSQL manual, section 13.6).
+    """
+
+    code = "CDC-2204"
+    reaction = Reaction.RETRY
+    remedy = "nothing to do: another snapshot is taken"
 
 
 class SinkError(CdcError):

@@ -108,6 +108,8 @@ def verify(definition: Definition, options: VerifyOptions) -> Report:
         pipeline=definition.name,
         dsn=definition.source.dsn.reveal(),
         sinks=[sink.name for sink in sinks],
+        patterns=definition.patterns,
+        exclude=definition.excludes,
         epoch=durable.epoch,
         timeout=options.timeout,
     )

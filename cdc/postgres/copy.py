@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import psycopg
 from psycopg import generators, pq, sql
 
-from cdc.errors import UnknownRelation
+from cdc.errors import SnapshotVoid, UnknownRelation
 from cdc.postgres import libpq
 from cdc.postgres.replication import failure_of
 from cdc.postgres.sqlstate import mapped
+from cdc.postgres.tables import TableName
 from cdc.table import TableSchema
 
 CHUNK: Final = 1 << 20
@@ -20,10 +21,20 @@ CHUNK: Final = 1 << 20
 _KIND: Final = "SELECT relkind FROM pg_class WHERE oid = %s AND relkind IN ('r', 'p')"
 
 
+_REWRITTEN: Final = """
+    WITH wanted AS (SELECT unnest(%s::oid[]) AS oid),
+    stored AS (SELECT oid FROM wanted UNION SELECT relid FROM wanted, pg_partition_tree(wanted.oid))
+    SELECT c.oid::regclass::text FROM pg_class c JOIN stored USING (oid)
+    WHERE c.relfilenode IS DISTINCT FROM coalesce(pg_relation_filenode(c.oid), 0)
+"""
+"""`relfilenode` is read under the snapshot, `pg_relation_filenode` tells of now."""
+
+
 def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
     """Begin a read-only transaction that sees what the exported snapshot sees; nothing may have been run in it.
 
-    The caller ends it; raises SourceError if the snapshot's connection went on or is gone.
+    The caller ends it, and holds the tables that it will read; raises SourceError if the snapshot's connection
+    went on or is gone.
     """
     with mapped():
         if conn.autocommit:
@@ -34,6 +45,20 @@ def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
         except psycopg.Error:
             conn.execute("ROLLBACK")
             raise
+
+
+def hold_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]]) -> None:
+    """Keep tables from being truncated or rewritten until the transaction of begin_snapshot ends.
+
+    Raises SnapshotVoid when one of them was before the lock was held: it would read as empty. Readers and writers
+    of rows are not held up (ACCESS SHARE, as pg_dump takes).
+    """
+    with mapped():
+        for _, name in tables:
+            conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(*name)))
+        found = conn.execute(_REWRITTEN, [[oid for oid, _ in tables]]).fetchall()
+    if found:
+        raise SnapshotVoid(f"truncated or rewritten under the snapshot: {', '.join(sorted(name for (name,) in found))}")
 
 
 def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[bytes]:

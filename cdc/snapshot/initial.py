@@ -23,7 +23,7 @@ from cdc.metrics import SNAPSHOT_ROWS, Figures
 from cdc.pgoutput.copy_text import CopyDecoder
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import begin_snapshot, copy_table
+from cdc.postgres.copy import begin_snapshot, copy_table, hold_tables
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.slot import create_slot, drop_slot, exclusive, slot_status
 from cdc.postgres.tables import match_tables, read_schema
@@ -62,6 +62,7 @@ def initial_copy(source: CopySource, writer: LogWriter, figures: Figures) -> Pos
             drop_slot(conn, source.slot)
         with create_slot(source.dsn, source.slot) as snapshot, connect(source.dsn, autocommit=False) as reading:
             begin_snapshot(reading, snapshot.name)
+            hold_tables(reading, tables)
             copy = _Copy(source, writer, figures, Position.of(snapshot.consistent_point - 1))
             for oid, _ in tables:
                 if (schema := read_schema(reading, oid)) is not None:

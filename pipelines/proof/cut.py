@@ -21,12 +21,13 @@ from typing import Any, Final
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command, CommandState
 from cdc.change import HEARTBEAT_PREFIX
-from cdc.errors import CutNotReached
+from cdc.errors import CutNotReached, SnapshotVoid
 from cdc.position import Position
 from cdc.postgres import heartbeat
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import begin_snapshot
+from cdc.postgres.copy import begin_snapshot, hold_tables
 from cdc.postgres.slot import create_slot
+from cdc.postgres.tables import match_tables
 from cdc.stores.published import Published
 
 ATTEMPTS: Final = 10
@@ -65,6 +66,8 @@ class CutRequest:
     pipeline: str
     dsn: str
     sinks: Sequence[str]
+    patterns: Sequence[str]
+    exclude: Sequence[str]
     epoch: int
     timeout: float
     """Seconds for all attempts together."""
@@ -84,6 +87,8 @@ def consistent_cut(catalog: Catalog, wish: CutRequest) -> Iterator[ConsistentCut
                 if kept is not None:
                     yield ConsistentCut(position, source, kept)
                     return
+            except SnapshotVoid:
+                continue  # a TRUNCATE came between snapshot and lock: take another
             finally:
                 _release(catalog, wish.pipeline, commands)
     raise CutNotReached(f"a sink had passed each of {ATTEMPTS} snapshots", remedy="verify again when the load is lower")
@@ -110,6 +115,7 @@ def _ask(catalog: Catalog, wish: CutRequest, source: Any, commands: dict[str, in
         for sink in wish.sinks:
             commands[sink] = catalog.commands.post(wish.pipeline, "cut", {"sink": sink, "position": int(position)})
         begin_snapshot(source, exported.name)
+        hold_tables(source, match_tables(source, wish.patterns, wish.exclude))
     with connect(wish.dsn, application_name="cdc verify") as conn:
         heartbeat.emit(conn, HEARTBEAT_PREFIX, "verify")
     return position

@@ -1,0 +1,44 @@
+"""copy: what a snapshot cannot see is an error, not an empty table."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc.errors import SnapshotVoid
+from cdc.postgres.connection import connect
+from cdc.postgres.copy import begin_snapshot, copy_table, hold_tables
+from cdc.postgres.slot import create_slot
+from cdc.postgres.tables import match_tables, read_schema
+from tests.fixtures.postgres import run_sql
+
+TABLES = (
+    "CREATE TABLE plain (id int PRIMARY KEY)",
+    "INSERT INTO plain SELECT generate_series(1, 3)",
+    "CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+    "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
+    "INSERT INTO parted SELECT generate_series(1, 3)",
+)
+
+
+@pytest.mark.parametrize("rewrite", ["TRUNCATE plain", "TRUNCATE parted_1", "ALTER TABLE plain ALTER id TYPE bigint"])
+def test_a_table_that_was_rewritten_under_a_snapshot_voids_it(database: str, rewrite: str):
+    run_sql(database, *TABLES)
+    with create_slot(database, "s", temporary=True) as exported, connect(database, autocommit=False) as reading:
+        begin_snapshot(reading, exported.name)
+        with connect(database) as conn:
+            conn.execute(rewrite.encode())
+        with pytest.raises(SnapshotVoid, match="under the snapshot"):
+            hold_tables(reading, match_tables(reading, ["public.*"]))
+
+
+def test_a_held_table_reads_as_the_snapshot_saw_it(database: str):
+    run_sql(database, *TABLES)
+    with create_slot(database, "s", temporary=True) as exported, connect(database, autocommit=False) as reading:
+        begin_snapshot(reading, exported.name)
+        run_sql(database, "INSERT INTO plain VALUES (4)", "INSERT INTO parted VALUES (4)")
+        tables = match_tables(reading, ["public.*"])
+        hold_tables(reading, tables)
+        for oid, _ in tables:
+            schema = read_schema(reading, oid)
+            assert schema is not None
+            assert b"".join(copy_table(reading, schema)).split() == [b"1", b"2", b"3"]
