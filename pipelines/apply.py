@@ -22,9 +22,9 @@ from cdc.log.read import LogReader, read_file
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
-from pipelines.batch import BOUNDARY, Boundary, FoldedBatch, TableControls, take_apart
+from pipelines.batch import Boundary, FoldedBatch, TableControls, take_apart
 from pipelines.cuts import Cut, Cuts
-from pipelines.fold import SURVEY_COLUMNS, Survey, fold, survey
+from pipelines.fold import SURVEY_COLUMNS, fold, survey
 from pipelines.progress import Progress
 from pipelines.sinks.sink import Sink, TableBatch
 from pipelines.standing import failed, median_lag, placed
@@ -49,6 +49,11 @@ class SinkLoop:
         return Position(self._published.position)
 
     @property
+    def published(self) -> bool:
+        """Whether the sink holds anything yet."""
+        return self.position > 0
+
+    @property
     def lagging(self) -> list[TableRecord]:
         """Tables that stand before the sink's position and have to catch up over their own range."""
         return [table for table in self._published.tables.values() if table.position < self.position]
@@ -60,22 +65,18 @@ class SinkLoop:
         self._schemas = self._log.schemas(self.position)
         self._progress.published(self._published, lag=None, rows={})
 
-    def __call__(self, rows: DataFrame, _batch_id: int) -> None:
-        """Apply one micro-batch: rows of the log after the sink's position, with their boundary row."""
+    def __call__(self, rows: DataFrame, boundary: Boundary) -> None:
+        """Apply one micro-batch: the log's rows after the sink's position and up to boundary."""
         with self._turn:
-            if self._drained:
-                return
-            batch = self._fold(rows)
-            hit("after_fold")
-            if batch.boundary is None or batch.boundary.position <= self.position:
+            if self._drained or boundary.position <= self.position:
                 return
             self._keep_if_asked()
-            inside = self._cuts.between(self._sink.name, self.position, batch.boundary.position)
-            for cut in inside:  # rare: end a batch exactly there, then go on
-                self._apply(self._fold(self._within(rows, cut.position)), Boundary(cut.position, 0))
+            cuts = {cut.position for cut in self._cuts.between(self._sink.name, self.position, boundary.position)}
+            for upto in sorted(cuts):  # rare: end a batch exactly there, then go on
+                self._apply(self._fold(self._within(rows, upto), upto), Boundary(upto, 0))
                 self._keep_if_asked()
-            rest = self._fold(self._within(rows, batch.boundary.position)) if inside else batch
-            self._apply(rest, batch.boundary)
+            rest = self._within(rows, boundary.position) if cuts else rows
+            self._apply(self._fold(rest, boundary.position), boundary)
             self._keep_if_asked()
 
     def catch_up(self, table: TableRecord, rows: DataFrame) -> None:
@@ -92,26 +93,17 @@ class SinkLoop:
         self._pool.shutdown()
 
     def _within(self, rows: DataFrame, upto: int) -> DataFrame:
-        return rows.where(
-            (F.col("position") > int(self.position)) & (F.col("position") <= upto) & (F.col("op") != BOUNDARY)
-        )
+        return rows.where((F.col("position") > int(self.position)) & (F.col("position") <= upto))
 
-    def _fold(self, rows: DataFrame) -> FoldedBatch:
-        return take_apart(fold(rows, sink=self._sink.name, survey=self._survey()).toArrow())
-
-    def _survey(self) -> Survey | None:
-        """What the range is known to hold, read here because a Spark job for it costs more than the fold.
-
-        It looks at all that is durable, which may be more than the batch. Seeing partial images that are not there
-        costs time alone; a truncate of later would cost rows, so with any in sight the fold looks for itself.
-        """
+    def _fold(self, rows: DataFrame, upto: int) -> FoldedBatch:
         self._log.refresh()
-        durable = self._log.durable or self.position
-        files = self._log.files(self.position, durable)
-        found = survey(
-            (read_file(f, self.position, durable, list(SURVEY_COLUMNS)) for f in files), sink=self._sink.name
-        )
-        return None if found.fences else found
+        after, end = self.position, Position(upto)
+        # a Spark job to survey the range would cost more than the fold of a small one
+        files = self._log.files(after, end)
+        known = survey((read_file(f, after, end, list(SURVEY_COLUMNS)) for f in files), sink=self._sink.name)
+        batch = take_apart(fold(rows, sink=self._sink.name, survey=known).toArrow())
+        hit("after_fold")
+        return batch
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
         began = time.monotonic()

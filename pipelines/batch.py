@@ -11,9 +11,6 @@ import pyarrow.compute as pc
 from cdc.change import Operation
 from cdc.table import TableSchema
 
-BOUNDARY = "b"
-"""The operation of the one row that says where a batch ends."""
-
 
 @dataclass(frozen=True, slots=True)
 class TableControls:
@@ -44,7 +41,6 @@ class FoldedBatch:
     """FOLDED rows with op u or d."""
     controls: Mapping[int, TableControls] = field(default_factory=dict)
     """By relation."""
-    boundary: Boundary | None = None
 
     @property
     def relations(self) -> list[int]:
@@ -57,21 +53,15 @@ class FoldedBatch:
 
 
 def take_apart(folded: pa.Table) -> FoldedBatch:
-    """FOLDED rows → images, controls by relation, boundary."""
+    """FOLDED rows → images, and controls by relation."""
     is_image = pc.is_in(folded["op"], pa.array([Operation.UPDATE.value, Operation.DELETE.value]))
     controls: dict[int, TableControls] = {}
-    boundary: Boundary | None = None
-    rest = folded.filter(pc.invert(is_image)).select(
-        ["relation", "op", "position", "ordinal", "committed_at", "payload"]
-    )
+    rest = folded.filter(pc.invert(is_image)).select(["relation", "op", "position", "ordinal", "payload"])
     for row in rest.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
-        if row["op"] == BOUNDARY:
-            moment = row["committed_at"]
-            boundary = Boundary(row["position"], 0 if moment is None else int(moment.timestamp() * 1_000_000))
-        elif row["relation"] is not None:
+        if row["relation"] is not None:
             seen = controls.get(row["relation"], TableControls())
             controls[row["relation"]] = _with(seen, row["op"], (row["position"], row["ordinal"]), row["payload"])
-    return FoldedBatch(folded.filter(is_image), controls, boundary)
+    return FoldedBatch(folded.filter(is_image), controls)
 
 
 def _with(seen: TableControls, op: str, place: tuple[int, int], payload: bytes | None) -> TableControls:
