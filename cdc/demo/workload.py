@@ -68,7 +68,7 @@ class Workload:
         self._actions: tuple[tuple[Callable[[], None], int], ...] = (
             (self._place, 50), (self._advance, 60), (self._cancel, 8), (self._join, 6), (self._edit_customer, 20),
             (self._edit_product, 10), (self._star_note, 20), (self._rewrite_note, 4), (self._write_note, 4),
-            (self._move_note, 5), (self._drop_note, 2), (self._record_event, 40), (self._move_event, 5),
+            (self._move_note, 1), (self._drop_note, 2), (self._record_event, 40), (self._move_event, 5),
             (self._drop_event, 5), (self._roll_back, 6), (self._save_points, 6),
             (self._replace_cart, 5), (self._swap_carts, 3),
         )  # fmt: skip

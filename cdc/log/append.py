@@ -29,8 +29,8 @@ from cdc.log.layout import CHANGES, PROPERTIES, TABLE_SCHEMA, CommitInfo, LogIde
 from cdc.log.segments import Segment, SegmentLimits
 from cdc.position import Position
 
-CHECKPOINT_EVERY: Final = 64
-"""Commits between checkpoints: replaying 64 commit files costs about as much as writing a checkpoint."""
+CHECKPOINT_EVERY: Final = 40
+"""Commits between checkpoints: each one that a table has replayed makes the next a little dearer."""
 
 _DELTA_SCHEMA: Final = Schema.from_arrow(TABLE_SCHEMA)
 _ORDER: Final = [("relation", "ascending"), ("position", "ascending"), ("ordinal", "ascending")]
@@ -60,6 +60,7 @@ class LogWriter:
         self.identity = LogIdentity.from_description(self._table.metadata().description)
         self.log_id = str(self._table.metadata().id)
         self._written = self._table.transaction_version(self.log_id)
+        self._ours = self._table.version()
         self._since_checkpoint = 0
         self._segment = Segment(number=self._last_segment(), opened_at=time.monotonic())
 
@@ -110,7 +111,7 @@ class LogWriter:
             raise LogFenced(
                 f"position would not advance: the log is at {self.durable!s}, the commit ends at {info.last!s}"
             )
-        if self._table.transaction_version(self.log_id) != self._written:
+        if not self._is_ours():
             raise LogFenced(f"another writer committed to the log after {self.durable!s}")
         actions = [self._checked(file) for file in files]
         try:
@@ -128,10 +129,16 @@ class LogWriter:
             )
         except CommitFailedError as exc:
             raise LogFenced(f"another writer committed to the log after {self.durable!s}") from exc
+        self._ours = self._table.version() + 1
         self._table.update_incremental()
         self._sync_commit()
         self._written = int(info.last)
         self._tidy()
+
+    def _is_ours(self) -> bool:
+        """Whether the snapshot to commit from is as this writer left or found it."""
+        # the version that this writer made carries its own `txn`; asking for it costs as much as half a commit
+        return self._table.version() == self._ours or self._table.transaction_version(self.log_id) == self._written
 
     def _write(self, rows: pa.Table) -> StagedFile:
         if pc.count_distinct(rows["relation"], mode="all").as_py() > 1:
