@@ -55,9 +55,10 @@ table is not folded: one row per change with a null key, `d` carrying the delete
 FOLDED: Final[StructType] = from_arrow_schema(FOLDED_ARROW)
 """The same as Spark names it; what a frame's toArrow() returns casts to FOLDED_ARROW."""
 
-SURVEY_COLUMNS: Final = ("position", "ordinal", "relation", "op", "old_key", "partial", "payload", "address")
+SURVEY_COLUMNS: Final = ("position", "ordinal", "relation", "op", "key", "old_key", "partial", "payload", "address")
 """What survey() needs of a range: narrow columns, read in milliseconds."""
 
+_MOVED: Final = ["relation", "key", "old_key", "position", "ordinal"]
 _GROUP: Final = ("relation", "key", "apart")
 _FACTS: Final = ("position", "ordinal", "committed_at", "op", "after", "payload", "partial", "moved_from")
 _MOVE: Final = ("moved_position", "moved_ordinal")
@@ -94,21 +95,33 @@ class Survey:
     """By relation; relations without `t` and `g` are absent."""
     rows: int | None = None
     """How many it has, if that was counted."""
+    links: int | None = None
+    """Of the longest chain of partial moves a → b → c, or more; None if that was not counted."""
 
 
 def survey(tables: Iterable[pa.Table], *, sink: str) -> Survey:
     """Survey a range without Spark: tables hold its SURVEY_COLUMNS, in any order."""
-    partial = moves = False
+    partial = False
     fences: dict[int, Fence] = {}
+    moved: list[dict[str, Any]] = []
     count = 0
     for every in tables:
         count += every.num_rows
         rows = every.filter(pc.or_(pc.is_null(every["address"]), pc.fill_null(pc.equal(every["address"], sink), False)))
         partial = partial or bool(pc.any(rows["partial"]).as_py())
-        moves = moves or bool(pc.any(pc.and_(rows["partial"], pc.is_valid(rows["old_key"]))).as_py())
+        moved += rows.filter(pc.and_(rows["partial"], pc.is_valid(rows["old_key"]))).select(_MOVED).to_pylist()
         marks = rows.filter(pc.is_in(rows["op"], pa.array(["t", "g"])))
         _add_fences(fences, marks.select(["relation", "op", "position", "ordinal", "payload"]).to_pylist())
-    return Survey(partial, moves, fences, count)
+    return Survey(partial, bool(moved), fences, count, _links(moved))
+
+
+def _links(moved: list[dict[str, Any]]) -> int:
+    """The longest chain of moves, taking every move of a key that was itself moved to as a link."""
+    depth: dict[tuple[int, tuple[str, ...]], int] = {}
+    for row in sorted(moved, key=lambda row: (row["position"], row["ordinal"])):
+        before = depth.get((row["relation"], tuple(row["old_key"])), 0)
+        depth[row["relation"], tuple(row["key"])] = before + 1
+    return max(depth.values(), default=0)
 
 
 def fold(rows: DataFrame, *, sink: str, survey: Survey | None = None) -> DataFrame:
@@ -127,7 +140,7 @@ def fold(rows: DataFrame, *, sink: str, survey: Survey | None = None) -> DataFra
         return keep_latest(standing)
     facts = _facts(standing)
     if known.moves:
-        return _with_bases(facts.localCheckpoint()).select(*FOLDED.names)
+        return _with_bases(facts, known.links).select(*FOLDED.names)
     return _lives(facts).select(*FOLDED.names)
 
 
@@ -293,12 +306,22 @@ def _over(older: Column, newer: Column) -> Column:
     return F.map_concat(F.map_filter(older, lambda column, _: ~F.map_contains_key(newer, column)), newer)
 
 
-def _with_bases(facts: DataFrame) -> DataFrame:
-    """_lives(facts) with every base looked for in the range; one job per link of the longest chain."""
+def _with_bases(facts: DataFrame, links: int | None) -> DataFrame:
+    """_lives(facts) with every base looked for in the range, link by link of the longest chain.
+
+    A counted chain costs one job; without a count there is one more per link, to see whether that was the last.
+    """
+    if links is None:
+        facts = facts.localCheckpoint()
     lives = _lives(facts).localCheckpoint()
     settled, open_ = lives.where("base IS NULL"), lives.where("base IS NOT NULL")
-    while not open_.isEmpty():
-        step = _one_link(open_, facts).localCheckpoint()
+    link = 0
+    while (link < links) if links is not None else not open_.isEmpty():
+        link += 1
+        step = _one_link(open_, facts)
+        if link == links:
+            return settled.unionByName(step.drop("moving"))
+        step = step.localCheckpoint()
         settled = settled.unionByName(step.where("NOT moving").drop("moving"))
         open_ = step.where("moving").drop("moving")
     return settled

@@ -19,10 +19,13 @@ def overlapping(files: Iterable[LogFile], after: Position, upto: Position) -> li
 def boundary(files: Iterable[LogFile], after: Position, durable: Position, max_rows: int | None) -> Position:
     """Where a batch that starts after `after` ends: durable, or earlier once about max_rows rows are in it.
 
-    At least one file is taken, so that a batch always moves on.
+    At least one file is taken, so that a batch always moves on. The first batch of all is the initial copy alone:
+    it has no partial image, which makes it cheap, and it is what a new target waits for.
     """
     if max_rows is None:
         return max(after, durable)
+    if not after:
+        return min((file.last for file in overlapping(files, after, durable)), default=durable)
     end, taken = after, 0
     for file in overlapping(files, after, durable):
         if taken and taken + file.rows > max_rows:

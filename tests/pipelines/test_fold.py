@@ -20,7 +20,8 @@ RANGES = 100  # relation numbers of one history: each of its ranges is folded as
 
 
 def folded(spark: SparkSession, rows: list[Row], known: Survey | None = None) -> list[Row]:
-    frame = fold(spark.createDataFrame(to_arrow(rows)), sink=SINK, survey=known)
+    counted = known if known is not None else survey([to_arrow(rows)], sink=SINK)
+    frame = fold(spark.createDataFrame(to_arrow(rows)), sink=SINK, survey=counted)
     out = frame.toArrow().cast(FOLDED_ARROW).to_pylist(maps_as_pydicts="strict")
     return sorted(out, key=lambda row: (row["relation"] or 0, row["position"], row["ordinal"]))
 
@@ -202,9 +203,9 @@ def test_a_survey_of_narrow_columns_knows_what_the_fold_asks_of_the_range() -> N
     marks = [log_row(1, (4, 2), "t"), log_row(1, (9, 0), "g", payload=b"6"), log_row(1, (5, 0), "t")]
     tables = [to_arrow(rows).select(list(SURVEY_COLUMNS)) for rows in ([partial(0, "a", {})], [moved, *marks])]
 
-    assert survey(tables, sink=SINK) == Survey(partial=True, moves=False, fences={1: Fence(5, 0, 6)}, rows=5)
+    assert survey(tables, sink=SINK) == Survey(partial=True, moves=False, fences={1: Fence(5, 0, 6)}, rows=5, links=0)
     assert survey(tables, sink="theirs").moves
 
 
 def test_a_survey_of_nothing_asks_for_nothing() -> None:
-    assert survey([], sink=SINK) == survey([pa.table(to_arrow([]))], sink=SINK) == Survey(rows=0)
+    assert survey([], sink=SINK) == survey([pa.table(to_arrow([]))], sink=SINK) == Survey(rows=0, links=0)

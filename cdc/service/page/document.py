@@ -183,7 +183,8 @@ def _tables(status: PipelineStatus) -> str:
     )
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="Tables"><table><thead><tr>'
-        f'<th scope="col">Table</th><th scope="col">Source</th><th scope="col" class="num">Rows copied</th>{head}</tr></thead>'
+        '<th scope="col">Table</th><th scope="col">Source</th><th scope="col" class="num">Rows copied</th>'
+        f"{head}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>{more}"
     )
 
