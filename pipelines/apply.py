@@ -14,17 +14,15 @@ from threading import Lock
 
 import structlog
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from cdc.errors import CdcError, Reaction, SchemaNotApplicable
 from cdc.failpoint import hit
-from cdc.log.read import LogReader, read_file
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
-from pipelines.batch import Boundary, FoldedBatch, TableControls, take_apart
+from pipelines.batch import Boundary, FoldedBatch, TableControls
 from pipelines.cuts import Cut, Cuts
-from pipelines.fold import SURVEY_COLUMNS, fold, survey
+from pipelines.folding import RangeFold
 from pipelines.progress import Progress
 from pipelines.sinks.sink import Sink, TableBatch
 from pipelines.standing import failed, median_lag, placed
@@ -35,8 +33,9 @@ log = structlog.get_logger("apply")
 class SinkLoop:
     """Applies batches to one sink; Spark calls it from one thread at a time."""
 
-    def __init__(self, sink: Sink, change_log: LogReader, cuts: Cuts, progress: Progress) -> None:
-        self._sink, self._log, self._cuts, self._progress = sink, change_log, cuts, progress
+    def __init__(self, sink: Sink, fold: RangeFold, cuts: Cuts, progress: Progress) -> None:
+        self._sink, self._fold, self._cuts, self._progress = sink, fold, cuts, progress
+        self._log = fold.log
         self._pool = ThreadPoolExecutor(sink.parallel, thread_name_prefix=f"merge-{sink.name}")
         self._published = Published(0, 0, {})
         self._schemas: dict[int, TableSchema] = {}
@@ -73,16 +72,16 @@ class SinkLoop:
             self._keep_if_asked()
             cuts = {cut.position for cut in self._cuts.between(self._sink.name, self.position, boundary.position)}
             for upto in sorted(cuts):  # rare: end a batch exactly there, then go on
-                self._apply(self._fold(self._within(rows, upto), upto), Boundary(upto, 0))
+                self._apply(self._folded(rows, upto), Boundary(upto, 0))
                 self._keep_if_asked()
-            rest = self._within(rows, boundary.position) if cuts else rows
-            self._apply(self._fold(rest, boundary.position), boundary)
+            self._apply(self._folded(rows, boundary.position), boundary)
             self._keep_if_asked()
 
     def catch_up(self, table: TableRecord, rows: DataFrame) -> None:
         """Bring one table that stayed behind to the sink's position; rows: its own range of the log."""
         with self._turn:
-            batch = take_apart(fold(rows, sink=self._sink.name).toArrow())
+            self._log.refresh()
+            batch = self._fold(rows, Position(table.position), self.position)
             record = self._apply_table(table.relation, batch, int(self.position))
             self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
 
@@ -92,18 +91,9 @@ class SinkLoop:
             self._drained = True
         self._pool.shutdown()
 
-    def _within(self, rows: DataFrame, upto: int) -> DataFrame:
-        return rows.where((F.col("position") > int(self.position)) & (F.col("position") <= upto))
-
-    def _fold(self, rows: DataFrame, upto: int) -> FoldedBatch:
+    def _folded(self, rows: DataFrame, upto: int) -> FoldedBatch:
         self._log.refresh()
-        after, end = self.position, Position(upto)
-        # a Spark job to survey the range would cost more than the fold of a small one
-        files = self._log.files(after, end)
-        known = survey((read_file(f, after, end, list(SURVEY_COLUMNS)) for f in files), sink=self._sink.name)
-        batch = take_apart(fold(rows, sink=self._sink.name, survey=known).toArrow())
-        hit("after_fold")
-        return batch
+        return self._fold(rows, self.position, Position(upto))
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
         began = time.monotonic()

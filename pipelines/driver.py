@@ -25,6 +25,7 @@ from cdc.position import Position
 from pipelines.apply import SinkLoop
 from pipelines.batch import Boundary
 from pipelines.cuts import Cuts
+from pipelines.folding import RangeFold
 from pipelines.progress import Board, Progress
 from pipelines.session import SparkSettings, spark_session
 from pipelines.sinks.delta import DeltaSettings, Writer
@@ -169,7 +170,8 @@ class SinkQuery:
 
     def _start(self) -> None:
         self._sink = build_sink(self._wanted, self._session)
-        loop = SinkLoop(self._sink, LogReader(self._definition.log.path), self._parts.cuts, self._parts.progress)
+        fold = RangeFold(LogReader(self._definition.log.path), self._wanted.name, self._wanted.tables)
+        loop = SinkLoop(self._sink, fold, self._parts.cuts, self._parts.progress)
         loop.open()
         for table in loop.lagging:
             loop.catch_up(table, self._range(Position(table.position), loop.position, table.topic))
@@ -198,7 +200,7 @@ class SinkQuery:
         try:
             end = _end_of_batch(self._checkpoint, batch_id)  # type: ignore[arg-type]
             self._log.refresh()
-            self._loop(rows.where("op <> 'b'"), Boundary(end, self._log.committed_at(end)))  # type: ignore[misc]
+            self._loop(rows, Boundary(end, self._log.committed_at(end)))  # type: ignore[misc]
         except Exception as exc:
             self._failure = exc  # Spark hands on only its text
             raise

@@ -2,34 +2,25 @@
 
 A key's rows are cut into **lives**. A full image (`c`, `r`, or `u` with every column), a delete, and a move from
 another key each begin one; partial images go on with the life they find. Only a key's last life counts, merged
-column by column. That takes aggregates alone: of the partial images with the same columns the latest hides the
-others, so one row per set of columns is kept, which Spark combines before the shuffle and spills if it must.
+column by column. Keys without partial images need no lives: their latest row is their state.
 
-A life that begins with a partial move lacks columns that stand under its old key. They are looked for in the
-range by iterated joins, once per link of a chain a → b → c; what the range does not have is named by `base`,
-the key under which the target held the row before this range.
+This file folds Arrow in one process: the specification, and what folds every range that is smaller than the time
+a Spark job takes to start. `fold_spark` is the same as a Spark plan, for ranges that are not; property tests hold
+the two equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
+from pipelines.survey import Fence, add_fences, addressed_to
 
-SMALL: Final = 50_000
-"""Rows up to which one task folds faster than a shuffle starts."""
-
-_IMAGE: Final = "map<int,string>"
 FOLDED_ARROW: Final = pa.schema(
     [
         LOG_SCHEMA.field("relation"),
@@ -52,300 +43,173 @@ sent; else the target's row under `base`, or under the key itself when base is n
 table is not folded: one row per change with a null key, `d` carrying the deleted image.
 """
 
-FOLDED: Final[StructType] = from_arrow_schema(FOLDED_ARROW)
-"""The same as Spark names it; what a frame's toArrow() returns casts to FOLDED_ARROW."""
-
-SURVEY_COLUMNS: Final = ("position", "ordinal", "relation", "op", "key", "old_key", "partial", "payload", "address")
-"""What survey() needs of a range: narrow columns, read in milliseconds."""
-
-_MOVED: Final = ["relation", "key", "old_key", "position", "ordinal"]
-_GROUP: Final = ("relation", "key", "apart")
-_FACTS: Final = ("position", "ordinal", "committed_at", "op", "after", "payload", "partial", "moved_from")
-_MOVE: Final = ("moved_position", "moved_ordinal")
+_ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
+_KEY: Final = ["relation", "text"]
+_PLACE: Final = [("position", "ascending"), ("ordinal", "ascending")]
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """What the control rows of a range say of one relation: everything before is gone."""
-
-    position: int = -1
-    ordinal: int = -1
-    """Of the latest truncate."""
-    generation: int = -1
-    """Where the latest completed full copy began."""
-
-    def cleared(self, place: tuple[int, int]) -> Fence:
-        """The fence after a truncate at place."""
-        return Fence(*max(place, (self.position, self.ordinal)), self.generation)
-
-    def regenerated(self, began: int) -> Fence:
-        """The fence after a full copy that began at a position."""
-        return Fence(self.position, self.ordinal, max(began, self.generation))
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What must be known of a range before it is folded: it decides how much work the fold is."""
-
-    partial: bool = False
-    """It has partial images; otherwise the latest row of a key is the key's state."""
-    moves: bool = False
-    """It has partial images that came from another key."""
-    fences: Mapping[int, Fence] = field(default_factory=dict)
-    """By relation; relations without `t` and `g` are absent."""
-    rows: int | None = None
-    """How many it has, if that was counted."""
-    links: int | None = None
-    """Of the longest chain of partial moves a → b → c, or more; None if that was not counted."""
-
-
-def survey(tables: Iterable[pa.Table], *, sink: str) -> Survey:
-    """Survey a range without Spark: tables hold its SURVEY_COLUMNS, in any order."""
-    partial = False
-    fences: dict[int, Fence] = {}
-    moved: list[dict[str, Any]] = []
-    count = 0
-    for every in tables:
-        count += every.num_rows
-        rows = every.filter(pc.or_(pc.is_null(every["address"]), pc.fill_null(pc.equal(every["address"], sink), False)))
-        partial = partial or bool(pc.any(rows["partial"]).as_py())
-        moved += rows.filter(pc.and_(rows["partial"], pc.is_valid(rows["old_key"]))).select(_MOVED).to_pylist()
-        marks = rows.filter(pc.is_in(rows["op"], pa.array(["t", "g"])))
-        _add_fences(fences, marks.select(["relation", "op", "position", "ordinal", "payload"]).to_pylist())
-    return Survey(partial, bool(moved), fences, count, _links(moved))
-
-
-def _links(moved: list[dict[str, Any]]) -> int:
-    """The longest chain of moves, taking every move of a key that was itself moved to as a link."""
-    depth: dict[tuple[int, tuple[str, ...]], int] = {}
-    for row in sorted(moved, key=lambda row: (row["position"], row["ordinal"])):
-        before = depth.get((row["relation"], tuple(row["old_key"])), 0)
-        depth[row["relation"], tuple(row["key"])] = before + 1
-    return max(depth.values(), default=0)
-
-
-def fold(rows: DataFrame, *, sink: str, survey: Survey | None = None) -> DataFrame:
-    """Log rows of one range, whole transactions, in any order → FOLDED.
+def fold(rows: pa.Table, *, sink: str) -> pa.Table:
+    """Log rows of one range, whole transactions, in any order → FOLDED_ARROW, in any order.
 
     Rows addressed to another sink are passed over; rows before the last `t` of their relation, or before the
-    generation that a `g` ends, are dropped. Without a survey of the range Spark makes it, which reads the rows
-    once more in a job of its own. Rows that moved with partial images start jobs while the plan is made.
+    generation that a `g` ends, are dropped.
     """
-    addressed = rows.where(_addressed(sink))
-    known = survey if survey is not None else _surveyed(addressed)
-    if known.rows is not None and known.rows <= SMALL:
-        addressed = addressed.coalesce(1)
-    standing = _after_fences(addressed, known.fences)
-    if not known.partial:
-        return keep_latest(standing)
-    facts = _facts(standing)
-    if known.moves:
-        return _with_bases(facts, known.links).select(*FOLDED.names)
-    return _lives(facts).select(*FOLDED.names)
+    rows = rows.filter(addressed_to(rows["address"], sink))
+    is_row = pc.is_in(rows["op"], _ROWS)
+    controls = rows.filter(pc.and_(pc.invert(is_row), pc.not_equal(rows["op"], Operation.MESSAGE.value)))
+    images = _after_fences(rows.filter(is_row), controls)
+    keyed, keyless = _by_key(images)
+    whole, in_lives = _apart_from_partial(keyed)
+    parts = [_stated(latest_per_key(whole)), _keyless(keyless), _as_folded(controls, complete=None)]
+    return pa.concat_tables([*parts, _last_lives(in_lives)])
 
 
-def keep_latest(rows: DataFrame) -> DataFrame:
-    """Log rows without any partial image → FOLDED: the latest row of a key is its state."""
-    latest, columns = _latest_columns()
-    return _facts(rows).groupBy(*_GROUP).agg(latest).select(*columns)
+def latest_per_key(rows: pa.Table) -> pa.Table:
+    """Rows with `text` → the latest of each (relation, text)."""
+    ordered = rows.select(["relation", "text", "position", "ordinal"]).append_column("row", _numbers(rows.num_rows))
+    if rows.num_rows:  # pyarrow sorts stably and groups in the order it meets
+        ordered = ordered.sort_by(_PLACE)
+    # one thread: `last` means the last row only then
+    latest = ordered.group_by(_KEY, use_threads=False).aggregate([("row", "last")])
+    return rows.take(latest["row_last"])
 
 
-# Columns are trees of the JVM: building one takes a call per node, together as long as folding a small batch.
-# They name columns and belong to no frame, so each is built once.
+def _numbers(count: int) -> pa.Array:
+    return pa.arange(0, count)
 
 
-@cache
-def _addressed(sink: str) -> Column:
-    return F.col("address").isNull() | (F.col("address") == sink)
-
-
-@cache
-def _latest_columns() -> tuple[Column, tuple[Column, ...]]:
-    complete = F.when(_is_image(F.col("last.op")), F.lit(True))
-    columns = {name: F.col(f"last.{name}") for name in FOLDED.names if name in _FACTS}
-    columns |= {"complete": complete, "base": F.lit(None).cast(FOLDED["base"].dataType)}
-    latest = F.max_by(F.struct(*_FACTS), _order()).alias("last")
-    return latest, tuple(columns.get(name, F.col(name)).alias(name) for name in FOLDED.names)
-
-
-def _order(row: str = "") -> Column:
-    return F.struct(F.col(f"{row}position"), F.col(f"{row}ordinal"))
-
-
-def _is_image(op: Column) -> Column:
-    return op.isin("u", "d")
-
-
-def _surveyed(rows: DataFrame) -> Survey:
-    is_fence = F.col("op").isin("t", "g")
-    moved = F.col("partial") & F.col("old_key").isNotNull()
-    marks = F.when(is_fence, F.struct("relation", "op", "position", "ordinal", "payload"))
-    facts = (F.count("op"), F.bool_or("partial"), F.bool_or(moved), F.collect_list(marks))
-    count, partial, moves, listed = rows.agg(*facts).first()
+def _after_fences(images: pa.Table, controls: pa.Table) -> pa.Table:
     fences: dict[int, Fence] = {}
-    _add_fences(fences, [mark.asDict() for mark in listed])
-    return Survey(bool(partial), bool(moves), fences, count)
+    marks = controls.filter(pc.is_in(controls["op"], pa.array(["t", "g"])))
+    add_fences(fences, marks.select(["relation", "op", "position", "ordinal", "payload"]).to_pylist())
+    for relation, fence in fences.items():
+        position, ordinal = images["position"], images["ordinal"]
+        at_fence = pc.and_(pc.equal(position, fence.position), pc.less(ordinal, fence.ordinal))
+        cleared = pc.or_(pc.less(position, fence.position), at_fence)
+        gone = pc.or_(cleared, pc.less(position, fence.generation))
+        images = images.filter(pc.invert(pc.and_(pc.equal(images["relation"], relation), gone)))
+    return images
 
 
-def _add_fences(fences: dict[int, Fence], marks: list[dict[str, Any]]) -> None:
-    for mark in marks:
-        fence = fences.get(mark["relation"], Fence())
-        if mark["op"] == Operation.TRUNCATE:
-            fences[mark["relation"]] = fence.cleared((mark["position"], mark["ordinal"]))
-        else:
-            fences[mark["relation"]] = fence.regenerated(int(bytes(mark["payload"])))
+def _by_key(images: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Rows of tables with a key, their key added as one `text`, and those of keyless ones."""
+    has_key = pc.is_valid(images["key"])
+    keyed = images.filter(has_key)
+    # Postgres text never holds a NUL
+    return keyed.append_column("text", pc.binary_join(keyed["key"], "\0")), images.filter(pc.invert(has_key))
 
 
-def _after_fences(rows: DataFrame, fences: Mapping[int, Fence]) -> DataFrame:
-    if not fences:
-        return rows
-    listed = ", ".join(f"({r}L, {f.position}L, {f.ordinal}L, {f.generation}L)" for r, f in fences.items())
-    text = f"SELECT * FROM VALUES {listed} AS fence(fenced, cleared, cleared_ordinal, generation)"
-    fence = F.broadcast(rows.sparkSession.sql(text))
-    gone = (_order() < F.struct("cleared", "cleared_ordinal")) | (F.col("position") < F.col("generation"))
-    is_row = F.col("op").isin(*sorted(ROW_OPERATIONS))
-    joined = rows.join(fence, F.col("relation") == F.col("fenced"), "left")
-    return joined.where(~(is_row & F.coalesce(gone, F.lit(False)))).select(*rows.columns)
+def _apart_from_partial(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Rows of keys that only full images and deletes touch, and the others: few, and worth a closer look."""
+    partial = keyed.filter(keyed["partial"])
+    if not partial.num_rows:
+        return keyed, partial
+    moved = partial.filter(pc.is_valid(partial["old_key"]))
+    old = pa.table({"relation": moved["relation"], "text": pc.binary_join(moved["old_key"], "\0")})
+    touched = pa.concat_tables([partial.select(_KEY), old]).group_by(_KEY).aggregate([])
+    numbered = keyed.select(_KEY).append_column("row", _numbers(keyed.num_rows))
+    in_lives = numbered.join(touched, _KEY, join_type="left semi")["row"]
+    others = numbered.join(touched, _KEY, join_type="left anti")["row"]
+    return keyed.take(others), keyed.take(in_lives)
 
 
-def _facts(rows: DataFrame) -> DataFrame:
-    """Log rows → what the fold looks at, a fraction of their width."""
-    is_change, columns = _fact_columns()
-    return rows.where(is_change).select(*columns)
+def _stated(latest: pa.Table) -> pa.Table:
+    """Latest rows of keys → their state; the image of a deleted row is not part of it."""
+    is_delete = pc.equal(latest["op"], Operation.DELETE.value)
+    gone = latest.filter(is_delete)
+    gone = gone.set_column(gone.column_names.index("after"), "after", pa.nulls(gone.num_rows, _image_type()))
+    alive = latest.filter(pc.invert(is_delete))
+    return pa.concat_tables([_as_folded(alive, op="u"), _as_folded(gone)])
 
 
-@cache
-def _fact_columns() -> tuple[Column, tuple[Column, ...]]:
-    is_row = F.col("op").isin(*sorted(ROW_OPERATIONS))
-    # control rows and the rows of keyless tables are groups of one: nothing may hide them
-    apart = F.when(~is_row | F.col("key").isNull(), _order())
-    is_delete = F.col("op") == Operation.DELETE.value
-    image = F.when(~is_delete, F.col("after")).when(F.col("key").isNull(), F.col("before"))
-    columns = (
-        *map(F.col, ("relation", "key")),
-        apart.alias("apart"),
-        *map(F.col, ("position", "ordinal", "committed_at")),
-        F.when(is_row & ~is_delete, F.lit("u")).otherwise(F.col("op")).alias("op"),
-        image.alias("after"),
-        *map(F.col, ("payload", "partial")),
-        F.when(F.col("partial"), F.col("old_key")).alias("moved_from"),
-    )
-    return F.col("op") != Operation.MESSAGE.value, columns
+def _keyless(rows: pa.Table) -> pa.Table:
+    is_delete = pc.equal(rows["op"], Operation.DELETE.value)
+    gone = rows.filter(is_delete)
+    gone = gone.set_column(gone.column_names.index("after"), "after", gone["before"])
+    return pa.concat_tables([_as_folded(rows.filter(pc.invert(is_delete)), op="u"), _as_folded(gone)])
 
 
-def _lives(facts: DataFrame) -> DataFrame:
-    """Facts → FOLDED with the place of the move that `base` stands for, each key's last life merged."""
-    stages = _life_stages()
-    candidates = facts.groupBy(*_GROUP, stages.sent).agg(stages.row)
-    keys = candidates.groupBy(*_GROUP).agg(stages.start, stages.rest)
-    return keys.select(*keys.columns, stages.later).select("*", stages.last).select(*stages.told)
+def _as_folded(rows: pa.Table, op: str | None = None, *, complete: bool | None = True) -> pa.Table:
+    said: dict[str, Any] = {
+        "complete": pa.repeat(pa.scalar(complete, pa.bool_()), rows.num_rows),
+        "base": pa.nulls(rows.num_rows, FOLDED_ARROW.field("base").type),
+    }
+    if op is not None:
+        said["op"] = pa.repeat(pa.scalar(op), rows.num_rows)
+    columns = [said[name] if name in said else rows[name] for name in FOLDED_ARROW.names]
+    return pa.table(columns, schema=FOLDED_ARROW)
+
+
+def _image_type() -> pa.DataType:
+    return FOLDED_ARROW.field("after").type
 
 
 @dataclass(frozen=True, slots=True)
-class _Stages:
-    """The columns of _lives, in the order of its steps."""
+class Life:
+    """A key's life as far as the rows that were seen tell it."""
 
-    sent: Column
-    row: Column
-    start: Column
-    rest: Column
-    later: Column
-    last: Column
-    told: tuple[Column, ...]
+    row: Mapping[str, Any]
+    """The latest row."""
+    gone: bool
+    """Whether that deleted it."""
+    image: Mapping[int, str | None] = field(default_factory=dict)
+    complete: bool = True
+    """Whether the image has every column."""
+    base: list[str] | None = None
+    """The key under which the target held the row before the range, if not under its own."""
 
+    def goes_on(self, row: Mapping[str, Any]) -> Life:
+        """The life after a partial image; one after a delete, which no sane log has, is not guessed to be whole."""
+        return Life(row, False, {**self.image, **_image(row)}, self.complete and not self.gone, self.base)
 
-@cache
-def _life_stages() -> _Stages:
-    goes_on = F.col("partial") & F.col("moved_from").isNull()
-    begins, start = F.col("sent").isNull(), F.col("start")
-    later = F.filter("rest", lambda row: start.isNull() | _after(row, start))
-    return _Stages(
-        sent=F.when(goes_on, F.array_sort(F.map_keys("after"))).alias("sent"),
-        row=F.max_by(F.struct(*_FACTS), _order()).alias("row"),
-        start=F.max_by(F.when(begins, F.col("row")), F.when(begins, _order("row."))).alias("start"),
-        rest=F.collect_list(F.when(~begins, F.col("row"))).alias("rest"),
-        later=F.array_sort(later, _compared).alias("later"),
-        last=F.coalesce(F.get("later", F.size("later") - 1), start).alias("last"),
-        told=_told_life(),
-    )
+    def moved(self, row: Mapping[str, Any]) -> Life:
+        """The life after a move to another key with a partial image."""
+        if self.gone:  # a row that was gone cannot have moved: of such a log nothing is guessed
+            return Life(row, False, _image(row), False, row["old_key"])
+        base = None if self.complete else self.base or row["old_key"]
+        return replace(self.goes_on(row), base=base)
 
 
-def _told_life() -> tuple[Column, ...]:
-    start, alone = F.col("start"), F.size("later") == 0
-    whole = F.coalesce(~start["partial"] & (alone | (start["op"] == "u")), F.lit(False))
-    nothing = F.create_map().cast(_IMAGE)
-    merged = F.aggregate("later", F.coalesce(start["after"], nothing), lambda image, row: _over(image, row["after"]))
-    moved = start["moved_from"].isNotNull()
-    columns = {
-        "relation": F.col("relation"),
-        "op": F.col("last.op"),
-        "key": F.col("key"),
-        "position": F.col("last.position"),
-        "ordinal": F.col("last.ordinal"),
-        "committed_at": F.col("last.committed_at"),
-        "after": F.when(alone, start["after"]).otherwise(merged),
-        "complete": F.when(_is_image(F.col("last.op")), whole),
-        "base": start["moved_from"],
-        "payload": F.col("last.payload"),
-        "moved_position": F.when(moved, start["position"]),
-        "moved_ordinal": F.when(moved, start["ordinal"]),
-    }
-    return tuple(column.alias(name) for name, column in columns.items())
+def _last_lives(rows: pa.Table) -> pa.Table:
+    """Rows of keys with partial images → FOLDED_ARROW, one by one in the order of the log."""
+    lives: dict[tuple[int, tuple[str, ...]], Life] = {}
+    left: dict[tuple[int, tuple[str, ...]], tuple[Life | None, tuple[int, int]]] = {}
+    for row in _in_order(rows):
+        relation, key = row["relation"], tuple(row["key"])
+        found = lives.get((relation, key))
+        if row["op"] == Operation.DELETE:
+            left[relation, key] = found, (row["position"], row["ordinal"])
+            life = Life(row, True)
+        elif not row["partial"]:
+            life = Life(row, False, _image(row))
+        elif row["old_key"] is None:
+            life = (found or Life(row, False, complete=False)).goes_on(row)
+        else:
+            old = relation, tuple(row["old_key"])
+            # the move's own delete of the old key stands just before it: what counts is the life that it ended
+            was, place = left.get(old, (None, None))
+            if place != (row["position"], row["ordinal"] - 1):
+                was = lives.get(old)
+            life = (was or Life(row, False, complete=False)).moved(row)
+        lives[relation, key] = life
+    return pa.Table.from_pylist(list(map(_told, lives.values())), schema=FOLDED_ARROW)
 
 
-def _after(row: Column, other: Column) -> Column:
-    return F.struct(row["position"], row["ordinal"]) > F.struct(other["position"], other["ordinal"])
+def _in_order(rows: pa.Table) -> Iterable[Mapping[str, Any]]:
+    if not rows.num_rows:
+        return []
+    needed = ["relation", "op", "key", "old_key", "position", "ordinal", "committed_at", "after", "partial"]
+    order = pc.sort_indices(rows.select(["position", "ordinal"]), _PLACE)
+    listed: list[dict[str, Any]] = rows.select(needed).take(order).to_pylist()
+    return listed
 
 
-def _compared(left: Column, right: Column) -> Column:
-    return F.when(_after(left, right), 1).when(_after(right, left), -1).otherwise(0)
+def _image(row: Mapping[str, Any]) -> dict[int, str | None]:
+    return dict(row["after"] or ())
 
 
-def _over(older: Column, newer: Column) -> Column:
-    """The older image with the newer one laid over it."""
-    return F.map_concat(F.map_filter(older, lambda column, _: ~F.map_contains_key(newer, column)), newer)
-
-
-def _with_bases(facts: DataFrame, links: int | None) -> DataFrame:
-    """_lives(facts) with every base looked for in the range, link by link of the longest chain.
-
-    A counted chain costs one job; without a count there is one more per link, to see whether that was the last.
-    """
-    if links is None:
-        facts = facts.localCheckpoint()
-    lives = _lives(facts).localCheckpoint()
-    settled, open_ = lives.where("base IS NULL"), lives.where("base IS NOT NULL")
-    link = 0
-    while (link < links) if links is not None else not open_.isEmpty():
-        link += 1
-        step = _one_link(open_, facts)
-        if link == links:
-            return settled.unionByName(step.drop("moving"))
-        step = step.localCheckpoint()
-        settled = settled.unionByName(step.where("NOT moving").drop("moving"))
-        open_ = step.where("moving").drop("moving")
-    return settled
-
-
-def _one_link(open_: DataFrame, facts: DataFrame) -> DataFrame:
-    """Lives that wait for a base → the same with what the range holds of it; `moving` while that moved itself."""
-    asking = open_.select(F.col("relation").alias("in_relation"), F.col("key").alias("asker"), "base", *_MOVE)
-    move = F.struct(*_MOVE)
-    # the move's own delete of the old key stands just before it and is not part of the life that moved
-    left = (F.col("position") == F.col("moved_position")) & (F.col("ordinal") == F.col("moved_ordinal") - 1)
-    of_base = (F.col("relation") == F.col("in_relation")) & (F.col("key") == F.col("base"))
-    found = facts.join(asking, of_base & F.col("apart").isNull() & (_order() < move) & ~left)
-    told = _lives(found.withColumn("key", F.col("asker")).select(*facts.columns))
-    names = ("after", "op", "complete", "base", *_MOVE)
-    state = told.select("relation", "key", F.struct(*names).alias("was"))
-    was = F.col("was")
-    # a row that was gone cannot have moved: of such a log nothing is guessed
-    usable = was.isNotNull() & (was["op"] == "u")
-    return open_.join(state, ["relation", "key"], "left").select(
-        *(name for name in FOLDED.names if name not in ("after", "complete", "base")),
-        F.when(usable, _over(was["after"], F.col("after"))).otherwise(F.col("after")).alias("after"),
-        F.coalesce(usable & was["complete"], F.lit(False)).alias("complete"),
-        F.when(usable & was["complete"], None).otherwise(F.coalesce(was["base"], F.col("base"))).alias("base"),
-        *(was[name].alias(name) for name in _MOVE),
-        F.coalesce(usable & was["base"].isNotNull(), F.lit(False)).alias("moving"),
-    )
+def _told(life: Life) -> dict[str, Any]:
+    row = {name: life.row[name] for name in ("relation", "key", "position", "ordinal", "committed_at")}
+    if life.gone:
+        return row | {"op": "d", "complete": True}
+    return row | {"op": "u", "after": list(life.image.items()), "complete": life.complete, "base": life.base}

@@ -19,7 +19,7 @@ TOP_LEVEL = {
 GENERATED = {".git", "uv.lock"}
 PURE = (
     "cdc.lsn", "cdc.position", "cdc.table", "cdc.change", "cdc.errors", "cdc.metrics", "cdc.naming", "cdc.pgoutput",
-    "cdc.log.layout", "cdc.log.ranges", "pipelines.fold", "pipelines.rows", "pipelines.types",
+    "cdc.log.layout", "cdc.log.ranges", "pipelines.survey", "pipelines.fold", "pipelines.rows", "pipelines.types",
 )  # fmt: skip
 # `naming` turns types of the pure words into paths; the type policy of a definition is a word as well
 PURE_MAY_ALSO = ("cdc.config.definition", "cdc.config.quantities")

@@ -1,0 +1,45 @@
+"""Folding one range for one sink: on the driver while that is faster than starting a Spark job, in Spark beyond."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from cdc.change import LOG_SCHEMA
+from cdc.failpoint import hit
+from cdc.log.read import LogReader, read_file
+from cdc.position import Position
+from pipelines.batch import FoldedBatch, take_apart
+from pipelines.fold import fold
+from pipelines.fold_spark import fold_frame
+from pipelines.survey import SURVEY_COLUMNS, survey
+
+SMALL: Final = 50_000
+"""Rows of the log's files in a range up to which it is folded on the driver."""
+
+
+class RangeFold:
+    """Folds ranges of one log for one sink; the view of the log is the caller's to refresh."""
+
+    def __init__(self, change_log: LogReader, sink: str, tables: tuple[str, ...]) -> None:
+        self.log, self._sink, self._tables = change_log, sink, tables
+
+    def __call__(self, rows: DataFrame, after: Position, upto: Position) -> FoldedBatch:
+        """The range (after, upto]; rows: a frame of the log that holds it, and is looked at when it is large."""
+        files = self.log.files(after, upto)
+        if sum(file.rows for file in files) <= SMALL:
+            batches = self.log.rows(after, upto, topics=self._wants)
+            folded = fold(pa.Table.from_batches(batches, LOG_SCHEMA), sink=self._sink)
+        else:
+            within = rows.where((F.col("position") > int(after)) & (F.col("position") <= int(upto)))
+            narrow = (read_file(file, after, upto, list(SURVEY_COLUMNS)) for file in files)
+            folded = fold_frame(within, sink=self._sink, survey=survey(narrow, sink=self._sink)).toArrow()
+        hit("after_fold")
+        return take_apart(folded)
+
+    def _wants(self, topic: str) -> bool:
+        return any(fnmatchcase(topic, glob) for glob in self._tables)
