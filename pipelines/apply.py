@@ -64,18 +64,18 @@ class SinkLoop:
         self._schemas = self._log.schemas(self.position)
         self._progress.published(self._published, lag=None, rows={})
 
-    def __call__(self, rows: DataFrame, boundary: Boundary) -> None:
-        """Apply one micro-batch: the log's rows after the sink's position and up to boundary."""
+    def __call__(self, rows: DataFrame, end: Position) -> None:
+        """Apply one micro-batch: the log's rows after the sink's position and up to end."""
         with self._turn:
-            if self._drained or boundary.position <= self.position:
+            if self._drained or end <= self.position:
                 return
+            self._log.refresh()
             self._keep_if_asked()
-            cuts = {cut.position for cut in self._cuts.between(self._sink.name, self.position, boundary.position)}
-            for upto in sorted(cuts):  # rare: end a batch exactly there, then go on
-                self._apply(self._folded(rows, upto), Boundary(upto, 0))
+            cuts = {cut.position for cut in self._cuts.between(self._sink.name, self.position, end)}
+            for upto in sorted({*cuts, end}):  # a cut is rare: it ends a batch exactly there
+                boundary = Boundary(upto, self._log.committed_at(Position(upto)))
+                self._apply(self._fold(rows, self.position, Position(upto)), boundary)
                 self._keep_if_asked()
-            self._apply(self._folded(rows, boundary.position), boundary)
-            self._keep_if_asked()
 
     def catch_up(self, table: TableRecord, rows: DataFrame) -> None:
         """Bring one table that stayed behind to the sink's position; rows: its own range of the log."""
@@ -90,10 +90,6 @@ class SinkLoop:
         with self._turn:
             self._drained = True
         self._pool.shutdown()
-
-    def _folded(self, rows: DataFrame, upto: int) -> FoldedBatch:
-        self._log.refresh()
-        return self._fold(rows, self.position, Position(upto))
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
         began = time.monotonic()

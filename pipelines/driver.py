@@ -23,7 +23,6 @@ from cdc.errors import CdcError, LogError, Reaction, SinkError
 from cdc.log.read import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
-from pipelines.batch import Boundary
 from pipelines.cuts import Cuts
 from pipelines.folding import RangeFold
 from pipelines.progress import Board, Progress
@@ -126,7 +125,6 @@ class SinkQuery:
     ) -> None:
         self._definition, self._wanted, self._session = definition, wanted, session
         self._parts = parts
-        self._log = LogReader(definition.log.path)
         self._query: StreamingQuery | None = None
         self._loop: SinkLoop | None = None
         self._sink: Sink | None = None
@@ -199,8 +197,7 @@ class SinkQuery:
     def _guarded(self, rows, batch_id):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - Spark inspects it
         try:
             end = _end_of_batch(self._checkpoint, batch_id)  # type: ignore[arg-type]
-            self._log.refresh()
-            self._loop(rows, Boundary(end, self._log.committed_at(end)))  # type: ignore[misc]
+            self._loop(rows, end)  # type: ignore[misc]
         except Exception as exc:
             self._failure = exc  # Spark hands on only its text
             raise

@@ -21,7 +21,9 @@ from cdc.postgres.connection import connect
 from cdc.postgres.heartbeat import emit
 
 LOOK_EVERY: Final = 0.1
-"""Seconds between two looks; first-row times are exact to it."""
+"""Seconds between two looks while a first row is awaited, or the end; its time is exact to that."""
+LOOK_CALMLY_EVERY: Final = 0.5
+"""Seconds between two looks once every sink has rows: as often as the sinks report."""
 FIGURES_EVERY: Final = 2.0
 """Seconds between two lines of figures."""
 ALTER_AFTER: Final = 30.0
@@ -127,7 +129,7 @@ class Live:
     def _watch_workload(self, workload: Workload) -> None:
         screen, seconds = self.stage.screen, self.stage.settings.seconds
         began, altered = screen.seconds, False
-        while not self.stop.wait(LOOK_EVERY):
+        while not self.stop.wait(LOOK_EVERY if self._awaited else LOOK_CALMLY_EVERY):
             if seconds is not None and screen.seconds - began >= seconds:
                 return
             written = workload.written
@@ -138,6 +140,10 @@ class Live:
             if screen.seconds - self._figures_at >= FIGURES_EVERY:
                 self._figures_at = screen.seconds
                 screen.passing(self._figures(sight, written.changes))
+
+    @property
+    def _awaited(self) -> bool:
+        return bool(self.stage.settings.sinks) and None in self.outcome.first_row_seconds.values()
 
     def _look(self) -> Sight:
         self.children.check()

@@ -3,9 +3,8 @@
 psycopg has no replication cursor, so this is the loop over COPY BOTH. How it reads:
 
 - The walsender wakes its reader for every message. A reader that takes each one at once spends its
-  time in system calls; so after a large batch it rests for REST, lets the socket fill, then makes
-  libpq swallow all of it and takes it out in one compiled loop. After a small batch it does not rest:
-  then the stream is idle, and the next message is wanted at once.
+  time in system calls and thread switches; so once there is something to read it rests for REST, lets the
+  socket fill, then makes libpq swallow all of it and takes it out in one compiled loop.
 - libpq and this class are used by one thread. Frames handed out are the caller's for ever.
 - The server is told where we are by our own timer, whether frames come or not; a keepalive that
   asks for a reply is answered with what is confirmed, never with what was merely received.
@@ -32,9 +31,8 @@ from cdc.postgres.quoting import identifier, literal, publication_names
 from cdc.postgres.sqlstate import classify_message, mapped
 
 REST: Final = 0.002
-"""Seconds between reads while behind; measured: 2 to 5 ms give the highest rate."""
-BUSY: Final = 4 << 10
-"""Bytes in a batch from which on we are behind: some 40 messages that came while the last ones were taken."""
+"""Seconds from the first readable byte to the read; measured: 2 to 5 ms give the highest rate under load, and
+a transaction of a few rows comes whole instead of message by message."""
 READS: Final = 64
 """Socket reads before what came is taken out; the first of them make libpq's buffer grow."""
 CONFIRM_INTERVAL: Final = 0.05
@@ -89,7 +87,6 @@ class ReplicationStream:
         # 0 tells the server nothing; anything below the slot's own position would move the slot back
         self._received = self._confirmed = self._reported = Lsn(0)
         self._sent_at = time.monotonic()
-        self._behind = False
         self._failure: CdcError | None = None
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
@@ -124,9 +121,6 @@ class ReplicationStream:
         the server says; frames that came before the end are given out first.
         """
         deadline = time.monotonic() + timeout
-        if self._behind:
-            time.sleep(REST)
-            self._swallow()
         while True:
             self.tick()
             if (frames := self._take()) is not None:
@@ -134,7 +128,8 @@ class ReplicationStream:
             now = time.monotonic()
             if now >= deadline and timeout > 0:
                 return None
-            self._wait(max(0.0, min(deadline, self._due()) - now))
+            if self._poll.poll(max(0.0, min(deadline, self._due()) - now) * 1000):
+                time.sleep(REST)
             self._swallow()
             if timeout <= 0:
                 return self._take()
@@ -176,7 +171,6 @@ class ReplicationStream:
     def _take(self) -> FrameBatch | None:
         drained = self._drain.take()
         frames = drained.frames
-        self._behind = frames.nbytes >= BUSY
         if len(frames):
             self.received_bytes += frames.nbytes
             last = _WAL_PLACE.unpack_from(frames[len(frames) - 1])[0]
@@ -190,9 +184,6 @@ class ReplicationStream:
         if self._failure is not None:
             raise self._failure
         return None
-
-    def _wait(self, timeout: float) -> None:
-        self._poll.poll(timeout * 1000)
 
     def _swallow(self) -> None:
         """Make libpq read until nothing is readable; its failure waits until its frames were given out."""

@@ -189,7 +189,7 @@ class DeltaSink:
         """The target as the range found it, also when an earlier attempt went further."""
         began = self._began(batch)
         if (target.applied or 0) <= began:
-            return Before(DeltaTable(target.uri))
+            return Before(target.table)
         known = self._records.get(batch.schema.relation)
         if known is None or known.version is None:
             return Before(None)

@@ -6,6 +6,7 @@ the version it wrote or opened; the next commit is made from exactly that snapsh
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Final, Self
 
@@ -19,6 +20,8 @@ from cdc.stores.published import Published
 
 CLEAN_EVERY: Final = 100
 """Publishes between two removals of overwritten files."""
+TRUSTED_FOR: Final = 60.0
+"""Seconds after a publish in which an opened table surely finds every later commit: those are kept for an hour."""
 
 _PROPERTIES: Final = {
     "delta.checkpointInterval": str(CLEAN_EVERY),
@@ -39,6 +42,7 @@ class PublishedTable:
         self._app_id = str(table.metadata().configuration[_APP_ID])
         self._version = table.version()
         self._position = table.transaction_version(self._app_id)
+        self._seen_at = time.monotonic()
 
     @classmethod
     def open(cls, uri: str, log_id: str) -> Self:
@@ -57,7 +61,7 @@ class PublishedTable:
 
     def write(self, record: Published) -> None:
         """Replace the record; raises SinkFenced when another driver wrote since, or when it would go back."""
-        seen = DeltaTable(self._table.table_uri)
+        seen = self._newest()
         last = seen.transaction_version(self._app_id)
         if seen.version() != self._version or last != self._position:
             raise SinkFenced(
@@ -76,12 +80,21 @@ class PublishedTable:
         except CommitFailedError as exc:
             raise SinkFenced(f"sink at {seen.table_uri!r} was published by another driver at the same moment") from exc
         self._table, self._version, self._position = seen, seen.version(), record.position
+        self._seen_at = time.monotonic()
         if self._version % CLEAN_EVERY == 0:
             self._clean(record)
 
+    def _newest(self) -> DeltaTable:
+        """The table as it is now; opened anew before the commits after ours can have been cleaned away."""
+        if time.monotonic() - self._seen_at > TRUSTED_FOR:
+            return DeltaTable(self._table.table_uri)
+        self._table.update_incremental()
+        return self._table
+
     def _clean(self, record: Published) -> None:
         self._table.vacuum(retention_hours=1, enforce_retention_duration=False, dry_run=False)
-        self._table.update_incremental()
+        # an opened table keeps every commit it has replayed
+        self._table = DeltaTable(self._table.table_uri)
         if self.record() != record:
             raise SinkFenced(f"sink at {self._table.table_uri!r} was published by another driver during clean-up")
         self._version = self._table.version()

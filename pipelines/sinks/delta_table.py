@@ -31,6 +31,8 @@ MAX_STATISTICS: Final = 32
 """Columns with statistics, as Delta's own default (`dataSkippingNumIndexedCols`)."""
 COMPACT_ABOVE_FILES: Final = 64
 """Every merge adds a file; a merge opens all of them, so their number is kept small."""
+REOPEN_AFTER: Final = 100
+"""Versions after which the table is opened anew: an opened one keeps every commit it has replayed."""
 
 _PROPERTIES: Final = {
     "delta.checkpointInterval": "100",
@@ -47,6 +49,7 @@ class DeltaTarget:
     def __init__(self, uri: str, table: DeltaTable) -> None:
         self.uri = uri
         self.table = table
+        self._opened_at = table.version()
 
     @classmethod
     def open(cls, uri: str) -> Self | None:
@@ -81,7 +84,11 @@ class DeltaTarget:
 
     def refresh(self) -> None:
         """See what others committed."""
-        self.table.update_incremental()
+        if self.table.version() - self._opened_at < REOPEN_AFTER:
+            self.table.update_incremental()
+            return
+        self.table = DeltaTable(self.uri)
+        self._opened_at = self.table.version()
 
     @property
     def version(self) -> int:
