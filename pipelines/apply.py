@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Lock
+from threading import RLock
 
 import structlog
 from pyspark.sql import DataFrame
@@ -22,7 +22,7 @@ from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.batch import Boundary, FoldedBatch, TableControls
 from pipelines.cuts import Cut, Cuts
-from pipelines.folding import RangeFold
+from pipelines.folding import SMALL, RangeFold
 from pipelines.progress import Progress
 from pipelines.sinks.sink import Sink, TableBatch
 from pipelines.standing import failed, median_lag, placed
@@ -31,7 +31,7 @@ log = structlog.get_logger("apply")
 
 
 class SinkLoop:
-    """Applies batches to one sink; Spark calls it from one thread at a time."""
+    """Applies batches to one sink, one at a time; any thread may call it."""
 
     def __init__(self, sink: Sink, fold: RangeFold, cuts: Cuts, progress: Progress) -> None:
         self._sink, self._fold, self._cuts, self._progress = sink, fold, cuts, progress
@@ -39,7 +39,7 @@ class SinkLoop:
         self._pool = ThreadPoolExecutor(sink.parallel, thread_name_prefix=f"merge-{sink.name}")
         self._published = Published(0, 0, {})
         self._schemas: dict[int, TableSchema] = {}
-        self._turn = Lock()
+        self._turn = RLock()
         self._drained = False
 
     @property
@@ -64,8 +64,16 @@ class SinkLoop:
         self._schemas = self._log.schemas(self.position)
         self._progress.published(self._published, lag=None, rows={})
 
-    def __call__(self, rows: DataFrame, end: Position) -> None:
-        """Apply one micro-batch: the log's rows after the sink's position and up to end."""
+    def advance(self) -> None:
+        """Apply what the log holds, as far as that needs no Spark; nothing while a table lags behind the others."""
+        with self._turn:
+            self._log.refresh()
+            end = self._log.latest_boundary(self.position, SMALL)
+            if not self.lagging and self._fold.is_small(self.position, end):
+                self(None, end)
+
+    def __call__(self, rows: DataFrame | None, end: Position) -> None:
+        """Apply one batch: the log's rows after the sink's position and up to end; rows: a frame with all of them."""
         with self._turn:
             if self._drained or end <= self.position:
                 return

@@ -7,13 +7,17 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from types import FrameType
 from typing import Final
 
 import structlog
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from cdc import metrics
@@ -22,6 +26,7 @@ from cdc.config import Definition, DeltaSink, SearchSink
 from cdc.errors import CdcError, LogError, Reaction, SinkError
 from cdc.log.read import LogReader
 from cdc.position import Position
+from cdc.stores.published import TableRecord
 from pipelines.apply import SinkLoop
 from pipelines.cuts import Cuts
 from pipelines.folding import RangeFold
@@ -30,7 +35,7 @@ from pipelines.session import SparkSettings, spark_session
 from pipelines.sinks.delta import DeltaSettings, Writer
 from pipelines.sinks.delta import DeltaSink as DeltaTarget
 from pipelines.sinks.search import SearchSink as SearchTarget
-from pipelines.sinks.sink import Sink
+from pipelines.sinks.sink import Sink, SparkAwaited
 from pipelines.source import CdcDataSource
 from pipelines.types import TypePolicy
 
@@ -67,36 +72,40 @@ def main(definition: Definition) -> int:
 
 
 def _run(definition: Definition, catalog: Catalog, board: Board, figures: metrics.Figures, stop: Event) -> None:
-    spark = definition.spark
-    session = spark_session(
-        SparkSettings(
-            master=spark.master,
-            app_name=f"cdc-{definition.name}",
-            conf=dict(spark.conf),
-            delta_jars=tuple(spark.delta_jars),
-        )
+    settings = SparkSettings(
+        master=definition.spark.master,
+        app_name=f"cdc-{definition.name}",
+        conf=dict(definition.spark.conf),
+        delta_jars=tuple(definition.spark.delta_jars),
     )
+    cuts = Cuts(catalog, definition.name)
+    with ThreadPoolExecutor(1, thread_name_prefix="spark") as starter:
+        starting = starter.submit(_session, settings)
+        try:
+            if _wait_for_log(definition, stop):
+                _look_after(definition, board, SinkParts(cuts, figures, starting), stop)
+        finally:
+            starting.result().stop()
+
+
+def _session(settings: SparkSettings) -> SparkSession:
+    session = spark_session(settings)
     session.dataSource.register(CdcDataSource)
-    try:
-        if not _wait_for_log(definition, stop):
-            return
-        cuts = Cuts(catalog, definition.name)
-        queries = []
-        for wanted in definition.sinks:
-            progress = Progress(definition.name, wanted.name, figures)
-            board.sinks.append(progress)
-            queries.append(SinkQuery(definition, wanted, session, SinkParts(cuts, progress)))
-        board.state = "running"
-        while not stop.wait(POLL):
-            for query in queries:
-                query.look()
-                # one after the other while the session is cold: two first batches side by side take three times as long
-                if query.starting:
-                    break
+    return session
+
+
+def _look_after(definition: Definition, board: Board, parts: SinkParts, stop: Event) -> None:
+    queries = [SinkQuery(definition, wanted, parts) for wanted in definition.sinks]
+    board.sinks += [query.progress for query in queries]
+    board.state = "running"
+    while not stop.wait(POLL):
+        cold = False
         for query in queries:
-            query.stop()
-    finally:
-        session.stop()
+            # one after the other while the session is cold: two first batches side by side take three times as long
+            query.look(may_start=not cold)
+            cold = cold or query.starting
+    for query in queries:
+        query.stop()
 
 
 def _wait_for_log(definition: Definition, stop: Event) -> bool:
@@ -110,75 +119,100 @@ def _wait_for_log(definition: Definition, stop: Event) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
 class SinkParts:
-    """What a query shares with the process."""
+    """What the queries share."""
 
-    def __init__(self, cuts: Cuts, progress: Progress) -> None:
-        self.cuts, self.progress = cuts, progress
+    cuts: Cuts
+    figures: metrics.Figures
+    starting: Future[SparkSession]
+    """The session; a JVM takes seconds to come up."""
 
 
 class SinkQuery:
-    """One sink's streaming query; started again from the sink's own record when it stops."""
+    """One sink's streaming query; started again from the sink's own record when it stops.
 
-    def __init__(
-        self, definition: Definition, wanted: DeltaSink | SearchSink, session: SparkSession, parts: SinkParts
-    ) -> None:
-        self._definition, self._wanted, self._session = definition, wanted, session
-        self._parts = parts
+    A sink does not wait for Spark: until the first batch of its query comes, the loop itself advances over what is
+    small enough to be folded and merged without.
+    """
+
+    def __init__(self, definition: Definition, wanted: DeltaSink | SearchSink, parts: SinkParts) -> None:
+        self._definition, self._wanted, self._parts = definition, wanted, parts
+        self.progress = Progress(definition.name, wanted.name, parts.figures)
         self._query: StreamingQuery | None = None
         self._loop: SinkLoop | None = None
         self._sink: Sink | None = None
         self._checkpoint: Path | None = None
         self._failure: Exception | None = None
+        self._arrived = False
         self._attempts = 0
         self._due = 0.0
         self._halted = False
 
     @property
     def starting(self) -> bool:
-        """Whether the first batch of a running query is still under way."""
-        return self._query is not None and self._loop is not None and not self._loop.published
+        """Whether the first batch of a running query is still on its way."""
+        return self._query is not None and not self._arrived
 
-    def look(self) -> None:
-        """Start the query if it is due, see whether it failed, and let go of cuts nobody needs."""
-        if self._halted:
+    def look(self, *, may_start: bool) -> None:
+        """Open the sink and start the query when they are due, see whether it failed, let go of unneeded cuts."""
+        if self._halted or time.monotonic() < self._due:
             return
-        if self._query is None:
-            if time.monotonic() >= self._due:
-                self._try(self._start)
-        elif not self._query.isActive:
+        if self._query is not None and not self._query.isActive:
             self._try(self._raise_failure)
-        elif self._sink is not None:
-            self._attempts = 0 if self._query.lastProgress else self._attempts
+            return
+        if self._loop is None and self._can_open:
+            self._try(self._open)
+        if self._loop is not None and self._query is None and may_start and self._parts.starting.done():
+            self._try(self._start)
+        if self._loop is not None and not self._arrived:
+            self._try(self._advance)
+        if self._sink is not None:
+            self._attempts = 0 if self._query is not None and self._query.lastProgress else self._attempts
             for handle in self._parts.cuts.released(self._wanted.name):
                 self._sink.release(handle)
 
     def stop(self) -> None:
         """Stop between two batches and close the sink."""
-        if self._query is not None and self._loop is not None:
+        if self._loop is not None:
             self._loop.drain()
+        if self._query is not None:
             self._query.stop()
-            self._query = None
         if self._sink is not None:
             self._sink.close()
-            self._sink = None
         if self._checkpoint is not None:
             shutil.rmtree(self._checkpoint, ignore_errors=True)
-            self._checkpoint = None
+        self._query = self._loop = self._sink = self._checkpoint = None
+
+    @property
+    def _can_open(self) -> bool:
+        by_spark = isinstance(self._wanted, DeltaSink) and Writer(self._wanted.writer.value) is Writer.SPARK
+        return not by_spark or self._parts.starting.done()
+
+    def _open(self) -> None:
+        self._sink = build_sink(self._wanted)
+        if self._parts.starting.done():
+            self._sink.attach(self._parts.starting.result())
+        fold = RangeFold(LogReader(self._definition.log.path), self._wanted.name, self._wanted.tables)
+        loop = SinkLoop(self._sink, fold, self._parts.cuts, self.progress)
+        loop.open()
+        self._loop, self._failure, self._arrived = loop, None, False
+
+    def _advance(self) -> None:
+        with suppress(SparkAwaited):
+            self._loop.advance()  # type: ignore[union-attr]
 
     def _start(self) -> None:
-        self._sink = build_sink(self._wanted, self._session)
-        fold = RangeFold(LogReader(self._definition.log.path), self._wanted.name, self._wanted.tables)
-        loop = SinkLoop(self._sink, fold, self._parts.cuts, self._parts.progress)
-        loop.open()
+        session, loop = self._parts.starting.result(), self._loop
+        assert loop is not None and self._sink is not None  # noqa: S101, PT018 - open came first
+        self._sink.attach(session)
         for table in loop.lagging:
-            loop.catch_up(table, self._range(Position(table.position), loop.position, table.topic))
-        self._loop, self._failure = loop, None
+            loop.catch_up(table, self._range(session, table, loop.position))
         base = Path(self._definition.spark.checkpoint)
         base.mkdir(parents=True, exist_ok=True)
         self._checkpoint = Path(tempfile.mkdtemp(prefix=f"{self._wanted.name}-", dir=base))
         rows = (
-            self._session.readStream.format("cdc")
+            session.readStream.format("cdc")
             .option("path", self._definition.log.path)
             .option("tables", ",".join(self._wanted.tables))
             .option("boundaries", "true")  # a batch also when only the position moved
@@ -195,6 +229,7 @@ class SinkQuery:
         )
 
     def _guarded(self, rows, batch_id):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - Spark inspects it
+        self._arrived = True
         try:
             end = _end_of_batch(self._checkpoint, batch_id)  # type: ignore[arg-type]
             self._loop(rows, end)  # type: ignore[misc]
@@ -202,11 +237,12 @@ class SinkQuery:
             self._failure = exc  # Spark hands on only its text
             raise
 
-    def _range(self, after: Position, upto: Position, topic: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def _range(self, session: SparkSession, table: TableRecord, upto: Position) -> DataFrame:
+        after = Position(table.position)
         return (
-            self._session.read.format("cdc")
+            session.read.format("cdc")
             .option("path", self._definition.log.path)
-            .option("tables", topic)
+            .option("tables", table.topic)
             .option("startingPosition", str(after) if after else "earliest")
             .option("endingPosition", str(upto))
             .load()
@@ -216,7 +252,7 @@ class SinkQuery:
         raised = self._query.exception() if self._query else None
         raise self._failure or raised or SinkError("the streaming query ended without a word")
 
-    def _try(self, step) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    def _try(self, step: Callable[[], None]) -> None:
         try:
             step()
         except Exception as exc:
@@ -225,7 +261,7 @@ class SinkQuery:
             self._halted = isinstance(exc, CdcError) and exc.reaction is Reaction.HALT
             self._attempts += 1
             self._due = time.monotonic() + min(30.0, 0.5 * 2 ** min(self._attempts, 6))
-            self._parts.progress.failed(error)
+            self.progress.failed(error)
             log.exception("sink stopped", sink=self._wanted.name, code=error.code, halted=self._halted)
 
 
@@ -234,11 +270,11 @@ def _end_of_batch(checkpoint: Path, batch: int) -> Position:
     return Position(json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])["position"])
 
 
-def build_sink(wanted: DeltaSink | SearchSink, session: SparkSession) -> Sink:
+def build_sink(wanted: DeltaSink | SearchSink) -> Sink:
     """The sink that a definition asks for."""
     if isinstance(wanted, DeltaSink):
         settings = DeltaSettings(
             name=wanted.name, path=wanted.path, writer=Writer(wanted.writer.value), types=TypePolicy(wanted.types.value)
         )
-        return DeltaTarget(settings, session)
+        return DeltaTarget(settings)
     return SearchTarget(wanted.name, wanted.path, wanted.fields)

@@ -28,16 +28,23 @@ class RangeFold:
     def __init__(self, change_log: LogReader, sink: str, tables: tuple[str, ...]) -> None:
         self.log, self._sink, self._tables = change_log, sink, tables
 
-    def __call__(self, rows: DataFrame, after: Position, upto: Position) -> FoldedBatch:
-        """The range (after, upto]; rows: a frame of the log that holds it, and is looked at when it is large."""
-        files = self.log.files(after, upto)
-        if sum(file.rows for file in files) <= SMALL:
+    def is_small(self, after: Position, upto: Position) -> bool:
+        """Whether the range (after, upto] needs no Spark."""
+        return sum(file.rows for file in self.log.files(after, upto)) <= SMALL
+
+    def __call__(self, rows: DataFrame | None, after: Position, upto: Position) -> FoldedBatch:
+        """The range (after, upto]; rows: a frame of the log that holds it, looked at only when the range is large."""
+        if self.is_small(after, upto):
             batches = self.log.rows(after, upto, topics=self._wants)
             folded = fold(pa.Table.from_batches(batches, LOG_SCHEMA), sink=self._sink)
-        else:
+        elif rows is not None:
             within = rows.where((F.col("position") > int(after)) & (F.col("position") <= int(upto)))
-            narrow = (read_file(file, after, upto, list(SURVEY_COLUMNS)) for file in files)
+            narrow = (read_file(file, after, upto, list(SURVEY_COLUMNS)) for file in self.log.files(after, upto))
             folded = fold_frame(within, sink=self._sink, survey=survey(narrow, sink=self._sink)).toArrow()
+        else:
+            raise ValueError(
+                f"range ({after}, {upto}] of sink {self._sink!r} is large: expected a frame to fold it from"
+            )
         hit("after_fold")
         return take_apart(folded)
 

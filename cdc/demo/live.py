@@ -9,6 +9,7 @@ from typing import Final
 from cdc.change import HEARTBEAT_PREFIX
 from cdc.demo.children import Children
 from cdc.demo.ground import Ground
+from cdc.demo.hints import command, shown
 from cdc.demo.outcome import Outcome
 from cdc.demo.proof import compare_log, verify
 from cdc.demo.screen import Screen
@@ -80,7 +81,9 @@ class Live:
         screen.done("web", f"http://127.0.0.1:{self.stage.port}   ← open this   (metrics /metrics · API /docs)")
         if not settings.spark:
             return
-        screen.doing("spark", f"session 4.2.0 local[2] starts in its own process   tail -f {place.output('apply')}")
+        screen.doing(
+            "spark", f"session 4.2.0 local[2] starts in its own process   tail -f {shown(place.output('apply'))}"
+        )
         if not settings.jars:
             screen.doing(
                 "jar",
@@ -95,24 +98,23 @@ class Live:
             self.children.check()
             sight = self.watch.look()
             if sight.durable is not None:
-                self._announce_log(sight)
+                self._announce_log(sight.durable)
                 return True
             if not told and screen.seconds - began > SPEAK_AFTER:
                 told = True
-                log = self.stage.place.output("reader")
+                log = shown(self.stage.place.output("reader"))
                 screen.doing("reader", f"compiles its decoder: numba, once per machine, up to 20 s   tail -f {log}")
         return False
 
-    def _announce_log(self, sight: Sight) -> None:
-        screen, definition = self.stage.screen, self.stage.place.definition
+    def _announce_log(self, durable: Position) -> None:
+        screen, place = self.stage.screen, self.stage.place
         self.outcome.first_row_seconds["log"] = round(screen.seconds, 2)
-        copied = " · ".join(
-            f"{topic.partition('.')[2]} {rows:,}" for topic, rows in sorted(sight.copied.items()) if rows
-        )
-        screen.done("source", f"slot cdc_shop · publication cdc_shop_pub   try: cdc doctor -c {definition}")
-        screen.done("snapshot", f"{copied or 'complete'}   try: cdc status -c {definition}")
+        copied = " · ".join(f"{topic.partition('.')[2]} {rows:,}" for topic, rows in self.watch.copied(durable))
+        screen.done("source", f"slot cdc_shop · publication cdc_shop_pub   try: {command('doctor', place.definition)}")
+        screen.done("snapshot", f"{copied}   try: {command('status', place.definition)}")
         screen.done(
-            "log", f"{self.stage.place.log} from {sight.durable}   try: cdc tail shop.orders -n 5 -c {definition}"
+            "log",
+            f"{shown(place.log)} from {durable}   try: {command('tail shop.orders -n 5', place.definition)}",
         )
 
     def _start_workload(self) -> Workload:
@@ -156,19 +158,15 @@ class Live:
         return sight
 
     def _announce_sink(self, sink: str, sight: Sight) -> None:
-        place = self.stage.place
+        place, screen = self.stage.place, self.stage.screen
         if sink == LAKE:
             version, _ = sight.versions.get((LAKE, "shop.orders"), (None, 0))
-            shown = "" if version is None else f"orders v{version} · "
-            query = "select status, count(*) from shop.orders group by 1"
-            self.stage.screen.done(
-                "delta", f'{shown}{place.state}/lake   try: cdc query "{query}" -c {place.definition}'
-            )
+            told = "" if version is None else f"orders v{version} · "
+            query = command('query "select status, count(*) from shop.orders group by 1"', place.definition)
+            screen.done("delta", f"{told}{shown(place.state / 'lake')}   try: {query}")
         else:
-            self.stage.screen.done(
-                "search",
-                f'tantivy {place.state}/search   try: cdc search shop.products "blue mug" -c {place.definition}',
-            )
+            words = command('search shop.products "blue mug"', place.definition)
+            screen.done("search", f"tantivy {shown(place.state / 'search')}   try: {words}")
 
     def _figures(self, sight: Sight, changes: int) -> str:
         lags = [("log", sight.source_lag), ("search", sight.lag.get(FIND)), ("delta", sight.lag.get(LAKE))]

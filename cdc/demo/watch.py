@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
+import pyarrow.compute as pc
+
 from cdc.catalog import Catalog
+from cdc.change import Operation
 from cdc.demo.ground import Ground
 from cdc.errors import LogError
-from cdc.log.read import LogReader
+from cdc.log.read import LogReader, read_file
 from cdc.metrics import SLOT_RETAINED, SOURCE_LAG_SECONDS
 from cdc.position import Position
 
@@ -32,8 +36,6 @@ class Sight:
     source_lag: float | None
     slot_retained: float | None
     """Bytes."""
-    copied: dict[str, int]
-    """Rows of the first copy, by topic."""
     versions: dict[tuple[str, str], tuple[int | None, int]]
     """(sink, topic) → target version, rows."""
 
@@ -96,9 +98,19 @@ class Watch:
             lag={sink.sink: sink.lag_seconds for sink in sinks},
             source_lag=figures.get(SOURCE_LAG_SECONDS.name),
             slot_retained=figures.get(SLOT_RETAINED.name),
-            copied={table.topic: table.rows for table in tables if not table.sink},
             versions={(table.sink, table.topic): (table.version, table.rows) for table in tables if table.sink},
         )
+
+    def copied(self, upto: Position) -> list[tuple[str, int]]:
+        """(topic, rows of its first copy) up to a position, by topic."""
+        log = self.log
+        files = log.files(Position(0), upto) if log is not None else []
+        counts: Counter[str] = Counter()
+        for file in files:
+            rows = read_file(file, Position(0), upto, ["topic", "op"])
+            topics = rows.filter(pc.equal(rows["op"], Operation.READ.value))["topic"]
+            counts.update({entry["values"]: entry["counts"] for entry in pc.value_counts(topics).to_pylist()})
+        return sorted(counts.items())
 
     def _figures(self) -> dict[str, float]:
         """The reader's figures by metric; of one with several label values any will do for a line on a screen."""

@@ -30,7 +30,7 @@ from pipelines.sinks.delta_partial import Before, frame_source, table_source
 from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.delta_table import DeltaTarget
-from pipelines.sinks.sink import Published, TableBatch, TableRecord, TargetState
+from pipelines.sinks.sink import Published, SparkAwaited, TableBatch, TableRecord, TargetState
 from pipelines.types import TypePolicy
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class DeltaSink:
     def __init__(self, settings: DeltaSettings, spark: SparkSession | None = None) -> None:
         self.name = settings.name
         self._settings = settings
-        self._spark = spark
-        self._spark_writes = settings.writer is not Writer.DELTA_RS and speaks_delta(spark)
+        self._spark: SparkSession | None = None
+        self._spark_writes = False
         self._log_id = ""
         self._published: PublishedTable | None = None
         self._position = 0
@@ -90,6 +90,13 @@ class DeltaSink:
         self._targets: dict[str, DeltaTarget] = {}
         self._one_spark_write = Lock()
         """Spark takes the `txn` from the session, which all threads share."""
+        if spark is not None:
+            self.attach(spark)
+
+    def attach(self, spark: SparkSession) -> None:
+        """See Sink.attach; from now on Spark writes what is large, if it has Delta."""
+        self._spark = spark
+        self._spark_writes = self._settings.writer is not Writer.DELTA_RS and speaks_delta(spark)
 
     def open(self, log_id: str) -> Published | None:
         """See Sink.open; raises DeltaJarMissing when the writer is Spark and it has no Delta."""
@@ -220,6 +227,8 @@ class DeltaSink:
             and target.files()[1] <= MAX_TARGET_BYTES
         ):
             return False
+        if self._spark is None:
+            raise SparkAwaited(f"batch of {batch.schema.topic!r} or its target is large")
         return self._spark_writes
 
     def _source(self, batch: TableBatch, shape: Shape, before: Before, *, with_spark: bool) -> pa.Table | DataFrame:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +36,9 @@ from cdc.stores.search import (
 )
 from cdc.table import Column, TableSchema
 from pipelines.sinks.sink import Published, TableBatch, TableRecord, TargetState
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 WRITER_BYTES: Final = 64 * 1024 * 1024
 """tantivy's buffer before it writes a segment; its smallest is 15 MB per thread."""
@@ -91,6 +94,9 @@ class SearchSink:
         self._record: bytes | None = None
         self._published: Published | None = None
         self._pending: dict[int, PendingTable] = {}
+
+    def attach(self, spark: SparkSession) -> None:
+        """Nothing: an index is written on the driver alone."""
 
     def open(self, log_id: str) -> Published | None:
         """Take the writer and return the record of the last publication; what was applied after it is forgotten.

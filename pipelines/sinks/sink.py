@@ -21,9 +21,9 @@ from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Published", "Sink", "TableBatch", "TableRecord", "TargetState"]
+__all__ = ["Published", "Sink", "SparkAwaited", "TableBatch", "TableRecord", "TargetState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,10 @@ class TableBatch:
             raise ValueError(f"batch of {self.schema.topic!r} ends before it begins")
 
 
+class SparkAwaited(Exception):
+    """A batch needs Spark and Spark is not up yet; nothing of it was published, and it will come again."""
+
+
 class Sink(Protocol):
     """A derived store of one source.
 
@@ -74,6 +78,12 @@ class Sink(Protocol):
 
         The store is claimed for log_id. Raises SinkBelongsElsewhere when it holds another log's rows,
         SinkUnavailable (retried) when it does not answer.
+        """
+
+    def attach(self, spark: SparkSession) -> None:
+        """Spark is up; called between rounds, or before `open`, and perhaps again.
+
+        Until then batches come as `rows` only, and one that cannot be applied without Spark raises SparkAwaited.
         """
 
     def apply(self, batch: TableBatch) -> TableRecord:

@@ -13,7 +13,6 @@ def sight(position: int, lag: float, sink: str = LAKE) -> Sight:
         lag={sink: lag},
         source_lag=None,
         slot_retained=None,
-        copied={},
         versions={},
     )
 
