@@ -61,4 +61,5 @@ def test_reader_and_driver_killed_at_random_moments_leave_the_targets_exact(shop
             processes[name].wait()
             processes[name] = pipeline.reader() if name == "reader" else pipeline.apply()
     workload.stop()
+    pipeline.wait(lambda: pipeline.reports(processes["apply"]), "the driver is up again")
     assert_equal(pipeline)
