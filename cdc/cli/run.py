@@ -152,8 +152,8 @@ def _print_lines(found: PipelineStatus, summary: str) -> None:
     for sink in found.sinks:
         print(f"  {sink.name:<10}{sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}")
     for table in found.tables:
-        where = table.sink or "source"
-        print(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} rows")
+        where, counted = (table.sink, "merged") if table.sink else ("source", "copied")
+        print(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")
 
 
 def _seconds(lag: float | None) -> str:

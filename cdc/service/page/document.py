@@ -207,7 +207,7 @@ def _cell(table: TableStatus | None) -> str:
     if table is None:
         return f'<span class="quiet">{figures.UNKNOWN}</span>'
     version = f'<span class="version">v{table.version}</span>' if table.version is not None else ""
-    rows = f"<span>{figures.count(table.rows)} rows</span>" if table.rows else ""
+    rows = f"<span>{figures.count(table.rows)} merged</span>" if table.rows else ""
     reason = f'<span class="reason">{escape(table.reason)}</span>' if table.reason else ""
     position = f'<span class="lsn">{escape(table.position or figures.UNKNOWN)}</span>'
     return f'{_pill(table.state)}<p class="detail">{position}{version}{rows}</p>{reason}'
