@@ -12,6 +12,7 @@ from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, JsonOption, Ma
 from cdc.errors import ConfigError, ExitCode, Flaw, InvalidDefinition
 
 Paths = Annotated[list[Path] | None, typer.Argument(help="Definitions, or directories of them.")]
+Named = Annotated[list[Path] | None, typer.Option("--config", "-c", help="The same, as every other command takes it.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -19,11 +20,11 @@ def register(app: typer.Typer) -> None:
     app.command()(validate)
 
 
-def validate(paths: Paths = None, json: JsonOption = False) -> None:
+def validate(paths: Paths = None, config: Named = None, json: JsonOption = False) -> None:
     """Check definitions without starting or contacting anything."""
     from cdc.config import check
 
-    files = [file for path in paths or [DEFAULT_CONFIG.parent] for file in _files(path)]
+    files = [file for path in [*(paths or []), *(config or [])] or [DEFAULT_CONFIG.parent] for file in _files(path)]
     flaws = [flaw for file in files for flaw in check(file).flaws]
     fatal = tuple(flaw for flaw in flaws if flaw.fatal)
     summary = f"{len(files)} {_plural('definition', len(files))}: " + (

@@ -45,3 +45,5 @@ def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO") -> None:
     root = logging.getLogger()
     root.handlers[:] = [lines]
     root.setLevel(number)
+    # its steps are of interest to nobody who did not ask for a migration
+    logging.getLogger("alembic").setLevel(max(number, logging.WARNING))

@@ -13,8 +13,10 @@ CANARY = "c4n4ryS3cret"
 
 
 def test_a_sound_definition_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = run(capsys, "validate", write(tmp_path))
-    assert (outcome.status, outcome.output) == (0, "✓ 1 definition: valid\n")
+    path = write(tmp_path)
+    for named in ([path], ["-c", path]):
+        outcome = run(capsys, "validate", *named)
+        assert (outcome.status, outcome.output) == (0, "✓ 1 definition: valid\n")
 
 
 def test_flaws_of_all_files_are_printed_with_their_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
