@@ -4,7 +4,8 @@ psycopg has no replication cursor, so this is the loop over COPY BOTH. How it re
 
 - The walsender wakes its reader for every message. A reader that takes each one at once spends its
   time in system calls and thread switches; so once there is something to read it rests for REST, lets the
-  socket fill, then makes libpq swallow all of it and takes it out in one compiled loop.
+  socket fill, then makes libpq swallow all of it and takes it out in one compiled loop. While behind it does
+  so several times before it takes anything out: every batch costs the decoder as much as some hundred rows.
 - libpq and this class are used by one thread. Frames handed out are the caller's for ever.
 - The server is told where we are by our own timer, whether frames come or not; a keepalive that
   asks for a reply is answered with what is confirmed, never with what was merely received.
@@ -16,29 +17,36 @@ import select
 import struct
 import time
 from dataclasses import dataclass
+from enum import Enum, StrEnum
 from types import TracebackType
 from typing import Final, Self
 
 import psycopg
 from psycopg import pq
 
-from cdc.errors import CdcError, SourceUnreachable
+from cdc.errors import CdcError, PreflightFailed, SourceUnreachable
 from cdc.lsn import Lsn
 from cdc.pgoutput.frames import FrameBatch
 from cdc.postgres import libpq
-from cdc.postgres.connection import connect
+from cdc.postgres.connection import connect, is_raw, send_raw
 from cdc.postgres.quoting import identifier, literal, publication_names
 from cdc.postgres.sqlstate import classify_message, mapped
 
 REST: Final = 0.002
 """Seconds from the first readable byte to the read; measured: 2 to 5 ms give the highest rate under load, and
 a transaction of a few rows comes whole instead of message by message."""
+RESTS: Final = 5
+"""Rests before what came is taken out, while behind."""
+BUSY: Final = 16 << 10
+"""Bytes in a batch from which on we are behind: more than a hundred messages came within one rest."""
 READS: Final = 64
 """Socket reads before what came is taken out; the first of them make libpq's buffer grow."""
 CONFIRM_INTERVAL: Final = 0.05
 """Seconds at least between two updates that only say that the confirmed position moved."""
 TIMEOUT_FRACTION: Final = 3
 """Updates per `wal_sender_timeout`, so that two may be lost."""
+PARALLEL_SINCE: Final = 160_000
+"""Protocol 4 and the option `origin` came with server 16."""
 
 _POSTGRES_EPOCH: Final = 946_684_800_000_000
 """2000-01-01 in microseconds since 1970."""
@@ -57,6 +65,24 @@ class SystemIdentity:
     database: str
 
 
+class Large(Enum):
+    """When a transaction above the server's `logical_decoding_work_mem` is sent."""
+
+    #: While it runs, in blocks (protocol 2; from server 16 on protocol 4, whose aborts tell LSN and time).
+    STREAMED = "streamed"
+    #: At its commit, from the server's own disk (protocol 1).
+    WHOLE = "whole"
+
+
+class Origin(StrEnum):
+    """Whose transactions are sent."""
+
+    #: All.
+    ANY = "any"
+    #: Only those that were made here, not replicated from elsewhere; server 16 or later.
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
     """What to stream."""
@@ -67,6 +93,30 @@ class StreamOptions:
     """Where to start; the server starts at its own confirmed position if that is later."""
     status_interval: float = 10.0
     """Seconds between status updates; less if `wal_sender_timeout` is short."""
+    large: Large = Large.STREAMED
+    origin: Origin = Origin.ANY
+
+    def command(self, server: int) -> str:
+        """START_REPLICATION for a server of this version (as `server_version_num`); raises PreflightFailed.
+
+        `two_phase` is never asked for: rows of a prepared transaction would come once, before they are ours to keep.
+        """
+        given = {"publication_names": publication_names([self.publication]), "messages": "'true'"}
+        if self.large is Large.WHOLE:
+            given["proto_version"] = "'1'"
+        elif server < PARALLEL_SINCE:
+            given |= {"proto_version": "'2'", "streaming": "'on'"}
+        else:
+            given |= {"proto_version": "'4'", "streaming": "'parallel'"}
+        if self.origin is not Origin.ANY:
+            if server < PARALLEL_SINCE:
+                raise PreflightFailed(
+                    f"origin {self.origin.value!r} needs server version 16 or later, got {server // 10000}",
+                    remedy="capture every origin, or upgrade the server",
+                )
+            given["origin"] = f"'{self.origin.value}'"
+        options = ", ".join(f"{name} {value}" for name, value in given.items())
+        return f"START_REPLICATION SLOT {identifier(self.slot)} LOGICAL {self.start} ({options})"
 
 
 def identify(dsn: str) -> SystemIdentity:
@@ -87,6 +137,7 @@ class ReplicationStream:
         # 0 tells the server nothing; anything below the slot's own position would move the slot back
         self._received = self._confirmed = self._reported = Lsn(0)
         self._sent_at = time.monotonic()
+        self._behind = False
         self._failure: CdcError | None = None
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
@@ -95,15 +146,14 @@ class ReplicationStream:
     @classmethod
     def open(cls, dsn: str, options: StreamOptions) -> Self:
         """Connect and start streaming; raises SlotInUse, SlotMissing, SlotInvalidated and their kin."""
-        command = (
-            f"START_REPLICATION SLOT {identifier(options.slot)} LOGICAL {options.start} "
-            f"(proto_version '1', publication_names {publication_names([options.publication])}, messages 'true')"
-        )
         libpq.functions()
         conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}")
         try:
             interval, floor = _status_interval(conn, options.status_interval), _confirmed_flush(conn, options.slot)
-            answer = conn.pgconn.exec_(command.encode())
+            if is_raw(conn):
+                with mapped():
+                    send_raw(conn)
+            answer = conn.pgconn.exec_(options.command(conn.info.server_version).encode())
             if answer.status != pq.ExecStatus.COPY_BOTH:
                 raise failure_of(answer)  # noqa: TRY301 - the connection has to be closed
             conn.pgconn.nonblocking = 1
@@ -129,8 +179,7 @@ class ReplicationStream:
             if now >= deadline and timeout > 0:
                 return None
             if self._poll.poll(max(0.0, min(deadline, self._due()) - now) * 1000):
-                time.sleep(REST)
-            self._swallow()
+                self._gather()
             if timeout <= 0:
                 return self._take()
 
@@ -172,6 +221,7 @@ class ReplicationStream:
         drained = self._drain.take()
         frames = drained.frames
         if len(frames):
+            self._behind = frames.nbytes >= BUSY
             self.received_bytes += frames.nbytes
             last = _WAL_PLACE.unpack_from(frames[len(frames) - 1])[0]
             self._received = max(self._received, Lsn(last))
@@ -184,6 +234,12 @@ class ReplicationStream:
         if self._failure is not None:
             raise self._failure
         return None
+
+    def _gather(self) -> None:
+        """Let the socket fill and swallow it, once or, while behind, until REST · RESTS have passed."""
+        for _ in range(RESTS if self._behind else 1):
+            time.sleep(REST)
+            self._swallow()
 
     def _swallow(self) -> None:
         """Make libpq read until nothing is readable; its failure waits until its frames were given out."""

@@ -23,6 +23,8 @@ from cdc.pgoutput.messages import (
 )
 
 POSTGRES_EPOCH = 946_684_800_000_000
+WAL = struct.pack(">cQQq", b"w", 0, 0, 0)
+"""The head of a frame that carries a message."""
 
 
 def frame(message: AnyMessage, *, sent_at: int = POSTGRES_EPOCH) -> bytes:
@@ -60,6 +62,34 @@ def body(message: AnyMessage) -> bytes:  # noqa: PLR0911, C901 - one line per me
         case Type(oid, schema, name):
             return struct.pack(">cI", b"Y", oid) + _name(schema) + _name(name)
     raise TypeError(message)
+
+
+def stream_start(xid: int, *, first: bool) -> bytes:
+    """The frame that opens a block."""
+    return WAL + struct.pack(">cIB", b"S", xid, first)
+
+
+def stream_stop() -> bytes:
+    """The frame that closes it."""
+    return WAL + b"E"
+
+
+def stream_abort(xid: int, subxid: int, *, told: bool) -> bytes:
+    """The frame that takes a (sub)transaction back; told under `streaming 'parallel'`: with LSN and time."""
+    return WAL + struct.pack(">cII", b"A", xid, subxid) + (struct.pack(">Qq", 77, 99) if told else b"")
+
+
+def stream_commit(xid: int, lsn: int, end_lsn: int, committed_at: int) -> bytes:
+    """The frame that ends a streamed transaction."""
+    return WAL + struct.pack(">cIBQQq", b"c", xid, 0, lsn, end_lsn, committed_at - POSTGRES_EPOCH)
+
+
+def in_block(xid: int, message: AnyMessage) -> bytes:
+    """The frame of message inside a block, as part of the (sub)transaction xid."""
+    plain = frame(message)
+    if isinstance(message, Keepalive | Origin):
+        return plain
+    return plain[: len(WAL) + 1] + struct.pack(">I", xid) + plain[len(WAL) + 1 :]
 
 
 def _relation(message: Relation) -> bytes:

@@ -1,0 +1,192 @@
+"""Streamed transactions (protocol versions 2 to 4): their control messages, and their frames made plain.
+
+A transaction larger than the server's `logical_decoding_work_mem` is sent while it runs, in blocks from Stream
+Start to Stream Stop, between which other transactions come. Inside a block every message but Origin carries the xid
+of its (sub)transaction behind its letter. Stream Commit or Stream Abort ends the whole; a Stream Abort that names
+another xid takes back one subtransaction. Two-phase messages are never asked for.
+"""
+# ruff: noqa: PLR1714, SIM109 - flat code on arrays and bytes
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.kernel import HEADER, WAL, kernel
+from cdc.pgoutput.parse import malformed
+
+START, STOP, ABORT, COMMIT, RELATION, KEEPALIVE = b"SEAcRk"
+"""Kinds of frames: a message's letter, or the frame's own where it carries none."""
+_TYPE, _INSERT, _UPDATE, _DELETE, _TRUNCATE, _MESSAGE = b"YIUDTM"
+
+_BODY: Final = HEADER + 1
+"""Where a message goes on behind its letter."""
+_CARRYING: Final = _BODY + 4
+"""Where it goes on behind the xid."""
+OID: Final = slice(_BODY, _BODY + 4)
+"""Where a plain Relation message has its OID."""
+_START: Final = struct.Struct(">IB")
+_ABORT: Final = struct.Struct(">II")
+_ABORT_TOLD: Final = _ABORT.size + 16
+"""With the abort's LSN and time, as under `streaming 'parallel'`."""
+_COMMIT: Final = struct.Struct(">IB8s8s8s")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """A block of one transaction begins."""
+
+    xid: int
+    first: bool
+    """Its first block."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStop:
+    """The block ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAbort:
+    """A subtransaction, or with subxid = xid the whole, was rolled back."""
+
+    xid: int
+    subxid: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCommit:
+    """The whole committed."""
+
+    xid: int
+    begin: bytes
+    """The frame of the Begin that a plain transaction would have."""
+    commit: bytes
+    """The frame of its Commit."""
+
+
+Control: TypeAlias = StreamStart | StreamStop | StreamAbort | StreamCommit
+
+
+def marks(kinds: bytes) -> np.ndarray:
+    """The set of kinds, as next_of wants it."""
+    marked = np.zeros(256, np.bool_)
+    marked[list(kinds)] = True
+    return marked
+
+
+def kind_of(frame: bytes) -> int:
+    """As next_of sees it; 0 for a frame that is too short to have one."""
+    if frame[:1] != b"w":
+        return frame[0] if frame else 0
+    return frame[HEADER] if len(frame) > HEADER else 0
+
+
+@kernel
+def next_of(buffer: np.ndarray, offsets: np.ndarray, at: int, marked: np.ndarray) -> int:
+    """Place of the first frame from `at` on whose kind is marked; the number of frames if there is none."""
+    for i in range(at, len(offsets) - 1):
+        first, size = offsets[i], offsets[i + 1] - offsets[i]
+        if size > 0:
+            kind = buffer[first]
+            if kind == WAL:
+                kind = buffer[first + HEADER] if size > HEADER else np.uint8(0)
+            if marked[kind]:
+                return i
+    return len(offsets) - 1
+
+
+@kernel
+def _unwrap(buffer: np.ndarray, offsets: np.ndarray, aborted: np.ndarray, out: np.ndarray, ends: np.ndarray) -> int:
+    """Copy what survived without its xid; ends[i + 1] becomes the end of frame i; how many there are."""
+    count = used = 0
+    for i in range(len(offsets) - 1):
+        at, end = offsets[i], offsets[i + 1]
+        kind = buffer[at + HEADER] if end - at >= _CARRYING and buffer[at] == WAL else np.uint8(0)
+        if (
+            kind == _INSERT
+            or kind == _UPDATE
+            or kind == _DELETE
+            or kind == RELATION
+            or kind == _TYPE
+            or kind == _TRUNCATE
+            or kind == _MESSAGE
+        ):
+            xid = np.int64(0)
+            for j in range(at + _BODY, at + _CARRYING):
+                xid = (xid << 8) | np.int64(buffer[j])
+            low, high = 0, len(aborted)
+            while low < high:
+                middle = (low + high) // 2
+                if aborted[middle] < xid:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low < len(aborted) and aborted[low] == xid:
+                continue
+            for j in range(_BODY):
+                out[used + j] = buffer[at + j]
+            used += _BODY
+            at += _CARRYING
+        for j in range(at, end):
+            out[used + j - at] = buffer[j]
+        used += end - at
+        count += 1
+        ends[count] = used
+    return count
+
+
+def unwrap(frames: FrameBatch, aborted: np.ndarray) -> FrameBatch:
+    """The frames of one streamed transaction as a plain one has them; `aborted` subxids (int64, sorted) are left out.
+
+    A frame that is too short for its xid stays as it is, so that the decoder says what is wrong with it.
+    """
+    out, ends = np.empty(frames.nbytes, np.uint8), np.zeros(len(frames) + 1, np.int64)
+    count = _unwrap(*readonly(frames), aborted, out, ends)
+    return FrameBatch(out[: ends[count]], ends[: count + 1])
+
+
+def xid_and_oid(frame: bytes) -> tuple[int, int]:
+    """(Sub)xid and relation OID of a Relation message inside a block; raises MalformedFrame."""
+    if len(frame) < _CARRYING + 4:
+        raise malformed(frame, "a streamed message has no xid")
+    return int.from_bytes(frame[_BODY:_CARRYING], "big"), int.from_bytes(frame[_CARRYING : _CARRYING + 4], "big")
+
+
+def without_xid(frame: bytes) -> bytes:
+    """The message as it is outside a block."""
+    return frame[:_BODY] + frame[_CARRYING:]
+
+
+def control_of(frame: bytes) -> Control:
+    """The control message in a `w` frame of kind START, STOP, ABORT or COMMIT; raises MalformedFrame."""
+    kind, body = kind_of(frame), frame[_BODY:]
+    try:
+        if kind == START:
+            xid, first = _START.unpack(body)
+            return StreamStart(xid, bool(first))
+        if kind == ABORT:
+            told = body[: _ABORT.size] if len(body) == _ABORT_TOLD else body
+            xid, subxid = _ABORT.unpack(told)
+            return StreamAbort(xid, subxid)
+        if kind == COMMIT:
+            xid, flags, lsn, end_lsn, time = _COMMIT.unpack(body)
+            head, number = frame[:HEADER], xid.to_bytes(4, "big")
+            begin, commit = b"B" + lsn + time + number, b"C" + bytes([flags]) + lsn + end_lsn + time
+            return StreamCommit(xid, head + begin, head + commit)
+    except struct.error:
+        raise malformed(frame, f"a stream message of {len(body)} bytes") from None
+    if body:
+        raise malformed(frame, f"{len(body)} bytes too many")
+    return StreamStop()
+
+
+def readonly(frames: FrameBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Buffer and offsets in the one kind of array that the kernels are compiled for."""
+    buffer, offsets = np.ascontiguousarray(frames.buffer).view(), np.ascontiguousarray(frames.offsets).view()
+    buffer.flags.writeable = offsets.flags.writeable = False
+    return buffer, offsets
