@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from cdc.change import ROW_OPERATIONS, Operation
 from cdc.position import Position
-from cdc.table import Column, TableSchema
+from cdc.table import Column, TableSchema, parted
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"
 """What Debezium writes for an unchanged TOAST value; only the debezium format has it."""
@@ -235,7 +235,7 @@ class _Debezium:
         return {**dict.fromkeys(tables.names(row), absent), **values}
 
     def _source(self, row: Row, micros: int, lsn: int) -> Message:
-        schema, _, table = (row["topic"] or "").partition(".")
+        schema, table = parted(row["topic"] or "")
         return {
             "version": self._place.version,
             "connector": "postgresql",

@@ -9,6 +9,7 @@ import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit, shown
 from cdc.errors import ConfigError, UnknownName
+from cdc.table import parted
 
 if TYPE_CHECKING:
     from cdc.config import Definition
@@ -62,7 +63,7 @@ def _found(definition: Definition, table: str) -> tuple[SearchIndex, str]:
 
 
 def _topic(topics: Iterable[str], table: str) -> str | None:
-    fitting = [topic for topic in topics if table in {topic, topic.rpartition(".")[2]}]
+    fitting = [topic for topic in topics if table in {topic, parted(topic)[1]}]
     return table if table in fitting else fitting[0] if len(fitting) == 1 else None
 
 

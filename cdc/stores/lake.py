@@ -18,6 +18,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from cdc.errors import ConfigError, SinkUnavailable
 from cdc.naming import published_uri
 from cdc.stores.published import Published, TableRecord
+from cdc.table import parted, topic
 
 PUBLISHED_SCHEMA: Final = pa.schema([("position", pa.int64()), ("committed_at", pa.int64()), ("record", pa.string())])
 """The one row of `_cdc/published`: Position, µs since 1970 UTC, Published.to_json."""
@@ -102,22 +103,22 @@ def bound(sql: str, tables: Mapping[str, TableRecord]) -> tuple[str, dict[str, T
     Pure. The engine has one flat set of names, so `shop.orders` becomes `orders` where no other
     schema has that table, else `shop__orders`. Literals and comments stay.
     """
-    names = [topic.partition(".")[2] for topic in tables]
+    parts = {table: parted(table) for table in tables}
+    names = [name for _, name in parts.values()]
     alias_of = {
-        topic: name if names.count(name) == 1 else f"{topic.partition('.')[0]}__{name}"
-        for topic, name in zip(tables, names, strict=True)
+        table: name if names.count(name) == 1 else f"{schema}__{name}" for table, (schema, name) in parts.items()
     }
-    topic_of = {alias: topic for topic, alias in alias_of.items()}
+    topic_of = {alias: table for table, alias in alias_of.items()}
     used: dict[str, TableRecord] = {}
 
     def replaced(match: re.Match[str]) -> str:
         if match["skip"]:
             return match.group()
         if match["schema"]:
-            topic = f"{_plain(match['schema'])}.{_plain(match['table'])}"
+            whole = topic(_plain(match["schema"]), _plain(match["table"]))
             # not a table: `orders.id`, a column of one
             named, rest = (
-                (topic, "") if topic in tables else (topic_of.get(_plain(match["schema"])), "." + match["table"])
+                (whole, "") if whole in tables else (topic_of.get(_plain(match["schema"])), "." + match["table"])
             )
         else:
             named, rest = topic_of.get(_plain(match["name"])), ""

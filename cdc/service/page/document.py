@@ -18,6 +18,7 @@ from urllib.parse import quote
 from cdc.service.page import figures
 from cdc.service.page.sparkline import sparkline
 from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus, TableStatus
+from cdc.table import parted
 
 TABLES_SHOWN: Final = 500
 """More rows than a person scrolls through; the API has them all."""
@@ -194,7 +195,7 @@ def _ailing(tables: Iterable[TableStatus]) -> bool:
 
 
 def _table_row(topic: str, places: Mapping[str, TableStatus], sinks: Iterable[str]) -> str:
-    schema, _, name = topic.rpartition(".")
+    schema, name = parted(topic)
     source = places.get("")
     state = _pill(source.state) if source else figures.UNKNOWN
     rows = figures.count(source.rows if source else None)

@@ -1,0 +1,126 @@
+"""What is not UTF-8 is refused or rewritten by the declared policy, the same in frames and in COPY lines."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc.config.definition import Undecodable
+from cdc.errors import UndecodableValue
+from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.pgoutput.decode import PlainDecoder, parse_frame
+from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.messages import Delete, Insert, OldKind, OldTuple, Update
+from cdc.pgoutput.undecodable import PREFIX, CopyMender, FrameMender, mended
+from cdc.position import Position
+from tests.pgoutput.encode import frame
+from tests.pgoutput.streams import ORDERS, events, relation, rows, streams, transaction
+from tests.pgoutput.test_copy_text import ESCAPES
+
+BAD = b"a\xffb"
+MARK = "BAD"
+NEVER = Position(0)
+bounded = settings(max_examples=60, deadline=None)
+
+
+def bad_frames(*changes, at: int = 600) -> FrameBatch:
+    """A transaction in which MARK is bytes that are no UTF-8."""
+    messages = transaction(at, relation(ORDERS), *changes)
+    return FrameBatch.of([frame(message).replace(MARK.encode(), BAD) for message in messages])
+
+
+def decoded(batch: FrameBatch) -> list[dict[str, Any]]:
+    return rows(list(events(PlainDecoder(), list(batch)))).to_pylist()
+
+
+@pytest.mark.parametrize(("policy", "value"), [(Undecodable.BASE64, "base64:Yf9i"), (Undecodable.REPLACE, "a\ufffdb")])
+def test_a_value_in_any_tuple_is_rewritten_and_the_others_are_not(policy, value):
+    changes = [
+        Insert(1, ("k", MARK, "ü")),
+        Update(1, OldTuple(OldKind.KEY, (MARK, None, None)), ("k", None, MARK)),
+        Delete(1, OldTuple(OldKind.ROW, ("k", MARK, ""))),
+    ]
+    _, inserted, left, moved, deleted = decoded(FrameMender(policy, NEVER)(bad_frames(*changes)))
+    assert inserted["after"] == [(10, "k"), (11, value), (12, "ü")]
+    assert (left["key"], moved["old_key"], moved["after"][2]) == ([value], [value], (12, value))
+    assert deleted["before"] == [(10, "k"), (11, value), (12, "")]
+
+
+def test_a_refused_value_is_named_by_table_column_transaction_and_byte():
+    mender = FrameMender(Undecodable.FAIL, NEVER)
+    with pytest.raises(UndecodableValue, match=r"column 'c2' of 'shop.orders' in the transaction at 0/258, byte 1 of"):
+        mender(bad_frames(Insert(1, ("k", "ok", MARK))))
+    lines = CopyMender(Undecodable.FAIL, ORDERS)
+    assert lines(b"1\t2\t3\n") == b"1\t2\t3\n"
+    with pytest.raises(UndecodableValue, match=r"column 'c1' of 'shop.orders' in row 1 of its copy, byte 2 of"):
+        lines(b"1\t\\t2\xff\t3\n")
+
+
+def test_a_transaction_that_the_log_has_is_not_looked_at():
+    batch = bad_frames(Insert(1, ("k", "ok", MARK)))
+    assert FrameMender(Undecodable.FAIL, Position(600))(batch) is batch
+
+
+@bounded
+@given(streams)
+def test_frames_of_utf8_text_come_back_as_the_same_object(frames):
+    batch = FrameBatch.of(frames)
+    for policy in Undecodable:
+        assert FrameMender(policy, NEVER)(batch) is batch
+
+
+@bounded
+@given(st.lists(st.binary(max_size=20), min_size=3, max_size=3), st.sampled_from(list(Undecodable)))
+def test_both_ways_mend_a_value_alike(values, policy):
+    values = [value.replace(b"\0", b"") for value in values]
+    marks = ["<0>", "<1>", "<2>"]
+    one = frame(Insert(1, tuple(marks)))
+    for mark, value in zip(marks, values, strict=True):
+        one = one.replace(len(mark).to_bytes(4, "big") + mark.encode(), len(value).to_bytes(4, "big") + value)
+    line = b"\t".join(b"".join(_escaped(value)) for value in values) + b"\n"
+    begin = frame(transaction(600)[0])
+    copy = CopyDecoder(ORDERS, position=Position(1), xid=0, committed_at=0, first_ordinal=0)
+    try:
+        told = [mended(value, policy).decode() for value in values]
+    except UnicodeDecodeError:
+        for refuse in (
+            lambda: FrameMender(policy, NEVER)(FrameBatch.of([begin, one])),
+            lambda: CopyMender(policy, ORDERS)(line),
+        ):
+            with pytest.raises(UndecodableValue):
+                refuse()
+        return
+    assert parse_frame(FrameMender(policy, NEVER)(FrameBatch.of([begin, one]))[1]) == Insert(1, tuple(told))
+    batch = copy.feed(CopyMender(policy, ORDERS)(line))
+    assert batch is not None
+    assert [value for _, value in batch.to_pylist()[0]["after"]] == told
+
+
+def _escaped(value: bytes):
+    escapes = {plain.encode(): escaped.encode() for plain, escaped in ESCAPES.items()}
+    return (escapes.get(bytes([byte]), bytes([byte])) for byte in value)
+
+
+@bounded
+@given(st.binary(max_size=20) | st.binary(max_size=9).map(PREFIX.__add__))
+def test_base64_can_be_told_back_exactly(value):
+    told = mended(value, Undecodable.BASE64)
+    assert (b64decode(told.removeprefix(PREFIX)) if told.startswith(PREFIX) else told) == value
+
+
+@bounded
+@given(streams, st.data())
+def test_a_damaged_frame_is_left_to_the_decoder(frames, data):
+    frames = frames or [b""]
+    at = data.draw(st.integers(0, len(frames) - 1))
+    frames[at] = frames[at][: data.draw(st.integers(0, len(frames[at])))] + data.draw(st.binary(max_size=4))
+    FrameMender(Undecodable.REPLACE, NEVER)(FrameBatch.of(frames))
+
+
+def test_nulls_and_empty_text_stay_apart():
+    line = b"\\N\t\t\xff\n"
+    assert CopyMender(Undecodable.REPLACE, ORDERS)(line) == b"\\N\t\t\xef\xbf\xbd\n"

@@ -1,0 +1,194 @@
+"""The same rows read four ways: SELECT, COPY, and the stream through both decoders.
+
+SELECT without a cast is the oracle: it is the text that the type's output function prints. (A cast to text is
+another function for some types: it turns `t` into `true` and takes the blanks of a `char(3)` away.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from cdc.change import LOG_SCHEMA
+from cdc.lsn import Lsn
+from cdc.pgoutput.columnar import ColumnarDecoder
+from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.pgoutput.decode import PlainDecoder, parse_frame
+from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.messages import Commit, Keepalive
+from cdc.pgoutput.transactions import Decoded, RelationSeen
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.postgres.copy import copy_table
+from cdc.postgres.publication import ensure_publication
+from cdc.postgres.replication import Large, ReplicationStream, StreamOptions
+from cdc.postgres.slot import create_slot, drop_slot, slot_status
+from cdc.postgres.sqlstate import mapped
+from cdc.postgres.tables import match_tables, read_schema, resolve
+from cdc.table import TableSchema
+from tests.postgres.stream import PATIENCE, until
+
+Decoder = PlainDecoder | ColumnarDecoder
+Texts = dict[str, list[tuple[bytes | None, ...]]]
+"""By topic: one tuple per row, in the order of the sent columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Four answers to the same question."""
+
+    selected: Texts
+    copied: Texts
+    plain: Texts
+    columnar: Texts
+
+    def agree(self) -> Texts:
+        """The one answer; fails with the first column that was told differently."""
+        for way in (self.copied, self.plain, self.columnar):
+            assert way.keys() == self.selected.keys()
+            for topic, rows in self.selected.items():
+                assert len(way[topic]) == len(rows), topic
+                for row, told in zip(rows, way[topic], strict=True):
+                    assert told == row, topic
+        return self.selected
+
+
+def execute(conn: psycopg.Connection, statement: str | bytes) -> None:
+    """Run one statement that may hold bytes of any encoding."""
+    with mapped():
+        conn.execute(statement.encode() if isinstance(statement, str) else statement)
+
+
+@contextmanager
+def captured(dsn: str, pattern: str = "*.*") -> Iterator[Capture]:
+    """Publish what matches now and stream from here on; slot and publication go afterwards."""
+    name = f"readings_{uuid4().hex[:12]}"
+    with connect(dsn) as conn:
+        ensure_publication(conn, name, [table for _, table in match_tables(conn, [pattern])])
+        with create_slot(dsn, name):
+            pass
+        options = StreamOptions(slot=name, publication=name, start=Lsn(0), status_interval=1.0, large=Large.WHOLE)
+        with ReplicationStream.open(dsn, options) as stream:
+            yield Capture(dsn, name, stream)
+        until(lambda: not (status := slot_status(conn, name)) or not status.active)
+        drop_slot(conn, name)
+        conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name)))
+
+
+class Capture:
+    """A running stream; its frames are kept, so that every decoder sees the same ones."""
+
+    def __init__(self, dsn: str, publication: str, stream: ReplicationStream) -> None:
+        self.dsn, self.publication, self._stream = dsn, publication, stream
+        self.received: list[bytes] = []
+        """What the last call of frames gave."""
+
+    def frames(self) -> list[bytes]:
+        """All frames up to a message that is written now, its transaction included."""
+        with connect(self.dsn) as conn:
+            row = conn.execute("SELECT pg_logical_emit_message(true, 'cdc.heartbeat', '')").fetchone()
+        assert row is not None
+        found: list[bytes] = []
+        self.received = found
+        end = int(row[0].partition("/")[0], 16) << 32 | int(row[0].partition("/")[2], 16)
+        deadline = time.monotonic() + PATIENCE * 4
+        while True:
+            assert time.monotonic() < deadline, "the stream did not come to its end"
+            for frame in self._stream.receive(0.5) or ():
+                found.append(frame)
+                if frame[25:26] == b"C" and _commit_lsn(frame) >= end:
+                    return found
+
+    def changes(self, *statements: str) -> list[dict[str, Any]]:
+        """The log rows of the statements, which both decoders tell alike; only for the first call of a capture."""
+        with connect(self.dsn) as conn:
+            for statement in statements:
+                execute(conn, statement)
+        frames = self.frames()
+        plain, columnar = self.rows(PlainDecoder(), frames), self.rows(ColumnarDecoder(), frames)
+        assert columnar.equals(plain)
+        return plain.to_pylist()
+
+    def rows(self, decoder: Decoder, frames: Iterable[bytes]) -> pa.Table:
+        """The log rows of the frames, schemas as the catalogue proves them."""
+        found: list[pa.RecordBatch] = []
+        for event in decoder.decode(FrameBatch.of(list(frames))):
+            if isinstance(event, RelationSeen):
+                with connect(self.dsn) as conn:
+                    decoder.define(resolve(conn, event.relation, None), announce=False)
+            elif isinstance(event, Decoded):
+                found.append(event.rows)
+        table = pa.Table.from_batches(found, LOG_SCHEMA)
+        table.validate(full=True)
+        return table
+
+
+def _commit_lsn(frame: bytes) -> int:
+    message = parse_frame(frame)
+    assert isinstance(message, Commit | Keepalive)
+    return message.lsn if isinstance(message, Commit) else 0
+
+
+def read_four_ways(dsn: str, statements: Sequence[str | bytes], pattern: str = "*.*") -> Readings:
+    """Run the INSERT statements under a stream, then read the tables that match by every way."""
+    with captured(dsn, pattern) as capture:
+        with connect(dsn) as conn:
+            for statement in statements:
+                execute(conn, statement)
+        frames = capture.frames()
+        with connect(dsn) as conn:
+            oids = [oid for oid, _ in match_tables(conn, [pattern])]
+            schemas = [schema for oid in oids if (schema := read_schema(conn, oid)) is not None]
+        return Readings(
+            selected={schema.topic: select_rows(dsn, schema) for schema in schemas},
+            copied={schema.topic: [_texts(schema, row) for row in copy_rows(dsn, schema)] for schema in schemas},
+            plain=_streamed(schemas, capture.rows(PlainDecoder(), frames)),
+            columnar=_streamed(schemas, capture.rows(ColumnarDecoder(), frames)),
+        )
+
+
+def select_rows(dsn: str, schema: TableSchema) -> list[tuple[bytes | None, ...]]:
+    """The bytes that a plain SELECT gives, rows in the order in which they lie."""
+    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
+    query = sql.SQL("SELECT {} FROM {}").format(columns, sql.Identifier(schema.schema, schema.name))
+    with connect(dsn) as conn:
+        result = conn.pgconn.exec_(query.as_bytes(conn))
+        assert not result.error_message, result.error_message
+        width = len(schema.sent)
+        return [tuple(result.get_value(row, place) for place in range(width)) for row in range(result.ntuples)]
+
+
+def copy_rows(dsn: str, schema: TableSchema) -> list[dict[str, Any]]:
+    """The rows of an initial copy."""
+    decoder = CopyDecoder(schema, position=Position(1), xid=0, committed_at=0, first_ordinal=0)
+    with connect(dsn, autocommit=False) as conn:
+        batches = [batch for chunk in copy_table(conn, schema) if (batch := decoder.feed(chunk)) is not None]
+    decoder.finish()
+    table = pa.Table.from_batches(batches, LOG_SCHEMA)
+    table.validate(full=True)
+    return table.to_pylist()
+
+
+def _streamed(schemas: Sequence[TableSchema], rows: pa.Table) -> Texts:
+    found: Texts = {schema.topic: [] for schema in schemas}
+    known = {schema.topic: schema for schema in schemas}
+    for row in rows.to_pylist():
+        assert row["op"] == "c"
+        found[row["topic"]].append(_texts(known[row["topic"]], row))
+    return found
+
+
+def _texts(schema: TableSchema, row: dict[str, Any]) -> tuple[bytes | None, ...]:
+    after = dict(row["after"])
+    assert after.keys() == {column.id for column in schema.sent}
+    assert not row["partial"]
+    values = (after[column.id] for column in schema.sent)
+    return tuple(None if value is None else value.encode() for value in values)
