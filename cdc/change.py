@@ -62,3 +62,7 @@ value is SQL NULL. Units: positions as `Position`, `committed_at` in microsecond
 
 HEARTBEAT_PREFIX: Final = "cdc.heartbeat"
 """Logical messages with this prefix move the log's position and leave no row."""
+DDL_PREFIX: Final = "cdc.ddl"
+"""Transactional messages with this prefix come from the event trigger in the source and become `s` rows, not `m`."""
+OWN_PREFIXES: Final = frozenset({HEARTBEAT_PREFIX, DDL_PREFIX})
+"""Of the messages that are no messages of an application."""

@@ -7,13 +7,39 @@ the log must stay readable after they did.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
-SCHEMA_FORMAT: Final = 1
-"""Version of the JSON below; a newer one is refused by older readers."""
+SCHEMA_FORMAT: Final = 2
+"""Version of the JSON below; a newer one is refused by older readers, what an older one lacks is unknown."""
+
+_TOPIC: Final = re.compile(r'("(?:[^"]|"")+"|[^".]+)\.("(?:[^"]|"")+"|[^".]+)', re.DOTALL)
+
+
+def topic(schema: str, name: str) -> str:
+    """`schema.table`; a name that holds a dot or a quote stands in quotes, so that no two tables share a topic.
+
+    `"s.x".y` is table `y` of schema `s.x`, `s."x.y"` is table `x.y` of schema `s`.
+    """
+    return f"{_part(schema)}.{_part(name)}"
+
+
+def parted(text: str) -> tuple[str, str]:
+    """(schema, name) of a topic; the schema is empty if the text is not one."""
+    found = _TOPIC.fullmatch(text)
+    if found is None:
+        return "", text
+    schema, name = (part[1:-1].replace('""', '"') if part.startswith('"') else part for part in found.groups())
+    return schema, name
+
+
+def _part(name: str) -> str:
+    if "." not in name and '"' not in name:
+        return name
+    return '"' + name.replace('"', '""') + '"'
 
 
 class ReplicaIdentity(StrEnum):
@@ -64,6 +90,15 @@ class Column:
     """Of a domain: the modifier of that type."""
     missing: str | None = None
     """`attmissingval`: what rows older than ADD COLUMN … DEFAULT hold, as text."""
+    default: str | None = None
+    """The expression of the default, or of a generated column, as Postgres prints it."""
+    labels: tuple[str, ...] = ()
+    """Of an enum, a domain over one or an array of one: its labels in order."""
+
+    def keeps_labels(self, labels: tuple[str, ...]) -> bool:
+        """Whether labels were only added to its enum; else one was renamed, in every stored row."""
+        rest = iter(labels)
+        return not labels or all(label in rest for label in self.labels)
 
     @property
     def value_type(self) -> tuple[int, int]:
@@ -71,6 +106,34 @@ class Column:
         if self.base_type_oid is not None:
             return self.base_type_oid, self.base_typmod
         return self.type_oid, self.typmod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Marks of the catalogue that change when rows change without a word in the stream; compared, never shown."""
+
+    persistence: str
+    """`p`, or `u` if the table or a leaf of it writes no WAL."""
+    file: int
+    """`pg_class.relfilenode`; 0 for a partitioned table."""
+    attributes: tuple[tuple[int, str], ...] = ()
+    """(attnum, xmin) of the live `pg_attribute` rows without `attmissingval`, which any rewrite clears."""
+    leaves: tuple[tuple[int, int], ...] = ()
+    """(OID, relfilenode) of the leaves of a partitioned table, by OID."""
+    published: tuple[str, ...] | None = None
+    """How the publication has it; None if it has not, or if nobody asked."""
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """What asdict and JSON made of it, back."""
+        published = fields["published"]
+        return cls(
+            persistence=fields["persistence"],
+            file=fields["file"],
+            attributes=tuple((number, xmin) for number, xmin in fields["attributes"]),
+            leaves=tuple((oid, file) for oid, file in fields["leaves"]),
+            published=None if published is None else tuple(published),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +152,17 @@ class TableSchema:
     state: TableState = TableState.LIVE
     reason: str | None = None
     """Why the state is not LIVE, in words for an operator."""
+    root: int | None = None
+    """OID of the topmost partitioned table: its own for a root, None for an ordinary table."""
+    standing: Standing | None = None
+    """As it was when the catalogue was last looked at; None in older rows."""
+    witness: str | None = None
+    """The event trigger that told this version at its place in the WAL; None if it was concluded."""
 
     @property
     def topic(self) -> str:
-        """`schema.table`."""
-        return f"{self.schema}.{self.name}"
+        """`schema.table`, as `topic` writes it."""
+        return topic(self.schema, self.name)
 
     @property
     def key(self) -> tuple[Column, ...]:
@@ -125,9 +194,13 @@ class TableSchema:
     @classmethod
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         fields = dict(fields)
-        if (found := fields.pop("format")) != SCHEMA_FORMAT:
-            raise ValueError(f"unknown schema format: expected {SCHEMA_FORMAT}, got {found!r}")
+        if (found := fields.pop("format")) not in range(1, SCHEMA_FORMAT + 1):
+            raise ValueError(f"unknown schema format: expected at most {SCHEMA_FORMAT}, got {found!r}")
         fields["replica_identity"] = ReplicaIdentity(fields["replica_identity"])
         fields["state"] = TableState(fields["state"])
-        fields["columns"] = tuple(Column(**column) for column in fields["columns"])
+        fields["columns"] = tuple(
+            Column(**{**column, "labels": tuple(column.get("labels", ()))}) for column in fields["columns"]
+        )
+        if standing := fields.get("standing"):
+            fields["standing"] = Standing.from_fields(standing)
         return cls(**fields)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
+from cdc.table import Column, ReplicaIdentity, Standing, TableSchema, TableState, parted, topic
 
 names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=63)
 columns = st.builds(
@@ -22,6 +22,16 @@ columns = st.builds(
     generated=st.booleans(),
     base_type_oid=st.none() | st.integers(1, 2**32 - 1),
     missing=st.none() | st.text(st.characters(exclude_categories=["Cs"])),
+    default=st.none() | names,
+    labels=st.lists(names, max_size=3).map(tuple),
+)
+standings = st.builds(
+    Standing,
+    persistence=st.sampled_from("pu"),
+    file=st.integers(0, 2**32 - 1),
+    attributes=st.lists(st.tuples(st.integers(1, 1600), names), max_size=3).map(tuple),
+    leaves=st.lists(st.tuples(st.integers(1, 99), st.integers(1, 99)), max_size=3).map(tuple),
+    published=st.none() | st.lists(names, max_size=7).map(tuple),
 )
 schemas = st.builds(
     TableSchema,
@@ -33,6 +43,9 @@ schemas = st.builds(
     columns=st.lists(columns, max_size=6, unique_by=lambda c: c.id).map(tuple),
     state=st.sampled_from(TableState),
     reason=st.none() | st.text(st.characters(exclude_categories=["Cs"])),
+    root=st.none() | st.integers(1, 2**32 - 1),
+    standing=st.none() | standings,
+    witness=st.none() | names,
 )
 
 
@@ -57,7 +70,7 @@ def test_equal_versions_are_equal_bytes(schema: TableSchema) -> None:
 
 
 def test_a_newer_format_is_refused() -> None:
-    payload = json.loads(table(column(1)).to_json()) | {"format": 2}
+    payload = json.loads(table(column(1)).to_json()) | {"format": 3}
 
     with pytest.raises(ValueError, match="unknown schema format"):
         TableSchema.from_json(json.dumps(payload))
@@ -92,3 +105,46 @@ def test_a_flagged_version_says_why_and_keeps_its_shape() -> None:
     assert (flagged.state, flagged.reason) == (TableState.NEEDS_RESYNC, "a type was rewritten")
     assert flagged.columns == schema.columns
     assert flagged.topic == "shop.orders"
+
+
+def test_a_row_of_the_first_format_is_still_read() -> None:
+    fields = json.loads(table(column(1)).to_json()) | {"format": 1}
+    for later in ("root", "standing", "witness"):
+        del fields[later]
+    fields["columns"] = [{k: v for k, v in c.items() if k not in {"default", "labels"}} for c in fields["columns"]]
+
+    assert TableSchema.from_json(json.dumps(fields)) == table(column(1))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        (("a", "b"), ("a", "x", "b"), True),
+        ((), ("a",), True),
+        (("a", "b"), ("c", "b"), False),
+        (("a", "b"), ("b", "a"), False),
+        (("a",), (), True),
+    ],
+)
+def test_labels_that_are_gone_or_moved_were_renamed(
+    before: tuple[str, ...], after: tuple[str, ...], kept: bool
+) -> None:
+    assert column(1, labels=before).keeps_labels(after) is kept
+
+
+@pytest.mark.parametrize(
+    ("schema", "name", "text"),
+    [
+        ("shop", "orders", "shop.orders"),
+        ("s.x", "y", '"s.x".y'),
+        ("s", "x.y", 's."x.y"'),
+        ('a"b', "c\nd", '"a""b".c\nd'),
+    ],
+)
+def test_a_topic_tells_schema_and_name_apart(schema: str, name: str, text: str) -> None:
+    assert topic(schema, name) == text
+    assert parted(text) == (schema, name)
+
+
+def test_a_text_that_is_no_topic_has_no_schema() -> None:
+    assert parted("orders") == ("", "orders")

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from cdc.cli import config, demo, doctor, log, migrate, query, run, search, validate, verify
+from cdc.cli import config, demo, doctor, log, migrate, query, run, search, slots, source, validate, verify
 from cdc.cli.output import JsonOption, emit
 from cdc.errors import CdcError, ConfigError, every_error
 
@@ -16,6 +16,8 @@ GROUPS: Final = (
     validate,
     doctor,
     run,
+    slots,
+    source,
     log,
     query,
     search,

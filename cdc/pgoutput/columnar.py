@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from cdc.change import HEARTBEAT_PREFIX, Operation
+from cdc.change import DDL_PREFIX, OWN_PREFIXES, Operation
 from cdc.errors import SourceError, UnknownRelation
 from cdc.pgoutput import kernel
 from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, new_values, pack
@@ -29,11 +29,11 @@ from cdc.pgoutput.messages import (
     row_oids,
 )
 from cdc.pgoutput.parse import malformed, parse_frame
-from cdc.pgoutput.transactions import Decoded, RelationSeen
+from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen
 from cdc.position import Position
 from cdc.table import TableSchema
 
-Event: TypeAlias = Decoded | RelationSeen | Keepalive
+Event: TypeAlias = Decoded | RelationSeen | DdlSeen | Keepalive
 
 _NONE: Final = -1
 
@@ -73,10 +73,21 @@ class ColumnarDecoder:
         self._layouts[schema.oid] = Layout.of(schema)
         self._stale = True
         if announce:
-            self._announced[schema.relation] = schema
-            if self._state[kernel.OPEN] and not self._state[kernel.DROPPED]:
-                self._announce()
-            self._state[kernel.ANNOUNCING] = bool(self._announced)
+            self.announce(schema)
+
+    def announce(self, schema: TableSchema) -> None:
+        """Write the `s` row as define does, and change nothing of how tuples are read but their topic and key.
+
+        For a version that no Relation message brought: one that was, or is to be, says how tuples come.
+        """
+        self._announced[schema.relation] = schema
+        if self._state[kernel.OPEN] and not self._state[kernel.DROPPED]:
+            self._announce()
+        self._state[kernel.ANNOUNCING] = bool(self._announced)
+        before = self._layouts.get(schema.oid)
+        if before is not None and before.relation != IGNORED and before.ids == tuple(c.id for c in schema.sent):
+            self._layouts[schema.oid] = Layout.of(schema)
+            self._stale = True
 
     def ignore(self, oid: int) -> None:
         """Skip rows of this OID from now on: published, but not asked for."""
@@ -113,6 +124,8 @@ class ColumnarDecoder:
                 if not isinstance(message, Keepalive):
                     state[kernel.MOVED] = 1
                     self._take(frame, message)
+                    if isinstance(message, Message) and self._is_told(message):
+                        yield DdlSeen(message.content)
                 elif message.reply_requested:
                     yield from self._flushed()
                     keepalive = None
@@ -228,6 +241,9 @@ class ColumnarDecoder:
             if layout.relation != IGNORED:
                 self._buffers.control(Operation.TRUNCATE, layout.relation, self._topic(layout.topic), None)
 
+    def _is_told(self, message: Message) -> bool:
+        return message.transactional and message.prefix == DDL_PREFIX and not self._state[kernel.DROPPED]
+
     def _message(self, frame: bytes, message: Message) -> None:
         state = self._state
         if message.transactional:
@@ -243,7 +259,7 @@ class ColumnarDecoder:
             dropped = position <= state[kernel.AFTER]
         if dropped:
             return
-        if message.prefix != HEARTBEAT_PREFIX:
+        if message.prefix not in OWN_PREFIXES:
             self._buffers.control(Operation.MESSAGE, _NONE, _NONE, message.content)
         if not message.transactional:
             state[kernel.COMPLETE] = state[kernel.ROWS]

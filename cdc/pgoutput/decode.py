@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.change import HEARTBEAT_PREFIX, LOG_SCHEMA, Operation
+from cdc.change import DDL_PREFIX, LOG_SCHEMA, OWN_PREFIXES, Operation
 from cdc.errors import SourceError, UnknownRelation
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.layout import IGNORED, Layout
@@ -41,7 +41,7 @@ from cdc.pgoutput.messages import (
     row_oids,
 )
 from cdc.pgoutput.parse import HEADER, malformed, parse_frame
-from cdc.pgoutput.transactions import Decoded, OpenTransaction, RelationSeen
+from cdc.pgoutput.transactions import DdlSeen, Decoded, OpenTransaction, RelationSeen
 from cdc.position import Position
 from cdc.table import TableSchema
 
@@ -51,7 +51,7 @@ VALUE_LIMIT: Final = 16 << 20
 """Bytes of values after which a Decoded ends early; where exactly is not promised."""
 
 Image = dict[int, str | None]
-Event = Decoded | RelationSeen | Keepalive
+Event = Decoded | RelationSeen | DdlSeen | Keepalive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +163,15 @@ class PlainDecoder:
         """See ColumnarDecoder.define."""
         self._layouts[schema.oid] = Layout.of(schema)
         if announce:
-            self._announced[schema.relation] = schema
-            self._announce()
+            self.announce(schema)
+
+    def announce(self, schema: TableSchema) -> None:
+        """See ColumnarDecoder.announce."""
+        self._announced[schema.relation] = schema
+        self._announce()
+        before = self._layouts.get(schema.oid)
+        if before is not None and before.relation != IGNORED and before.ids == tuple(c.id for c in schema.sent):
+            self._layouts[schema.oid] = Layout.of(schema)
 
     def ignore(self, oid: int) -> None:
         """See ColumnarDecoder.ignore."""
@@ -200,6 +207,8 @@ class PlainDecoder:
         self._moved = True
         if message is not None:
             self._take(frame, message)
+        if isinstance(message, Message) and self._is_told(message):
+            yield DdlSeen(message.content)
         if self._pending.nbytes >= VALUE_LIMIT:
             yield self._flush()
 
@@ -287,6 +296,10 @@ class PlainDecoder:
             if layout.relation != IGNORED:
                 self._row(op=Operation.TRUNCATE, relation=layout.relation, topic=layout.topic)
 
+    def _is_told(self, message: Message) -> bool:
+        kept = self._open is not None and not self._open.dropped
+        return kept and message.transactional and message.prefix == DDL_PREFIX
+
     def _message(self, frame: bytes, message: Message) -> None:
         if message.transactional:
             transaction = self._transaction(frame)
@@ -298,7 +311,7 @@ class PlainDecoder:
             transaction = OpenTransaction(position, 0, message.sent_at, position <= self._after)
         if transaction.dropped:
             return
-        if message.prefix != HEARTBEAT_PREFIX:
+        if message.prefix not in OWN_PREFIXES:
             self._row(transaction, op=Operation.MESSAGE, payload=message.content)
         if not message.transactional:
             self._pending.finish(transaction.position, transaction.committed_at)

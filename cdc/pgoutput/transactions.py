@@ -24,6 +24,14 @@ class RelationSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class DdlSeen:
+    """What the event trigger in the source says at this place of a kept transaction; the consumer may `announce`."""
+
+    content: bytes
+    """See `cdc.postgres.telling`; anybody can write such a message, so it may be anything."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
     """Rows in WAL order, and how many of them are whole transactions."""
 
@@ -38,6 +46,11 @@ class Decoded:
     """Of that transaction, microseconds UTC since 1970; 0 if none."""
     transactions: int
     """Finished in this Decoded, empty ones counted."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory that the rows hold."""
+        return int(self.rows.get_total_buffer_size())
 
 
 @dataclass(slots=True)

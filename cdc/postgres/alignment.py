@@ -1,19 +1,20 @@
 """Alignment of a Relation message with the catalogue: which column of the log each of its columns is.
 
-Three sources are asked in this order: the live attributes, the version before, and exclusion: a message lists
-columns by ascending attribute number, so between two columns that are known only the numbers between theirs are
-possible, and if there are as many of them as unknown columns, each has its own. Does no I/O.
+Names prove nothing: between two messages any column may have been dropped, added and renamed to another's name. What
+proves is counting. A message lists columns by ascending attribute number; a number that the version before had and the
+catalogue still has was there in between; one that is dropped by now may have been; new ones came in ascending order.
+Where all sets of numbers that fit agree, the column is known; elsewhere it gets an id of its own, and the version is
+NEEDS_RESYNC. With the event trigger every version is told at its place and nothing has to be concluded. Does no I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Final
 
 from cdc.pgoutput.messages import Relation, RelationColumn
-from cdc.postgres.catalogue import Attribute, Catalogued, TypeFacts
+from cdc.postgres.catalogue import Attribute, Catalogued, TypeFacts, unknown_type
 from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
 
 EPOCH_SHIFT: Final = 32
@@ -41,11 +42,15 @@ def align(
 ) -> TableSchema:
     """The version that the message announces; NEEDS_RESYNC with the reason if it is not proved.
 
-    `facts` are the types of the message's columns that still exist.
+    `facts` are the types of the message's columns that still exist. A known version with a witness that still
+    stands was told at its place in the WAL, and no other came since.
     """
     numbered = known is None or (known.oid == message.oid and known.relation >> EPOCH_SHIFT == epoch)
     live = _live_ids(now, None if numbered else known)
-    found = _identify(message, now, known, live)
+    told = known is not None and known.witness is not None and now is not None and known.witness == now.witness
+    found = _identify(message, now, known, live) if numbered or told else _named(message, known, live)
+    if told and known and [_wire(c) for c in known.sent] == [_wire(c) for c in message.columns]:
+        found = _Ids(tuple(c.id for c in known.sent))
     columns = _columns(message, found.ids, _Facts(live, known, facts))
     schema = TableSchema(
         relation=known.relation if known else epoch << EPOCH_SHIFT | message.oid,
@@ -54,9 +59,39 @@ def align(
         name=message.name,
         replica_identity=ReplicaIdentity(message.replica_identity),
         columns=_keyed(columns, _key(message, found.ids, _key_orders(now, live, known))),
+        root=now.root if now else known.root if known else None,
+        standing=known.standing if known else None,
+        witness=known.witness if known and told else None,
     )
     schema = _with_generated(schema, live)
-    doubt = found.doubt or (_unseen(known, schema, live) if known else None)
+    return marked(schema, known, found.doubt or (unseen(known, schema, live) if known else None))
+
+
+def tell(told: Catalogued, known: TableSchema | None, oid: int, epoch: int) -> TableSchema:
+    """The version that the event trigger told at its place in the WAL."""
+    numbered = known is None or (known.oid == oid and known.relation >> EPOCH_SHIFT == epoch)
+    live = _live_ids(told, None if numbered else known)
+    places = {number: place for place, number in enumerate(told.key)}
+    schema = TableSchema(
+        relation=known.relation if known else epoch << EPOCH_SHIFT | oid,
+        oid=oid,
+        schema=told.schema,
+        name=told.name,
+        replica_identity=told.replica_identity,
+        columns=tuple(a.column(i, places.get(a.number)) for i, a in live.items()),
+        root=told.root,
+        standing=known.standing if known else None,
+        # by name across epochs: that is no telling
+        witness=told.witness if numbered else None,
+    )
+    doubt = unseen(known, schema, {}) if known else None
+    if known and not numbered and {c.id for c in known.columns} - set(live):
+        doubt = "a column went in an epoch after the first, where columns are known by name: it may be renamed"
+    return marked(schema, known, doubt)
+
+
+def marked(schema: TableSchema, known: TableSchema | None, doubt: str | None) -> TableSchema:
+    """The version with the mark of the one before, which only a resync takes away, or with the doubt as its own."""
     if known is not None and known.state is not TableState.LIVE:
         return schema.flagged(known.state, known.reason or "marked before")
     return schema.flagged(TableState.NEEDS_RESYNC, doubt) if doubt else schema
@@ -83,63 +118,96 @@ def _live_ids(now: Catalogued | None, known: TableSchema | None) -> dict[int, At
     return ids
 
 
+def _named(message: Relation, known: TableSchema | None, live: Mapping[int, Attribute]) -> _Ids:
+    """Ids in an epoch after the first, where they are no attribute numbers: by name and type, or unproved."""
+    wire = [_wire(column) for column in message.columns]
+    before = {c.id: _wire(c) for c in known.sent} if known else {}
+    shown = {i: a.wire for i, a in live.items() if not a.generated or a.wire in wire}
+    if wire == list(before.values()):
+        return _Ids(tuple(before))
+    if wire == list(shown.values()):
+        # one that went and one that came may be one that was renamed, and its values stand under the old id
+        swapped = known is not None and set(before) - set(shown) and set(shown) - set(before)
+        return _Ids(tuple(shown), "a column went and one came: a rename cannot be told" if swapped else None)
+    reason = "the message matches neither the catalogue nor the version before"
+    return _unproved([None] * len(wire), reason, before)
+
+
 def _identify(
     message: Relation, now: Catalogued | None, known: TableSchema | None, live: Mapping[int, Attribute]
 ) -> _Ids:
     wire = [_wire(column) for column in message.columns]
     before = {c.id: _wire(c) for c in known.sent} if known else {}
     shown = {i: a.wire for i, a in live.items() if not a.generated or a.wire in wire}
-    if wire == list(before.values()):
-        if wire == list(shown.values()) and list(before) != list(shown):
-            return _Ids(tuple(shown), "columns were dropped and added again under the same name")
-        return _Ids(tuple(before))
-    if wire == list(shown.values()):
-        return _Ids(tuple(shown))
-    if now is None:
-        return _unproved(_by_wire(wire, before, {}), "the table no longer exists and its columns are not known")
-    matched = _by_wire(wire, before, shown)
-    if any(i is not None and i >= UNPROVED for i in (*matched, *before, *shown)):
-        return _unproved(matched, "the message matches neither the catalogue nor the version before")
-    return _unproved(_exclude(matched, _possible(now, known, wire)), "the message lies between versions nobody saw")
+    if known is None and wire == list(shown.values()):
+        return _Ids(tuple(shown))  # there is no history that it could be mixed up with
+    if now is None or any(i >= UNPROVED for i in before):
+        reason = "the table no longer exists, its columns cannot be proved" if now is None else "not proved before"
+        if wire == list(before.values()):
+            return _Ids(tuple(before), reason)
+        return _unproved([None] * len(wire), reason, before)
+    found = _counted(len(wire), _span(now, known, wire))
+    fits = all(i is not None and w in (before.get(i), shown.get(i)) for i, w in zip(found, wire, strict=True))
+    if now.listed and not fits:
+        return _unproved([None] * len(wire), "a publication lists columns of the table", before)
+    return _unproved(found, "columns were dropped and added, renamed or not, between versions nobody saw", before)
 
 
-def _by_wire(wire: Sequence[Wire], before: Mapping[int, Wire], shown: Mapping[int, Wire]) -> list[int | None]:
-    """The id of each column that exactly one id has the name and type of."""
-    candidates = [{i for source in (before, shown) for i, w in source.items() if w == column} for column in wire]
-    return [next(iter(ids)) if len(ids) == 1 else None for ids in candidates]
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The attribute numbers between the version before and the catalogue of now."""
+
+    certain: frozenset[int]
+    """In both."""
+    possible: frozenset[int]
+    """In the version before, or unsent there, and no longer certain."""
+    created: tuple[int, ...]
+    """Not in the version before and above all it had, ascending."""
+    live: frozenset[int]
+    """Of those created: still there."""
 
 
-def _possible(now: Catalogued, known: TableSchema | None, wire: Sequence[Wire]) -> list[int]:
-    """Attribute numbers that a column of this message may have."""
+def _span(now: Catalogued, known: TableSchema | None, wire: Sequence[Wire]) -> _Span:
+    before = {c.id for c in known.sent} if known else set()
     seen = {c.id for c in known.columns} if known else set()
+    # a computed column is sent only where the publication says so, and then it is in the message
+    live = {a.number for a in now.live if not a.generated or a.wire in wire}
+    unsent = {a.number for a in now.live} - live
     newest = max(seen, default=0)
-    return [
-        a.number
-        for a in now.attributes
-        # what was gone before the known version cannot come after it; an unsent computed column never comes
-        if (a.number > newest or a.number in seen) and not (a.generated and a.wire not in wire)
-    ]
+    created = tuple(a.number for a in now.attributes if a.number > newest and a.number not in unsent)
+    return _Span(
+        certain=frozenset(before & live),
+        possible=frozenset((before - live) | ((seen - before) & live)) - unsent,
+        created=created,
+        live=frozenset(live.intersection(created)),
+    )
 
 
-def _exclude(matched: Sequence[int | None], possible: Sequence[int]) -> list[int | None]:
-    """Fill the runs of unknown columns between known ones where only as many numbers are left."""
-    filled = list(matched)
-    anchors = [-1, *(place for place, i in enumerate(matched) if i is not None), len(matched)]
-    for left, right in pairwise(anchors):
-        low = matched[left] if left >= 0 else 0
-        high = matched[right] if right < len(matched) else UNPROVED
-        between = [n for n in possible if (low or 0) < n < (high or UNPROVED)]
-        if len(between) == right - left - 1:
-            filled[left + 1 : right] = between
-    return filled
+def _counted(size: int, span: _Span) -> list[int | None]:
+    """The id at each place on which all sets of `size` numbers that fit agree, None elsewhere."""
+    lowest: list[int] = []
+    highest: list[int] = []
+    for horizon in range(len(span.created) + 1):
+        born = set(span.created[:horizon])
+        must = span.certain | (born & span.live)
+        may = sorted(span.possible | (born - span.live))
+        open_places = size - len(must)
+        if not 0 <= open_places <= len(may):
+            continue
+        low, high = sorted({*must, *may[:open_places]}), sorted({*must, *may[len(may) - open_places :]})
+        lowest = [min(pair) for pair in zip(lowest or low, low, strict=True)]
+        highest = [max(pair) for pair in zip(highest or high, high, strict=True)]
+    if len(lowest) != size:
+        return [None] * size
+    return [low if low == high else None for low, high in zip(lowest, highest, strict=True)]
 
 
-def _unproved(ids: Sequence[int | None], reason: str) -> _Ids:
-    """The ids, proved if there is one for each column and they ascend; else the unknown get ids of their own."""
-    fresh = max([i for i in ids if i is not None] + [UNPROVED - 1]) + 1
-    whole = tuple(fresh + place if i is None else i for place, i in enumerate(ids))
-    ascending = all(a < b for a, b in pairwise(whole))
-    return _Ids(whole, None if None not in ids and ascending else reason)
+def _unproved(ids: Sequence[int | None], reason: str, before: Mapping[int, Wire]) -> _Ids:
+    """The ids, proved if there is one for each column; else the unknown get ids that no attribute can have."""
+    fresh = max([UNPROVED - 1, *before]) + 1
+    return _Ids(
+        tuple(fresh + place if i is None else i for place, i in enumerate(ids)), reason if None in ids else None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +225,7 @@ class _Facts:
         for column in self.known.columns if self.known else ():
             if column.id == identifier and _wire(column) == _wire(seen):
                 return replace(column, key=None)
-        facts = self.types.get(seen.type_oid, TypeFacts(f"oid {seen.type_oid}", "b", None, -1))
+        facts = self.types.get(seen.type_oid, unknown_type(seen.type_oid))
         return Column(
             id=identifier,
             name=seen.name,
@@ -167,6 +235,7 @@ class _Facts:
             type_kind=facts.kind,
             base_type_oid=facts.base,
             base_typmod=facts.base_typmod,
+            labels=facts.labels,
             # a default of another type than the column had then would be no value of it
             missing=attribute.missing if attribute and attribute.type_oid == seen.type_oid else None,
         )
@@ -209,8 +278,11 @@ def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> Table
     return replace(schema, columns=tuple(together if in_order else [*schema.columns, *unsent]))
 
 
-def _unseen(known: TableSchema, schema: TableSchema, live: Mapping[int, Attribute]) -> str | None:
-    """What changed in the rows that are stored already, without a row in the stream; None if nothing did."""
+def unseen(known: TableSchema, schema: TableSchema, live: Mapping[int, Attribute]) -> str | None:
+    """What changed in the rows that are stored already, without a row in the stream; None if nothing did.
+
+    `live` is empty for a version that was told: a rewrite that fills a new column is told as well.
+    """
     before = {c.id: c for c in known.columns}
     if [c.id for c in known.key] != [c.id for c in schema.key]:
         return f"the key changed from {[c.name for c in known.key]} to {[c.name for c in schema.key]}"
@@ -218,6 +290,8 @@ def _unseen(known: TableSchema, schema: TableSchema, live: Mapping[int, Attribut
         old, attribute = before.get(column.id), live.get(column.id)
         if old is None and attribute and column.missing is None and (attribute.has_default or attribute.not_null):
             return f"column {column.name!r} came with values for old rows that the catalogue does not show"
+        if old is not None and old.type_oid == column.type_oid and not old.keeps_labels(column.labels):
+            return f"labels of the enum of {column.name!r} were renamed"
         if old is not None and not _rewrites_nothing(old, column):
             return f"column {column.name!r} changed its type from {old.type_name!r} to {column.type_name!r}"
     return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import psycopg
 
@@ -18,7 +19,9 @@ _TYPE_NAME: Final = """
 """
 _TYPE: Final = f"""
     SELECT t.oid,
-        {_TYPE_NAME.format(t="t", e="e")} AS name, t.typtype::text AS kind, b.oid AS base, b.typmod AS base_typmod
+        {_TYPE_NAME.format(t="t", e="e")} AS name, t.typtype::text AS kind, b.oid AS base, b.typmod AS base_typmod,
+        (SELECT array_agg(v.enumlabel::text ORDER BY v.enumsortorder) FROM pg_enum v
+         WHERE v.enumtypid IN (t.oid, b.oid, t.typelem)) AS labels
     FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem
     LEFT JOIN LATERAL (
         WITH RECURSIVE below (oid, typmod, depth) AS (
@@ -30,8 +33,18 @@ _TYPE: Final = f"""
         SELECT oid, typmod FROM below ORDER BY depth DESC LIMIT 1
     ) b ON true
 """
-_CLASS: Final = """
-    SELECT n.nspname, c.relname, c.relreplident::text, k.columns, k.size
+WITNESS: Final = """
+    SELECT string_agg(t.oid::text || ':' || t.xmin::text, ' ' ORDER BY t.evtname)
+    FROM pg_event_trigger t WHERE t.evtname IN ('cdc_ddl_end', 'cdc_drop', 'cdc_rewrite') AND t.evtenabled = 'A'
+    HAVING count(*) = 3
+"""
+"""The event triggers of `migrations/source`, by OID and xmin; no row unless all of them are there and fire always."""
+_CLASS: Final = f"""
+    SELECT n.nspname, c.relname, c.relreplident::text, k.columns, k.size,
+           CASE WHEN c.relkind = 'p' OR c.relispartition THEN pg_partition_root(c.oid)::oid END AS root,
+           EXISTS (SELECT FROM pg_publication_rel r
+                   WHERE r.prrelid = c.oid AND to_jsonb(r) ->> 'prattrs' IS NOT NULL) AS listed,
+           ({WITNESS}) AS witness
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     LEFT JOIN LATERAL (
         SELECT i.indkey::int2[] AS columns, i.indnkeyatts AS size FROM pg_index i
@@ -47,7 +60,10 @@ _CLASS: Final = """
 _ATTRIBUTES: Final = f"""
     SELECT a.attnum, a.attname, a.attisdropped, a.atttypid, a.atttypmod, a.attnotnull,
            a.attgenerated::text <> '' AS generated,
-           a.atthasdef OR a.attidentity::text <> '' AS has_default, t.name AS type_name, t.kind, t.base, t.base_typmod,
+           a.atthasdef OR a.attidentity::text <> '' AS has_default,
+           (SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attrdef d
+            WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum) AS expression,
+           t.name AS type_name, t.kind, t.base, t.base_typmod, t.labels,
            coalesce((a.attmissingval::text::text[])[1], (
                SELECT (l.attmissingval::text::text[])[1] FROM pg_partition_tree(%(relation)s::oid::regclass) p
                JOIN pg_attribute l ON l.attrelid = p.relid AND l.attname = a.attname AND l.atthasmissing
@@ -66,6 +82,18 @@ class TypeFacts(NamedTuple):
     kind: str
     base: int | None
     base_typmod: int
+    labels: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Self:
+        """Name, kind, base, its modifier and labels as the query gives them."""
+        name, kind, base, base_typmod, labels = row
+        return cls(name, kind, base, -1 if base_typmod is None else base_typmod, tuple(labels or ()))
+
+
+def unknown_type(oid: int) -> TypeFacts:
+    """What is said of a type that no longer exists."""
+    return TypeFacts(f"oid {oid}", "b", None, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +109,7 @@ class Attribute:
     generated: bool
     has_default: bool
     """A default expression or an identity, as it is now."""
+    default: str | None
     type: TypeFacts | None
     missing: str | None
 
@@ -91,7 +120,7 @@ class Attribute:
 
     def column(self, identifier: int, key: int | None) -> Column:
         """The column of a schema that this is now."""
-        facts = self.type or TypeFacts(f"oid {self.type_oid}", "b", None, -1)
+        facts = self.type or unknown_type(self.type_oid)
         return Column(
             id=identifier,
             name=self.name,
@@ -105,6 +134,8 @@ class Attribute:
             base_type_oid=facts.base,
             base_typmod=facts.base_typmod,
             missing=self.missing,
+            default=self.default,
+            labels=facts.labels,
         )
 
 
@@ -119,6 +150,12 @@ class Catalogued:
     """By number, dropped ones included."""
     key: tuple[int, ...]
     """Numbers of the columns of the log key, in the order of their index."""
+    root: int | None = None
+    """See TableSchema.root."""
+    listed: bool = False
+    """Whether a publication sends only some columns of it."""
+    witness: str | None = None
+    """Which event triggers tell of its changes: OID and xmin of each, so that none was off meanwhile unnoticed."""
 
     @property
     def live(self) -> tuple[Attribute, ...]:
@@ -131,21 +168,28 @@ def look_up(conn: psycopg.Connection, oid: int) -> Catalogued | None:
     rows = conn.execute(_TABLE, {"relation": oid}).fetchall()
     if not rows:
         return None
-    schema, name, identity, places, size = rows[0][:5]
-    attributes = tuple(_attribute(row[5:]) for row in rows if row[5] is not None)
+    schema, name, identity, places, size, root, listed, witness = rows[0][:8]
+    attributes = tuple(_attribute(row[8:]) for row in rows if row[8] is not None)
     # int2vector starts at 0, so its text has bounds that the array loader has dropped
-    return Catalogued(schema, name, ReplicaIdentity(identity), attributes, tuple((places or [])[: size or 0]))
+    return Catalogued(
+        schema=schema,
+        name=name,
+        replica_identity=ReplicaIdentity(identity),
+        attributes=attributes,
+        key=tuple((places or [])[: size or 0]),
+        root=root,
+        listed=listed,
+        witness=witness,
+    )
 
 
 def _attribute(row: tuple[Any, ...]) -> Attribute:
-    plain: list[Any]
-    *plain, name, kind, base, base_typmod, missing = row
-    facts = None if name is None else TypeFacts(name, kind, base, -1 if base_typmod is None else base_typmod)
+    *plain, name, kind, base, base_typmod, labels, missing = row
+    facts = None if name is None else TypeFacts.of((name, kind, base, base_typmod, labels))
     fields: list[Any] = [*plain, facts, missing]
     return Attribute(*fields)
 
 
 def types(conn: psycopg.Connection, oids: list[int]) -> dict[int, TypeFacts]:
     """The types of those OIDs that still exist."""
-    rows = conn.execute(_TYPES, [oids]).fetchall()
-    return {row[0]: TypeFacts(row[1], row[2], row[3], -1 if row[4] is None else row[4]) for row in rows}
+    return {row[0]: TypeFacts.of(row[1:]) for row in conn.execute(_TYPES, [oids]).fetchall()}

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import psycopg
-from psycopg import conninfo
+from psycopg import conninfo, sql
 
 from cdc.errors import MalformedDsn
 from cdc.postgres.sqlstate import connection_failure
@@ -18,6 +18,8 @@ PINNED: Final = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "timezone": "UTC",
+    # the text of a regclass and its kin
+    "quote_all_identifiers": "off",
     # a row that a policy hides would be missing from a copy without a word: an error is better
     "row_security": "off",
     # timeouts set for people's sessions must not cut a copy or a stream that runs for hours
@@ -26,7 +28,7 @@ PINNED: Final = {
 }
 """In the startup packet, so that they hold before the first statement and in the walsender too.
 
-The first five decide the text of values; the same text must come from COPY and from the stream.
+The first six decide the text of values; the same text must come from COPY and from the stream.
 """
 
 CONNECT_TIMEOUT: Final = 10
@@ -38,6 +40,7 @@ _LINK: Final[dict[str, Any]] = {
     "keepalives_interval": 10,
     "keepalives_count": 3,
 }
+_RAW: Final = "SQL_ASCII"
 _PORTS: Final = re.compile(r"(\d{1,5})?(,(\d{1,5})?)*", re.ASCII)
 
 
@@ -62,6 +65,19 @@ def connect(
         failure = connection_failure(error, secrets=secrets_of(parameters))
     # outside of the except clause: libpq's own text must not hang on as the context of ours
     raise failure
+
+
+def is_raw(conn: psycopg.Connection) -> bool:
+    """Whether the database declares no encoding (SQL_ASCII): its text is bytes that nobody has checked."""
+    return conn.info.parameter_status("server_encoding") == _RAW
+
+
+def send_raw(conn: psycopg.Connection) -> None:
+    """Let text come as it is stored, where the server would refuse what is not UTF-8; only for a raw database.
+
+    Text that psycopg reads in this session comes as bytes until `SET client_encoding TO UTF8`.
+    """
+    conn.execute(sql.SQL("SET client_encoding TO {}").format(sql.Literal(_RAW)))
 
 
 def parse_dsn(dsn: str) -> dict[str, Any]:

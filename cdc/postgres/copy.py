@@ -11,6 +11,7 @@ from psycopg import generators, pq, sql
 
 from cdc.errors import SnapshotVoid, UnknownRelation
 from cdc.postgres import libpq
+from cdc.postgres.connection import is_raw, send_raw
 from cdc.postgres.replication import failure_of
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import TableName
@@ -18,6 +19,7 @@ from cdc.table import TableSchema
 
 CHUNK: Final = 1 << 20
 """Bytes of one chunk, about."""
+_USABLE: Final = {pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS}
 _KIND: Final = "SELECT relkind FROM pg_class WHERE oid = %s AND relkind IN ('r', 'p')"
 
 
@@ -65,11 +67,14 @@ def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[bytes]
     """The rows of one table in COPY's text format, sent columns in their order; chunks are whole lines.
 
     Of a table with children by inheritance only its own rows, of a partitioned one those of all
-    partitions: as pgoutput sends them. Leaving early cancels the statement. Raises PreflightFailed
+    partitions: as pgoutput sends them. Text of an SQL_ASCII database comes as it is stored (see
+    `cdc.pgoutput.undecodable`). Leaving early cancels the statement. Raises PreflightFailed
     without the right to read, UnknownRelation if the table is gone.
     """
     with mapped():
         statement = _statement(conn, schema)
+        if is_raw(conn):
+            send_raw(conn)
         conn.pgconn.send_query(statement.encode())
         answer = conn.wait(generators.execute(conn.pgconn))[-1]
     if answer.status != pq.ExecStatus.COPY_OUT:
@@ -87,6 +92,9 @@ def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[bytes]
             for _ in _chunks(conn):
                 pass
         failures = _finish(conn)
+        if is_raw(conn) and conn.info.transaction_status in _USABLE:  # a failed transaction takes the SET back itself
+            with mapped():
+                conn.execute("SET client_encoding TO UTF8")
     if failures:
         raise failures[0]
 

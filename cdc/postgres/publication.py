@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
 import psycopg
 from psycopg import sql
 
+from cdc.errors import SlotBlocked
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import TableName
 
@@ -24,12 +26,52 @@ _SCHEMAS: Final = """
 """
 
 
-def ensure_publication(conn: psycopg.Connection, name: str, tables: Sequence[TableName]) -> None:
-    """Make the publication, or add what it lacks; nothing is taken out of it.
+_OLDEST: Final = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text, pg_snapshot_xmax(pg_current_snapshot())::text"
+_HOLDERS: Final = """
+    SELECT format('pid %s (xid %s)', pid, backend_xid) FROM pg_stat_activity WHERE backend_xid IS NOT NULL
+    UNION ALL SELECT format('prepared transaction %L (xid %s)', gid, transaction) FROM pg_prepared_xacts
+"""
+_ASK_EVERY: Final = 0.05
+"""Seconds between two questions whether they have ended; there is nothing in SQL to wait on."""
+
+
+def ensure_publication(
+    conn: psycopg.Connection, name: str, tables: Sequence[TableName], *, patience: float = 10.0
+) -> None:
+    """Make the publication, or add what it lacks; nothing is taken out of it. Gives back when a snapshot may follow.
 
     Partitions are published under their root's name, so that moving a row between them is an update
-    of one table. Raises PreflightFailed if the role owns neither publication nor tables.
+    of one table. `conn` commits by itself. Raises PreflightFailed if the role owns neither publication nor tables,
+    and SlotBlocked if older transactions are still open after `patience` seconds; it can be called again.
     """
+    _publish(conn, name, tables)
+    wait_for_older(conn, patience)
+
+
+def wait_for_older(conn: psycopg.Connection, patience: float) -> None:
+    """Wait for the end of every transaction that has an xid now.
+
+    What one of them wrote in a table before it was published is not sent, though it commits later; a snapshot taken
+    while it is open would not have it either. Locking the tables would do as well, and hold up their writers.
+    """
+    deadline = time.monotonic() + patience
+    with mapped():
+        _, horizon = _xids(conn)
+        while (oldest := _xids(conn)[0]) < horizon:
+            if time.monotonic() >= deadline:
+                listed = ", ".join(text for (text,) in conn.execute(_HOLDERS)) or f"somebody with xid {oldest}"
+                raise SlotBlocked(f"open since before the tables were published, for {patience:.0f} s now: {listed}")
+            time.sleep(_ASK_EVERY)
+
+
+def _xids(conn: psycopg.Connection) -> tuple[int, int]:
+    """The oldest xid that is open, and the next that will be given."""
+    row = conn.execute(_OLDEST).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    return int(row[0]), int(row[1])
+
+
+def _publish(conn: psycopg.Connection, name: str, tables: Sequence[TableName]) -> None:
     with mapped():
         found = conn.execute(_PUBLICATION, [name]).fetchone()
         if found is None:

@@ -1,14 +1,13 @@
 """Source tables: which ones a pattern means, what they look like, and what a Relation message shows of them.
 
 pgoutput sends no attribute numbers and the catalogue shows only now, while the stream may be behind it. So a
-message is aligned with what is known: the live attributes, the version before, and the numbers of dropped
-attributes, which stay. A message lists its columns by ascending number; that is what proves an alignment.
-What cannot be proved is marked NEEDS_RESYNC, never guessed.
+message is aligned with what is known (`alignment`); what cannot be proved is marked NEEDS_RESYNC, never guessed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
@@ -17,8 +16,9 @@ import psycopg
 from cdc.pgoutput.messages import Relation
 from cdc.postgres.alignment import align
 from cdc.postgres.catalogue import Catalogued, look_up, types
+from cdc.postgres.drift import look
 from cdc.postgres.sqlstate import mapped
-from cdc.table import TableSchema
+from cdc.table import TableSchema, topic
 
 # partitions are published as their root; unlogged and temporary tables write no WAL
 _TABLES: Final = """
@@ -36,7 +36,7 @@ class TableName(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        return f"{self.schema}.{self.name}"
+        return topic(self.schema, self.name)
 
 
 def match_tables(
@@ -44,7 +44,7 @@ def match_tables(
 ) -> list[tuple[int, TableName]]:
     """(OID, name) of the ordinary and partitioned tables that a pattern matches and no exclusion does, by name.
 
-    Patterns are globs on `schema.table`, upper and lower case told apart. Never a partition.
+    Patterns are globs on the topic, `schema.table`, upper and lower case told apart. Never a partition.
     """
     with mapped():
         found = [(row[0], TableName(row[1], row[2])) for row in conn.execute(_TABLES)]
@@ -56,16 +56,20 @@ def match_tables(
     ]
 
 
-def read_schema(conn: psycopg.Connection, oid: int, *, relation: int | None = None) -> TableSchema | None:
+def read_schema(
+    conn: psycopg.Connection, oid: int, *, relation: int | None = None, publication: str | None = None
+) -> TableSchema | None:
     """The table as the catalogue shows it now, with attribute numbers as ids; None if it is gone.
 
-    `relation` is the log's number for it, by default the OID: that of the first epoch.
+    `relation` is the log's number for it, by default the OID: that of the first epoch. `publication` is the one
+    whose later edits are to be noticed.
     """
     with mapped():
         now = look_up(conn, oid)
-    if now is None:
+    sight = look(conn, [oid], publication).get(oid)
+    if now is None or sight is None:
         return None
-    return shape(now, oid, oid if relation is None else relation)
+    return replace(shape(now, oid, oid if relation is None else relation), standing=sight.standing)
 
 
 def shape(now: Catalogued, oid: int, relation: int) -> TableSchema:
@@ -78,6 +82,8 @@ def shape(now: Catalogued, oid: int, relation: int) -> TableSchema:
         name=now.name,
         replica_identity=now.replica_identity,
         columns=tuple(a.column(a.number, places.get(a.number)) for a in now.live),
+        root=now.root,
+        witness=now.witness,
     )
 
 

@@ -31,7 +31,7 @@ from cdc.pgoutput.messages import (
     Type,
     Update,
 )
-from cdc.pgoutput.transactions import Decoded, RelationSeen
+from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 
@@ -88,7 +88,7 @@ def ready(decoder: Decoder) -> Decoder:
     return decoder
 
 
-def events(decoder: Decoder, frames: Sequence[bytes]) -> Iterator[Decoded | RelationSeen | Keepalive]:
+def events(decoder: Decoder, frames: Sequence[bytes]) -> Iterator[Decoded | RelationSeen | DdlSeen | Keepalive]:
     """Decode frames as one batch; a relation seen is answered with its announced schema, or ignored."""
     for event in decoder.decode(FrameBatch.of(frames)):
         yield event

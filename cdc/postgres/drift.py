@@ -1,0 +1,189 @@
+"""Drift: what changes rows at the source without a word in the stream, found by comparing marks of the catalogue.
+
+The question is one query over all tables; the answer is pure. What moves a table's file is mostly harmless: VACUUM
+FULL and CLUSTER keep every row, TRUNCATE is in the stream. So a new file alone proves nothing and is not flagged; with
+a column that was altered it is a rewrite, and an emptied leaf is one that the stream does not name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from cdc.postgres.catalogue import WITNESS
+from cdc.postgres.sqlstate import mapped
+from cdc.table import Standing, TableSchema
+
+# a leaf made by CREATE TABLE … PARTITION OF has one writer of its first rows of the catalogue; ATTACH changes the
+# columns of a table that was there, in a later transaction or a later command (system columns it leaves alone)
+_LEAVES: Final = """
+    SELECT json_agg(json_build_array(l.oid, l.relfilenode::bigint, l.relpersistence, l.reltuples = -1, l.xmin::text,
+        NOT (i.xmin = born.xmin AND (f.xmin <> i.xmin OR f.cmin = born.cmin)) AND pg_relation_size(l.oid) > 0)
+        ORDER BY l.oid)
+    FROM pg_partition_tree(c.oid) p JOIN pg_class l ON l.oid = p.relid JOIN pg_inherits i ON i.inhrelid = l.oid
+    JOIN pg_attribute born ON born.attrelid = l.oid AND born.attnum = -1
+    LEFT JOIN LATERAL (SELECT a.xmin, a.cmin FROM pg_attribute a WHERE a.attrelid = l.oid AND a.attnum > 0
+                       ORDER BY a.attnum LIMIT 1) f ON true
+    WHERE p.isleaf AND p.relid <> c.oid
+"""
+_COLUMNS: Final = """
+    SELECT json_agg(json_build_array(a.attnum, a.xmin::text, a.atthasmissing,
+        (a.atthasdef OR a.attidentity::text <> '' OR a.attnotnull) AND a.attgenerated::text = '',
+        (SELECT json_agg(v.enumlabel ORDER BY v.enumsortorder) FROM pg_enum v
+         WHERE v.enumtypid IN (t.oid, t.typbasetype, t.typelem))) ORDER BY a.attnum)
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+"""
+# to_jsonb: filters, column lists and published schemas came with version 15, and a missing key is null
+_PUBLISHED: Final = """
+    SELECT json_build_array(p.oid::text, p.xmin::text, concat_ws(' ', p.pubname, p.pubowner),
+        concat_ws(', ', CASE WHEN p.pubinsert THEN 'insert' END, CASE WHEN p.pubupdate THEN 'update' END,
+                  CASE WHEN p.pubdelete THEN 'delete' END, CASE WHEN p.pubtruncate THEN 'truncate' END),
+        CASE WHEN p.puballtables THEN 'all tables' WHEN r.oid IS NOT NULL THEN r.oid::text ELSE {schema} END,
+        coalesce(to_jsonb(r) ->> 'prqual', ''), coalesce(to_jsonb(r) ->> 'prattrs', ''))
+    FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+    WHERE p.pubname = %(publication)s
+"""
+_OF_SCHEMA: Final = """(SELECT 'schema ' || s.oid FROM pg_publication_namespace s
+                        WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)"""
+_SIGHTS: Final = f"""
+    SELECT c.oid, n.nspname, c.relname, c.relpersistence::text, c.relfilenode::bigint,
+           ({_COLUMNS}), CASE WHEN c.relkind = 'p' THEN ({_LEAVES}) END, ({_PUBLISHED}), ({WITNESS})
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%(oids)s)
+"""
+_SCHEMAS_PUBLISHED: Final = 150000
+_MEMBER: Final = 4
+"""Place of the membership in `Standing.published`: OID, xmin, name and owner, actions, membership, filter, columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One table in one look at the catalogue: its marks, and the evidence of what they mean."""
+
+    schema: str
+    name: str
+    standing: Standing
+    labels: Mapping[int, tuple[str, ...]]
+    """Enum labels by attnum."""
+    filled: frozenset[int]
+    """Columns that may have come with values for old rows which the catalogue does not show."""
+    emptied: Mapping[int, str]
+    """Leaves whose file nobody has measured since it was made, as TRUNCATE leaves it, with the xmin that did it."""
+    attached: frozenset[int]
+    """Leaves with rows that were tables of their own before."""
+    unlogged: bool
+    publication: str
+    witness: str | None
+
+
+def look(conn: psycopg.Connection, oids: Sequence[int], publication: str | None) -> dict[int, Sight]:
+    """The tables that still exist, by OID, in one statement and so at one moment."""
+    schema = _OF_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else "NULL"
+    query = _SIGHTS.replace("{schema}", schema)
+    with mapped():
+        rows = conn.execute(query.encode(), {"oids": list(oids), "publication": publication}).fetchall()
+    return {row[0]: _sight(row[1:], publication or "") for row in rows}
+
+
+def _sight(row: Sequence[Any], publication: str) -> Sight:
+    schema, name, persistence, file, columns, leaves, published, witness = row
+    columns, leaves = columns or [], leaves or []
+    unlogged = persistence == "u" or any(leaf[2] == "u" for leaf in leaves)
+    return Sight(
+        schema=schema,
+        name=name,
+        standing=Standing(
+            persistence="u" if unlogged else persistence,
+            file=file,
+            attributes=tuple((number, xmin) for number, xmin, missing, _, _ in columns if not missing),
+            leaves=tuple((leaf[0], leaf[1]) for leaf in leaves),
+            published=None if published is None or published[_MEMBER] is None else tuple(published),
+        ),
+        labels={number: tuple(labels) for number, _, _, _, labels in columns if labels},
+        filled=frozenset(number for number, _, missing, filled, _ in columns if filled and not missing),
+        emptied={leaf[0]: leaf[4] for leaf in leaves if leaf[3]},
+        attached=frozenset(leaf[0] for leaf in leaves if leaf[5]),
+        unlogged=unlogged,
+        publication=publication,
+        witness=witness,
+    )
+
+
+def divergence(known: TableSchema, now: Sight) -> str | None:
+    """Why rows of the log may not be those of the source any more; None if nothing speaks for it.
+
+    `known.standing` is the look before; without one only what can be seen at once is said.
+    """
+    return next(_reasons(known, now), None)
+
+
+def _reasons(known: TableSchema, now: Sight) -> Iterator[str]:
+    numbered = known.relation & 0xFFFFFFFF == known.oid  # ids are attnums inside the first epoch
+    for column in known.columns if numbered else ():
+        if not column.keeps_labels(now.labels.get(column.id, ())):
+            yield f"labels of the enum of {column.name!r} were renamed"
+    if now.unlogged:
+        yield "the table, or a partition of it, is unlogged: its rows are not in the stream"
+    before = known.standing
+    if before is None:
+        return
+    if before.persistence == "u":
+        yield "the table was unlogged: the rows of that time were not in the stream"
+    if known.witness is None or known.witness != now.witness:  # else the event trigger says which rewrite it was
+        yield from _rewrites(known, before, now)
+    yield from _leaves(before, now)
+    if now.publication and before.published != now.standing.published:
+        yield from _publication(before.published, now)
+
+
+def _rewrites(known: TableSchema, before: Standing, now: Sight) -> Iterator[str]:
+    files, leaves = now.standing.file, dict(now.standing.leaves)
+    if before.file == files and all(leaves.get(leaf, file) == file for leaf, file in before.leaves):
+        return
+    names = {column.id: column.name for column in known.columns}
+    xmins = dict(now.standing.attributes)
+    for number, xmin in before.attributes:
+        if xmins.get(number, xmin) != xmin:
+            name = names.get(number, number)
+            yield f"the table was rewritten and column {name!r} altered: its stored values may have changed"
+    highest = max((number for number, _ in before.attributes), default=0)
+    if any(number > highest and number not in names for number in now.filled):
+        yield "the table was rewritten and a column added: it came with values for old rows"
+
+
+def _leaves(before: Standing, now: Sight) -> Iterator[str]:
+    was, leaves = dict(before.leaves), dict(now.standing.leaves)
+    if gone := sorted(was.keys() - leaves.keys()):
+        yield f"partitions were detached or dropped with their rows: OID {', '.join(map(str, gone))}"
+    if come := sorted((leaves.keys() - was.keys()) & now.attached):
+        yield f"partitions were attached with rows: OID {', '.join(map(str, come))}"
+    common = was.keys() & leaves.keys()
+    emptied = {leaf for leaf in common if leaves[leaf] != was[leaf] and leaf in now.emptied}
+    # a truncate of the root empties all of them in one transaction, and that one is in the stream
+    if emptied and not (emptied == common and len({now.emptied[leaf] for leaf in emptied}) == 1):
+        yield f"partitions were truncated by themselves: OID {', '.join(map(str, sorted(emptied)))}"
+
+
+def _publication(before: tuple[str, ...] | None, now: Sight) -> Iterator[str]:
+    after = now.standing.published
+    if after is None:
+        yield f"publication {now.publication!r} no longer has the table"
+        return
+    if before is None:
+        return
+    oid, xmin, title, actions, member, rows, columns = before
+    for was, becomes, what in (
+        (oid, after[0], "was made anew"),
+        (actions, after[3], f"now publishes {after[3] or 'nothing'}"),
+        (rows, after[5], "has another row filter for the table"),
+        (columns, after[6], "has another column list for the table"),
+        (member, after[_MEMBER], "had the table taken out and put back"),
+    ):
+        if was != becomes:
+            yield f"publication {now.publication!r} {what}: changes may be missing"
+            return
+    if xmin != after[1] and title == after[2]:
+        yield f"publication {now.publication!r} was altered and altered back: changes may be missing"

@@ -1,0 +1,143 @@
+-- Event triggers that write every change of a table's shape into the WAL, at the place where it happened.
+--
+-- Run it as a superuser (on a managed service: the role that may make event triggers) in the watched database.
+-- It may be run again. It makes the schema cdc_source with four functions, and three event triggers; nothing else is
+-- changed. Whoever alters a table then also writes one logical message of about 1 kB, in the same transaction.
+-- The functions run as the one who alters the table and read only pg_catalog.
+
+BEGIN;
+
+DROP EVENT TRIGGER IF EXISTS cdc_ddl_end;
+DROP EVENT TRIGGER IF EXISTS cdc_drop;
+DROP EVENT TRIGGER IF EXISTS cdc_rewrite;
+
+CREATE SCHEMA IF NOT EXISTS cdc_source;
+GRANT USAGE ON SCHEMA cdc_source TO PUBLIC;
+
+-- One table as the catalogue shows it at this moment of this transaction, and that these triggers watch it.
+CREATE OR REPLACE FUNCTION cdc_source.described(relation oid, command text) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT jsonb_build_object(
+        'oid', c.oid::bigint, 'command', command, 'schema', n.nspname, 'name', c.relname,
+        'identity', c.relreplident,
+        'root', CASE WHEN c.relkind = 'p' OR c.relispartition THEN pg_partition_root(c.oid)::oid::bigint END,
+        'key', (
+            SELECT to_jsonb((i.indkey::int2[])[0:i.indnkeyatts - 1]) FROM pg_index i
+            WHERE i.indrelid = c.oid AND i.indisvalid AND CASE c.relreplident
+                WHEN 'i' THEN i.indisreplident
+                WHEN 'n' THEN false
+                WHEN 'd' THEN i.indisprimary AND i.indimmediate
+                ELSE i.indisprimary END),
+        'attributes', (
+            SELECT jsonb_agg(jsonb_build_array(
+                a.attnum, a.attname, a.attisdropped, a.atttypid::bigint, a.atttypmod, a.attnotnull,
+                a.attgenerated::text <> '', a.atthasdef OR a.attidentity::text <> '',
+                (SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attrdef d
+                 WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum),
+                coalesce((a.attmissingval::text::text[])[1], (
+                    SELECT (l.attmissingval::text::text[])[1] FROM pg_partition_tree(c.oid) p
+                    JOIN pg_attribute l ON l.attrelid = p.relid AND l.attname = a.attname AND l.atthasmissing
+                    WHERE p.isleaf AND p.relid <> a.attrelid LIMIT 1))) ORDER BY a.attnum)
+            FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0),
+        'witness', (
+            SELECT string_agg(t.oid::text || ':' || t.xmin::text, ' ' ORDER BY t.evtname) FROM pg_event_trigger t
+            WHERE t.evtname IN ('cdc_ddl_end', 'cdc_drop', 'cdc_rewrite') AND t.evtenabled = 'A'
+            HAVING count(*) = 3))
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = relation AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
+    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+$$;
+
+-- After a command: every table that it made or altered, by itself, through an index, a type or its schema.
+CREATE OR REPLACE FUNCTION cdc_source.tell_end() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_logical_emit_message(true, 'cdc.ddl', d.description::text)
+    FROM (
+        SELECT found.oid, max(found.command_tag) AS tag
+        FROM (
+            SELECT coalesce(i.indrelid, c.objid) AS oid, c.command_tag FROM pg_event_trigger_ddl_commands() c
+            LEFT JOIN pg_index i ON i.indexrelid = c.objid
+            WHERE c.classid = 'pg_class'::regclass
+            UNION ALL
+            SELECT pg_partition_root(c.objid)::oid, c.command_tag FROM pg_event_trigger_ddl_commands() c
+            WHERE c.classid = 'pg_class'::regclass
+            UNION ALL
+            SELECT a.attrelid, c.command_tag FROM pg_event_trigger_ddl_commands() c
+            JOIN pg_type t ON c.objid IN (t.oid, t.typelem, t.typbasetype)
+            JOIN pg_attribute a ON a.atttypid = t.oid AND a.attnum > 0
+            WHERE c.classid = 'pg_type'::regclass
+            UNION ALL
+            SELECT r.oid, c.command_tag FROM pg_event_trigger_ddl_commands() c
+            JOIN pg_class r ON r.relnamespace = c.objid
+            WHERE c.classid = 'pg_namespace'::regclass AND c.command_tag = 'ALTER SCHEMA'
+        ) found
+        GROUP BY found.oid
+    ) altered, LATERAL (SELECT cdc_source.described(altered.oid, altered.tag)) d (description)
+    WHERE d.description IS NOT NULL;
+END
+$$;
+
+-- After a drop: the tables that are gone, and those that lost a column by CASCADE.
+CREATE OR REPLACE FUNCTION cdc_source.tell_drop() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_logical_emit_message(true, 'cdc.ddl', jsonb_build_object(
+        'oid', o.objid::bigint, 'command', tg_tag, 'dropped', true)::text)
+    FROM pg_event_trigger_dropped_objects() o
+    WHERE o.classid = 'pg_class'::regclass AND o.objsubid = 0 AND o.object_type = 'table' AND NOT o.is_temporary;
+
+    PERFORM pg_logical_emit_message(true, 'cdc.ddl', d.description::text)
+    FROM (SELECT DISTINCT o.objid FROM pg_event_trigger_dropped_objects() o
+          WHERE o.classid = 'pg_class'::regclass AND o.objsubid > 0) altered,
+         LATERAL (SELECT cdc_source.described(altered.objid, tg_tag)) d (description)
+    WHERE d.description IS NOT NULL;
+END
+$$;
+
+-- Before ALTER TABLE writes every row anew: 1 LOGGED or UNLOGGED, 2 a column filled, 4 a type, 8 the access method.
+CREATE OR REPLACE FUNCTION cdc_source.tell_rewrite() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    relation oid := pg_event_trigger_table_rewrite_oid();
+BEGIN
+    PERFORM pg_logical_emit_message(true, 'cdc.ddl', jsonb_build_object(
+        'oid', coalesce(pg_partition_root(relation)::oid, relation)::bigint, 'command', tg_tag,
+        'rewrite', pg_event_trigger_table_rewrite_reason())::text);
+END
+$$;
+
+CREATE EVENT TRIGGER cdc_ddl_end ON ddl_command_end EXECUTE FUNCTION cdc_source.tell_end();
+CREATE EVENT TRIGGER cdc_drop ON sql_drop EXECUTE FUNCTION cdc_source.tell_drop();
+CREATE EVENT TRIGGER cdc_rewrite ON table_rewrite EXECUTE FUNCTION cdc_source.tell_rewrite();
+-- also in sessions of replication, which alter tables as well
+ALTER EVENT TRIGGER cdc_ddl_end ENABLE ALWAYS;
+ALTER EVENT TRIGGER cdc_drop ENABLE ALWAYS;
+ALTER EVENT TRIGGER cdc_rewrite ENABLE ALWAYS;
+
+COMMIT;
+
+-- A command that began before the triggers were there fires none, so those are waited for.
+DO $$
+DECLARE
+    installed timestamptz := clock_timestamp();
+BEGIN
+    WHILE EXISTS (
+        SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+        AND backend_type = 'client backend' AND xact_start < installed
+    ) LOOP
+        PERFORM pg_sleep(0.05), pg_stat_clear_snapshot();
+    END LOOP;
+END
+$$;
+
+-- From here on every change is told; this tells what they change.
+DO $$
+BEGIN
+    PERFORM pg_logical_emit_message(true, 'cdc.ddl', cdc_source.described(t.oid, 'INSTALL')::text)
+    FROM (SELECT DISTINCT c.oid FROM pg_publication_tables p
+          JOIN pg_namespace n ON n.nspname = p.schemaname
+          JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename) t
+    WHERE cdc_source.described(t.oid, 'INSTALL') IS NOT NULL;
+END
+$$;

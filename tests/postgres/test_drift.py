@@ -1,0 +1,130 @@
+"""Drift: what pgoutput does not show is seen in the catalogue, and what keeps every row is not taken for it."""
+
+from __future__ import annotations
+
+from typing import LiteralString
+
+import pytest
+
+from cdc.table import TableState
+from tests.fixtures.postgres import run_sql
+from tests.postgres.following import Following, following
+
+TABLES: tuple[LiteralString, ...] = (
+    "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+    "CREATE TABLE t (id int PRIMARY KEY, a text, b int, m mood)",
+    "INSERT INTO t VALUES (1, 'x', 1, 'sad')",
+    "CREATE TABLE other (id int PRIMARY KEY)",
+    "CREATE TABLE p (id int, r int, PRIMARY KEY (id, r)) PARTITION BY LIST (r)",
+    "CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1)",
+    "CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2)",
+    "INSERT INTO p VALUES (1, 1), (2, 2)",
+)
+
+DRIFTS: dict[str, tuple[LiteralString, ...]] = {
+    "altered": ("ALTER TABLE t ALTER b TYPE int USING b * 2",),
+    "values for old rows": ("ALTER TABLE t ADD COLUMN late float8 DEFAULT random()",),
+    "labels": ("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",),
+    "truncated by themselves": ("TRUNCATE p1",),
+    "detached or dropped": ("ALTER TABLE p DETACH PARTITION p1",),
+    "dropped with their rows": ("DROP TABLE p1",),
+    "attached with rows": (
+        (
+            "CREATE TABLE p3 (id int, r int NOT NULL, PRIMARY KEY (id, r)); INSERT INTO p3 VALUES (3, 3);"
+            "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES IN (3)"
+        ),
+    ),
+    "is unlogged": ("ALTER PUBLICATION pub DROP TABLE t", "ALTER TABLE t SET UNLOGGED"),
+    "no longer has the table": ("ALTER PUBLICATION pub DROP TABLE t",),
+    "taken out and put back": ("ALTER PUBLICATION pub DROP TABLE t", "ALTER PUBLICATION pub ADD TABLE t"),
+    "now publishes insert": ("ALTER PUBLICATION pub SET (publish = 'insert')",),
+    "altered back": (
+        "ALTER PUBLICATION pub SET (publish = 'insert')",
+        "ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate')",
+    ),
+    "made anew": ("DROP PUBLICATION pub", "CREATE PUBLICATION pub FOR TABLE t, other, p"),
+    "row filter": ("ALTER PUBLICATION pub SET TABLE t WHERE (id > 1), other, p",),
+    "column list": ("ALTER PUBLICATION pub SET TABLE t (id, a), other, p",),
+}
+HARMLESS: dict[str, tuple[LiteralString, ...]] = {
+    "vacuum full": ("VACUUM FULL t", "VACUUM FULL p1"),
+    "cluster": ("CLUSTER t USING t_pkey",),
+    "truncate": ("TRUNCATE t", "INSERT INTO t VALUES (2, 'y', 2, 'ok')"),
+    "truncate of the root": ("TRUNCATE p",),
+    "a constant default": ("ALTER TABLE t ADD COLUMN late int DEFAULT 7", "INSERT INTO t VALUES (2)"),
+    "a new label": ("ALTER TYPE mood ADD VALUE 'fine' BEFORE 'ok'",),
+    "a new partition": ("CREATE TABLE p3 PARTITION OF p FOR VALUES IN (3)", "INSERT INTO p VALUES (3, 3)"),
+    "an empty partition": (
+        "CREATE TABLE p3 (id int, r int NOT NULL, PRIMARY KEY (id, r))",
+        "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES IN (3)",
+    ),
+    "another table published": ("CREATE TABLE fresh (id int)", "ALTER PUBLICATION pub ADD TABLE fresh"),
+    "statistics": ("ALTER TABLE t ALTER a SET STATISTICS 7", "ANALYZE t", "REINDEX TABLE t"),
+    "an index": ("CREATE INDEX ON t (a)", "ALTER TABLE t ALTER a SET NOT NULL"),
+}
+
+
+def states(session: Following) -> dict[str, tuple[TableState, str | None]]:
+    session.look()
+    return {schema.name: (schema.state, schema.reason) for schema in session.versions}
+
+
+def made(database: str) -> None:
+    run_sql(database, *TABLES)
+
+
+@pytest.mark.parametrize("reason", DRIFTS)
+def test_what_changes_rows_without_a_word_marks_the_table(any_database: str, reason: str) -> None:
+    made(any_database)
+    with following(any_database) as session:
+        session.look()
+        session.run(*DRIFTS[reason])
+        found = states(session)
+
+    marked = {name: why for name, (state, why) in found.items() if state is TableState.NEEDS_RESYNC}
+    assert marked
+    assert all(reason in (why or "") for why in marked.values()), marked
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_keeps_every_row_marks_nothing(any_database: str, name: str) -> None:
+    made(any_database)
+    with following(any_database) as session:
+        session.look()
+        session.run(*HARMLESS[name])
+        found = states(session)
+
+    assert {state for state, _ in found.values()} <= {TableState.LIVE}
+
+
+def test_a_dropped_table_is_told_by_a_look(any_database: str) -> None:
+    made(any_database)
+    with following(any_database) as session:
+        session.run("DROP TABLE other")
+        found = states(session)
+
+    assert found["other"] == (TableState.DROPPED, "the table is no longer at the source")
+
+
+def test_a_table_that_moved_to_another_schema_is_renamed_without_a_row(any_database: str) -> None:
+    made(any_database)
+    with following(any_database) as session:
+        session.run("INSERT INTO other VALUES (1)", "CREATE SCHEMA store", "ALTER TABLE other SET SCHEMA store")
+        session.catch_up()
+        session.look()
+        session.run("INSERT INTO store.other VALUES (2)")
+        rows = session.catch_up()
+
+    assert [row["topic"] for row in rows if row["op"] == "c"] == ["store.other"]
+    assert session.latest.state is TableState.LIVE
+
+
+def test_what_happened_while_nobody_looked_is_found_from_the_log(any_database: str) -> None:
+    made(any_database)
+    with following(any_database) as session:  # its schemas are those of the copy, no look was made since
+        session.run("ALTER TABLE t ALTER b TYPE int USING b * 2")
+        session.run("INSERT INTO t VALUES (2, 'y', 2, 'ok')")
+        session.catch_up()
+
+    assert session.latest.state is TableState.NEEDS_RESYNC
+    assert "altered" in (session.latest.reason or "")

@@ -1,0 +1,207 @@
+"""The event triggers: what they tell of a table is exact at its place in the WAL, wherever the catalogue is by then."""
+
+from __future__ import annotations
+
+import json
+from typing import LiteralString, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.postgres.catalogue import look_up
+from cdc.postgres.connection import connect
+from cdc.postgres.telling import read, script
+from cdc.table import TableState
+from tests.fixtures.postgres import rows_of, run_sql
+from tests.postgres.following import Following, following
+
+TABLE: LiteralString = "CREATE TABLE t (id int PRIMARY KEY, a text, b int)"
+
+
+def install(dsn: str) -> None:
+    run_sql(dsn, script("install"))
+
+
+def columns(session: Following) -> list[list[tuple[int, str]]]:
+    return [[(c.id, c.name) for c in version.columns] for version in session.versions]
+
+
+def test_a_column_dropped_and_added_again_is_told_exactly(any_database: str) -> None:
+    run_sql(any_database, TABLE)
+    with following(any_database) as session:
+        install(any_database)
+        session.run(
+            "INSERT INTO t VALUES (1, 'a', 2)",
+            "ALTER TABLE t DROP COLUMN b",
+            "ALTER TABLE t ADD COLUMN b int",
+            "INSERT INTO t VALUES (2, 'a', 3)",
+            "ALTER TABLE t RENAME COLUMN b TO late",
+        )
+        rows = session.catch_up()
+
+    assert columns(session)[-3:] == [
+        [(1, "id"), (2, "a")],
+        [(1, "id"), (2, "a"), (4, "b")],
+        [(1, "id"), (2, "a"), (4, "late")],
+    ]
+    assert {version.state for version in session.versions} == {TableState.LIVE}
+    assert [row["after"] for row in rows if row["op"] == "c"] == [
+        [(1, "1"), (2, "a"), (3, "2")],
+        [(1, "2"), (2, "a"), (4, "3")],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("ALTER TABLE t ALTER b TYPE int USING b * 2", "type"),
+        ("ALTER TABLE t ADD COLUMN c float8 DEFAULT random()", "values for old rows"),
+    ],
+)
+def test_a_rewrite_marks_the_table_at_its_place(any_database: str, change: LiteralString, reason: str) -> None:
+    run_sql(any_database, TABLE)
+    with following(any_database) as session:
+        install(any_database)
+        session.run("INSERT INTO t VALUES (1)", change, "INSERT INTO t VALUES (2)")
+        rows = session.catch_up()
+
+    assert session.latest.state is TableState.NEEDS_RESYNC
+    assert reason in (session.latest.reason or "")
+    marked = next(v for v in session.versions if v.state is TableState.NEEDS_RESYNC).to_json()
+    ops = [row["op"] for row in rows if row["payload"] in {None, marked}]
+    assert ops == ["c", "s", "c"]
+
+
+def test_a_renamed_label_marks_the_table_without_a_row(any_database: str) -> None:
+    run_sql(any_database, "CREATE TYPE mood AS ENUM ('sad')", "CREATE TABLE t (id int PRIMARY KEY, m mood[])")
+    with following(any_database) as session:
+        install(any_database)
+        session.run("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
+        session.catch_up()
+
+    assert session.latest.state is TableState.NEEDS_RESYNC
+    assert "labels" in (session.latest.reason or "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE t ALTER a SET DEFAULT 'x'; VACUUM FULL t",
+        "ALTER TABLE t ADD COLUMN c int DEFAULT 7; VACUUM FULL t",
+        "ALTER TABLE t ALTER a TYPE varchar",
+        "CREATE TABLE unrelated (id int); DROP TABLE unrelated",
+    ],
+)
+def test_a_harmless_rewrite_is_known_to_be_harmless(database: str, change: str) -> None:
+    run_sql(database, TABLE)
+    with following(database) as session:
+        install(database)
+        session.catch_up()
+        session.look()
+        session.run(*cast("list[LiteralString]", [*change.split("; ")]), "INSERT INTO t VALUES (1)")
+        session.catch_up()
+        session.look()
+
+    assert {version.state for version in session.versions} == {TableState.LIVE}
+
+
+def test_a_dropped_table_is_told_and_its_successor_is_another_relation(any_database: str) -> None:
+    run_sql(any_database, TABLE)
+    with following(any_database) as session:
+        first = rows_of(any_database, "SELECT 't'::regclass::oid::bigint")[0][0]
+        install(any_database)
+        session.run("DROP TABLE t", TABLE, "ALTER PUBLICATION pub ADD TABLE t", "INSERT INTO t VALUES (1)")
+        session.catch_up()
+
+    states = {version.relation: version.state for version in session.versions}
+    assert states.pop(first) is TableState.DROPPED
+    assert list(states.values()) == [TableState.LIVE]
+
+
+def test_a_renamed_schema_renames_its_tables(any_database: str) -> None:
+    run_sql(any_database, "CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY)")
+    with following(any_database, "shop.*") as session:
+        install(any_database)
+        session.run(
+            "INSERT INTO shop.t VALUES (1)", "ALTER SCHEMA shop RENAME TO store", "INSERT INTO store.t VALUES (2)"
+        )
+        rows = session.catch_up()
+
+    assert [row["topic"] for row in rows if row["op"] == "c"] == ["shop.t", "store.t"]
+
+
+def test_what_is_told_is_what_the_catalogue_shows(any_database: str) -> None:
+    run_sql(
+        any_database,
+        "CREATE TABLE t (a int, gone int, b int, g int GENERATED ALWAYS AS (a * 2) STORED, "
+        "PRIMARY KEY (b, a) INCLUDE (g))",
+        "ALTER TABLE t DROP COLUMN gone",
+    )
+    with following(any_database) as session:
+        install(any_database)
+        session.run("ALTER TABLE t ADD COLUMN late text NOT NULL DEFAULT 'ü, \"x\"'")
+        session.catch_up()
+        with connect(any_database) as conn:
+            shown = look_up(conn, session.latest.oid)
+
+    assert shown is not None
+    places = {number: place for place, number in enumerate(shown.key)}
+    assert session.latest.columns == tuple(a.column(a.number, places.get(a.number)) for a in shown.live)
+    assert [c.name for c in session.latest.key] == ["b", "a"]
+    assert session.latest.witness == shown.witness is not None
+
+
+def test_a_trigger_that_was_off_for_a_while_is_no_witness(database: str) -> None:
+    run_sql(database, TABLE)
+    with following(database) as session:
+        install(database)
+        session.run(
+            "ALTER EVENT TRIGGER cdc_ddl_end DISABLE",
+            "ALTER TABLE t DROP COLUMN b",
+            "ALTER TABLE t ADD COLUMN b int",
+            "ALTER EVENT TRIGGER cdc_ddl_end ENABLE ALWAYS",
+            "INSERT INTO t VALUES (1, 'a', 3)",
+        )
+        session.catch_up()
+
+    assert session.latest.state is TableState.NEEDS_RESYNC
+
+
+def test_a_role_without_rights_alters_its_tables_as_before(any_database: str) -> None:
+    run_sql(any_database, "CREATE TABLE t (id int)")
+    install(any_database)
+    role = any_database.rpartition("/")[2]
+    with connect(any_database) as conn:
+        conn.execute(f'CREATE ROLE "{role}"'.encode())
+        try:
+            conn.execute(f'ALTER TABLE t OWNER TO "{role}"'.encode())
+            conn.execute(f'SET ROLE "{role}"'.encode())
+            conn.execute("ALTER TABLE t ADD COLUMN a int DEFAULT 7")
+            conn.execute("ALTER TABLE t ALTER a TYPE text")
+            conn.execute("DROP TABLE t")
+        finally:
+            conn.execute("RESET ROLE")
+            conn.execute(f'DROP OWNED BY "{role}"'.encode())
+            conn.execute(f'DROP ROLE "{role}"'.encode())
+
+
+def test_installed_twice_and_removed_twice_nothing_is_left(any_database: str) -> None:
+    for name in ("install", "install", "remove", "remove"):
+        run_sql(any_database, script(name))
+
+    assert rows_of(any_database, "SELECT FROM pg_event_trigger") == []
+    assert rows_of(any_database, "SELECT FROM pg_namespace WHERE nspname = 'cdc_source'") == []
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["oid", "command", "attributes", "key"]), inner),
+)
+
+
+@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
+def test_a_message_that_is_none_of_ours_is_passed_over(content: bytes) -> None:
+    told = read(content)
+
+    assert told is None or isinstance(told.oid, int)
