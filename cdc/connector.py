@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import random
 import signal
 from pathlib import Path
 from threading import Event
 from types import FrameType
+from typing import Final
 
-from tenacity import Retrying, retry_if_exception, stop_when_event_set, wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set
 from tenacity.nap import sleep_using_event
 
 from cdc import metrics
+from cdc.checks import check_log
 from cdc.config import Definition
-from cdc.errors import CdcError, Reaction
+from cdc.errors import CdcError, Reaction, UndecodableWal
 from cdc.log.segments import SegmentLimits
-from cdc.postgres.replication import identify
+from cdc.patience import pause
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.postgres.slot import slot_status
 from cdc.reader import Reader, ReaderSettings
 from cdc.reporter import Reporter
 from cdc.snapshot.initial import CopySource
+
+JITTER: Final = 0.25
+"""Share of a pause by which it may be longer, so that readers do not come back all at once."""
 
 
 def main(definition: Definition) -> int:
@@ -32,15 +41,18 @@ def main(definition: Definition) -> int:
     figures = metrics.Figures()
     reporter = Reporter(definition, figures, stop)
     reporter.start()
+    attempts = _Attempts(definition, figures)
     try:
         Retrying(
-            retry=retry_if_exception(lambda exc: isinstance(exc, CdcError) and exc.reaction is Reaction.RETRY),
-            wait=wait_exponential_jitter(initial=0.2, max=30),
+            retry=retry_if_exception(attempts.again),
+            wait=attempts.wait,
             stop=stop_when_event_set(stop),
             sleep=sleep_using_event(stop),
             before_sleep=reporter.waiting,
             reraise=True,
         )(_run, definition, figures, stop, reporter)
+        if reporter.verdict is not None:
+            raise reporter.verdict
     except CdcError as exc:
         if stop.is_set() and exc.reaction is Reaction.RETRY:
             return 0
@@ -52,13 +64,59 @@ def main(definition: Definition) -> int:
     return 0
 
 
+class _Attempts:
+    """Counts the failures after which the log did not get on, and asks how long to wait."""
+
+    def __init__(self, definition: Definition, figures: metrics.Figures) -> None:
+        self._name, self._figures = definition.name, figures
+        self._failures = 0
+        self._position: float | None = None
+
+    def again(self, exc: BaseException) -> bool:
+        """Take note of a failure; whether there is to be another attempt."""
+        position = self._figures.value(metrics.LOG_POSITION, self._name)
+        self._failures = self._failures + 1 if position == self._position else 1
+        self._position = position
+        self._pause = pause(exc, self._failures)
+        return self._pause is not None
+
+    def wait(self, _state: RetryCallState) -> float:
+        """Seconds before it."""
+        return (self._pause or 0.0) * (1 + random.uniform(0, JITTER))  # noqa: S311 - spreads attempts, guards nothing
+
+
 def _run(definition: Definition, figures: metrics.Figures, stop: Event, reporter: Reporter) -> None:
-    settings = reader_settings(definition, identify(definition.source.dsn.reveal()).timeline)
+    settings = reader_settings(definition)
     reporter.running()
-    Reader(settings, figures, stop).run()
+    try:
+        check_log(definition)
+        Reader(settings, figures, stop).run()
+    except UndecodableWal as exc:
+        raise _located(exc, definition, figures) from exc
 
 
-def reader_settings(definition: Definition, timeline: int) -> ReaderSettings:
+def _located(exc: UndecodableWal, definition: Definition, figures: metrics.Figures) -> UndecodableWal:
+    """The error with the place where the reader stands, and how to get past it."""
+    source = definition.source
+    try:
+        with connect(source.dsn.reveal(), application_name="cdc identify") as conn:
+            slot = slot_status(conn, source.slot.name)
+    except CdcError:
+        return exc
+    durable = figures.value(metrics.LOG_POSITION, definition.name)
+    log = "empty" if durable is None else str(Position(int(durable)))
+    if slot is None:
+        return exc
+    first = "" if exc.fix == UndecodableWal.remedy else f"{exc.fix}; "
+    where = f"slot {slot.name!r} stands at {slot.confirmed_flush}, the log at {log}"
+    return UndecodableWal(
+        f"{exc.message}: {where}; the transaction that cannot be decoded comes next",
+        remedy=f"{first}if it fails ten times: cdc slots recover -c FILE --skip-to LSN --resync 'TABLE', with an LSN "
+        f"behind that transaction (the WAL ends at {slot.wal_end}) and every table that was written up to there",
+    )
+
+
+def reader_settings(definition: Definition) -> ReaderSettings:
     """The reader's part of a definition."""
     source = definition.source
     return ReaderSettings(
@@ -69,7 +127,8 @@ def reader_settings(definition: Definition, timeline: int) -> ReaderSettings:
             publication=source.publication.name,
             patterns=definition.patterns,
             exclude=definition.excludes,
-            timeline=timeline,
+            failover=source.slot.failover,
+            undecodable=source.undecodable,
         ),
         log=Path(definition.log.path),
         limits=SegmentLimits(size=definition.log.segment.bytes, age=definition.log.segment.every),

@@ -10,14 +10,23 @@
     ├── SourceError           CDC-2xxx           the watched database
     │   ├── SourceUnreachable       exit 3, retried
     │   ├── PreflightFailed         exit 3
+    │   ├── SourceRefuses           exit 3, retried slowly: a password or a limit
     │   ├── SlotInUse               retried: another reader holds the slot
+    │   ├── SlotBlocked             retried: a slot cannot be made while old transactions are open
     │   ├── SlotMissing
     │   ├── SlotInvalidated
     │   ├── SourceGap               the slot is ahead of the log
     │   ├── SourceWentBack          the source is behind the log
-    │   ├── SourceReplaced          another cluster, or another timeline without proof
+    │   ├── SourceReplaced          another cluster
+    │   ├── TimelineChanged         the same cluster after a promotion, without proof
+    │   ├── SlotUnsuitable          physical, of another plugin or database
+    │   ├── PublicationMissing
+    │   ├── PublicationNarrowed     a captured table is no longer in it
+    │   ├── PublicationReplaced     made anew, or after the slot
+    │   ├── WalBudgetExceeded       the slot keeps more WAL than the definition allows
     │   ├── MalformedFrame          bytes that are not pgoutput
     │   ├── UndecodableWal          the server cannot decode its own WAL
+    │   ├── UndecodableValue        text of an SQL_ASCII database that is not UTF-8
     │   ├── UnknownRelation
     │   └── SnapshotVoid            retried: a table was emptied or rewritten under a snapshot
     ├── SinkError             CDC-3xxx           a derived store
@@ -32,6 +41,7 @@
     │   ├── LogFenced               another writer committed: stop and re-read
     │   ├── LogCorrupt
     │   ├── LogFormatUnknown
+    │   ├── LogUnwritable           retried: no space, read-only, an error of the device
     │   └── RangeTrimmed
     ├── ServiceError          CDC-5xxx           API, catalog, child processes
     │   ├── CatalogUnavailable      retried
@@ -195,6 +205,15 @@ class PreflightFailed(SourceError):
     remedy = "run the statements that 'cdc doctor --sql' prints"
 
 
+class SourceRefuses(SourceError):
+    """The server is there and turns us away: password, role, certificate, or a limit that is reached."""
+
+    code = "CDC-2003"
+    reaction = Reaction.RETRY
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "mend what the server says; a changed secret is read when the reader starts again"
+
+
 class SlotInUse(SourceError):
     """Another process streams from the slot."""
 
@@ -203,39 +222,89 @@ class SlotInUse(SourceError):
     remedy = "stop the other reader, or leave this one waiting as its standby"
 
 
+class SlotBlocked(SourceError):
+    """A slot cannot begin before every transaction that is open now has ended."""
+
+    code = "CDC-2112"
+    reaction = Reaction.RETRY
+    remedy = "end the sessions that the message names, or wait for them"
+
+
 class SlotMissing(SourceError):
     """The log has a position, the server has no slot for it."""
 
     code = "CDC-2102"
-    remedy = "changes since the log's position are lost to it: remove log and targets and let them be copied anew"
+    remedy = "changes since the log's position are lost to it; run 'cdc slots recover -c FILE --new-epoch'"
 
 
 class SlotInvalidated(SourceError):
     """The server threw away WAL that the slot needed."""
 
     code = "CDC-2103"
-    remedy = "raise max_slot_wal_keep_size, drop the slot, and let log and targets be copied anew"
+    remedy = "raise the limit that the message names, then run 'cdc slots recover -c FILE --new-epoch'"
 
 
 class SourceGap(SourceError):
     """The slot is ahead of the log: changes in between are lost to it."""
 
     code = "CDC-2104"
-    remedy = "the slot was advanced by somebody else: drop it and let log and targets be copied anew"
+    remedy = "the slot was advanced by somebody else; run 'cdc slots recover -c FILE --new-epoch'"
 
 
 class SourceWentBack(SourceError):
     """The server's WAL ends before the log's position."""
 
     code = "CDC-2105"
-    remedy = "the source was restored from a backup: let log and targets be copied anew"
+    remedy = "if the source was restored from a backup, run 'cdc slots recover -c FILE --new-epoch'"
 
 
 class SourceReplaced(SourceError):
-    """The system identifier or the timeline is not the one the log was written from."""
+    """The system identifier is not that of the cluster the log was written from."""
 
     code = "CDC-2106"
-    remedy = "point source.dsn at the cluster the log belongs to, or start a new log"
+    remedy = "point source.dsn at the log's cluster; after an upgrade run 'cdc slots recover -c FILE --new-epoch'"
+
+
+class TimelineChanged(SourceError):
+    """The cluster went on under another timeline: nothing proves that it had replayed all that the log holds."""
+
+    code = "CDC-2113"
+    remedy = "point source.dsn at the log's timeline; after a failover run 'cdc slots recover -c FILE --new-epoch'"
+
+
+class SlotUnsuitable(SourceError):
+    """The slot of that name is physical, or of another plugin or database."""
+
+    code = "CDC-2107"
+    remedy = "choose another source.slot.name, or drop that slot if nobody needs it"
+
+
+class PublicationMissing(SourceError):
+    """The publication is gone, and with it what was changed since."""
+
+    code = "CDC-2108"
+    remedy = "run 'cdc slots recover -c FILE --new-epoch'"
+
+
+class PublicationNarrowed(SourceError):
+    """A captured table is no longer in the publication: what is changed in it is not sent."""
+
+    code = "CDC-2109"
+    remedy = "add the table to the publication again, then run 'cdc slots recover -c FILE --new-epoch'"
+
+
+class PublicationReplaced(SourceError):
+    """The publication was made anew, or after the slot: changes of before it are not sent, or cannot be decoded."""
+
+    code = "CDC-2110"
+    remedy = "run 'cdc slots recover -c FILE --new-epoch'"
+
+
+class WalBudgetExceeded(SourceError):
+    """The server keeps more WAL for the slot than source.wal_budget allows, and the definition says to stop."""
+
+    code = "CDC-2111"
+    remedy = "let the reader catch up with a larger source.wal_budget, or run 'cdc slots drop -c FILE' to free the WAL"
 
 
 class MalformedFrame(SourceError):
@@ -246,10 +315,10 @@ class MalformedFrame(SourceError):
 
 
 class UndecodableWal(SourceError):
-    """The server fails to decode its own WAL at the same place again and again."""
+    """The server fails to decode its own WAL at one place: ten times in five minutes before the reader halts."""
 
     code = "CDC-2202"
-    remedy = "read the server's log at this position; the slot cannot pass it"
+    remedy = "run 'cdc slots recover -c FILE --skip-to LSN --resync TABLE' once the LSN is known"
 
 
 class UnknownRelation(SourceError):
@@ -257,6 +326,13 @@ class UnknownRelation(SourceError):
 
     code = "CDC-2203"
     remedy = "restart the reader; if it comes again, resync the table"
+
+
+class UndecodableValue(SourceError):
+    """A value of an SQL_ASCII database that is not UTF-8, under the policy that refuses it."""
+
+    code = "CDC-2205"
+    remedy = "correct the value at the source, or set source.undecodable to base64 or replace"
 
 
 class SnapshotVoid(SourceError):
@@ -357,6 +433,14 @@ class LogFormatUnknown(LogError):
 
     code = "CDC-4003"
     remedy = "use a version of cdc at least as new as the one that wrote the log"
+
+
+class LogUnwritable(LogError):
+    """The log's storage takes no more: full, over quota, read-only, or failing; reading from the source pauses."""
+
+    code = "CDC-4005"
+    reaction = Reaction.RETRY
+    remedy = "make room or mend the storage of log.path; the reader goes on by itself"
 
 
 class RangeTrimmed(LogError):

@@ -50,6 +50,9 @@ SOURCE_LAG_BYTES: Final = Metric(
 RECEIVED_BYTES: Final = Metric(
     "cdc_received_bytes_total", Kind.COUNTER, "bytes of replication messages taken from the socket"
 )
+SPOOLED_BYTES: Final = Metric(
+    "cdc_spooled_bytes", Kind.GAUGE, "bytes on disk of streamed transactions whose end has not come"
+)
 CHANGES: Final = Metric("cdc_changes_total", Kind.COUNTER, "log rows made durable")
 TRANSACTIONS: Final = Metric("cdc_transactions_total", Kind.COUNTER, "transactions made durable")
 RECONNECTS: Final = Metric("cdc_reconnects_total", Kind.COUNTER, "replication connections opened after the first")
@@ -61,6 +64,14 @@ LOG_COMMITS: Final = Metric("cdc_log_commits_total", Kind.COUNTER, "Delta commit
 LOG_BYTES: Final = Metric("cdc_log_bytes_total", Kind.COUNTER, "bytes of data files committed to the log")
 LOG_APPEND_SECONDS: Final = Metric(
     "cdc_log_append_seconds", Kind.GAUGE, "duration of the last append, files and commit"
+)
+LOG_BLOCKED: Final = Metric(
+    "cdc_log_blocked", Kind.GAUGE, "1 while the log's storage takes no more and reading from the source pauses"
+)
+SLOT_SAFE: Final = Metric(
+    "cdc_slot_safe_bytes",
+    Kind.GAUGE,
+    "WAL that may still be written before the server gives the slot up; absent without a limit",
 )
 LOG_POSITION: Final = Metric("cdc_log_position", Kind.GAUGE, "the log's durable position, as a number")
 SINK_LAG_SECONDS: Final = Metric(

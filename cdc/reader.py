@@ -1,4 +1,4 @@
-"""The reader: receive → decode → append → durable → confirm, three overlapping stages.
+"""The reader: receive → spool and decode → append → durable → confirm, three overlapping stages.
 
 Each stage is a thread; between them are pipes bounded by bytes. A full pipe stops reading the socket, so the WAL
 waits on the source, and status updates go on meanwhile. Postgres is told only of what the log holds durably.
@@ -17,24 +17,23 @@ import pyarrow as pa
 
 from cdc import metrics
 from cdc.change import LOG_SCHEMA
+from cdc.decoding import Decoding
 from cdc.failpoint import hit
 from cdc.log.append import LogWriter, StagedFile
 from cdc.log.layout import LogIdentity
+from cdc.log.patient import PatientWriter
 from cdc.log.pending import Pending, Ready
 from cdc.log.read import LogReader
 from cdc.log.segments import SegmentLimits
-from cdc.pgoutput.columnar import ColumnarDecoder, warm
+from cdc.pgoutput.columnar import warm
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.messages import Keepalive
-from cdc.pgoutput.transactions import Decoded, RelationSeen
+from cdc.pgoutput.transactions import Decoded
 from cdc.pipe import Pipe, PipeClosed
 from cdc.position import Position
-from cdc.postgres.connection import connect
+from cdc.postgres.history import source_state
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
-from cdc.postgres.slot import slot_status
-from cdc.relations import Relations
-from cdc.resume import check_source, confirmable
-from cdc.snapshot.initial import CopySource, initial_copy
+from cdc.resume import captured, check_source, confirmable, lineage_of
+from cdc.snapshot.initial import CopySource, prepare
 
 FRAMES_WAITING: Final = 16 * 1024 * 1024
 """Bytes of raw frames between receive and decode."""
@@ -76,8 +75,7 @@ class Reader:
         identity = identify(source.dsn)
         log = LogIdentity(system_id=identity.system_id, database=identity.database)
         writer = LogWriter.open(self._settings.log, log, self._settings.limits)
-        if writer.durable is None:
-            initial_copy(source, writer, self._figures)
+        prepare(source, self._settings.log, writer, self._figures)
         warm()
         options = StreamOptions(slot=source.slot, publication=source.publication, start=confirmable(0))
         # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
@@ -94,23 +92,24 @@ class Reader:
                 self._frames.close()
                 for stage in stages:
                     stage.join()
+                self._decoding.spool.close()
             stream.confirm(confirmable(self._durable.lsn))
             stream.tick()
         if self._failure is not None:
             raise self._failure
 
     def _resume(self) -> None:
-        identity = identify(self._settings.source.dsn)
-        self._writer = LogWriter(self._settings.log, self._settings.limits)
+        pipeline = self._settings.source.pipeline
+        blocked = lambda on: self._figures.set(metrics.LOG_BLOCKED, on, pipeline)  # noqa: E731
+        self._writer = PatientWriter(self._settings.log, self._settings.limits, self._stop, blocked)
         last = self._writer.last_commit
         assert last is not None, "the initial copy has committed"  # noqa: S101
-        with connect(self._settings.source.dsn) as conn:
-            check_source(self._writer.identity, last, identity, slot_status(conn, self._settings.source.slot))
-        self._durable, self._timeline = last.last, identity.timeline
+        source, known = self._settings.source, LogReader(self._settings.log).schemas()
+        state = source_state(source.dsn, source.slot, source.publication, captured(known))
+        check_source(self._writer.identity, last, state)
+        self._durable, self._lineage = last.last, lineage_of(state)
         self._figures.set(metrics.LOG_POSITION, int(self._durable), self._settings.source.pipeline)
-        known = LogReader(self._settings.log).schemas()
-        self._relations = Relations(self._settings.source.dsn, known, self._durable.epoch)
-        self._decoder = ColumnarDecoder(epoch=self._durable.epoch, after=self._durable)
+        self._decoding = Decoding.open(source, self._settings.log, known, self._durable)
 
     def _guard(self, stage: Callable[[], None]) -> None:
         try:
@@ -125,8 +124,9 @@ class Reader:
 
     def _receive(self, stream: ReplicationStream) -> None:
         def confirm() -> None:
+            hit("before_confirm")
             stream.confirm(confirmable(self._durable.lsn))
-            stream.tick()
+            hit("after_confirm")
 
         while not self._stop.is_set() and self._failure is None:
             confirm()
@@ -142,15 +142,12 @@ class Reader:
 
     def _decode(self) -> None:
         while (frames := self._frames.get()) is not None:
-            for event in self._decoder.decode(frames):
-                if isinstance(event, RelationSeen):
-                    schema, announce = self._relations.see(event.relation)
-                    self._decoder.define(schema, announce=announce)
-                elif isinstance(event, Keepalive):
-                    if event.reply_requested:
-                        self._rows.put(Position.of(event.wal_end - 1, self._durable.epoch), 0)
-                else:
-                    self._rows.put(event, event.rows.nbytes)
+            for item in self._decoding.rows(frames):
+                self._rows.put(item, item.nbytes if isinstance(item, Decoded) else 0)
+                if self._stop.is_set() and self._decoding.spool.is_replaying:
+                    self._frames.close(discard=True)  # it may take minutes; the server sends it again
+                    return
+            self._figures.set(metrics.SPOOLED_BYTES, self._decoding.spool.nbytes, self._settings.source.pipeline)
 
     def _append(self) -> None:
         pending, staged = Pending(), list[StagedFile]()
@@ -185,7 +182,7 @@ class Reader:
         files = [*staged, *self._writer.stage(rows)]
         hit("after_data_file")
         count = sum(file.rows for file in files)
-        self._writer.commit(files, ready.info(self._timeline, count))
+        self._writer.commit(files, ready.info(self._lineage, count))
         hit("after_log_commit")
         self._durable = ready.last
         figures = self._figures

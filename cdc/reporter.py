@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import Event, Thread
 from typing import Any, Final
 
@@ -15,13 +15,24 @@ from cdc import metrics
 from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.change import HEARTBEAT_PREFIX
 from cdc.config import Definition
-from cdc.errors import CdcError
+from cdc.config.definition import OnWalBudget
+from cdc.errors import CdcError, LogError, LogUnwritable, SourceError, WalBudgetExceeded
+from cdc.log.read import LogReader
 from cdc.lsn import Lsn
+from cdc.marks import marks
 from cdc.position import Position
 from cdc.postgres import heartbeat
 from cdc.postgres.connection import connect
+from cdc.postgres.history import publication_status
 from cdc.postgres.slot import SlotStatus, slot_status
+from cdc.resume import captured, check_publication
 
+LOOK_AT_PUBLICATION_EVERY: Final = 5.0
+"""Seconds."""
+LOOK_AT_MARKS_EVERY: Final = 5.0
+"""Seconds between two readings of the log's `s` rows, which stand in files of their own."""
+BUDGET_WARNING: Final = 0.8
+"""Share of the WAL budget from which on it is spoken of."""
 REPORT_EVERY: Final = 1.0
 """Seconds between reports; a process that is silent for five is shown as down."""
 
@@ -39,11 +50,20 @@ class Reporter(Thread):
         self._beat_due = time.monotonic() + definition.source.heartbeat
         self._catalog: Catalog | None = None
         self._source: Any = None
+        self._primary: Any = None
         self._open = ExitStack()
+        self._captured: list[int] | None = None
+        self._publication_due = 0.0
+        self._warned = False
+        self._marks: list[TableProgress] = []
+        self._marks_due = 0.0
+        self.verdict: CdcError | None = None
+        """Why the reader was told to stop from here; None as long as nothing was found."""
 
     def running(self) -> None:
         """The reader streams or copies."""
         self._state, self._error = "running", None
+        self._captured = None
 
     def waiting(self, attempt: RetryCallState) -> None:
         """The reader failed and will try again."""
@@ -61,8 +81,17 @@ class Reporter(Thread):
         with self._open:
             while not self._stop_event.wait(REPORT_EVERY):
                 self._look_at_source()
+                self._look_at_log()
                 self._report(self._state)
             self._report(self._state if self._error else "stopped")
+
+    def _look_at_log(self) -> None:
+        """Show that the reader waits for its storage, and that it no longer does."""
+        blocked = bool(self._figures.value(metrics.LOG_BLOCKED, self._definition.name))
+        if blocked and self._state == "running":
+            self._tell("waiting", LogUnwritable("the log's storage takes no more"))
+        elif not blocked and self._error is not None and self._error["code"] == LogUnwritable.code:
+            self._state, self._error = "running", None
 
     def _tell(self, state: str, exc: CdcError) -> None:
         self._error = {"code": exc.code, "message": exc.message, "suggestion": exc.fix}
@@ -84,10 +113,21 @@ class Reporter(Thread):
             if self._catalog is None:
                 self._catalog = self._open.enter_context(Catalog.open(self._definition.catalog.url))
             self._catalog.processes.report(report)
-            if copied := self._copied():
-                self._catalog.tables.record(name, copied)
+            if tables := self._tables(self._catalog):
+                self._catalog.tables.record(name, tables)
         except CdcError as exc:
             log.warning("catalog is unreachable", code=exc.code)
+
+    def _tables(self, catalog: Catalog) -> list[TableProgress]:
+        """The tables that this process copied, and those that the log marks."""
+        position = self._figures.value(metrics.LOG_POSITION, self._definition.name)
+        if position is not None and time.monotonic() >= self._marks_due:
+            self._marks_due = time.monotonic() + LOOK_AT_MARKS_EVERY
+            with suppress(LogError):  # the first copy has not begun
+                known = LogReader(self._definition.log.path).schemas()
+                self._marks = marks(known.values(), catalog.tables.ls(self._definition.name), int(position))
+        marked = {table.topic for table in self._marks}
+        return [*(table for table in self._copied() if table.topic not in marked), *self._marks]
 
     def _copied(self) -> list[TableProgress]:
         """The tables that this process copied; their rows of before a restart stand in the catalog already."""
@@ -115,19 +155,75 @@ class Reporter(Thread):
                 self._source = connect(source.dsn.reveal(), application_name="cdc reporter")
                 self._open.callback(self._source.close)
             if source.heartbeat and time.monotonic() >= self._beat_due:
-                heartbeat.emit(self._source, HEARTBEAT_PREFIX, self._definition.name)
+                self._beat()
                 self._beat_due = time.monotonic() + source.heartbeat
+            if time.monotonic() >= self._publication_due:
+                self._publication_due = time.monotonic() + LOOK_AT_PUBLICATION_EVERY
+                self._look_at_publication()
             slot = slot_status(self._source, source.slot.name)
         except CdcError as exc:
-            self._source = None
+            self._source = self._primary = None
             log.warning("source is unreachable", code=exc.code)
             return
         if slot is not None:
             self._measure(slot)
+            self._budget(slot)
+
+    def _beat(self) -> None:
+        """Send a heartbeat: to the source, or where that is a standby to its primary, if there is a DSN for it."""
+        primary = self._definition.source.primary
+        if primary is None:
+            if not heartbeat.is_standby(self._source):
+                heartbeat.emit(self._source, HEARTBEAT_PREFIX, self._definition.name)
+            return
+        if self._primary is None:
+            self._primary = connect(primary.reveal(), application_name="cdc heartbeat")
+            self._open.callback(self._primary.close)
+        heartbeat.emit(self._primary, HEARTBEAT_PREFIX, self._definition.name)
+        heartbeat.log_standby_snapshot(self._primary)
+
+    def _look_at_publication(self) -> None:
+        """From version 18 on the server goes on without a publication and sends nothing of what it would have sent."""
+        try:
+            known = LogReader(self._definition.log.path)
+        except LogError:
+            return  # the first copy has not begun
+        last = known.last_commit
+        if last is None or not last.publication:
+            return
+        if self._captured is None:
+            self._captured = captured(known.schemas())
+        found = publication_status(self._source, self._definition.source.publication.name, self._captured)
+        try:
+            check_publication(last, found)
+        except SourceError as exc:
+            self._halt(exc)
+
+    def _budget(self, slot: SlotStatus) -> None:
+        source = self._definition.source
+        if source.wal_budget is None or slot.retained_bytes < source.wal_budget * BUDGET_WARNING:
+            self._warned = False
+            return
+        over = slot.retained_bytes > source.wal_budget
+        kept = (
+            f"the server keeps {slot.retained_bytes} bytes of WAL for slot {slot.name!r} of {source.wal_budget} allowed"
+        )
+        if over and source.on_wal_budget is OnWalBudget.STOP:
+            self._halt(WalBudgetExceeded(kept))
+        elif not self._warned:
+            self._warned = True
+            log.warning("WAL budget is nearly used up" if not over else "WAL budget is exceeded", message=kept)
+
+    def _halt(self, verdict: CdcError) -> None:
+        """Stop the reader; what is durable by then stays."""
+        self.verdict = verdict
+        self._stop_event.set()
 
     def _measure(self, slot: SlotStatus) -> None:
         name, figures = self._definition.name, self._figures
         figures.set(metrics.SLOT_RETAINED, slot.retained_bytes, name)
+        if slot.safe_wal_size is not None:
+            figures.set(metrics.SLOT_SAFE, slot.safe_wal_size, name)
         durable = figures.value(metrics.LOG_POSITION, name)
         points = {"durable": None if durable is None else Position(int(durable)).lsn, "confirmed": slot.confirmed_flush}
         for point, lsn in points.items():

@@ -2,32 +2,72 @@
 
 from __future__ import annotations
 
-from cdc.errors import SlotInvalidated, SlotMissing, SourceGap, SourceReplaced, SourceWentBack
-from cdc.log.layout import CommitInfo, LogIdentity
+from collections.abc import Mapping
+from typing import Final
+
+from cdc.errors import (
+    PublicationMissing,
+    PublicationNarrowed,
+    PublicationReplaced,
+    SlotInvalidated,
+    SlotMissing,
+    SlotUnsuitable,
+    SourceGap,
+    SourceReplaced,
+    SourceWentBack,
+    TimelineChanged,
+)
+from cdc.log.layout import CommitInfo, Lineage, LogIdentity
 from cdc.lsn import Lsn
-from cdc.postgres.replication import SystemIdentity
-from cdc.postgres.slot import SlotStatus
+from cdc.postgres.history import PublicationStatus, SourceState
+from cdc.postgres.slot import PLUGIN, SlotStatus
+from cdc.table import TableSchema, TableState
+
+RECOVER: Final = "run 'cdc slots recover -c FILE --new-epoch'"
+"""The way on for everything that the stream cannot bring any more."""
+
+INVALIDATED: Final[Mapping[str, str]] = {
+    "wal_removed": "raise max_slot_wal_keep_size (ALTER SYSTEM SET max_slot_wal_keep_size = '…'; "
+    "SELECT pg_reload_conf();), then " + RECOVER,
+    "rows_removed": "set hot_standby_feedback = on at the standby and give it a physical slot, then " + RECOVER,
+    "wal_level_insufficient": "set wal_level = logical at the primary and restart it, then " + RECOVER,
+    "idle_timeout": "raise idle_replication_slot_timeout (ALTER SYSTEM SET idle_replication_slot_timeout = 0; "
+    "SELECT pg_reload_conf();), then " + RECOVER,
+}
+"""Remedy by `pg_replication_slots.invalidation_reason`; before version 17 the only reason is the first."""
 
 
-def check_source(log: LogIdentity, last: CommitInfo, source: SystemIdentity, slot: SlotStatus | None) -> None:
+def check_source(log: LogIdentity, last: CommitInfo, source: SourceState) -> None:
     """Raise the error that says why the log cannot be continued from this source; silence is consent.
 
     A slot behind the log is habit: after a crash of the server it goes back, and what comes twice is dropped by
     position. A slot ahead of it is always a gap (PostgreSQL accepts any confirmation without a word).
     """
-    durable = last.last.lsn
-    if source.system_id != log.system_id:
-        raise SourceReplaced(f"another cluster: the log is of system {log.system_id}, the source is {source.system_id}")
-    if source.wal_end < durable:
-        raise SourceWentBack(f"the source's WAL ends at {source.wal_end}, the log is at {durable}")
-    if source.timeline != last.timeline:
-        raise SourceReplaced(f"timeline changed from {last.timeline} to {source.timeline} without proof of continuity")
-    if slot is None:
-        raise SlotMissing(f"the slot is gone; the log is at {durable}")
-    if slot.wal_status == "lost" or slot.invalidation_reason:
-        raise SlotInvalidated(f"slot {slot.name!r} is invalidated: {slot.invalidation_reason or 'wal removed'}")
-    if slot.confirmed_flush is not None and slot.confirmed_flush > durable + 1:
-        raise SourceGap(f"slot {slot.name!r} stands at {slot.confirmed_flush}, the log at {durable}")
+    _check_cluster(log, last, source)
+    _check_slot(last.last.lsn, source.slot, source.identity.database)
+    check_publication(last, source.publication)
+
+
+def check_publication(last: CommitInfo, publication: PublicationStatus | None) -> None:
+    """Raise the error that says why the publication is not the one that the log was written from."""
+    if publication is None:
+        raise PublicationMissing("the publication is gone")
+    if last.publication not in {0, publication.oid}:
+        raise PublicationReplaced(f"publication {publication.name!r} was dropped and made anew")
+    if publication.missing:
+        listed = ", ".join(publication.missing)
+        raise PublicationNarrowed(f"publication {publication.name!r} no longer has {listed}")
+
+
+def captured(known: Mapping[int, TableSchema]) -> list[int]:
+    """OIDs of the tables that the log follows; one that it has marked as dropped is none of them."""
+    return [schema.oid for schema in known.values() if schema.state is not TableState.DROPPED]
+
+
+def lineage_of(source: SourceState) -> Lineage:
+    """What the commits of a session with this source say of it."""
+    oid = 0 if source.publication is None else source.publication.oid
+    return Lineage(source.identity.timeline, source.identity.system_id, oid)
 
 
 def confirmable(durable: int) -> Lsn:
@@ -37,3 +77,33 @@ def confirmable(durable: int) -> Lsn:
     the last transaction from being sent again.
     """
     return Lsn(durable + 1)
+
+
+def _check_cluster(log: LogIdentity, last: CommitInfo, source: SourceState) -> None:
+    known, found = last.system_id or log.system_id, source.identity
+    if found.system_id != known:
+        raise SourceReplaced(f"another cluster: the log is of system {known}, the source is {found.system_id}")
+    if found.timeline != last.timeline:
+        raise TimelineChanged(f"timeline changed from {last.timeline} to {found.timeline} without proof of continuity")
+    if found.wal_end < last.last.lsn:
+        raise SourceWentBack(f"the source's WAL ends at {found.wal_end}, the log is at {last.last.lsn}")
+
+
+def _check_slot(durable: Lsn, slot: SlotStatus | None, database: str) -> None:
+    if slot is None:
+        raise SlotMissing(f"the slot is gone; the log is at {durable}")
+    drop = f"SELECT pg_drop_replication_slot('{slot.name}'); or choose another source.slot.name; then {RECOVER}"
+    if slot.plugin is None:
+        raise SlotUnsuitable(f"slot {slot.name!r} is a physical one: expected a logical one of {PLUGIN}", remedy=drop)
+    if slot.plugin != PLUGIN:
+        raise SlotUnsuitable(f"slot {slot.name!r} is of plugin {slot.plugin!r}: expected {PLUGIN!r}", remedy=drop)
+    if slot.database != database:
+        raise SlotUnsuitable(
+            f"slot {slot.name!r} is of database {slot.database!r}: expected {database!r}",
+            remedy="name the slot's database in source.dsn, or choose another source.slot.name",
+        )
+    if slot.wal_status == "lost" or slot.invalidation_reason:
+        reason = slot.invalidation_reason or "wal_removed"
+        raise SlotInvalidated(f"slot {slot.name!r} is invalidated: {reason}", remedy=INVALIDATED.get(reason))
+    if slot.confirmed_flush is not None and slot.confirmed_flush > durable + 1:
+        raise SourceGap(f"slot {slot.name!r} stands at {slot.confirmed_flush}, the log at {durable}")

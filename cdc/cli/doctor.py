@@ -23,20 +23,11 @@ def register(app: typer.Typer) -> None:
 
 def doctor(config: ConfigOption = DEFAULT_CONFIG, sql: SqlOption = False, json: JsonOption = False) -> None:
     """Check the source: rights, settings, slot, publication, tables. Changes nothing."""
+    from cdc.checks import problems as problems_of
     from cdc.config import load
-    from cdc.postgres.preflight import Wants, preflight
 
     definition = load(config)
-    source = definition.source
-    wants = Wants(
-        slot=source.slot.name,
-        publication=source.publication.name,
-        patterns=definition.patterns,
-        exclude=definition.excludes,
-        create_slot=source.slot.create,
-        create_publication=source.publication.create,
-    )
-    problems = preflight(source.dsn.reveal(), wants)
+    problems = problems_of(definition)
     fatal = [problem for problem in problems if problem.fatal]
     if json:
         _print_envelope(problems, fatal)

@@ -59,6 +59,17 @@ class TypePolicy(StrEnum):
     TEXT = "text"
 
 
+class Undecodable(StrEnum):
+    """What becomes of text in an SQL_ASCII database that is not UTF-8; other encodings are converted by the server."""
+
+    #: Stop, and name table, column and place.
+    FAIL = "fail"
+    #: `base64:` and the base64 of its bytes; so are values that begin with `base64:` themselves.
+    BASE64 = "base64"
+    #: U+FFFD for every byte sequence that cannot be read; what stood there is lost.
+    REPLACE = "replace"
+
+
 def _source_dsn(secret: Secret) -> Secret:
     dsn.check(secret.reveal())
     if secret.reference == HIDDEN and dsn.holds_password(secret.reveal()):
@@ -73,6 +84,8 @@ class Slot(Model):
     """Its name on the server; default `cdc_<name of the pipeline>`."""
     create: Switch = True
     """Whether the reader may create it."""
+    failover: Switch = False
+    """Whether standbys follow it, so that it outlives a failover; needs Postgres 17 and `sync_replication_slots`."""
 
 
 class Publication(Model):
@@ -84,6 +97,15 @@ class Publication(Model):
     """Whether the reader may create it and add tables to it."""
 
 
+class OnWalBudget(StrEnum):
+    """What to do when the server keeps more WAL for the slot than the budget."""
+
+    #: Say so, and go on.
+    WARN = "warn"
+    #: Say so, and stop the reader; the slot stays.
+    STOP = "stop"
+
+
 class Source(Model):
     """The watched database."""
 
@@ -93,6 +115,14 @@ class Source(Model):
     publication: Publication = Publication()
     heartbeat: Seconds = 10.0
     """How often an idle source is written to, so that its WAL can go; 0 turns it off."""
+    undecodable: Undecodable = Undecodable.FAIL
+    """What becomes of text that is not UTF-8, which only a database of encoding SQL_ASCII can hold."""
+    primary: Annotated[Secret, AfterValidator(_source_dsn)] | None = None
+    """Where `dsn` is a standby: how to connect to its primary, to which heartbeats go; default none."""
+    wal_budget: Annotated[Bytes, Field(gt=0)] | None = None
+    """How much WAL the server may keep for the slot; warned at 80 %; default no limit."""
+    on_wal_budget: OnWalBudget = OnWalBudget.WARN
+    """What to do above the budget; the slot is never dropped."""
 
 
 class TableRule(Model):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -66,6 +66,16 @@ class LogIdentity:
         return cls(system_id=fields["system_id"], database=fields["database"])
 
 
+class Lineage(NamedTuple):
+    """Which life of which source a commit was made from; another one is never continued without a new epoch."""
+
+    timeline: int
+    system_id: str = ""
+    """Of the cluster; "" in a log whose commits do not say: then the log's own holds."""
+    publication: int = 0
+    """OID of the publication that the session began with, 0 if not said: one made anew has another."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInfo:
     """What a commit of the log says about itself."""
@@ -77,6 +87,15 @@ class CommitInfo:
     timeline: int
     rows: int = 0
     transactions: int = 0
+    system_id: str = ""
+    """Of the cluster; "" where the commit does not say."""
+    publication: int = 0
+    """OID of the publication, 0 where the commit does not say."""
+
+    @property
+    def lineage(self) -> Lineage:
+        """What the commit was made from."""
+        return Lineage(self.timeline, self.system_id, self.publication)
 
     def to_metadata(self) -> dict[str, str]:
         """The commit's metadata, all text."""
@@ -86,6 +105,8 @@ class CommitInfo:
             "cdc.timeline": str(self.timeline),
             "cdc.rows": str(self.rows),
             "cdc.transactions": str(self.transactions),
+            "cdc.system_id": self.system_id,
+            "cdc.publication": str(self.publication),
         }
 
     @classmethod
@@ -99,6 +120,8 @@ class CommitInfo:
             timeline=int(fields["cdc.timeline"]),
             rows=int(fields["cdc.rows"]),
             transactions=int(fields["cdc.transactions"]),
+            system_id=fields.get("cdc.system_id", ""),
+            publication=int(fields.get("cdc.publication", 0)),
         )
 
 

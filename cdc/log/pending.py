@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc.log.layout import CommitInfo
+from cdc.log.layout import CommitInfo, Lineage
 from cdc.pgoutput.transactions import Decoded
 from cdc.position import Position
 
@@ -20,10 +20,14 @@ class Ready:
     committed_at: int
     transactions: int
 
-    def info(self, timeline: int, rows: int) -> CommitInfo:
+    def info(self, lineage: Lineage, rows: int) -> CommitInfo:
         """The commit's own words."""
         return CommitInfo(
-            last=self.last, committed_at=self.committed_at, timeline=timeline, rows=rows, transactions=self.transactions
+            last=self.last,
+            committed_at=self.committed_at,
+            rows=rows,
+            transactions=self.transactions,
+            **lineage._asdict(),
         )
 
 
@@ -33,6 +37,10 @@ class Pending:
     def __init__(self) -> None:
         self._ready: list[pa.RecordBatch] = []
         self._open: list[pa.RecordBatch] = []
+        self.ready_bytes = 0
+        """Of the rows of finished transactions."""
+        self.open_bytes = 0
+        """Of the rows of the transaction that is not finished yet."""
         self._last: Position | None = None
         self._committed_at = 0
         self._transactions = 0
@@ -42,27 +50,22 @@ class Pending:
         """Whether a finished transaction (or a position to advance to) waits."""
         return self._last is not None
 
-    @property
-    def ready_bytes(self) -> int:
-        """Of the rows of finished transactions."""
-        return sum(batch.nbytes for batch in self._ready)
-
-    @property
-    def open_bytes(self) -> int:
-        """Of the rows of the transaction that is not finished yet."""
-        return sum(batch.nbytes for batch in self._open)
-
     def add(self, decoded: Decoded) -> None:
         """Take rows as decoded."""
         finished, rest = decoded.rows.slice(0, decoded.complete), decoded.rows.slice(decoded.complete)
         if decoded.last is not None:
             self._ready += self._open
-            self._open = []
+            self.ready_bytes += self.open_bytes
+            self._open, self.open_bytes = [], 0
             self._advance(decoded.last, decoded.committed_at, decoded.transactions)
+        # by share: asking Arrow for the size of a slice walks all of its buffers
+        share = decoded.nbytes // max(1, decoded.rows.num_rows)
         if finished.num_rows:
             self._ready.append(finished)
+            self.ready_bytes += share * finished.num_rows
         if rest.num_rows:
             self._open.append(rest)
+            self.open_bytes += share * rest.num_rows
 
     def advance(self, position: Position, committed_at: int) -> None:
         """Let the commit end at position although no transaction ends there."""
@@ -75,11 +78,12 @@ class Pending:
             return None
         ready = Ready(self._ready, self._last, self._committed_at, self._transactions)
         self._ready, self._last, self._transactions = [], None, 0
+        self.ready_bytes = 0
         return ready
 
     def take_open(self) -> list[pa.RecordBatch]:
         """The rows of the open transaction, to be written to disk before it ends."""
-        batches, self._open = self._open, []
+        batches, self._open, self.open_bytes = self._open, [], 0
         return batches
 
     def _advance(self, position: Position, committed_at: int, transactions: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from cdc.change import LOG_SCHEMA, Operation
 from cdc.errors import LogCorrupt, LogError
 from cdc.log import ranges
 from cdc.log.layout import CHANGES, CommitInfo, LogFile, LogIdentity
-from cdc.position import Position
+from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema
 
 LOOK_EVERY: Final = 2.0
@@ -55,6 +56,11 @@ class LogReader:
         """The last position in the log; None before its first snapshot."""
         version = self._table.transaction_version(self.log_id)
         return None if version is None else Position(version)
+
+    @property
+    def last_commit(self) -> CommitInfo | None:
+        """What the latest commit says of itself; None before the first snapshot."""
+        return CommitInfo.from_metadata(self._table.history(1)[0])
 
     def refresh(self) -> None:
         """Move the view to what is committed now; nearly free when nothing is."""
@@ -104,21 +110,24 @@ class LogReader:
     def schemas(self, upto: Position | None = None) -> dict[int, TableSchema]:
         """Relation → the version of its schema in force at upto (default: now)."""
         limit = upto if upto is not None else self.durable or Position(0)
-        latest: dict[int, tuple[tuple[int, int], TableSchema]] = {}
+        return {schema.relation: schema for _, schema in self.schema_history(limit)}
+
+    def schema_history(self, upto: Position | None = None) -> list[tuple[ChangePosition, TableSchema]]:
+        """Every version of every table up to a position (default: now), oldest first."""
+        limit = upto if upto is not None else self.durable or Position(0)
+        found: list[tuple[ChangePosition, TableSchema]] = []
         for file in self.every_file():
             if not file.schemas_only or file.first > limit:
                 continue
-            for row in read_file(file, Position(0), limit, ["relation", "position", "ordinal", "payload"]).to_pylist():
-                place = row["position"], row["ordinal"]
-                if row["relation"] not in latest or latest[row["relation"]][0] < place:
-                    latest[row["relation"]] = place, TableSchema.from_json(row["payload"])
-        return {relation: schema for relation, (_, schema) in latest.items()}
+            for row in read_file(file, Position(0), limit, ["position", "ordinal", "payload"]).to_pylist():
+                place = ChangePosition(Position(row["position"]), row["ordinal"])
+                found.append((place, TableSchema.from_json(row["payload"])))
+        return sorted(found, key=itemgetter(0))
 
     def committed_at(self, position: Position) -> int:
         """Commit time at a position, µs UTC; exact for the last transaction, else cut to ms; 0 if unknown."""
         if position == self.durable:
-            info = CommitInfo.from_metadata(self._table.history(1)[0])
-            return 0 if info is None else info.committed_at
+            return 0 if self.last_commit is None else self.last_commit.committed_at
         return max((f.committed_at for f in self.every_file() if f.last == position), default=0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import psycopg
 
 from cdc.lsn import Lsn
@@ -18,3 +20,15 @@ def emit(conn: psycopg.Connection, prefix: str, content: str) -> Lsn:
         row = conn.execute("SELECT pg_logical_emit_message(true, %s, %s)::text", [prefix, content]).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
     return Lsn.parse(row[0])
+
+
+def is_standby(conn: psycopg.Connection) -> bool:
+    """Whether nothing can be written there."""
+    with mapped():
+        return conn.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
+
+
+def log_standby_snapshot(conn: psycopg.Connection) -> None:
+    """Tell standbys which transactions run, so that a slot on one can begin; nothing without the right to."""
+    with mapped(), suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
+        conn.execute("SELECT pg_log_standby_snapshot()")

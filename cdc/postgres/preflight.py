@@ -19,6 +19,8 @@ from cdc.postgres.tables import TableName, match_tables
 
 OLDEST: Final = 140000
 """Server version from which on pgoutput sends logical messages."""
+DECODING_STANDBY: Final = 160000
+"""Server version from which on a standby can have logical slots."""
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}\Z", re.ASCII)
 _SETTINGS: Final = """
     SELECT current_setting('wal_level'), current_setting('max_replication_slots')::int,
@@ -178,8 +180,9 @@ def _role(source: _Source) -> Iterator[Problem]:
             "lacks the REPLICATION attribute",
             sql.SQL("ALTER ROLE {} REPLICATION;").format(source.grantee),
         )
-    if source.standby:
-        yield _failed("dsn", "this server is a standby: name the primary, where the publication can be made")
+    version = source.conn.info.server_version
+    if source.standby and version < DECODING_STANDBY:
+        yield _failed("dsn", f"is a standby, which decodes WAL from version 16 on, got {version // 10000}")
 
 
 def _slot(source: _Source) -> Iterator[Problem]:
@@ -235,16 +238,17 @@ def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterat
 
 def _publication(source: _Source) -> Iterator[Problem]:
     wants, names = source.wants, [table for _, table in source.tables]
+    create = wants.create_publication and not source.standby
     found = source.conn.execute(_PUBLICATION, [wants.publication]).fetchone()
     if found is None:
         yield from _publication_absent(source, names)
         return
     everything, via_root, operations, ours = found
-    subject, may_change = f"publication {wants.publication}", wants.create_publication and ours
+    subject, may_change = f"publication {wants.publication}", create and ours
     publication = sql.Identifier(wants.publication)
     lacking = [] if everything else missing_tables(source.conn, wants.publication, names)
     if lacking and not (may_change and all(_owned(source, table) for table in lacking)):
-        why = "" if not wants.create_publication else f", and role {source.role!r} does not own publication and tables"
+        why = "" if not create else f", and role {source.role!r} does not own publication and tables"
         listed = ", ".join(map(str, lacking))
         yield _failed(subject, f"lacks {listed}{why}", addition_sql(wants.publication, lacking))
     if not operations:
@@ -259,7 +263,9 @@ def _publication_absent(source: _Source, names: Sequence[TableName]) -> Iterator
     subject = f"publication {source.wants.publication}"
     statement = creation_sql(source.wants.publication, names)
     foreign = [table for table in names if not _owned(source, table)]
-    if not source.wants.create_publication:
+    if source.standby:
+        yield _failed(subject, "does not exist; make it at the primary", statement)
+    elif not source.wants.create_publication:
         yield _failed(subject, "does not exist", statement)
     elif foreign:
         listed = ", ".join(map(str, foreign))

@@ -1,30 +1,52 @@
-"""Replication slots: what one looks like, how it is made with an exported snapshot, how it goes."""
+"""Replication slots: what one looks like, how it is made with an exported snapshot, moved and dropped."""
 
 from __future__ import annotations
 
+import select
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
+from psycopg import pq
 
-from cdc.errors import SlotInUse
+from cdc.errors import SlotBlocked, SlotInUse
 from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
 from cdc.postgres.quoting import identifier
+from cdc.postgres.replication import failure_of
 from cdc.postgres.sqlstate import mapped
 
 PLUGIN: Final = "pgoutput"
 
-# to_jsonb: invalidation_reason came with version 17, and a missing key is null
+BLOCKED_AFTER: Final = 10.0
+"""Seconds that a slot may take to begin before those who hold it up are named."""
+FAILOVER_SINCE: Final = 170000
+"""First server version whose slots can be followed by a standby."""
+
+# to_jsonb: columns that came with later versions are null in older ones
 _STATUS: Final = """
     SELECT s.slot_name, s.plugin, s.database, s.active, s.active_pid, s.restart_lsn::text, s.confirmed_flush_lsn::text,
            s.wal_status, s.safe_wal_size, to_jsonb(s) ->> 'invalidation_reason',
-           coalesce(greatest(pg_wal_lsn_diff(w.wal_end, s.restart_lsn), 0), 0)::bigint, w.wal_end::text
+           coalesce(greatest(pg_wal_lsn_diff(w.wal_end, s.restart_lsn), 0), 0)::bigint, w.wal_end::text,
+           coalesce((to_jsonb(s) ->> 'failover')::boolean, false), to_jsonb(s) ->> 'inactive_since'
     FROM pg_replication_slots s,
          (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END) w(wal_end)
-    WHERE s.slot_name = %s
+    WHERE s.slot_name = %s OR %s::text IS NULL ORDER BY s.slot_name
+"""
+_BLOCKERS: Final = """
+    SELECT format('pid %%s (%%s, xid %%s, open since %%s)', pid, coalesce(nullif(application_name, ''), usename),
+                  backend_xid, date_trunc('second', xact_start))
+    FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() AND pid <> %(own)s
+    UNION ALL
+    SELECT format('prepared transaction %%L (xid %%s, since %%s)', gid, transaction, date_trunc('second', prepared))
+    FROM pg_prepared_xacts
+"""
+_LIMITS: Final = """
+    SELECT name, setting || coalesce(unit, '') FROM pg_settings
+    WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout', 'max_replication_slots')
 """
 
 
@@ -51,6 +73,10 @@ class SlotStatus:
     """WAL that the server keeps for this slot."""
     wal_end: Lsn
     """Where the server's WAL ended at this moment."""
+    failover: bool = False
+    """Whether standbys follow it; from version 17."""
+    inactive_since: str | None = None
+    """From version 17."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +91,18 @@ class ExportedSnapshot:
 
 def slot_status(conn: psycopg.Connection, name: str) -> SlotStatus | None:
     """The slot of that name, of any plugin and database; None if there is none."""
+    return next(iter(_statuses(conn, name)), None)
+
+
+def every_slot(conn: psycopg.Connection) -> list[SlotStatus]:
+    """All slots of the cluster, physical ones too, by name."""
+    return _statuses(conn, None)
+
+
+def slot_limits(conn: psycopg.Connection) -> dict[str, str]:
+    """The server's settings that can cost a slot its WAL, those that this version has, with their units."""
     with mapped():
-        row = conn.execute(_STATUS, [name]).fetchone()
-    if row is None:
-        return None
-    fields: list[Any] = list(row)
-    fields[5:7] = (Lsn.parse(text) if text else None for text in fields[5:7])
-    fields[-1] = Lsn.parse(fields[-1])
-    return SlotStatus(*fields)
+        return {str(name): str(value) for name, value in conn.execute(_LIMITS)}
 
 
 def drop_slot(conn: psycopg.Connection, name: str) -> None:
@@ -81,6 +111,19 @@ def drop_slot(conn: psycopg.Connection, name: str) -> None:
         conn.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [name]
         )
+
+
+def advance_slot(conn: psycopg.Connection, name: str, upto: Lsn) -> Lsn:
+    """Move the slot without decoding what lies between; gives where it stands then.
+
+    Raises SlotInUse while somebody streams, SlotInvalidated and SourceError as the server says.
+    """
+    with mapped():
+        row = conn.execute(
+            "SELECT end_lsn::text FROM pg_replication_slot_advance(%s, %s)", [name, str(upto)]
+        ).fetchone()
+    assert row is not None  # noqa: S101 - the function gives one row
+    return Lsn.parse(row[0])
 
 
 @contextmanager
@@ -101,17 +144,67 @@ def exclusive(conn: psycopg.Connection, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def create_slot(dsn: str, name: str, *, temporary: bool = False) -> Iterator[ExportedSnapshot]:
+def create_slot(
+    dsn: str, name: str, *, temporary: bool = False, failover: bool = False, patience: float = BLOCKED_AFTER
+) -> Iterator[ExportedSnapshot]:
     """Make a pgoutput slot; its snapshot can be taken over inside the block.
 
-    A permanent slot stays after the block whatever happens in it, a temporary one goes with it. Waits
-    for the end of every transaction that is open when it starts. Raises PreflightFailed without
-    privilege or free slot, SourceError (42710) if the name is taken.
+    A permanent slot stays after the block whatever happens in it, a temporary one goes with it. A slot can
+    begin once every transaction that is open now has ended: after patience seconds SlotBlocked names them, and no
+    slot is left. Raises PreflightFailed without privilege or free slot, SourceError (42710) if the name is taken.
     """
-    kind = " TEMPORARY" if temporary else ""
-    command = f"CREATE_REPLICATION_SLOT {identifier(name)}{kind} LOGICAL {PLUGIN} EXPORT_SNAPSHOT"
     with connect(dsn, replication=True, application_name="cdc slot") as conn:
-        with mapped():
-            row = conn.execute(command.encode()).fetchone()
-        assert row is not None  # noqa: S101 - the protocol promises one row
-        yield ExportedSnapshot(Lsn.parse(row[1]), row[2])
+        kind = " TEMPORARY" if temporary else ""
+        # the list in parentheses came with 15; 14 knows the word alone
+        options = "(SNAPSHOT 'export', FAILOVER)" if failover else "EXPORT_SNAPSHOT"
+        command = f"CREATE_REPLICATION_SLOT {identifier(name)}{kind} LOGICAL {PLUGIN} {options}"
+        yield _create(conn, dsn, command, patience)
+
+
+def _create(conn: psycopg.Connection, dsn: str, command: str, patience: float) -> ExportedSnapshot:
+    deadline = time.monotonic() + patience
+    with mapped():
+        conn.pgconn.send_query(command.encode())
+        while conn.pgconn.is_busy():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise _blocked(conn, dsn, patience)
+            _wait_readable(conn, remaining)
+            conn.pgconn.consume_input()
+        answer = conn.pgconn.get_result()
+        while conn.pgconn.get_result() is not None:
+            pass
+    assert answer is not None  # noqa: S101 - every command is answered
+    if answer.status != pq.ExecStatus.TUPLES_OK:
+        raise failure_of(answer)
+    point, snapshot = (answer.get_value(0, place) or b"" for place in (1, 2))
+    return ExportedSnapshot(Lsn.parse(point.decode()), snapshot.decode())
+
+
+def _wait_readable(conn: psycopg.Connection, seconds: float) -> None:
+    poll = select.poll()
+    poll.register(conn.pgconn.socket, select.POLLIN)
+    poll.poll(seconds * 1000)
+
+
+def _blocked(conn: psycopg.Connection, dsn: str, patience: float) -> SlotBlocked:
+    """The error that names who is waited for; the command is cancelled, which takes the half-made slot away."""
+    with connect(dsn, application_name="cdc slot") as asking, mapped():
+        rows = asking.execute(_BLOCKERS, {"own": conn.info.backend_pid}).fetchall()
+    conn.cancel_safe()
+    while conn.pgconn.get_result() is not None:
+        pass
+    listed = ", ".join(text for (text,) in rows) or "nobody who can be seen"
+    return SlotBlocked(f"the slot cannot begin after {patience:.0f} s: open before it are {listed}")
+
+
+def _statuses(conn: psycopg.Connection, name: str | None) -> list[SlotStatus]:
+    with mapped():
+        rows = conn.execute(_STATUS, [name, name]).fetchall()
+    return [_status(list(row)) for row in rows]
+
+
+def _status(fields: list[Any]) -> SlotStatus:
+    fields[5:7] = (Lsn.parse(text) if text else None for text in fields[5:7])
+    fields[11] = Lsn.parse(fields[11])
+    return SlotStatus(*fields)

@@ -5,12 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 import psycopg
 
 from cdc import errors
 from cdc.errors import CdcError
+
+
+class Course(StrEnum):
+    """What follows from a failure of the source."""
+
+    #: The cause goes by itself: again at once, then with growing pauses.
+    RETRY_FAST = "retry fast"
+    #: Somebody may be mending it already, or it may be there for good: again, seldom.
+    RETRY_SLOW = "retry slow"
+    #: Nothing changes until a person acts.
+    OPERATOR = "operator"
+    #: What lies between is lost to the stream: a new epoch copies it.
+    RESYNC = "resync"
 
 
 class Rule(NamedTuple):
@@ -20,51 +34,70 @@ class Rule(NamedTuple):
     """A whole SQLSTATE, a class of two characters, or "" for any."""
     text: str
     """A part of the server's message in English, "" for any; servers that speak otherwise get the general rule."""
+    course: Course
     error: type[CdcError]
     remedy: str | None = None
 
 
-RULES: Final = (
-    Rule("55006", "", errors.SlotInUse),
-    Rule("42704", "replication slot", errors.SlotMissing),
-    Rule(
-        "42704",
-        "publication",
-        errors.PreflightFailed,
-        "the publication was made after the slot, or made anew: drop the slot and let log and targets be copied anew",
-    ),
-    Rule("55000", "invalidated", errors.SlotInvalidated),
-    Rule("55000", "can no longer get changes", errors.SlotInvalidated),
-    Rule(
-        "55000",
-        "was not created in this database",
-        errors.PreflightFailed,
-        "name the slot's own database in source.dsn, or choose another source.slot.name",
-    ),
-    Rule("55000", "wal_level", errors.PreflightFailed, "set wal_level = logical and restart the server"),
-    Rule("55000", "", errors.SourceError),
-    Rule("53400", "", errors.PreflightFailed, "raise max_replication_slots, or drop slots that nobody reads"),
-    Rule("0A000", "proto_version", errors.PreflightFailed, "use Postgres 14 or newer"),
-    Rule("22023", "", errors.PreflightFailed, "choose another source.slot.name: this slot has another plugin"),
-    Rule("42501", "", errors.PreflightFailed),
-    Rule("42602", "", errors.InvalidDefinition, "name the slot with lower-case letters, digits and underscores"),
-    Rule("25006", "", errors.PreflightFailed, "point source.dsn at the primary"),
-    Rule("28", "", errors.SourceUnreachable),
-    Rule("3D000", "", errors.SourceUnreachable, "correct the database's name in source.dsn"),
-    Rule("08", "", errors.SourceUnreachable),
-    Rule("53", "", errors.SourceUnreachable),
-    Rule("57P", "", errors.SourceUnreachable),
-    Rule("57014", "", errors.SourceUnreachable),
-    Rule("40", "", errors.SourceUnreachable),
-    Rule("55P03", "", errors.SourceUnreachable),
-    # files that the server loses when it restarts while it decodes: it makes them anew
-    Rule("", "spill file", errors.SourceUnreachable),
-    Rule("", "snapbuild", errors.SourceUnreachable),
-    Rule("XX000", "unrecognized pgoutput option", errors.PreflightFailed, "use Postgres 14 or newer"),
-    Rule("XX", "", errors.UndecodableWal),
-    Rule("22021", "", errors.UndecodableWal),
-    Rule("58", "", errors.SourceUnreachable),
+_FAST, _SLOW, _OPERATOR, _RESYNC = Course
+_OWN_DATABASE: Final = "name the slot's own database in source.dsn, or choose another source.slot.name"
+_NEWER: Final = "use Postgres 14 or newer"
+_TOO_LARGE: Final = (
+    "a value or a row is too large to be sent as text (a bytea from 512 MiB on, a row from 1 GiB on): "
+    "run 'cdc slots recover -c FILE --skip-to LSN --resync TABLE', and leave its column out of the publication"
 )
+
+RULES: Final = (
+    Rule("55006", "", _FAST, errors.SlotInUse),
+    Rule("42704", "replication slot", _RESYNC, errors.SlotMissing),
+    Rule("42704", "publication", _RESYNC, errors.PublicationReplaced),
+    Rule("55000", "invalidated", _RESYNC, errors.SlotInvalidated),
+    Rule("55000", "can no longer", _RESYNC, errors.SlotInvalidated),
+    Rule("55000", "was not created in this database", _OPERATOR, errors.SlotUnsuitable, _OWN_DATABASE),
+    Rule("55000", "physical replication slot", _OPERATOR, errors.SlotUnsuitable),
+    Rule("55000", "wal_level", _OPERATOR, errors.PreflightFailed, "set wal_level = logical and restart the server"),
+    Rule("55000", "", _OPERATOR, errors.SourceError),
+    Rule(
+        "53400",
+        "",
+        _OPERATOR,
+        errors.PreflightFailed,
+        "raise max_replication_slots (now in use: SELECT slot_name FROM pg_replication_slots), or drop a slot",
+    ),
+    Rule("0A000", "proto_version", _OPERATOR, errors.PreflightFailed, _NEWER),
+    Rule("22023", "", _OPERATOR, errors.SlotUnsuitable),
+    Rule("42501", "", _OPERATOR, errors.PreflightFailed),
+    Rule(
+        "42602",
+        "",
+        _OPERATOR,
+        errors.InvalidDefinition,
+        "name the slot with lower-case letters, digits and underscores",
+    ),
+    Rule("25006", "", _OPERATOR, errors.PreflightFailed, "point source.dsn at the primary"),
+    Rule("28", "", _SLOW, errors.SourceRefuses),
+    Rule("3D000", "", _SLOW, errors.SourceRefuses, "correct the database's name in source.dsn"),
+    Rule("08", "", _FAST, errors.SourceUnreachable),
+    Rule("53300", "", _SLOW, errors.SourceRefuses, "raise max_wal_senders or max_connections, or end idle sessions"),
+    Rule("53", "", _FAST, errors.SourceUnreachable),
+    Rule("57P", "", _FAST, errors.SourceUnreachable),
+    Rule("57014", "", _FAST, errors.SourceUnreachable),
+    Rule("40", "", _FAST, errors.SourceUnreachable),
+    Rule("55P03", "", _FAST, errors.SourceUnreachable),
+    # files that the server loses when it restarts while it decodes: it makes them anew
+    Rule("", "spill file", _FAST, errors.SourceUnreachable),
+    Rule("", "snapbuild", _FAST, errors.SourceUnreachable),
+    Rule("XX000", "unrecognized pgoutput option", _OPERATOR, errors.PreflightFailed, _NEWER),
+    Rule("XX000", "invalid memory alloc request size", _SLOW, errors.UndecodableWal, _TOO_LARGE),
+    Rule("XX", "", _SLOW, errors.UndecodableWal),
+    # a message of 1 GiB; "out of memory", as the server words it, is another state
+    Rule("54000", "", _SLOW, errors.UndecodableWal, _TOO_LARGE),
+    Rule("22021", "", _SLOW, errors.UndecodableWal),
+    # a character of the database's encoding that UTF-8 does not have
+    Rule("22P05", "", _SLOW, errors.UndecodableWal),
+    Rule("58", "", _FAST, errors.SourceUnreachable),
+)
+"""The whole table; what fits no line is for a person."""
 
 _FATAL: Final = re.compile(r"(?:FATAL|ERROR):\s+(.+)")
 _REFUSALS: Final = (

@@ -1,4 +1,4 @@
-"""initial_copy: every row that exists before the stream begins, in one commit of the log.
+"""The copy that an epoch begins with: every row that exists before the stream, in one commit of the log.
 
 One REPEATABLE READ transaction under the slot's exported snapshot reads every table; the rows stand at the
 slot's consistent point − 1, because the next transaction's commit record can lie at the consistent point itself.
@@ -10,23 +10,31 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA, Operation
-from cdc.errors import PreflightFailed
+from cdc.config.definition import Undecodable
+from cdc.epoch import Past, continue_relations
+from cdc.errors import LogFenced, PreflightFailed
 from cdc.failpoint import hit
 from cdc.log.append import LogWriter, StagedFile
-from cdc.log.layout import CommitInfo
+from cdc.log.intent import declared, fulfil
+from cdc.log.layout import CommitInfo, Lineage
+from cdc.log.read import LogReader
+from cdc.mending import line_mender
 from cdc.metrics import SNAPSHOT_ROWS, Figures
 from cdc.pgoutput.copy_text import CopyDecoder
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, copy_table, hold_tables
+from cdc.postgres.history import source_state
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.slot import create_slot, drop_slot, exclusive, slot_status
 from cdc.postgres.tables import match_tables, read_schema
+from cdc.resume import lineage_of
 from cdc.table import TableSchema
 
 STAGE_BYTES: Final = 64 * 1024 * 1024
@@ -43,15 +51,37 @@ class CopySource:
     publication: str
     patterns: Sequence[str]
     exclude: Sequence[str]
-    timeline: int
+    failover: bool = False
+    """Whether standbys shall follow the slot; from version 17."""
+    undecodable: Undecodable = Undecodable.FAIL
+    """What becomes of text that is not UTF-8."""
 
 
-def initial_copy(source: CopySource, writer: LogWriter, figures: Figures) -> Position:
-    """Make publication and slot, copy every table, commit; returns the log's first durable position.
+def prepare(source: CopySource, root: Path, writer: LogWriter, figures: Figures) -> None:
+    """Make the log one that can be streamed into: copy if it is empty, or if a new epoch was asked for and not begun.
+
+    Killed anywhere, it can be called again: an epoch begins with one commit. Raises SlotInUse while another
+    reader copies from or streams from the same source, SlotBlocked, PreflightFailed.
+    """
+    if writer.durable is None:
+        copy_everything(source, root, writer, figures, Past())
+    intent = declared(root)
+    if intent is None or writer.durable is None:
+        return
+    if writer.durable.epoch < intent.epoch:
+        versions = [schema for _, schema in LogReader(root).schema_history()]
+        copy_everything(source, root, writer, figures, Past.of(intent.epoch, versions))
+    fulfil(root)
+
+
+def copy_everything(source: CopySource, root: Path, writer: LogWriter, figures: Figures, past: Past) -> Position:
+    """Make publication and slot, copy every table, commit; returns the position of the copy.
 
     Raises SlotInUse while another reader copies from the same source.
     """
     with connect(source.dsn, application_name="cdc snapshot") as conn, exclusive(conn, source.slot):
+        if LogReader(root).durable != writer.durable:
+            raise LogFenced(f"another writer committed to the log after {writer.durable!s}")
         tables = match_tables(conn, source.patterns, source.exclude)
         if not tables:
             raise PreflightFailed(
@@ -60,15 +90,26 @@ def initial_copy(source: CopySource, writer: LogWriter, figures: Figures) -> Pos
         ensure_publication(conn, source.publication, [name for _, name in tables])
         if slot_status(conn, source.slot) is not None:
             drop_slot(conn, source.slot)
-        with create_slot(source.dsn, source.slot) as snapshot, connect(source.dsn, autocommit=False) as reading:
+        slot = create_slot(source.dsn, source.slot, failover=source.failover)
+        with slot as snapshot, connect(source.dsn, autocommit=False) as reading:
             begin_snapshot(reading, snapshot.name)
             hold_tables(reading, tables)
-            copy = _Copy(source, writer, figures, Position.of(snapshot.consistent_point - 1))
-            for oid, _ in tables:
-                if (schema := read_schema(reading, oid)) is not None:
-                    copy.table(schema, copy_table(reading, schema))
-            copy.commit()
-    return copy.position
+            schemas = [
+                schema for oid, _ in tables if (schema := read_schema(reading, oid, publication=source.publication))
+            ]
+            plan = continue_relations(past, schemas, {str(name) for _, name in match_tables(reading, ["*"])})
+            position = Position.of(snapshot.consistent_point - 1, past.epoch)
+            copy = _Copy(source, writer, figures, position)
+            mend = line_mender(source.dsn, source.undecodable)
+            for schema in plan.copied:
+                copy.table(schema, map(mend(schema), copy_table(reading, schema)))
+            for schema in plan.gone:
+                copy.mark(schema, vanished=True)
+            for schema in plan.left:
+                copy.mark(schema)
+            state = source_state(source.dsn, source.slot, source.publication, ())
+            copy.commit(lineage_of(state))
+    return position
 
 
 class _Copy:
@@ -82,7 +123,7 @@ class _Copy:
         self._rows = 0
         self._files: list[StagedFile] = []
         self._waiting: list[pa.RecordBatch] = []
-        self._copied: list[TableSchema] = []
+        self._ended: list[TableSchema] = []
 
     def table(self, schema: TableSchema, chunks: Iterator[bytes]) -> None:
         """Take one table: its schema row, then its rows."""
@@ -96,20 +137,26 @@ class _Copy:
                 self._add(batch)
                 self._figures.add(SNAPSHOT_ROWS, batch.num_rows, self._source.pipeline, schema.topic)
         decoder.finish()
-        self._copied.append(schema)
+        self._ended.append(schema)
 
-    def commit(self) -> None:
+    def mark(self, schema: TableSchema, *, vanished: bool = False) -> None:
+        """Tell the state of a table that is not copied; if it vanished, its rows go with their generation."""
+        self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
+        if vanished:
+            self._ended.append(schema)
+
+    def commit(self, lineage: Lineage) -> None:
         """Close every generation and make the copy visible, whole."""
-        for schema in self._copied:
+        for schema in self._ended:
             self._add(self._control(schema, Operation.GENERATION, str(int(self.position)).encode()))
         self._stage()
         hit("after_copy_staged")
         info = CommitInfo(
             last=self.position,
             committed_at=self._committed_at,
-            timeline=self._source.timeline,
             rows=self._rows,
             transactions=1,
+            **lineage._asdict(),
         )
         self._writer.commit(self._files, info)
 

@@ -21,7 +21,11 @@ from cdc.postgres.embedded import EmbeddedPostgres
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import fresh_database
 
-FAILPOINTS = ["after_receive:3", "after_data_file:2", "after_log_commit:2", "after_copy_staged"]
+FAILPOINTS = [
+    "after_receive:3", "before_data_file:2", "after_data_file:2", "after_log_commit:2", "before_confirm:40",
+    "after_confirm:40", "after_copy_staged",
+]  # fmt: skip
+"""The confirms come with every turn of the loop, data or not, so the fortieth is in the middle of the load."""
 _CHANGE = re.compile(r"table \S+ (INSERT|UPDATE|DELETE):")
 KILLED = -signal.SIGKILL
 

@@ -2,37 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from cdc import errors
 from cdc.errors import CdcError, Reaction
-from cdc.postgres.sqlstate import classify_message
+from cdc.patience import pause
+from cdc.postgres.sqlstate import RULES, Course, Rule, classify_message
 
-CASES = [
+CASES: list[tuple[str, str, type[CdcError]]] = [
     ("55006", 'replication slot "x" is active for PID 7', errors.SlotInUse),
     ("42704", 'replication slot "x" does not exist', errors.SlotMissing),
-    ("42704", 'publication "x" does not exist', errors.PreflightFailed),
+    ("42704", 'publication "x" does not exist', errors.PublicationReplaced),
     ("55000", "This slot has been invalidated because it exceeded the maximum reserved size.", errors.SlotInvalidated),
     ("55000", 'can no longer get changes from replication slot "x"', errors.SlotInvalidated),
-    ("55000", 'replication slot "x" was not created in this database', errors.PreflightFailed),
+    ("55000", 'replication slot "x" was not created in this database', errors.SlotUnsuitable),
     ("55000", "logical decoding requires wal_level >= logical", errors.PreflightFailed),
     ("53400", "all replication slots are in use", errors.PreflightFailed),
     ("0A000", "client sent proto_version=4 but we only support protocol 3 or lower", errors.PreflightFailed),
     ("XX000", "unrecognized pgoutput option: origin", errors.PreflightFailed),
-    ("22023", 'option "proto_version" = "1" is unknown', errors.PreflightFailed),
+    ("22023", 'option "proto_version" = "1" is unknown', errors.SlotUnsuitable),
     ("42501", "permission denied for table t", errors.PreflightFailed),
     ("42602", 'replication slot name "X" contains invalid character', errors.InvalidDefinition),
     ("57P01", "terminating connection due to administrator command", errors.SourceUnreachable),
     ("57P03", "the database system is starting up", errors.SourceUnreachable),
     ("08006", "connection failure", errors.SourceUnreachable),
-    ("28P01", 'password authentication failed for user "x"', errors.SourceUnreachable),
-    ("53300", "sorry, too many clients already", errors.SourceUnreachable),
+    ("28P01", 'password authentication failed for user "x"', errors.SourceRefuses),
+    ("53300", "sorry, too many clients already", errors.SourceRefuses),
     ("XX000", "invalid memory alloc request size 1073741824", errors.UndecodableWal),
     ("XX000", "could not find pg_class entry for 16384", errors.UndecodableWal),
     ("58P01", 'could not open file "pg_replslot/x/xid-1.spill": reorderbuffer spill file', errors.SourceUnreachable),
     ("22021", 'invalid byte sequence for encoding "UTF8"', errors.UndecodableWal),
+    ("55000", 'cannot use physical replication slot "x" for logical decoding', errors.SlotUnsuitable),
+    ("55000", 'can no longer access replication slot "x"', errors.SlotInvalidated),
+    ("55000", "something else is not in the state it must be in", errors.SourceError),
+    ("25006", "cannot execute CREATE PUBLICATION in a read-only transaction", errors.PreflightFailed),
+    ("3D000", 'database "x" does not exist', errors.SourceRefuses),
+    ("53200", "out of memory", errors.SourceUnreachable),
+    ("57014", "canceling statement due to user request", errors.SourceUnreachable),
+    ("40001", "canceling statement due to conflict with recovery", errors.SourceUnreachable),
+    ("55P03", "canceling statement due to lock timeout", errors.SourceUnreachable),
+    ("XX000", "could not write to data file for XID 7: reorderbuffer spill file", errors.SourceUnreachable),
+    ("58030", "could not read snapbuild state file", errors.SourceUnreachable),
+    ("22P05", 'character with byte sequence 0x81 in encoding "WIN1252" has no equivalent', errors.UndecodableWal),
+    ("54000", "string buffer exceeds maximum allowed length", errors.UndecodableWal),
+    ("58P01", 'could not open file "pg_wal/x"', errors.SourceUnreachable),
     ("42P01", 'relation "x" does not exist', errors.SourceError),
 ]
+
+
+COURSES: Mapping[type[CdcError], set[Course]] = {
+    errors.SourceUnreachable: {Course.RETRY_FAST},
+    errors.SlotInUse: {Course.RETRY_FAST},
+    errors.SourceRefuses: {Course.RETRY_SLOW},
+    errors.UndecodableWal: {Course.RETRY_SLOW},
+    errors.SlotMissing: {Course.RESYNC},
+    errors.SlotInvalidated: {Course.RESYNC},
+    errors.PublicationReplaced: {Course.RESYNC},
+}
+"""Of every error that is not for an operator alone."""
+
+
+def rule_of(sqlstate: str, text: str) -> Rule | None:
+    return next((rule for rule in RULES if sqlstate.startswith(rule.sqlstate) and rule.text in text), None)
 
 
 @pytest.mark.parametrize(("sqlstate", "text", "error"), CASES)
@@ -45,3 +78,13 @@ def test_each_text_has_its_error(sqlstate: str, text: str, error: type[CdcError]
 
 def test_what_nobody_knows_halts() -> None:
     assert classify_message("99999", "?").reaction is Reaction.HALT
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.sqlstate or 'any'} {rule.text or 'any'}")
+def test_each_line_of_the_table_has_a_case_and_a_course_that_its_error_follows(rule: Rule) -> None:
+    cases = [rule_of(sqlstate, text) for sqlstate, text, _ in CASES]
+    assert rule in cases
+    assert rule.course in COURSES.get(rule.error, {Course.OPERATOR})
+    retried = rule.course in {Course.RETRY_FAST, Course.RETRY_SLOW}
+    assert (pause(rule.error("it failed"), 1) is not None) == retried
+    assert rule.course is not Course.RESYNC or "cdc slots recover" in (rule.remedy or rule.error.remedy)

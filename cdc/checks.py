@@ -1,0 +1,61 @@
+"""Checks: what must hold between definition, source and log before a reader opens anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cdc.config import Definition
+from cdc.errors import LogError, PreflightFailed
+from cdc.log.intent import declared
+from cdc.log.read import LogReader
+from cdc.postgres.connection import connect
+from cdc.postgres.history import source_state
+from cdc.postgres.preflight import Problem, Wants, preflight
+from cdc.resume import captured, check_source
+
+
+def problems(definition: Definition) -> list[Problem]:
+    """Everything that keeps the source from being captured, the fatal first; changes nothing."""
+    source = definition.source
+    wants = Wants(
+        slot=source.slot.name,
+        publication=source.publication.name,
+        patterns=definition.patterns,
+        exclude=definition.excludes,
+        create_slot=source.slot.create,
+        create_publication=source.publication.create,
+    )
+    return preflight(source.dsn.reveal(), wants)
+
+
+def check_log(definition: Definition) -> None:
+    """Hold the log against the source; raises what check_source says.
+
+    Where there is no log yet the source is held against the definition: PreflightFailed names all that a person has
+    to mend, so that nothing is made half. A log that waits for a new epoch fits any source.
+    """
+    root, source = Path(definition.log.path), definition.source
+    try:
+        log = LogReader(root)
+    except LogError:
+        _check_first_start(definition)
+        return
+    last = log.last_commit
+    intent = declared(root)
+    if last is None:
+        _check_first_start(definition)
+        return
+    if intent is not None and last.last.epoch < intent.epoch:
+        return
+    tables = captured(log.schemas())
+    state = source_state(source.dsn.reveal(), source.slot.name, source.publication.name, tables)
+    check_source(log.identity, last, state)
+
+
+def _check_first_start(definition: Definition) -> None:
+    with connect(definition.source.dsn.reveal(), application_name="cdc preflight"):
+        pass  # what is wrong with the connection itself has its own error, and mostly passes
+    fatal = [problem for problem in problems(definition) if problem.fatal]
+    if fatal:
+        listed = "".join(f"\n  {problem.subject}: {problem.message}" for problem in fatal)
+        raise PreflightFailed(f"the source cannot be captured yet, {len(fatal)} to mend:{listed}")

@@ -1,0 +1,171 @@
+"""`cdc slots`: what the server keeps for the pipeline, and the ways out when the stream cannot go on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
+from cdc.errors import CdcError, ConfigError
+
+if TYPE_CHECKING:
+    from cdc.config import Definition
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+EpochOption = Annotated[
+    bool, typer.Option("--new-epoch", help="Make slot and publication anew and copy everything; the log goes on.")
+]
+SkipOption = Annotated[
+    str | None, typer.Option("--skip-to", metavar="LSN", help="Move the slot past what cannot be decoded.")
+]
+ResyncOption = Annotated[
+    list[str] | None,
+    typer.Option("--resync", metavar="TABLE", help="With --skip-to: glob of the tables that lost changes; repeatable."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(no_args_is_help=True, help="Replication slots: list, recover, drop.", rich_markup_mode=None)
+    group.command()(ls)
+    group.command()(recover)
+    group.command()(drop)
+    app.add_typer(group, name="slots")
+
+
+def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """List the server's slots, what they hold, the limits that can cost them WAL, and whether ours fits the log."""
+    from cdc.checks import check_log
+    from cdc.config import load
+    from cdc.postgres.connection import connect
+    from cdc.postgres.slot import every_slot, slot_limits
+
+    definition = load(config)
+    ours = definition.source.slot.name
+    with connect(definition.source.dsn.reveal(), application_name="cdc slots") as conn:
+        slots, limits = every_slot(conn), slot_limits(conn)
+    trouble: CdcError | None = None
+    try:
+        check_log(definition)
+    except CdcError as error:
+        trouble = error
+    listed = [_slot(asdict(slot), ours=slot.name == ours) for slot in slots]
+    summary = f"{len(slots)} slots; {ours!r} " + ("fits the log" if trouble is None else "does not fit the log")
+    if json:
+        found = (
+            None if trouble is None else {"code": trouble.code, "message": trouble.message, "suggestion": trouble.fix}
+        )
+        result = {"slots": listed, "limits": limits, "problem": found, "wal_budget": definition.source.wal_budget}
+        emit("slots ls", json=True, summary=summary, result=result)
+        return
+    for slot in listed:
+        print(_line(slot))
+    print("  " + "  ".join(f"{name} = {value}" for name, value in limits.items()))
+    if trouble is None:
+        line(Mark.GOOD, summary)
+    else:
+        line(Mark.BAD, f"{trouble.code} {trouble.message}", fix=trouble.fix)
+
+
+def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
+    config: ConfigOption = DEFAULT_CONFIG,
+    new_epoch: EpochOption = False,
+    skip_to: SkipOption = None,
+    resync: ResyncOption = None,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Go on after a gap: under a new epoch with everything copied anew, or past a place that cannot be decoded.
+
+    The reader must be stopped. Killed in the middle the command can be run again; a new epoch that was begun is also
+    ended by the reader's next start. Tables of --resync are marked needs_resync; --new-epoch copies them.
+    """
+    from cdc.config import load
+    from cdc.lsn import Lsn
+    from cdc.recovery import begin_epoch, skip
+
+    definition = load(config)
+    if new_epoch == (skip_to is not None):
+        raise ConfigError(
+            "expected either --new-epoch or --skip-to LSN", remedy="'cdc slots ls' says what is wrong and what mends it"
+        )
+    if skip_to is not None and not resync:
+        raise ConfigError(
+            "--skip-to loses changes and needs --resync",
+            remedy="name every table that was written up to the LSN, or --resync '*' for all",
+        )
+    if new_epoch:
+        _confirm(f"drop slot {definition.source.slot.name!r} and copy every table of {definition.name!r} anew", yes=yes)
+        done = begin_epoch(definition)
+        summary = f"epoch {done['epoch']} began at {done['position']} with {done['tables']} tables; start the reader"
+    else:
+        lsn = Lsn.parse(skip_to or "")
+        _confirm(f"move slot {definition.source.slot.name!r} to {lsn} and lose what lies before it", yes=yes)
+        done = skip(definition, lsn, resync or [])
+        summary = f"slot moved to {done['slot_at']}, {len(done['marked'])} tables marked needs_resync; start the reader"
+    _audit(definition, "slots.recover", done, json=json)
+    emit("slots recover", json=json, summary=summary, result=done)
+
+
+def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False) -> None:
+    """Drop the pipeline's slot, so that the server lets its WAL go; the log can only go on under a new epoch."""
+    from cdc.config import load
+    from cdc.postgres.connection import connect
+    from cdc.postgres.slot import drop_slot, slot_status
+
+    definition = load(config)
+    name = definition.source.slot.name
+    with connect(definition.source.dsn.reveal(), application_name="cdc slots") as conn:
+        found = slot_status(conn, name)
+        if found is not None:
+            _confirm(
+                f"drop slot {name!r}, which frees {found.retained_bytes:,} bytes of WAL and ends the epoch", yes=yes
+            )
+            drop_slot(conn, name)
+    done = {"slot": name, "dropped": found is not None, "freed_bytes": found.retained_bytes if found else 0}
+    if found is not None:
+        _audit(definition, "slots.drop", done, json=json)
+    emit("slots drop", json=json, summary=f"dropped slot {name!r}" if found else f"no slot {name!r}", result=done)
+
+
+def _confirm(what: str, *, yes: bool) -> None:
+    import sys
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(f"nobody to ask whether to {what}", remedy="add --yes")
+    typer.confirm(f"{what}?", abort=True)
+
+
+def _audit(definition: Definition, action: str, detail: dict[str, Any], *, json: bool) -> None:
+    """Write down who did it; the work is done, so a catalog that is away is only spoken of."""
+    from getpass import getuser
+
+    from cdc.catalog import Catalog
+
+    try:
+        with Catalog.open(definition.catalog.url) as catalog:
+            catalog.audit.write(getuser(), action, definition.source.slot.name, detail)
+    except CdcError as error:
+        if not json:
+            line(Mark.ADVICE, f"not audited: {error.message}", fix=error.fix)
+
+
+def _slot(fields: dict[str, Any], *, ours: bool) -> dict[str, Any]:
+    for name in ("restart_lsn", "confirmed_flush", "wal_end"):
+        fields[name] = None if fields[name] is None else str(fields[name])
+    return {**fields, "ours": ours}
+
+
+def _line(slot: dict[str, Any]) -> str:
+    state = slot["invalidation_reason"] or slot["wal_status"] or "–"
+    safe = "" if slot["safe_wal_size"] is None else f"  {slot['safe_wal_size']:,} bytes to go"
+    use = f"in use by {slot['active_pid']}" if slot["active"] else "idle"
+    follows = "  failover" if slot["failover"] else ""
+    mark = "*" if slot["ours"] else " "
+    names = f"{mark} {slot['name']:<24} {slot['plugin'] or 'physical':<14} {slot['database'] or '–':<14}"
+    held = f"{slot['confirmed_flush'] or '–':<14} {slot['retained_bytes']:>14,} bytes"
+    return f"{names} {held}  {state}{safe}  {use}{follows}"

@@ -1,0 +1,59 @@
+"""Intent: a new epoch that somebody asked for, kept beside the log until its copy is committed.
+
+The copy is one commit, so an epoch is begun wholly or not at all. In between the old slot is gone and a new one
+may stand where the log cannot go on; the file keeps a reader from mistaking that for a source it knows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from cdc.errors import LogCorrupt
+
+NAME: Final = "_epoch.json"
+"""Under the log's root."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochIntent:
+    """What was asked for."""
+
+    epoch: int
+    """The one to begin; of no weight once the log has reached it."""
+    reason: str
+    """In words for an operator."""
+
+
+def declared(root: Path) -> EpochIntent | None:
+    """The intent beside the log under root; None if there is none. Raises LogCorrupt if it cannot be read."""
+    try:
+        fields = json.loads((root / NAME).read_text(encoding="utf-8"))
+        return EpochIntent(int(fields["epoch"]), str(fields["reason"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise LogCorrupt(f"{NAME!r} beside the log cannot be read") from exc
+
+
+def declare(root: Path, intent: EpochIntent) -> None:
+    """Put the intent beside the log; durable when it returns."""
+    draft = root / f"{NAME}.{os.getpid()}"
+    with draft.open("w", encoding="utf-8") as sink:
+        json.dump(asdict(intent), sink)
+        sink.flush()
+        os.fsync(sink.fileno())
+    draft.replace(root / NAME)
+    handle = os.open(root, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def fulfil(root: Path) -> None:
+    """Take it away; nothing happens if there is none."""
+    (root / NAME).unlink(missing_ok=True)

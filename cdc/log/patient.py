@@ -1,0 +1,133 @@
+"""PatientWriter: a LogWriter that waits while the log's storage takes no more, and goes on when it does.
+
+Nothing is given up meanwhile: the caller's thread waits, the pipes before it fill, the socket is not read, the WAL
+waits at the source, and status updates go on from their own thread. After a failure the table is opened anew and
+what it holds decides (a failed fsync may have dropped the very pages that a second one would call safe).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event
+from typing import Final, TypeVar
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from cdc.errors import LogError, LogFenced, LogUnwritable
+from cdc.failpoint import hit
+from cdc.log.append import LogWriter, StagedFile
+from cdc.log.layout import CHANGES, CommitInfo, LogIdentity
+from cdc.log.read import LogReader
+from cdc.log.segments import SegmentLimits
+from cdc.position import Position
+
+_T = TypeVar("_T")
+FULL: Final = frozenset({
+    errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ESTALE,
+})  # fmt: skip
+"""What a person or time mends without the reader; anything else is a fault of its own."""
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 5.0
+"""Seconds: soon enough to be noticed when there is room again, seldom enough to cost nothing."""
+
+
+class PatientWriter:
+    """LogWriter's reading side and its two writing calls; one process, one thread."""
+
+    def __init__(self, root: Path, limits: SegmentLimits, stop: Event, blocked: Callable[[bool], None]) -> None:
+        """`blocked` is told True when storage begins to fail and False when it takes again; stop ends the waiting."""
+        self._root, self._limits, self._stop, self._blocked = root, limits, stop, blocked
+        self._writer = LogWriter(root, limits)
+        self._staged: set[str] = set()
+
+    @property
+    def identity(self) -> LogIdentity:
+        """Of the source that the log was made for."""
+        return self._writer.identity
+
+    @property
+    def durable(self) -> Position | None:
+        """The last position in the log."""
+        return self._writer.durable
+
+    @property
+    def last_commit(self) -> CommitInfo | None:
+        """What the latest commit says of itself."""
+        return self._writer.last_commit
+
+    def stage(self, rows: pa.Table) -> list[StagedFile]:
+        """As LogWriter.stage; a file that was begun and not finished is removed before the next attempt."""
+        hit("before_data_file")
+        files = self._until_it_works(lambda: self._writer.stage(rows))
+        self._staged |= {file.relative for file in files}
+        return files
+
+    def commit(self, files: Sequence[StagedFile], info: CommitInfo) -> None:
+        """As LogWriter.commit; one that failed after it was visible is recognised by its position."""
+        before = self._writer.durable
+        first = True
+
+        def attempt() -> None:
+            nonlocal first
+            ours, first = first, False
+            if not ours and self._writer.durable == info.last:
+                return
+            if self._writer.durable != before:
+                raise LogFenced(f"another writer committed to the log after {before!s}")
+            self._writer.commit(files, info)
+
+        self._until_it_works(attempt)
+        self._staged.clear()
+
+    def _until_it_works(self, action: Callable[[], _T]) -> _T:
+        wait, failed = FIRST_PAUSE, False
+        while True:
+            try:
+                done = action()
+            except (OSError, DeltaError, pa.ArrowException, LogError) as exc:
+                if not is_storage(exc):
+                    raise
+                if not failed:
+                    failed = True
+                    self._blocked(True)
+                if self._stop.wait(wait):
+                    raise LogUnwritable(f"the log's storage takes no more: {_reason(exc)}") from exc
+                wait = min(LONGEST_PAUSE, wait * 2)
+                self._reopen()
+            else:
+                if failed:
+                    self._blocked(False)
+                return done
+
+    def _reopen(self) -> None:
+        """Look at what the table holds, and give back what a broken attempt took."""
+        try:
+            held = {Path(file.path) for file in LogReader(self._root).every_file()}
+            kept = {self._root / CHANGES / relative for relative in self._staged}
+            segments = sorted((self._root / CHANGES).glob("segment=*"), key=lambda p: int(p.name.partition("=")[2]))
+            for place in (file for segment in segments[-2:] for file in segment.iterdir()):
+                if place not in held and place not in kept:
+                    place.unlink()
+            self._writer = LogWriter(self._root, self._limits)
+        except (OSError, DeltaError) as exc:
+            if not is_storage(exc):
+                raise
+
+
+def is_storage(error: BaseException) -> bool:
+    """Whether the storage refused for a reason that may go by itself; delta-rs and Arrow tell it in words only."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return True
+    if isinstance(error, LogError):
+        return error.__cause__ is not None and is_storage(error.__cause__)
+    text = str(error)
+    return any(f"os error {code}" in text or os.strerror(code) in text for code in FULL)
+
+
+def _reason(error: BaseException) -> str:
+    text = f"{error} {error.__cause__}"
+    return next((os.strerror(code) for code in FULL if os.strerror(code) in text), type(error).__name__)

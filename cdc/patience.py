@@ -1,0 +1,44 @@
+"""How long a reader that failed waits before it tries again, and when it stops trying. Knows no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.errors import CdcError, Reaction, SourceRefuses, UndecodableWal
+
+POISON_ATTEMPTS: Final = 10
+"""Attempts at a transaction that the server cannot decode; with POISON's pauses they take about four minutes, so
+that there are never more of them in five."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Seconds between attempts: the first, doubled each time up to the most."""
+
+    first: float
+    most: float
+
+    def after(self, failures: int) -> float:
+        """The pause after so many failures in a row, from 1."""
+        return min(self.most, self.first * 2 ** min(failures - 1, 30))
+
+
+FAST: Final = Pauses(0.2, 30.0)
+"""The server restarts, the network comes back."""
+SLOW: Final = Pauses(5.0, 60.0)
+"""Somebody may be changing a password or a limit; asking often would lock accounts."""
+POISON: Final = Pauses(1.0, 60.0)
+"""Decoding the same WAL again costs the source; now and then a restart of the server mends it."""
+
+
+def pause(error: BaseException, failures: int) -> float | None:
+    """Seconds to wait before the next attempt; None if there is to be none.
+
+    `failures` counts the attempts in a row, this one included, after which the log did not get on.
+    """
+    if isinstance(error, UndecodableWal):
+        return POISON.after(failures) if failures < POISON_ATTEMPTS else None
+    if not isinstance(error, CdcError) or error.reaction is not Reaction.RETRY:
+        return None
+    return (SLOW if isinstance(error, SourceRefuses) else FAST).after(failures)

@@ -1,0 +1,124 @@
+"""Recovery: what an operator does to a log that its source can no longer continue; no reader runs meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from cdc import metrics
+from cdc.change import LOG_SCHEMA, Operation
+from cdc.config import Definition
+from cdc.connector import reader_settings
+from cdc.errors import ConfigError, LogError, SlotInUse, SlotMissing, SlotUnsuitable
+from cdc.failpoint import hit
+from cdc.log.append import LogWriter
+from cdc.log.intent import EpochIntent, declare
+from cdc.log.layout import CommitInfo
+from cdc.log.read import LogReader
+from cdc.lsn import Lsn
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.postgres.slot import PLUGIN, SlotStatus, advance_slot, exclusive, slot_status
+from cdc.snapshot.initial import prepare
+from cdc.table import TableSchema, TableState
+
+EMPTY: Final = "start the reader: its first copy needs no recovery"
+
+
+def begin_epoch(definition: Definition) -> dict[str, Any]:
+    """Begin the next epoch of the log: publication and slot made anew, everything copied, vanished rows closed.
+
+    The intent is durable before anything is touched; from then on only the new epoch continues the log, whoever
+    ends it. Raises SlotInUse while a reader streams, SlotBlocked, PreflightFailed.
+    """
+    settings = reader_settings(definition)
+    writer = _writer(definition)
+    before = writer.durable
+    if before is None:
+        raise LogError("the log is empty", remedy=EMPTY)
+    _idle_slot(definition)
+    declare(settings.log, EpochIntent(before.epoch + 1, "asked for with cdc slots recover"))
+    hit("after_intent")
+    prepare(settings.source, settings.log, writer, metrics.Figures())
+    log = LogReader(settings.log)
+    live = [s for s in log.schemas().values() if s.state is TableState.LIVE]
+    return {"epoch": before.epoch + 1, "before": str(before), "position": str(log.durable), "tables": len(live)}
+
+
+def skip(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, Any]:
+    """Move the log and then the slot to lsn; what committed in between is lost, and the tables are marked for it.
+
+    In this order: a slot behind the log is habit, one ahead of it would be a gap. Run again after a crash it moves
+    what has not moved yet.
+    """
+    writer = _writer(definition)
+    last = writer.last_commit
+    if last is None:
+        raise LogError("the log is empty", remedy=EMPTY)
+    slot = _idle_slot(definition)
+    if slot is None:
+        raise SlotMissing(f"there is no slot to move; the log is at {last.last}")
+    if slot.plugin != PLUGIN:
+        raise SlotUnsuitable(f"slot {slot.name!r} is not one of {PLUGIN}")
+    if lsn > slot.wal_end or (slot.confirmed_flush is not None and lsn <= slot.confirmed_flush):
+        raise ConfigError(
+            f"lsn out of range: expected one after {slot.confirmed_flush} and up to {slot.wal_end}, got {lsn}",
+            remedy="'cdc slots ls' shows where the slot stands; SELECT pg_current_wal_lsn() where the WAL ends",
+        )
+    source = definition.source
+    known = LogReader(definition.log.path).schemas().values()
+    chosen = [s for s in known if any(fnmatchcase(s.topic, t) for t in tables) and s.state is not TableState.DROPPED]
+    if not chosen:
+        raise ConfigError(f"no table of the log matches {list(tables)!r}", remedy="'cdc log inspect' lists the tables")
+    with connect(source.dsn.reveal(), application_name="cdc slots") as conn, exclusive(conn, slot.name):
+        position = Position.of(lsn - 1, last.last.epoch)
+        if position > last.last:
+            _mark(writer, chosen, last, position)
+        hit("after_skip_marked")
+        moved = advance_slot(conn, slot.name, lsn)
+    marked = sorted(schema.topic for schema in chosen)
+    return {"from": str(slot.confirmed_flush), "slot_at": str(moved), "log_at": str(position), "marked": marked}
+
+
+def _mark(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, position: Position) -> None:
+    """One commit at the position with an `s` row per table that lost changes."""
+    reason = f"changes from {last.last} to {position} were skipped by an operator"
+    now = time.time_ns() // 1000
+    rows = [
+        dict.fromkeys(LOG_SCHEMA.names)
+        | {
+            "position": int(position),
+            "ordinal": ordinal,
+            "xid": 0,
+            "committed_at": now,
+            "relation": schema.relation,
+            "topic": schema.topic,
+            "op": Operation.SCHEMA.value,
+            "partial": False,
+            "payload": schema.flagged(TableState.NEEDS_RESYNC, reason).to_json(),
+        }
+        for ordinal, schema in enumerate(tables)
+    ]
+    files = writer.stage(pa.Table.from_pylist(rows, LOG_SCHEMA))
+    info = CommitInfo(last=position, committed_at=now, rows=len(rows), transactions=1, **last.lineage._asdict())
+    writer.commit(files, info)
+
+
+def _writer(definition: Definition) -> LogWriter:
+    LogReader(definition.log.path)  # a log is never made here
+    return LogWriter(Path(definition.log.path), reader_settings(definition).limits)
+
+
+def _idle_slot(definition: Definition) -> SlotStatus | None:
+    """The pipeline's slot; raises SlotInUse while somebody streams from it."""
+    source = definition.source
+    with connect(source.dsn.reveal(), application_name="cdc slots") as conn:
+        slot = slot_status(conn, source.slot.name)
+    if slot is not None and slot.active:
+        raise SlotInUse(f"slot {slot.name!r} is in use by pid {slot.active_pid}", remedy="stop the reader first")
+    return slot

@@ -1,0 +1,86 @@
+"""`cdc slots`: what it shows, what it refuses to do unasked, and what it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.postgres.connection import connect
+from cdc.postgres.replication import ReplicationStream, StreamOptions
+from cdc.postgres.slot import slot_status
+from cdc.resume import confirmable
+from tests.cli.command import run
+from tests.faults.capture import Captured
+from tests.fixtures.postgres import run_sql
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, any_database: str) -> Captured:
+    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)")
+    held = Captured(tmp_path, any_database)
+    held.copy()
+    return held
+
+
+def test_ls_shows_slots_limits_and_that_ours_fits(held: Captured, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, "slots", "ls", "-c", held.path, "--json").envelope
+    (ours,) = (slot for slot in found["result"]["slots"] if slot["ours"])
+    assert (ours["name"], ours["plugin"], found["result"]["problem"]) == (held.slot, "pgoutput", None)
+    assert "max_slot_wal_keep_size" in found["result"]["limits"]
+    assert {"safe_wal_size", "invalidation_reason", "failover", "retained_bytes", "wal_status"} <= set(ours)
+    people = run(capsys, "slots", "ls", "-c", held.path).output
+    assert held.slot in people
+    assert "✓" in people
+
+
+def test_ls_says_what_is_wrong_and_what_mends_it(held: Captured, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "slots", "drop", "-c", held.path, "--yes").status == 0
+    found = run(capsys, "slots", "ls", "-c", held.path, "--json").envelope
+    assert found["result"]["problem"]["code"] == "CDC-2102"
+    assert "--new-epoch" in run(capsys, "slots", "ls", "-c", held.path).output
+
+
+def test_drop_drops_once_and_is_audited(held: Captured, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run(capsys, "slots", "drop", "-c", held.path, "--yes", "--json").envelope
+    second = run(capsys, "slots", "drop", "-c", held.path, "--yes", "--json").envelope
+    assert (first["result"]["dropped"], second["result"]["dropped"]) == (True, False)
+    with connect(held.dsn) as conn:
+        assert slot_status(conn, held.slot) is None
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        assert [line.action for line in catalog.audit.ls()] == ["slots.drop"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("recover",),
+        ("recover", "--new-epoch", "--skip-to", "0/1", "--resync", "*", "--yes"),
+        ("recover", "--skip-to", "0/1", "--yes"),
+        ("recover", "--skip-to", "nonsense", "--resync", "*", "--yes"),
+        ("recover", "--new-epoch"),
+        ("drop",),
+    ],
+)
+def test_what_is_not_said_clearly_is_a_usage_error_and_changes_nothing(
+    held: Captured, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    outcome = run(capsys, "slots", *options, "-c", held.path)
+    assert outcome.status == 2
+    assert "→" in outcome.errors
+    with connect(held.dsn) as conn:
+        assert slot_status(conn, held.slot) is not None
+
+
+@pytest.mark.parametrize("options", [("recover", "--new-epoch", "--yes"), ("drop", "--yes")])
+def test_a_slot_that_somebody_streams_from_is_left_alone(
+    held: Captured, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    stream = StreamOptions(slot=held.slot, publication="cdc_held_pub", start=confirmable(0))
+    with ReplicationStream.open(held.dsn, stream):
+        outcome = run(capsys, "slots", *options, "-c", held.path)
+        assert outcome.status != 0
+        assert "CDC-2101" in outcome.errors
+    assert held.log.last_commit is not None
+    assert held.log.last_commit.last.epoch == 0

@@ -1,0 +1,133 @@
+"""A captured table inside the test's own process: definition, copy, stream, and the log folded by hand."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from threading import Event, Thread
+
+from cdc import metrics
+from cdc.change import Operation
+from cdc.config import Definition, load
+from cdc.connector import reader_settings
+from cdc.log.append import LogWriter
+from cdc.log.layout import LogIdentity
+from cdc.log.read import LogReader
+from cdc.lsn import Lsn
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.postgres.heartbeat import emit
+from cdc.postgres.replication import identify
+from cdc.reader import Reader
+from cdc.snapshot.initial import prepare
+from cdc.table import TableState
+
+PATIENCE = 30.0
+
+
+class Captured:
+    """One database under one definition; several in one test may share a log folder but no slot."""
+
+    def __init__(self, folder: Path, dsn: str, *, tables: str = "public.*", slot: str = "") -> None:
+        self.dsn, self.folder = dsn, folder
+        self.path = folder / "pipeline.yaml"
+        self.write(tables=tables, slot=slot or f"s_{dsn.rpartition('/')[2]}")
+
+    def write(self, *, tables: str = "public.*", slot: str, more: str = "") -> None:
+        """Write the definition anew."""
+        self.path.write_text(
+            f"version: 1\nname: held\nsource:\n  dsn: '{self.dsn}'\n  slot: {{name: {slot}}}\n{more}"
+            f"tables: [{{match: '{tables}'}}]\nlog: {{path: '{self.folder}/log'}}\n"
+        )
+
+    @property
+    def definition(self) -> Definition:
+        """As the commands read it."""
+        return load(self.path)
+
+    @property
+    def slot(self) -> str:
+        """Of the source."""
+        return self.definition.source.slot.name
+
+    @property
+    def log(self) -> LogReader:
+        """As it is now."""
+        return LogReader(self.folder / "log")
+
+    def copy(self) -> Position:
+        """Begin the log."""
+        settings = reader_settings(self.definition)
+        settings.log.mkdir(exist_ok=True)
+        found = identify(self.dsn)
+        writer = LogWriter.open(
+            settings.log, LogIdentity(system_id=found.system_id, database=found.database), settings.limits
+        )
+        prepare(settings.source, settings.log, writer, metrics.Figures())
+        assert writer.durable is not None
+        return writer.durable
+
+    def stream(self) -> Position:
+        """Run the reader until the log holds everything that has committed by now, and end it."""
+        stop, failures = Event(), list[BaseException]()
+
+        def read() -> None:
+            try:
+                Reader(reader_settings(self.definition), metrics.Figures(), stop).run()
+            except BaseException as failure:
+                failures.append(failure)
+
+        reader = Thread(target=read)
+        reader.start()
+        deadline, end = time.monotonic() + PATIENCE, self._wal_end()
+        try:
+            while not failures and time.monotonic() < deadline and not self._holds(end):
+                reader.join(0.05)
+        finally:
+            stop.set()
+            reader.join()
+        if failures:
+            raise failures[0]
+        assert self._holds(end), f"the log is at {self.log.durable}, the source at {end}"
+        return self.log.durable or Position(0)
+
+    def folded(self, table: str) -> list[tuple[str | None, ...]]:
+        """The rows of a table as the log tells them, values as text in column order, sorted."""
+        log = self.log
+        schema = next(s for s in log.schemas().values() if s.name == table and s.state is not TableState.DROPPED)
+        rows = _fold(log, schema.relation)
+        return sorted(tuple(row.get(column.id) for column in schema.columns) for row in rows)
+
+    def relations_with_rows(self) -> set[int]:
+        """Those of which a fold leaves something."""
+        log = self.log
+        return {relation for relation in log.schemas() if _fold(log, relation)}
+
+    def _wal_end(self) -> Lsn:
+        with connect(self.dsn) as conn:
+            emit(conn, "cdc.test", "end")
+            found = conn.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+            emit(conn, "cdc.test", "end")
+        assert found is not None
+        return Lsn.parse(found[0])
+
+    def _holds(self, end: Lsn) -> bool:
+        last = self.log.last_commit
+        return last is not None and last.last.lsn >= end
+
+
+def _fold(log: LogReader, relation: int) -> list[dict[int, str | None]]:
+    """The latest image per key; `t` empties, `g` takes what is older than its generation."""
+    found = [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]
+    state: dict[tuple[str, ...], tuple[int, dict[int, str | None]]] = {}
+    for row in sorted((r for r in found if r["relation"] == relation), key=lambda r: (r["position"], r["ordinal"])):
+        if row["op"] == Operation.TRUNCATE.value:
+            state.clear()
+        elif row["op"] == Operation.GENERATION.value:
+            began = int(row["payload"])
+            state = {key: held for key, held in state.items() if held[0] >= began}
+        elif row["op"] == Operation.DELETE.value:
+            state.pop(tuple(row["key"]), None)
+        elif row["key"] is not None:
+            state[tuple(row["key"])] = row["position"], dict(row["after"])
+    return [image for _, image in state.values()]

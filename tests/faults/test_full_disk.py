@@ -1,0 +1,145 @@
+"""The log's storage takes no more: reading pauses, the stream stays, and all goes on when there is room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+
+import pyarrow as pa
+import pytest
+
+from cdc.change import LOG_SCHEMA
+from cdc.errors import LogUnwritable
+from cdc.log.append import LogWriter
+from cdc.log.layout import CommitInfo
+from cdc.log.patient import PatientWriter, is_storage
+from cdc.log.read import LogReader
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from tests.faults.capture import PATIENCE, Captured
+from tests.fixtures.postgres import run_sql
+from tests.log.rows import IDENTITY, LIMITS, row
+
+
+@pytest.fixture(name="small")
+def _small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB, where the log will be."""
+    place = tmp_path / "log"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+def until(holds: Callable[[], bool], what: Callable[[], str]) -> None:
+    deadline, never = time.monotonic() + PATIENCE * 2, Event()
+    while not holds():
+        assert time.monotonic() < deadline, f"not in time: {what()}"
+        never.wait(0.1)
+
+
+def test_a_reader_waits_for_room_without_losing_its_stream_and_goes_on(small: Path, any_database: str) -> None:
+    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY, v text)")
+    held = Captured(small.parent, any_database)
+    held.copy()
+    ballast = small / "ballast"
+    ballast.write_bytes(bytes(5 << 20))
+    with (small.parent / "reader.out").open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "cdc", "reader", "-c", str(held.path)], stdout=output, stderr=output, env=os.environ
+        )
+    output_of = (small.parent / "reader.out").read_text
+    try:
+        run_sql(
+            any_database,
+            "INSERT INTO t SELECT i, (SELECT string_agg(md5(i::text || n::text), '') FROM generate_series(1, 40) n) "
+            "FROM generate_series(1, 4000) i",
+        )
+        until(lambda: LogUnwritable.code in output_of(), output_of)
+        before = sender_of(held)
+        Event().wait(3)  # it stays so, and the server hears of us all the time
+        assert sender_of(held) == before
+        spent = cpu_seconds(child.pid)
+        Event().wait(2)
+        assert cpu_seconds(child.pid) - spent < 1.0
+        ballast.unlink()
+        until(lambda: len(held.folded("t")) == 4000, output_of)
+        assert sender_of(held) == before
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def sender_of(held: Captured) -> object:
+    """The walsender that streams to us: another one would mean that the stream broke."""
+    with connect(held.dsn) as conn:
+        found = conn.execute("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", [held.slot]).fetchone()
+    assert found is not None
+    assert found[0] is not None
+    return found[0]
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_what_a_broken_attempt_began_is_given_back_and_the_commit_is_whole(small: Path) -> None:
+    LogWriter.open(small, IDENTITY, LIMITS)
+    told: list[bool] = []
+    ballast = small / "ballast"
+    ballast.write_bytes(bytes(7 << 20))
+    stop = Event()
+
+    def blocked(on: bool) -> None:
+        told.append(on)
+        if on:
+            ballast.unlink()
+
+    writer = PatientWriter(small, LIMITS, stop, blocked)
+    big = pa.Table.from_pylist([row(100, n) for n in range(8)], LOG_SCHEMA)
+    big = big.set_column(big.schema.get_field_index("payload"), "payload", pa.array([os.urandom(250_000)] * 8))
+    files = writer.stage(big)
+    writer.commit(files, CommitInfo(last=Position(100), committed_at=1, timeline=1))
+
+    assert told == [True, False]
+    on_disk = {str(p) for p in (small / "changes").rglob("*.parquet") if "_delta_log" not in str(p)}
+    assert on_disk == {file.path for file in LogReader(small).every_file()}
+    assert LogReader(small).durable == 100
+
+
+def test_a_writer_that_is_told_to_stop_does_not_wait_for_room(small: Path) -> None:
+    LogWriter.open(small, IDENTITY, LIMITS)
+    (small / "ballast").write_bytes(bytes(7 << 20))
+    stop = Event()
+    stop.set()
+    writer = PatientWriter(small, LIMITS, stop, lambda _on: None)
+    big = pa.Table.from_pylist([row(100, n) for n in range(8)], LOG_SCHEMA)
+    big = big.set_column(big.schema.get_field_index("payload"), "payload", pa.array([os.urandom(250_000)] * 8))
+    with pytest.raises(LogUnwritable, match="No space left"):
+        writer.stage(big)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(28, "No space left on device"), True),
+        (OSError(5, "Input/output error"), True),
+        (OSError(30, "Read-only file system"), True),
+        (OSError(2, "No such file or directory"), False),
+        (ValueError("No such column"), False),
+        (pa.ArrowInvalid("Error writing: Disk quota exceeded"), True),
+    ],
+)
+def test_only_what_may_go_by_itself_is_waited_for(error: Exception, expected: bool) -> None:
+    assert is_storage(error) is expected

@@ -1,0 +1,176 @@
+"""New epochs: a log goes on from a source that lost its past, and what it folds to is the source again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.checks import check_log
+from cdc.errors import SlotMissing, SourceWentBack
+from cdc.failpoint import VARIABLE
+from cdc.log.intent import declared
+from cdc.postgres.connection import connect
+from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.slot import drop_slot
+from cdc.recovery import begin_epoch
+from cdc.table import TableState
+from tests.cli.command import spawn
+from tests.faults.capture import Captured
+from tests.fixtures.postgres import rows_of, run_sql
+
+
+def text_rows(dsn: str) -> list[tuple[str | None, ...]]:
+    return sorted(rows_of(dsn, "SELECT id::text, v FROM t"))
+
+
+def seed(dsn: str) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "CREATE TABLE doomed (id int PRIMARY KEY)",
+        "INSERT INTO t SELECT i, 'old' FROM generate_series(1, 20) i",
+        "INSERT INTO doomed VALUES (1)",
+    )
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, database: str) -> Captured:
+    seed(database)
+    return Captured(tmp_path, database)
+
+
+def lose_the_slot(held: Captured) -> None:
+    """The slot goes, and rows come, change and go while nobody watches."""
+    with connect(held.dsn) as conn:
+        drop_slot(conn, held.slot)
+    run_sql(
+        held.dsn,
+        "DELETE FROM t WHERE id <= 5",
+        "UPDATE t SET v = 'unseen' WHERE id = 6",
+        "INSERT INTO t VALUES (100, 'unseen')",
+        "DROP TABLE doomed",
+        "ALTER TABLE t ADD COLUMN later int",
+        "CREATE TABLE young (id int PRIMARY KEY)",
+        "INSERT INTO young VALUES (7)",
+    )
+
+
+def test_rows_that_vanished_while_no_slot_was_there_vanish_from_the_log(held: Captured) -> None:
+    held.copy()
+    run_sql(held.dsn, "INSERT INTO t VALUES (50, 'seen')")
+    before = held.stream()
+    lose_the_slot(held)
+    with pytest.raises(SlotMissing, match="the slot is gone"):
+        check_log(held.definition)
+    begin_epoch(held.definition)
+    run_sql(held.dsn, "UPDATE t SET v = 'after' WHERE id = 7", "DELETE FROM t WHERE id = 8")
+    after = held.stream()
+
+    assert (before.epoch, after.epoch) == (0, 1)
+    assert after > before
+    assert [row[:2] for row in held.folded("t")] == text_rows(held.dsn)
+    assert held.folded("young") == [("7",)]
+
+
+def test_a_table_keeps_its_number_and_columns_and_new_ones_get_numbers_never_used(held: Captured) -> None:
+    held.copy()
+    known = {s.topic: s for s in held.log.schemas().values()}
+    lose_the_slot(held)
+    begin_epoch(held.definition)
+    now = {s.name: s for s in held.log.schemas().values()}
+
+    assert now["t"].relation == known["public.t"].relation
+    assert [(c.name, c.id) for c in now["t"].columns][:2] == [("id", 1), ("v", 2)]
+    assert now["t"].columns[2].id > 1600
+    assert now["young"].relation >> 32 == 1
+    assert now["doomed"].state is TableState.DROPPED
+    assert now["doomed"].relation not in held.relations_with_rows()
+
+
+@pytest.mark.parametrize("point", ["after_intent", "after_copy_staged"])
+def test_a_recovery_killed_anywhere_is_ended_by_the_reader_and_begins_one_epoch(held: Captured, point: str) -> None:
+    held.copy()
+    lose_the_slot(held)
+    arguments = ("slots", "recover", "-c", held.path, "--new-epoch", "--yes")
+    assert spawn(*arguments, environment={**os.environ, VARIABLE: point}).status == -signal.SIGKILL
+    assert held.log.last_commit is not None
+    assert held.log.last_commit.last.epoch == 0
+    check_log(held.definition)  # the reader may start: it ends what was begun
+    after = held.stream()
+
+    assert after.epoch == 1
+    assert declared(held.folder / "log") is None
+    assert [row[:2] for row in held.folded("t")] == text_rows(held.dsn)
+
+
+def test_a_recovery_killed_in_the_middle_can_be_run_again(held: Captured) -> None:
+    held.copy()
+    lose_the_slot(held)
+    arguments = ("slots", "recover", "-c", held.path, "--new-epoch", "--yes", "--json")
+    assert spawn(*arguments, environment={**os.environ, VARIABLE: "after_copy_staged"}).status == -signal.SIGKILL
+    again = spawn(*arguments).envelope
+
+    assert again["ok"]
+    assert again["result"]["epoch"] == 1
+    held.stream()
+    assert [row[:2] for row in held.folded("t")] == text_rows(held.dsn)
+
+
+@pytest.fixture(name="own_server", params=[15, 18])
+def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A server that the test may stop."""
+    request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
+    server = EmbeddedPostgres(tmp_path / "pg", version=request.param)
+    with server:
+        yield server
+
+
+def test_a_restored_backup_is_refused_and_goes_on_under_a_new_epoch(
+    tmp_path: Path, own_server: EmbeddedPostgres
+) -> None:
+    seed(own_server.dsn())
+    held = Captured(tmp_path, own_server.dsn())
+    held.copy()
+    held.stream()
+    own_server.stop()
+    backup = tmp_path / "backup"
+    shutil.copytree(own_server.data_directory, backup, symlinks=True)
+    own_server.start()
+    run_sql(held.dsn, "INSERT INTO t SELECT i, repeat('lost', 999) FROM generate_series(1000, 3000) i")
+    before = held.stream()
+    own_server.stop()
+    restore(backup, own_server.data_directory)
+    own_server.start()
+
+    with pytest.raises(SourceWentBack, match="the source's WAL ends at"):
+        check_log(held.definition)
+    begin_epoch(held.definition)
+    run_sql(held.dsn, "INSERT INTO t VALUES (50, 'after')")
+    assert held.stream() > before
+    assert held.folded("t") == text_rows(held.dsn)
+
+
+def restore(backup: Path, data: Path) -> None:
+    """Put the copy in the place of the data directory, with its owner."""
+    owner = data.stat()
+    shutil.rmtree(data)
+    shutil.copytree(backup, data, symlinks=True)
+    for place in (data, *data.rglob("*")):
+        os.chown(place, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+def test_a_rename_under_a_later_epoch_is_proved_or_marked_and_never_a_column_that_starts_empty(held: Captured) -> None:
+    held.copy()
+    lose_the_slot(held)
+    begin_epoch(held.definition)
+    run_sql(held.dsn, "ALTER TABLE t RENAME COLUMN v TO w", "INSERT INTO t VALUES (300, 'new')")
+    held.stream()
+    (table,) = (s for s in held.log.schemas().values() if s.name == "t")
+    kept = [c.id for c in table.columns if c.name == "w"] == [2]
+
+    assert kept or table.state is TableState.NEEDS_RESYNC

@@ -1,0 +1,112 @@
+"""WAL that the server cannot decode: the reader stops at its place, and the documented way out leads past it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.errors import UndecodableWal
+from cdc.table import TableState
+from tests.cli.command import run
+from tests.faults.capture import Captured
+from tests.fixtures.postgres import rows_of, run_sql
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, any_database: str) -> Captured:
+    """A log behind which a transaction waits that cannot be decoded, and one that can."""
+    run_sql(
+        any_database,
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "CREATE TABLE x (id int PRIMARY KEY) WITH (user_catalog_table = true)",
+        "INSERT INTO t VALUES (1, 'one')",
+    )
+    held = Captured(tmp_path, any_database)
+    held.copy()
+    run_sql(any_database, "INSERT INTO t VALUES (2, 'two')")
+    held.stream()
+    run_sql(any_database, "INSERT INTO x VALUES (1)", "DROP TABLE x", "UPDATE t SET v = 'lost' WHERE id = 2")
+    return held
+
+
+def wal_end(dsn: str) -> str:
+    ((end,),) = rows_of(dsn, "SELECT pg_current_wal_lsn()::text")
+    return str(end)
+
+
+def test_it_stops_the_reader_and_moves_nothing(held: Captured) -> None:
+    before = held.log.durable
+    with pytest.raises(UndecodableWal, match=r"could not find pg_class entry.*XX000"):
+        held.stream()
+    assert held.log.durable == before
+
+
+def test_the_way_out_skips_it_marks_the_tables_and_says_so(held: Captured, capsys: pytest.CaptureFixture[str]) -> None:
+    lsn = wal_end(held.dsn)
+    done = run(capsys, "slots", "recover", "-c", held.path, "--skip-to", lsn, "--resync", "*.t", "--yes", "--json")
+    assert done.envelope["result"]["marked"] == ["public.t"]
+    run_sql(held.dsn, "INSERT INTO t VALUES (3, 'three')")
+    held.stream()
+
+    (table,) = (s for s in held.log.schemas().values() if s.name == "t")
+    assert table.state is TableState.NEEDS_RESYNC
+    assert "skipped by an operator" in (table.reason or "")
+    assert ("3", "three") in held.folded("t")
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        (line,) = catalog.audit.ls()
+    assert (line.action, line.detail["marked"]) == ("slots.recover", ["public.t"])
+
+    assert run(capsys, "slots", "recover", "-c", held.path, "--new-epoch", "--yes").status == 0
+    held.stream()
+    assert held.folded("t") == sorted(rows_of(held.dsn, "SELECT id::text, v FROM t"))
+    assert {s.state for s in held.log.schemas().values() if s.name == "t"} == {TableState.LIVE}
+
+
+def test_the_reader_process_tries_again_with_pauses_and_names_slot_and_next_step(held: Captured) -> None:
+    command = [sys.executable, "-m", "cdc", "reader", "-c", str(held.path), "--log-format", "json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ, text=True
+    ) as child:
+        assert child.stdout is not None
+        failures = []
+        for text in child.stdout:
+            found = json.loads(text) if text.startswith("{") else {}
+            if found.get("code") == UndecodableWal.code:
+                failures.append(found)
+            if len(failures) == 3:
+                break
+        child.terminate()
+        child.stdout.read()
+    assert child.returncode in {0, 1}
+    assert all(held.slot in f["message"] and "XX000" in f["message"] for f in failures)
+    assert all("--skip-to" in f["fix"] for f in failures)
+
+
+@pytest.mark.parametrize("lsn", ["0/1", "FFFF/0"])
+def test_an_lsn_that_is_not_between_slot_and_wal_end_is_refused(
+    held: Captured, capsys: pytest.CaptureFixture[str], lsn: str
+) -> None:
+    before = held.log.durable
+    done = run(capsys, "slots", "recover", "-c", held.path, "--skip-to", lsn, "--resync", "*", "--yes")
+    assert done.status == 2
+    assert "→" in done.errors
+    assert held.log.durable == before
+
+
+def test_a_skip_that_was_killed_before_the_slot_moved_can_be_run_again(held: Captured) -> None:
+    lsn = wal_end(held.dsn)
+    command = [sys.executable, "-m", "cdc", "slots", "recover", "-c", str(held.path), "--skip-to", lsn, "--resync", "*"]
+    killed = subprocess.run(
+        [*command, "--yes"], env={**os.environ, "CDC_FAILPOINT": "after_skip_marked"}, check=False, timeout=60
+    )
+    assert killed.returncode < 0
+    subprocess.run([*command, "--yes"], check=True, timeout=60)
+    run_sql(held.dsn, "INSERT INTO t VALUES (3, 'three')")
+    held.stream()
+    assert ("3", "three") in held.folded("t")

@@ -1,0 +1,236 @@
+"""What the reader owes the server: WAL that can go, a stop that ends, a budget that is kept, a slot that can begin."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from cdc import metrics
+from cdc.connector import reader_settings
+from cdc.errors import CdcError, PublicationMissing, SlotBlocked, WalBudgetExceeded
+from cdc.lsn import Lsn
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.replication import ReplicationStream, StreamOptions
+from cdc.postgres.slot import SlotStatus, create_slot, slot_status
+from cdc.reader import Reader
+from cdc.resume import confirmable
+from tests.faults.capture import PATIENCE, Captured
+from tests.fixtures.postgres import run_sql
+
+SCHEMA = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+UNPUBLISHED = "CREATE TABLE busy (id serial PRIMARY KEY, v text)"
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline, never = time.monotonic() + PATIENCE, Event()
+    while not holds():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        never.wait(0.05)
+
+
+def status(held: Captured) -> SlotStatus:
+    with connect(held.dsn) as conn:
+        found = slot_status(conn, held.slot)
+    assert found is not None
+    return found
+
+
+class Running:
+    """`cdc reader` as a process."""
+
+    def __init__(self, held: Captured) -> None:
+        self._output = held.folder / "reader.out"
+        with self._output.open("ab") as output:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", "cdc", "reader", "-c", str(held.path)],
+                stdout=output,
+                stderr=output,
+                env=os.environ,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def end(self) -> None:
+        if self.child.poll() is None:
+            self.child.kill()
+        self.child.wait()
+
+
+@pytest.fixture(name="reader")
+def _reader() -> Iterator[list[Running]]:
+    """Readers that a test starts end with it."""
+    started: list[Running] = []
+    yield started
+    for running in started:
+        running.end()
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, any_database: str) -> Captured:
+    run_sql(any_database, SCHEMA, UNPUBLISHED)
+    held = Captured(tmp_path, any_database, tables="public.t")
+    held.copy()
+    return held
+
+
+def test_wal_of_unpublished_tables_goes_although_the_published_ones_are_quiet(
+    held: Captured, reader: list[Running]
+) -> None:
+    held.write(tables="public.t", slot=held.slot, more="  heartbeat: 200ms\n")
+    reader.append(Running(held))
+    run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 20000)")
+    end = status(held).wal_end
+
+    def gone() -> bool:
+        restart, durable = status(held).restart_lsn, held.log.durable
+        assert durable is not None
+        return restart is not None and restart >= end and (status(held).confirmed_flush or 0) <= durable.lsn + 1
+
+    until(gone, f"the slot past {end}\n{reader[0].output}")
+
+
+def test_postgres_is_never_told_more_than_the_log_holds(held: Captured, reader: list[Running]) -> None:
+    reader.append(Running(held))
+    seen = 0
+    for turn in range(60):
+        run_sql(held.dsn, "INSERT INTO t SELECT coalesce(max(id), 0) + 1, 'x' FROM t")
+        confirmed = status(held).confirmed_flush or Lsn(0)
+        durable = held.log.durable  # read after the slot: the log only grows
+        assert durable is not None
+        assert confirmed <= durable.lsn + 1
+        seen = turn
+    assert seen == 59
+
+
+@pytest.fixture(name="own_server", params=[15, 18])
+def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
+    with EmbeddedPostgres(tmp_path / "pg", version=request.param) as server:
+        yield server
+
+
+def test_a_server_stops_within_ten_seconds_and_sends_nothing_twice(
+    tmp_path: Path, own_server: EmbeddedPostgres
+) -> None:
+    run_sql(own_server.dsn(), SCHEMA, UNPUBLISHED)
+    held = Captured(tmp_path, own_server.dsn(), tables="public.t")
+    held.copy()
+    run_sql(held.dsn, "INSERT INTO t VALUES (1, 'last')")
+    held.stream()
+    failures: list[BaseException] = []
+    stop = Event()
+
+    def read() -> None:
+        try:
+            Reader(reader_settings(held.definition), metrics.Figures(), stop).run()
+        except CdcError as ended:
+            failures.append(ended)
+
+    reading = Thread(target=read)
+    reading.start()
+    until(lambda: status(held).active, "the reader at the slot")
+    for _ in range(5):
+        run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 2000)")
+    began = time.monotonic()
+    own_server.stop("fast")
+    took = time.monotonic() - began
+    stop.set()
+    reading.join(PATIENCE)
+    assert took < 10
+    own_server.start()
+
+    if own_server.version >= 17:  # before, a stopping server does not write down what it was told last
+        assert sent_again(held) == []
+    held.stream()
+    found = [(r["position"], r["ordinal"]) for r in rows(held)]
+    assert len(found) == len(set(found))
+    assert held.folded("t") == [("1", "last")]
+
+
+def test_a_reader_that_comes_back_is_sent_nothing_that_the_log_holds(held: Captured) -> None:
+    run_sql(held.dsn, "INSERT INTO t VALUES (1, 'last')")
+    held.stream()
+    until(lambda: not status(held).active, "the slot free")
+    assert sent_again(held) == []
+
+
+def sent_again(held: Captured) -> list[bytes]:
+    """Rows that the server sends from where it was told to be."""
+    options = StreamOptions(slot=held.slot, publication="cdc_held_pub", start=confirmable(0))
+    with ReplicationStream.open(held.dsn, options) as stream:
+        frames = stream.receive(1.0)
+    return [bytes(f) for f in frames or [] if bytes(f)[25:26] in {b"I", b"U", b"D"}]
+
+
+def rows(held: Captured) -> list[dict[str, object]]:
+    log = held.log
+    return [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]
+
+
+def test_a_slot_that_cannot_begin_names_who_holds_it_up_and_leaves_nothing(any_database: str) -> None:
+    slot = any_database.rpartition("/")[2]
+    run_sql(any_database, SCHEMA)
+    with connect(any_database, autocommit=False, application_name="forgotten") as idle:
+        idle.execute("INSERT INTO t VALUES (1, 'open')")
+        pid = idle.info.backend_pid
+        with (
+            pytest.raises(SlotBlocked, match=rf"pid {pid} \(forgotten, xid \d+, open since "),
+            create_slot(any_database, slot, patience=0.5),
+        ):
+            pass
+    with connect(any_database) as conn:
+        assert slot_status(conn, slot) is None
+    with create_slot(any_database, slot, patience=5):
+        pass
+
+
+def test_a_budget_that_says_stop_stops_the_reader_and_leaves_the_slot(held: Captured, reader: list[Running]) -> None:
+    held.write(tables="public.t", slot=held.slot, more="  heartbeat: 0s\n  wal_budget: 1MiB\n  on_wal_budget: stop\n")
+    with connect(held.dsn, autocommit=False) as old:
+        # a transaction that stays open keeps the WAL: the slot cannot move past it
+        old.execute("INSERT INTO t VALUES (1, 'open')")
+        reader.append(Running(held))
+        run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 4000)")
+        assert reader[0].child.wait(PATIENCE) == 1, reader[0].output
+    assert WalBudgetExceeded.code in reader[0].output
+    until(lambda: not status(held).active, "the slot free")
+
+
+def test_a_budget_that_says_warn_goes_on(held: Captured, reader: list[Running]) -> None:
+    held.write(tables="public.t", slot=held.slot, more="  heartbeat: 0s\n  wal_budget: 1MiB\n")
+    with connect(held.dsn, autocommit=False) as old:
+        old.execute("INSERT INTO t VALUES (1, 'open')")
+        reader.append(Running(held))
+        run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 4000)")
+        until(lambda: "WAL budget is exceeded" in reader[0].output, "the warning")
+    run_sql(held.dsn, "INSERT INTO t VALUES (2, 'after')")
+    until(lambda: ("2", "after") in held.folded("t"), "the row of after")
+    assert reader[0].child.poll() is None
+
+
+def test_a_publication_dropped_under_a_running_reader_stops_it(held: Captured, reader: list[Running]) -> None:
+    reader.append(Running(held))
+    until(lambda: status(held).active, "the reader at the slot")
+    run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", "INSERT INTO t VALUES (1, 'never sent')")
+    assert reader[0].child.wait(PATIENCE) == 1, reader[0].output
+    assert PublicationMissing.code in reader[0].output or "CDC-2110" in reader[0].output
+
+
+def test_a_failover_slot_is_made_where_the_server_knows_them(tmp_path: Path, database: str) -> None:
+    run_sql(database, SCHEMA)
+    held = Captured(tmp_path, database)
+    slot = held.slot
+    held.path.write_text(held.path.read_text().replace(f"{{name: {slot}}}", f"{{name: {slot}, failover: true}}"))
+    held.copy()
+    assert status(held).failover

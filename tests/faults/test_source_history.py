@@ -1,0 +1,223 @@
+"""Every way in which a source can stop being the one that the log was written from, on real servers.
+
+Each is an error of its own with the way out; none is a gap that nobody sees.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from cdc.checks import check_log
+from cdc.errors import (
+    CdcError,
+    PublicationMissing,
+    PublicationNarrowed,
+    PublicationReplaced,
+    SlotInvalidated,
+    SlotMissing,
+    SlotUnsuitable,
+    SourceGap,
+    SourceReplaced,
+    TimelineChanged,
+)
+from cdc.postgres.connection import connect
+from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.slot import drop_slot, slot_status
+from cdc.recovery import begin_epoch
+from tests.faults.capture import Captured
+from tests.faults.test_new_epoch import restore
+from tests.fixtures.postgres import fresh_database, rows_of, run_sql
+
+
+@pytest.fixture(name="server", params=["postgres", "postgres_15"])
+def _server(request: pytest.FixtureRequest) -> EmbeddedPostgres:
+    server: EmbeddedPostgres = request.getfixturevalue(request.param)
+    return server
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, server: EmbeddedPostgres) -> Iterator[Captured]:
+    """A copied table `t` and one `u`, with a log and nobody who reads."""
+    databases = fresh_database(server)
+    dsn = next(databases)
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
+    run_sql(dsn, "INSERT INTO t VALUES (1, 'one')")
+    captured = Captured(tmp_path, dsn)
+    captured.copy()
+    yield captured
+    next(databases, None)
+
+
+def refused(held: Captured, error: type[CdcError], says: str) -> CdcError:
+    """Both the look before and the reader itself refuse, with a next step; the log does not move."""
+    before = held.log.durable
+    with pytest.raises(error, match=says) as caught:
+        check_log(held.definition)
+    with pytest.raises(CdcError):
+        held.stream()
+    assert held.log.durable == before
+    return caught.value
+
+
+def recovers(held: Captured) -> None:
+    """The way out that the error names leads out."""
+    begin_epoch(held.definition)
+    run_sql(held.dsn, "INSERT INTO t VALUES (2, 'after')")
+    held.stream()
+    assert held.folded("t") == sorted(rows_of(held.dsn, "SELECT id::text, v FROM t"))
+
+
+def test_a_slot_advanced_by_hand_is_a_gap(held: Captured) -> None:
+    run_sql(held.dsn, "INSERT INTO t VALUES (9, 'never seen')")
+    with connect(held.dsn) as conn:
+        conn.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [held.slot])
+    assert "--new-epoch" in refused(held, SourceGap, r"slot 's_test_\w+' stands at \S+, the log at").fix
+    recovers(held)
+
+
+def test_a_slot_that_was_dropped_is_missing(held: Captured) -> None:
+    with connect(held.dsn) as conn:
+        drop_slot(conn, held.slot)
+    assert "--new-epoch" in refused(held, SlotMissing, "the slot is gone").fix
+    recovers(held)
+
+
+def test_a_slot_that_was_made_anew_is_a_gap(held: Captured) -> None:
+    run_sql(held.dsn, "INSERT INTO t VALUES (9, 'never seen')")
+    with connect(held.dsn) as conn:
+        drop_slot(conn, held.slot)
+        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [held.slot])
+    refused(held, SourceGap, "stands at")
+
+
+def test_a_publication_that_is_gone_is_missed_at_once(held: Captured) -> None:
+    run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", "INSERT INTO t VALUES (9, 'never sent')")
+    refused(held, PublicationMissing, "the publication is gone")
+    recovers(held)
+
+
+def test_a_publication_made_anew_is_not_mistaken_for_the_old_one(held: Captured) -> None:
+    run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", "INSERT INTO t VALUES (9, 'never sent')")
+    run_sql(held.dsn, "CREATE PUBLICATION cdc_held_pub FOR TABLE t, u WITH (publish_via_partition_root = true)")
+    refused(held, PublicationReplaced, "was dropped and made anew")
+    recovers(held)
+
+
+def test_a_publication_without_a_captured_table_names_it(held: Captured) -> None:
+    run_sql(held.dsn, "ALTER PUBLICATION cdc_held_pub DROP TABLE t", "INSERT INTO t VALUES (9, 'never sent')")
+    refused(held, PublicationNarrowed, r"no longer has public\.t")
+    recovers(held)
+
+
+def test_a_table_that_was_dropped_does_not_narrow_the_publication(held: Captured) -> None:
+    run_sql(held.dsn, "DROP TABLE u")
+    check_log(held.definition)
+
+
+@pytest.mark.parametrize(
+    ("making", "says"),
+    [
+        ("SELECT pg_create_physical_replication_slot(%s)", "is a physical one"),
+        ("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", "is of plugin 'test_decoding'"),
+    ],
+)
+def test_a_slot_of_another_kind_is_named(held: Captured, making: str, says: str) -> None:
+    with connect(held.dsn) as conn:
+        drop_slot(conn, held.slot)
+        try:
+            conn.execute(making, [held.slot])  # type: ignore[call-overload]
+        except Exception as absent:
+            pytest.skip(str(absent))
+        try:
+            refused(held, SlotUnsuitable, says)
+        finally:
+            drop_slot(conn, held.slot)
+
+
+def test_a_slot_of_another_database_is_named(held: Captured, server: EmbeddedPostgres) -> None:
+    with connect(held.dsn) as conn:
+        drop_slot(conn, held.slot)
+    with connect(server.dsn()) as conn:
+        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [held.slot])
+        try:
+            refused(held, SlotUnsuitable, "is of database 'postgres'")
+        finally:
+            drop_slot(conn, held.slot)
+
+
+def test_another_cluster_is_refused(held: Captured, postgres_16: EmbeddedPostgres) -> None:
+    databases = fresh_database(postgres_16)
+    elsewhere = next(databases)
+    held.dsn = elsewhere
+    held.write(slot=held.slot)
+    with pytest.raises(SourceReplaced, match="another cluster"):
+        check_log(held.definition)
+    run_sql(elsewhere, "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (5, 'upgraded')")
+    recovers(held)
+    with connect(elsewhere) as conn:
+        drop_slot(conn, held.slot)
+    next(databases, None)
+
+
+@pytest.fixture(name="own_server", params=[15, 18])
+def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
+    small = {"min_wal_size": "32MB", "max_wal_size": "32MB"}
+    with EmbeddedPostgres(tmp_path / "pg", version=request.param, settings=small) as server:
+        yield server
+
+
+def test_a_slot_whose_wal_was_removed_says_which_limit_it_was(tmp_path: Path, own_server: EmbeddedPostgres) -> None:
+    held = captured_on(own_server, tmp_path)
+    run_sql(held.dsn, "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
+    for _ in range(4):
+        run_sql(held.dsn, "INSERT INTO u SELECT i FROM generate_series(1, 40000) i", "SELECT pg_switch_wal()")
+        run_sql(held.dsn, "DELETE FROM u", "CHECKPOINT")
+    assert "max_slot_wal_keep_size" in refused(held, SlotInvalidated, "is invalidated: wal_removed").fix
+    run_sql(held.dsn, "ALTER SYSTEM SET max_slot_wal_keep_size = -1", "SELECT pg_reload_conf()")
+    recovers(held)
+
+
+def test_a_slot_that_nobody_used_for_too_long_says_so(tmp_path: Path, own_server: EmbeddedPostgres) -> None:
+    if own_server.version < 18:
+        pytest.skip("idle_replication_slot_timeout came with 18")
+    held = captured_on(own_server, tmp_path)
+    run_sql(held.dsn, "ALTER SYSTEM SET idle_replication_slot_timeout = '1s'", "SELECT pg_reload_conf()")
+
+    def lost() -> bool:
+        run_sql(held.dsn, "INSERT INTO u VALUES (1)", "DELETE FROM u", "SELECT pg_switch_wal()", "CHECKPOINT")
+        with connect(held.dsn) as conn:
+            slot = slot_status(conn, held.slot)
+        return slot is not None and slot.invalidation_reason is not None
+
+    for _ in range(100):
+        if lost():
+            break
+        Event().wait(0.1)
+    assert "idle_replication_slot_timeout" in refused(held, SlotInvalidated, "is invalidated: idle_timeout").fix
+
+
+def test_a_promoted_copy_is_not_taken_for_its_past(tmp_path: Path, own_server: EmbeddedPostgres) -> None:
+    held = captured_on(own_server, tmp_path)
+    own_server.stop()
+    backup = tmp_path / "backup"
+    shutil.copytree(own_server.data_directory, backup, symlinks=True)
+    (backup / "standby.signal").touch()
+    restore(backup, own_server.data_directory)
+    own_server.start()
+    run_sql(held.dsn, "SELECT pg_promote()")
+    refused(held, TimelineChanged, "timeline changed from 1 to 2")
+    recovers(held)
+
+
+def captured_on(server: EmbeddedPostgres, folder: Path) -> Captured:
+    run_sql(server.dsn(), "CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int)")
+    run_sql(server.dsn(), "INSERT INTO t VALUES (1, 'one')")
+    held = Captured(folder, server.dsn(), tables="public.t")
+    held.copy()
+    return held
