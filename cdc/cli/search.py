@@ -9,7 +9,6 @@ import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit, shown
 from cdc.errors import ConfigError, UnknownName
-from cdc.table import parted
 
 if TYPE_CHECKING:
     from cdc.config import Definition
@@ -63,6 +62,8 @@ def _found(definition: Definition, table: str) -> tuple[SearchIndex, str]:
 
 
 def _topic(topics: Iterable[str], table: str) -> str | None:
+    from cdc.table import parted
+
     fitting = [topic for topic in topics if table in {topic, parted(topic)[1]}]
     return table if table in fitting else fitting[0] if len(fitting) == 1 else None
 
