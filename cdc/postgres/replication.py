@@ -37,11 +37,13 @@ from cdc.postgres.sqlstate import classify_message, mapped
 
 REST: Final = 0.001
 """Seconds from waking up to the read, so that a transaction of a few rows comes whole instead of message by message."""
+LONG_REST: Final = 0.003
+"""The same while behind."""
 BUSY: Final = 16 << 10
 """Bytes in a batch from which on we are behind: more than a hundred messages came within one rest."""
 HEAP: Final = 96 << 10
-"""Bytes that wake us while behind; measured from 32 to 128 KiB, on loopback under BBR: 420,000 frames a second instead
-of 180,000, and half the server's CPU."""
+"""Bytes that wake us while behind. Of 32 to 192 KiB with rests of 0.5 to 3 ms these gave the same high rate in every
+run, on loopback under BBR: 420,000 frames a second instead of 180,000, and half the server's CPU."""
 HEAP_WAIT: Final = 0.005
 """Seconds until we look nevertheless; a shorter wait brings the small packets back."""
 READS: Final = 64
@@ -245,7 +247,7 @@ class ReplicationStream:
         """Wait for something to read, let some more come, and swallow it."""
         wait = min(seconds, HEAP_WAIT) if self._behind else seconds
         if self._poll.poll(wait * 1000) or self._behind:
-            time.sleep(REST)
+            time.sleep(LONG_REST if self._behind else REST)
             self._swallow()
 
     def _behave(self, *, behind: bool) -> None:
