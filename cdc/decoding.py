@@ -34,6 +34,11 @@ class Decoding:
         relations = Relations(source.dsn, known, after.epoch, source.publication)
         return cls(Spool(directory), relations, after, frame_mender(source.dsn, source.undecodable, after))
 
+    def close(self) -> None:
+        """Drop what waits, and give files and connection back."""
+        self.spool.close()
+        self._relations.close()
+
     def rows(self, frames: FrameBatch) -> Iterator[Decoded | Position]:
         """Rows in the order of the commits, and the position of every keepalive that asks for a reply."""
         for schema in self._relations.drifted():
@@ -41,7 +46,7 @@ class Decoding:
         for whole in self.spool.whole(frames):
             for event in self._decoder.decode(self._mend(whole)):
                 if isinstance(event, RelationSeen):
-                    schema, announce = self._relations.see(event.relation)
+                    schema, announce = self._relations.see(event.relation, event.position)
                     self._decoder.define(schema, announce=announce)
                 elif isinstance(event, DdlSeen):
                     for version in self._relations.told(event.content):

@@ -92,7 +92,7 @@ class Reader:
                 self._frames.close()
                 for stage in stages:
                     stage.join()
-                self._decoding.spool.close()
+                self._decoding.close()
             stream.confirm(confirmable(self._durable.lsn))
             stream.tick()
         if self._failure is not None:

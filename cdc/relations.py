@@ -8,25 +8,27 @@ finds waits until that thread asks.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
-from cdc.errors import CdcError
+from cdc.errors import CdcError, SourceUnreachable
 from cdc.pgoutput.messages import Relation
+from cdc.position import Position
 from cdc.postgres.alignment import marked, tell
 from cdc.postgres.connection import connect
 from cdc.postgres.drift import Sight, divergence, look
-from cdc.postgres.tables import resolve
+from cdc.postgres.tables import View, resolve, view
 from cdc.postgres.telling import read, typed
 from cdc.table import TableSchema, TableState
 
 LOOK_EVERY: Final = 30.0
 """Seconds between two looks at the catalogue of all tables; one took 8 ms for one table, 80–150 ms for 1,000."""
 
+_T = TypeVar("_T")
 log = structlog.get_logger("reader")
 
 
@@ -52,6 +54,9 @@ class Relations:
         self._look: Future[dict[int, Sight]] | None = None
         self._looked_at: dict[int, TableSchema] = {}
         self._looks = 0
+        self._conn: Any = None
+        self._view: View | None = None
+        self._seen: set[int] = set()
 
     @property
     def looks(self) -> int:
@@ -62,21 +67,50 @@ class Relations:
         """Go on from this version, which was read at the source and written to the log by somebody else."""
         self._known[schema.oid] = schema
 
-    def see(self, message: Relation) -> tuple[TableSchema, bool]:
+    def see(self, message: Relation, position: Position) -> tuple[TableSchema, bool]:
         """The schema of the rows that follow, and whether the log has to be told of it.
 
-        The catalogue shows the present and the message a moment of the past; what cannot be proved comes back
-        flagged `needs_resync`, never guessed.
+        The catalogue shows the present and the message, of the transaction at the position, a moment of the past;
+        what cannot be proved comes back flagged `needs_resync`, never guessed.
         """
         before = self._known.get(message.oid)
         known = before or self._unannounced.pop(message.oid, None)
-        with connect(self._dsn, application_name="cdc catalogue") as conn:
-            schema = resolve(conn, message, known, self._epoch)
-            sight = look(conn, [message.oid], self._publication).get(message.oid)
-        if sight is not None:
-            schema = _compared(schema, sight)
+
+        def answer(conn: Any) -> TableSchema:
+            seen = self._view_of(conn, message.oid, position)
+            schema = resolve(conn, message, known, self._epoch, seen)
+            sight = seen.sights.get(message.oid)
+            return schema if sight is None else _compared(schema, sight)
+
+        schema = self._asked(answer)
         self._known[message.oid] = schema
         return schema, schema != before
+
+    def _view_of(self, conn: Any, oid: int, position: Position) -> View:
+        """A view no older than the message: for the first one of a table in what waited at the start, one of all."""
+        if self._view is None:
+            self._view = view(conn, [*self._known, oid], self._publication)
+        first = oid not in self._seen and oid in self._view.tables
+        self._seen.add(oid)
+        if first and position.lsn <= self._view.upto:
+            return self._view
+        return view(conn, [oid], self._publication)
+
+    def _asked(self, question: Callable[[Any], _T]) -> _T:
+        """The answer over one connection that is kept; it is made anew if it broke in between."""
+        if self._conn is not None:
+            try:
+                return question(self._conn)
+            except SourceUnreachable:
+                self.close()
+        self._conn = connect(self._dsn, application_name="cdc catalogue")
+        return question(self._conn)
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
 
     def told(self, content: bytes) -> Iterator[TableSchema]:
         """The version that a message of the event trigger tells, if it is of a known table and news."""
@@ -86,8 +120,9 @@ class Relations:
             return
         known = self._known.get(message.oid)
         if message.table is not None:
-            with connect(self._dsn, application_name="cdc catalogue") as conn:
-                schema = tell(typed(conn, message.table), known, message.oid, self._epoch)
+            table = message.table
+            facts = self._asked(lambda conn: typed(conn, table))
+            schema = tell(facts, known, message.oid, self._epoch)
             if known is None:
                 # its first rows will say whether it is published at all
                 self._unannounced[message.oid] = schema

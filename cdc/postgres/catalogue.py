@@ -1,9 +1,11 @@
-"""What `pg_class`, `pg_attribute`, `pg_index` and `pg_type` say of one table, in one statement and so at one moment."""
+"""What `pg_class`, `pg_attribute`, `pg_index` and `pg_type` say of tables, in one statement and so at one moment."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, Self
 
 import psycopg
@@ -40,7 +42,7 @@ WITNESS: Final = """
 """
 """The event triggers of `migrations/source`, by OID and xmin; no row unless all of them are there and fire always."""
 _CLASS: Final = f"""
-    SELECT n.nspname, c.relname, c.relreplident::text, k.columns, k.size,
+    SELECT c.oid, n.nspname, c.relname, c.relreplident::text, k.columns, k.size,
            CASE WHEN c.relkind = 'p' OR c.relispartition THEN pg_partition_root(c.oid)::oid END AS root,
            EXISTS (SELECT FROM pg_publication_rel r
                    WHERE r.prrelid = c.oid AND to_jsonb(r) ->> 'prattrs' IS NOT NULL) AS listed,
@@ -54,7 +56,7 @@ _CLASS: Final = f"""
             WHEN 'd' THEN i.indisprimary AND i.indimmediate
             ELSE i.indisprimary END
     ) k ON true
-    WHERE c.oid = %(relation)s AND c.relkind IN ('r', 'p')
+    WHERE c.oid = ANY(%(relations)s) AND c.relkind IN ('r', 'p')
 """
 # a partitioned table stores nothing itself: the default that old rows have stands in its leaves
 _ATTRIBUTES: Final = f"""
@@ -65,13 +67,15 @@ _ATTRIBUTES: Final = f"""
             WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum) AS expression,
            t.name AS type_name, t.kind, t.base, t.base_typmod, t.labels,
            coalesce((a.attmissingval::text::text[])[1], (
-               SELECT (l.attmissingval::text::text[])[1] FROM pg_partition_tree(%(relation)s::oid::regclass) p
+               SELECT (l.attmissingval::text::text[])[1] FROM pg_partition_tree(c.oid::regclass) p
                JOIN pg_attribute l ON l.attrelid = p.relid AND l.attname = a.attname AND l.atthasmissing
                WHERE p.isleaf AND p.relid <> a.attrelid LIMIT 1)) AS missing
     FROM pg_attribute a LEFT JOIN ({_TYPE}) t ON t.oid = a.atttypid
-    WHERE a.attrelid = %(relation)s AND a.attnum > 0
+    WHERE a.attrelid = c.oid AND a.attnum > 0
 """
-_TABLE: Final = f"SELECT c.*, a.* FROM ({_CLASS}) c LEFT JOIN ({_ATTRIBUTES}) a ON true ORDER BY a.attnum"
+_TABLES: Final = f"""
+    SELECT c.*, a.* FROM ({_CLASS}) c LEFT JOIN LATERAL ({_ATTRIBUTES}) a ON true ORDER BY c.oid, a.attnum
+"""
 _TYPES: Final = _TYPE + " WHERE t.oid = ANY(%s)"
 
 
@@ -163,11 +167,13 @@ class Catalogued:
         return tuple(a for a in self.attributes if not a.dropped)
 
 
-def look_up(conn: psycopg.Connection, oid: int) -> Catalogued | None:
-    """The table now; None if it is gone or of another kind."""
-    rows = conn.execute(_TABLE, {"relation": oid}).fetchall()
-    if not rows:
-        return None
+def look_up(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, Catalogued]:
+    """The tables now, by OID; one that is gone or of another kind is not among them."""
+    rows = conn.execute(_TABLES, {"relations": list(oids)}).fetchall()
+    return {oid: _catalogued([row[1:] for row in of_table]) for oid, of_table in groupby(rows, itemgetter(0))}
+
+
+def _catalogued(rows: Sequence[tuple[Any, ...]]) -> Catalogued:
     schema, name, identity, places, size, root, listed, witness = rows[0][:8]
     attributes = tuple(_attribute(row[8:]) for row in rows if row[8] is not None)
     # int2vector starts at 0, so its text has bounds that the array loader has dropped

@@ -6,17 +6,18 @@ message is aligned with what is known (`alignment`); what cannot be proved is ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 import psycopg
 
+from cdc.lsn import Lsn
 from cdc.pgoutput.messages import Relation
 from cdc.postgres.alignment import align
 from cdc.postgres.catalogue import Catalogued, look_up, types
-from cdc.postgres.drift import look
+from cdc.postgres.drift import Sight, look
 from cdc.postgres.sqlstate import mapped
 from cdc.table import TableSchema, topic
 
@@ -27,6 +28,20 @@ _TABLES: Final = """
     AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
     ORDER BY n.nspname, c.relname
 """
+_INSERTED: Final = """
+    SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Some tables as the catalogue showed them once."""
+
+    upto: Lsn
+    """What had written to a table and committed up to here saw no later catalogue than this one."""
+    tables: Mapping[int, Catalogued]
+    """By OID."""
+    sights: Mapping[int, Sight]
 
 
 class TableName(NamedTuple):
@@ -64,9 +79,8 @@ def read_schema(
     `relation` is the log's number for it, by default the OID: that of the first epoch. `publication` is the one
     whose later edits are to be noticed.
     """
-    with mapped():
-        now = look_up(conn, oid)
-    sight = look(conn, [oid], publication).get(oid)
+    seen = view(conn, [oid], publication)
+    now, sight = seen.tables.get(oid), seen.sights.get(oid)
     if now is None or sight is None:
         return None
     return replace(shape(now, oid, oid if relation is None else relation), standing=sight.standing)
@@ -87,14 +101,27 @@ def shape(now: Catalogued, oid: int, relation: int) -> TableSchema:
     )
 
 
-def resolve(conn: psycopg.Connection, message: Relation, known: TableSchema | None, epoch: int = 0) -> TableSchema:
+def view(conn: psycopg.Connection, oids: Sequence[int], publication: str | None) -> View:
+    """The tables now, with all that is said of them and their standing in the publication."""
+    with mapped():
+        row = conn.execute(_INSERTED).fetchone()
+        tables = look_up(conn, oids)
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    return View(Lsn.parse(row[0]), tables, look(conn, oids, publication))
+
+
+def resolve(
+    conn: psycopg.Connection, message: Relation, known: TableSchema | None, epoch: int = 0, seen: View | None = None
+) -> TableSchema:
     """The version of the table that a Relation message announces, columns under the ids that the log has for them.
 
-    `known` is the version before, None at first sight; `epoch` numbers a table seen for the first time. Two
-    calls read the catalogue at most twice. A version that cannot be proved comes back as NEEDS_RESYNC with
-    the reason; its columns without proof have ids that no attribute can have.
+    `known` is the version before, None at first sight; `epoch` numbers a table seen for the first time; `seen` is
+    a view that has the table, by default a new one. A version that cannot be proved comes back as NEEDS_RESYNC
+    with the reason; its columns without proof have ids that no attribute can have.
     """
-    with mapped():
-        now = look_up(conn, message.oid)
-        facts = types(conn, [column.type_oid for column in message.columns])
+    now = (seen or view(conn, [message.oid], None)).tables.get(message.oid)
+    facts = {a.type_oid: a.type for a in now.live if a.type is not None} if now else {}
+    if lacking := [column.type_oid for column in message.columns if column.type_oid not in facts]:
+        with mapped():
+            facts |= types(conn, lacking)
     return align(message, now, known, facts, epoch)

@@ -76,7 +76,7 @@ class Following:
     def _decode(self, frames: FrameBatch) -> None:
         for event in self._decoder.decode(frames):
             if isinstance(event, RelationSeen):
-                schema, announce = self.relations.see(event.relation)
+                schema, announce = self.relations.see(event.relation, event.position)
                 self._decoder.define(schema, announce=announce)
             elif isinstance(event, DdlSeen):
                 for schema in self.relations.told(event.content):

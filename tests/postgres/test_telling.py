@@ -143,7 +143,7 @@ def test_what_is_told_is_what_the_catalogue_shows(any_database: str) -> None:
         session.run("ALTER TABLE t ADD COLUMN late text NOT NULL DEFAULT 'ü, \"x\"'")
         session.catch_up()
         with connect(any_database) as conn:
-            shown = look_up(conn, session.latest.oid)
+            shown = look_up(conn, [session.latest.oid])[session.latest.oid]
 
     assert shown is not None
     places = {number: place for place, number in enumerate(shown.key)}
