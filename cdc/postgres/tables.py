@@ -79,11 +79,20 @@ def read_schema(
     `relation` is the log's number for it, by default the OID: that of the first epoch. `publication` is the one
     whose later edits are to be noticed.
     """
-    seen = view(conn, [oid], publication)
-    now, sight = seen.tables.get(oid), seen.sights.get(oid)
-    if now is None or sight is None:
-        return None
-    return replace(shape(now, oid, oid if relation is None else relation), standing=sight.standing)
+    schema = read_schemas(conn, [oid], publication=publication).get(oid)
+    return schema if schema is None or relation is None else replace(schema, relation=relation)
+
+
+def read_schemas(
+    conn: psycopg.Connection, oids: Sequence[int], *, publication: str | None = None
+) -> dict[int, TableSchema]:
+    """The same for many tables at once, by OID, each numbered by its OID; those that are gone are left out."""
+    seen = view(conn, oids, publication)
+    return {
+        oid: replace(shape(seen.tables[oid], oid, oid), standing=seen.sights[oid].standing)
+        for oid in oids
+        if oid in seen.tables and oid in seen.sights
+    }
 
 
 def shape(now: Catalogued, oid: int, relation: int) -> TableSchema:

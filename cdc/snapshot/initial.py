@@ -33,7 +33,7 @@ from cdc.postgres.copy import begin_snapshot, copy_table, hold_tables
 from cdc.postgres.history import source_state
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.slot import create_slot, drop_slot, exclusive, slot_status
-from cdc.postgres.tables import match_tables, read_schema
+from cdc.postgres.tables import match_tables, read_schemas
 from cdc.resume import lineage_of
 from cdc.table import TableSchema
 
@@ -94,9 +94,7 @@ def copy_everything(source: CopySource, root: Path, writer: LogWriter, figures: 
         with slot as snapshot, connect(source.dsn, autocommit=False) as reading:
             begin_snapshot(reading, snapshot.name)
             hold_tables(reading, tables)
-            schemas = [
-                schema for oid, _ in tables if (schema := read_schema(reading, oid, publication=source.publication))
-            ]
+            schemas = list(read_schemas(reading, [oid for oid, _ in tables], publication=source.publication).values())
             plan = continue_relations(past, schemas, {str(name) for _, name in match_tables(reading, ["*"])})
             position = Position.of(snapshot.consistent_point - 1, past.epoch)
             copy = _Copy(source, writer, figures, position)
@@ -123,6 +121,7 @@ class _Copy:
         self._rows = 0
         self._files: list[StagedFile] = []
         self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
         self._ended: list[TableSchema] = []
 
     def table(self, schema: TableSchema, chunks: Iterator[bytes]) -> None:
@@ -164,13 +163,14 @@ class _Copy:
         self._waiting.append(batch)
         self._ordinal += batch.num_rows
         self._rows += batch.num_rows
-        if sum(b.nbytes for b in self._waiting) >= STAGE_BYTES:
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= STAGE_BYTES:
             self._stage()
 
     def _stage(self) -> None:
         if self._waiting:
             self._files += self._writer.stage(pa.Table.from_batches(self._waiting, LOG_SCHEMA))
-            self._waiting = []
+            self._waiting, self._waiting_bytes = [], 0
 
     def _control(self, schema: TableSchema, operation: Operation, payload: bytes) -> pa.RecordBatch:
         row: dict[str, Any] = dict.fromkeys(LOG_SCHEMA.names)
