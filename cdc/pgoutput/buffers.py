@@ -57,6 +57,45 @@ def pack(layouts: Sequence[tuple[Layout, int]]) -> Layouts:
     )
 
 
+def without(layouts: Layouts, oid: int) -> Layouts:
+    """The kernels' form of all layouts but that of the OID, if there is one; costs copies, no loop."""
+    at = int(np.searchsorted(layouts.oid, oid))
+    if at == len(layouts.oid) or layouts.oid[at] != oid:
+        return layouts
+    (first, end), (key, key_end) = layouts.first[at : at + 2], layouts.key_first[at : at + 2]
+    return Layouts(
+        np.delete(layouts.oid, at),
+        np.delete(layouts.relation, at),
+        np.delete(layouts.topic, at),
+        np.delete(layouts.first, at + 1) - np.where(np.arange(len(layouts.oid)) > at, end - first, 0),
+        np.delete(layouts.key_first, at + 1) - np.where(np.arange(len(layouts.oid)) > at, key_end - key, 0),
+        np.delete(layouts.ids, slice(first, end)),
+        np.delete(layouts.is_key, slice(first, end)),
+        np.delete(layouts.keys, slice(key, key_end)),
+    )
+
+
+def beside(layouts: Layouts, layout: Layout, topic: int) -> Layouts:
+    """The kernels' form of all layouts and this one, which takes the place of another with its OID."""
+    layouts, one = without(layouts, layout.oid), pack([(layout, topic)])
+    at = int(np.searchsorted(layouts.oid, layout.oid))
+    first, key = layouts.first[at], layouts.key_first[at]
+
+    def joined(whole: np.ndarray, place: int, part: np.ndarray) -> np.ndarray:
+        return np.concatenate((whole[:place], part, whole[place:]))
+
+    return Layouts(
+        joined(layouts.oid, at, one.oid),
+        joined(layouts.relation, at, one.relation),
+        joined(layouts.topic, at, one.topic),
+        np.concatenate((layouts.first[: at + 1], layouts.first[at:] + one.first[1])),
+        np.concatenate((layouts.key_first[: at + 1], layouts.key_first[at:] + one.key_first[1])),
+        joined(layouts.ids, first, one.ids),
+        joined(layouts.is_key, first, one.is_key),
+        joined(layouts.keys, key, one.keys),
+    )
+
+
 class RowBuffers:
     """Rows under construction; `take` hands them to Arrow, after which these buffers are not used again."""
 

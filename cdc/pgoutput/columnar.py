@@ -11,7 +11,7 @@ import pyarrow as pa
 from cdc.change import DDL_PREFIX, OWN_PREFIXES, Operation
 from cdc.errors import SourceError, UnknownRelation
 from cdc.pgoutput import kernel
-from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, new_values, pack
+from cdc.pgoutput.buffers import Capacity, RowBuffers, beside, new_state, new_values, pack, without
 from cdc.pgoutput.decode import expand
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.layout import IGNORED, Layout
@@ -56,7 +56,8 @@ class ColumnarDecoder:
         self._announced: dict[int, TableSchema] = {}
         self._topics: dict[str, int] = {}
         self._names = pa.array([], pa.string())
-        self._refresh()
+        self._packed = pack([])
+        self._old, self._new = new_values(0), new_values(0)
 
     @property
     def in_transaction(self) -> bool:
@@ -70,8 +71,7 @@ class ColumnarDecoder:
         a transaction, or inside a dropped one, it waits for the next that is kept, and a later version
         announced meanwhile replaces it. Raises ValueError for a key column that is not sent.
         """
-        self._layouts[schema.oid] = Layout.of(schema)
-        self._stale = True
+        self._read_as(Layout.of(schema))
         if announce:
             self.announce(schema)
 
@@ -86,13 +86,11 @@ class ColumnarDecoder:
         self._state[kernel.ANNOUNCING] = bool(self._announced)
         before = self._layouts.get(schema.oid)
         if before is not None and before.relation != IGNORED and before.ids == tuple(c.id for c in schema.sent):
-            self._layouts[schema.oid] = Layout.of(schema)
-            self._stale = True
+            self._read_as(Layout.of(schema))
 
     def ignore(self, oid: int) -> None:
         """Skip rows of this OID from now on: published, but not asked for."""
-        self._layouts[oid] = Layout.ignored(oid)
-        self._stale = True
+        self._read_as(Layout.ignored(oid))
 
     def decode(self, frames: FrameBatch) -> Iterator[Event]:
         """Events in WAL order; only the last of consecutive keepalives that ask for no reply, at the end.
@@ -101,9 +99,9 @@ class ColumnarDecoder:
         where a change or truncate of a kept transaction first needs it: under publish_via_partition_root the
         walsender describes leaves as well, of which no row ever comes.
 
-        A Decoded comes before every RelationSeen and answer-me Keepalive if rows or transactions are
-        pending, when about 16 MiB of values are pending, and at the end if any `w` frame was consumed
-        since the last. Raises MalformedFrame or UnknownRelation, after yielding what came before.
+        A Decoded comes before every answer-me Keepalive if rows or transactions are pending, when about
+        16 MiB of values are pending, and at the end if any `w` frame was consumed since the last. Raises
+        MalformedFrame or UnknownRelation, after yielding what came before.
         """
         buffer, offsets = _readonly(frames.buffer), _readonly(frames.offsets)
         state, keepalive = self._state, None
@@ -117,7 +115,6 @@ class ColumnarDecoder:
             try:
                 message = parse_frame(frame)
                 if seen := self._needed(message):
-                    yield from self._flushed()
                     yield seen
                     continue
                 state[kernel.CURSOR] += 1
@@ -145,8 +142,6 @@ class ColumnarDecoder:
         return bool(self._state[kernel.ROWS] or self._state[kernel.TRANSACTIONS])
 
     def _walk(self, buffer: np.ndarray, offsets: np.ndarray) -> int:
-        if self._stale:
-            self._refresh()
         state = self._state
         stop = kernel.walk(buffer, offsets, state, self._buffers.rows, self._packed, self._old, self._new)
         if stop == kernel.GROW:
@@ -156,11 +151,11 @@ class ColumnarDecoder:
             state[kernel.ANNOUNCING] = 0
         return int(stop)
 
-    def _refresh(self) -> None:
-        self._packed = pack([(layout, self._topic(layout.topic)) for layout in self._layouts.values()])
-        width = max((len(layout.ids) for layout in self._layouts.values()), default=0)
-        self._old, self._new = new_values(width), new_values(width)
-        self._stale = False
+    def _read_as(self, layout: Layout) -> None:
+        self._layouts[layout.oid] = layout
+        self._packed = beside(self._packed, layout, self._topic(layout.topic))
+        if len(layout.ids) > len(self._old.kind):
+            self._old, self._new = new_values(len(layout.ids)), new_values(len(layout.ids))
 
     def _topic(self, name: str) -> int:
         return self._topics.setdefault(name, len(self._topics))
@@ -198,7 +193,7 @@ class ColumnarDecoder:
 
     def _remember(self, message: Relation) -> None:
         if self._layouts.pop(message.oid, None) is not None:
-            self._stale = True
+            self._packed = without(self._packed, message.oid)
         self._remembered[message.oid] = message
 
     def _announce(self) -> None:

@@ -201,7 +201,6 @@ class PlainDecoder:
 
     def _step(self, frame: bytes, message: AnyMessage | None) -> Iterator[Event]:
         while message is not None and (seen := self._needed(message)) is not None:
-            yield from self._flushed()
             yield seen
             message = None if self._skips(frame) else message
         self._moved = True

@@ -59,22 +59,27 @@ _CLASS: Final = f"""
     WHERE c.oid = ANY(%(relations)s) AND c.relkind IN ('r', 'p')
 """
 # a partitioned table stores nothing itself: the default that old rows have stands in its leaves
-_ATTRIBUTES: Final = f"""
-    SELECT a.attnum, a.attname, a.attisdropped, a.atttypid, a.atttypmod, a.attnotnull,
+_ATTRIBUTES: Final = """
+           a.attnum, a.attname, a.attisdropped, a.atttypid, a.atttypmod, a.attnotnull,
            a.attgenerated::text <> '' AS generated,
            a.atthasdef OR a.attidentity::text <> '' AS has_default,
            (SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attrdef d
             WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum) AS expression,
            t.name AS type_name, t.kind, t.base, t.base_typmod, t.labels,
            coalesce((a.attmissingval::text::text[])[1], (
-               SELECT (l.attmissingval::text::text[])[1] FROM pg_partition_tree(c.oid::regclass) p
+               SELECT (l.attmissingval::text::text[])[1] FROM pg_partition_tree(a.attrelid) p
                JOIN pg_attribute l ON l.attrelid = p.relid AND l.attname = a.attname AND l.atthasmissing
-               WHERE p.isleaf AND p.relid <> a.attrelid LIMIT 1)) AS missing
-    FROM pg_attribute a LEFT JOIN ({_TYPE}) t ON t.oid = a.atttypid
-    WHERE a.attrelid = c.oid AND a.attnum > 0
+               WHERE c.root IS NOT NULL AND p.isleaf AND p.relid <> a.attrelid LIMIT 1)) AS missing
 """
+# the types once for all columns that have them: a join with the query of types would ask for each column
 _TABLES: Final = f"""
-    SELECT c.*, a.* FROM ({_CLASS}) c LEFT JOIN LATERAL ({_ATTRIBUTES}) a ON true ORDER BY c.oid, a.attnum
+    WITH classes AS MATERIALIZED ({_CLASS}),
+    columns AS MATERIALIZED (
+        SELECT * FROM pg_attribute WHERE attrelid = ANY(%(relations)s) AND attnum > 0),
+    types AS MATERIALIZED ({_TYPE} WHERE t.oid IN (SELECT atttypid FROM columns))
+    SELECT c.*, {_ATTRIBUTES}
+    FROM classes c LEFT JOIN columns a ON a.attrelid = c.oid LEFT JOIN types t ON t.oid = a.atttypid
+    ORDER BY c.oid, a.attnum
 """
 _TYPES: Final = _TYPE + " WHERE t.oid = ANY(%s)"
 

@@ -217,14 +217,13 @@ def test_rows_of_an_open_transaction_are_not_complete(make):
 def test_a_relation_is_announced_before_the_first_row_that_needs_it(make):
     insert = Insert(1, ("a", "", ""))
     decoder = ready(make())
-    first, seen, second = feed(decoder, *transaction(600, insert, relation(ORDERS), insert))
-    assert isinstance(first, Decoded)
+    seen, event = feed(decoder, *transaction(600, insert, relation(ORDERS), insert))
     assert seen == RelationSeen(relation(ORDERS), Position(600))
-    found = rows([first, second]).to_pylist()
+    found = rows([event]).to_pylist()
     assert [(row["op"], row["ordinal"]) for row in found] == [("c", 0), ("s", 1), ("c", 2)]
     assert TableSchema.from_json(found[1]["payload"]) == ORDERS
     assert (found[1]["relation"], found[1]["topic"], found[1]["key"]) == (101, "shop.orders", None)
-    assert (first.complete, second.complete) == (0, 2)
+    assert event.complete == 3
 
 
 def test_rows_follow_the_latest_definition(make):
@@ -295,7 +294,7 @@ def test_every_kind_of_change_shows_its_relation(make, change):
 def test_a_truncate_of_several_relations_comes_after_all_were_announced(make):
     first, second = relation(ORDERS), relation(TABLES[2])
     found = feed(make(), *transaction(600, first, second, Truncate((1, 2), False, False)))
-    assert [type(event) for event in found] == [RelationSeen, Decoded, RelationSeen, Decoded]
+    assert [type(event) for event in found] == [RelationSeen, RelationSeen, Decoded]
     told = rows(found).select(["op", "relation", "ordinal"]).to_pylist()
     assert [tuple(row.values()) for row in told] == [("s", 101, 0), ("s", 102, 1), ("t", 101, 2), ("t", 102, 3)]
 
