@@ -35,6 +35,20 @@ BEGIN
   END LOOP;
 END $$
 """
+_PACED = """
+CREATE PROCEDURE {s}.paced(n int, rate float) LANGUAGE plpgsql AS $$
+DECLARE started timestamptz := clock_timestamp();
+BEGIN
+  FOR i IN 0..n - 1 LOOP
+    PERFORM pg_sleep(i / rate - extract(epoch FROM clock_timestamp() - started));
+    UPDATE {s}.accounts SET abalance = abalance + 1 WHERE aid = 1 + (i::bigint * 7919) % 100000;
+    UPDATE {s}.tellers SET tbalance = tbalance + 1 WHERE tid = 1 + i % 100;
+    UPDATE {s}.branches SET bbalance = bbalance + 1 WHERE bid = 1 + i % 10;
+    INSERT INTO {s}.history (tid, bid, aid, delta) VALUES (1 + i % 100, 1 + i % 10, 1, 1);
+    COMMIT;
+  END LOOP;
+END $$
+"""
 
 
 def tpcb(transactions: int) -> Workload:
@@ -51,26 +65,24 @@ def tpcb(transactions: int) -> Workload:
         f"INSERT INTO {s}.tellers SELECT i, 1 + i % 10, 0, 'teller' FROM generate_series(1, 100) i",
         f"INSERT INTO {s}.branches SELECT i, 0, 'branch' FROM generate_series(1, 10) i",
         _TPCB.format(s=s),
+        _PACED.format(s=s),
     )
     return Workload("tpcb", setup, (f"CALL {s}.work({transactions})",), transactions * 4)
 
 
-def inserts(rows: int, per_transaction: int = 10_000) -> Workload:
-    """Rows of mixed types by INSERT … SELECT in transactions of ten thousand."""
+def inserts(rows: int) -> Workload:
+    """Rows of mixed types by one INSERT … SELECT."""
     s = "bench_inserts"
     setup = (
         f"CREATE SCHEMA {s}",
         f"""CREATE TABLE {s}.items (id bigint PRIMARY KEY, name text, price numeric(12,2), made timestamptz,
             active boolean, note text)""",
     )
-    write = tuple(
-        f"""INSERT INTO {s}.items
-            SELECT i, 'item ' || i, i % 10000 / 100.0, timestamptz '2026-01-01' + i * interval '1 s',
-                i % 3 = 0, md5(i::text)
-            FROM generate_series({start}, {start + per_transaction - 1}) i"""
-        for start in range(1, rows, per_transaction)
-    )
-    return Workload("inserts", setup, write, rows)
+    write = f"""INSERT INTO {s}.items
+        SELECT i, 'item ' || i, i % 10000 / 100.0, timestamptz '2026-01-01' + i * interval '1 s',
+            i % 3 = 0, md5(i::text)
+        FROM generate_series(1, {rows}) i"""
+    return Workload("inserts", setup, (write,), rows)
 
 
 def updates(transactions: int, rows: int = 1_000) -> Workload:
@@ -90,9 +102,10 @@ def updates(transactions: int, rows: int = 1_000) -> Workload:
     return Workload("updates", setup, write, transactions * rows)
 
 
-def many_tables(transactions: int, tables: int = 1_000) -> Workload:
-    """Small transactions spread over a thousand tables."""
-    s = "bench_tables"
+def many_tables(transactions: int, tables: int) -> Workload:
+    """Small transactions spread over so many tables."""
+    name = f"tables_{tables}"
+    s = f"bench_{name}"
     create = f"""
 DO $$ BEGIN FOR i IN 1..{tables} LOOP
   EXECUTE format('CREATE TABLE {s}.t%s (id int PRIMARY KEY, name text, amount int)', i);
@@ -105,4 +118,4 @@ BEGIN FOR i IN 1..n LOOP
   COMMIT;
 END LOOP; END $$"""
     setup = (f"CREATE SCHEMA {s}", create, procedure)
-    return Workload("tables", setup, (f"CALL {s}.work({transactions})",), transactions * 2)
+    return Workload(name, setup, (f"CALL {s}.work({transactions})",), transactions * 2)
