@@ -1,4 +1,4 @@
-"""The decoder alone: frames of a ten-column table in memory to log rows, beside the machine's rate of copying memory."""
+"""The decoder alone: frames of a ten-column table in memory to log rows, beside the rate of copying memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _frames(rows: int) -> Iterator[FrameBatch]:
     """Batches of the size that the reader receives while behind."""
     inserts = [
         frame(
-            Insert(1, (str(n), f"item {n}", "2026-01-01 00:00:00+00", "t", "12.50", None, f"{n % 97}", "new", "", "x"))
+            Insert(1, (str(n), f"item {n}", "2026-01-01 00:00:00+00", "t", "12.50", None, "97", "new", "", "x"))
         )
         for n in range(ROWS_PER_TRANSACTION)
     ]
