@@ -41,9 +41,7 @@ def _decode(batches: list[FrameBatch]) -> int:
 def _frames(rows: int) -> Iterator[FrameBatch]:
     """Batches of the size that the reader receives while behind."""
     inserts = [
-        frame(
-            Insert(1, (str(n), f"item {n}", "2026-01-01 00:00:00+00", "t", "12.50", None, "97", "new", "", "x"))
-        )
+        frame(Insert(1, (str(n), f"item {n}", "2026-01-01 00:00:00+00", "t", "12.50", None, "97", "new", "", "x")))
         for n in range(ROWS_PER_TRANSACTION)
     ]
     for first in range(0, rows, 50 * ROWS_PER_TRANSACTION):
