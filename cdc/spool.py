@@ -1,19 +1,21 @@
 """Spool: transactions that the server streams while they run wait on disk, raw, until they commit.
 
 Stands before the decoder, which so sees whole and plain transactions only, each at the place of its commit. What is
-kept per transaction is an unnamed file and the subxids that were rolled back: memory does not grow with its rows, and
-a process that dies leaves nothing behind. The server sends an unfinished transaction again, for what was confirmed
-lies before its end.
+kept per transaction is an unnamed file and the subxids that were rolled back, four bytes each: memory does not grow
+with its rows, and a process that dies leaves nothing behind. The server sends an unfinished transaction again, for what
+was confirmed lies before its end.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 import numpy as np
 
@@ -51,6 +53,16 @@ _BETWEEN: Final = marks(_CONTROLS + bytes([RELATION]))
 _INSIDE: Final = marks(_CONTROLS + bytes([RELATION, KEEPALIVE]))
 
 
+class _Note(NamedTuple):
+    """One Relation message of a streamed transaction."""
+
+    order: int
+    """Of arrival, over all transactions."""
+    subxid: int
+    frame: bytes
+    """Made plain."""
+
+
 @dataclass(slots=True)
 class _Streamed:
     """One transaction on disk: runs of frames, each as count, offsets (int64) and bytes."""
@@ -58,10 +70,11 @@ class _Streamed:
     xid: int
     file: IO[bytes]
     nbytes: int = 0
-    aborted: set[int] = field(default_factory=set)
-    relations: list[tuple[int, int, int, bytes]] = field(default_factory=list)
-    """Order of arrival, subxid, OID and plain frame of its Relation messages."""
-    _frames: dict[bytes, bytes] = field(default_factory=dict)
+    _aborted: array[int] = field(default_factory=lambda: array("I"))
+    _described: dict[int, list[_Note]] = field(default_factory=lambda: defaultdict(list))
+    """By OID the Relation messages that may become the last one, in order of arrival."""
+    _describers: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """The OIDs in it by subxid."""
 
     def append(self, frames: FrameBatch) -> None:
         """Add a run of frames; it is with the operating system when this returns."""
@@ -71,9 +84,28 @@ class _Streamed:
         self.file.flush()
         self.nbytes += frames.nbytes
 
-    def describe(self, order: int, subxid: int, oid: int, frame: bytes) -> None:
-        """Note a Relation message; equal frames are kept once, for every rollback makes the server repeat them."""
-        self.relations.append((order, subxid, oid, self._frames.setdefault(frame, frame)))
+    def describe(self, oid: int, note: _Note, elsewhere: int) -> None:
+        """Note a Relation message; `elsewhere` is when the last one of the OID came outside of this transaction.
+
+        Every rollback makes the server repeat them all. A repetition goes without a note: a rollback that takes the
+        earlier one back, of a subtransaction that is running still, would take the later one with it.
+        """
+        notes = self._described[oid]
+        if notes and notes[-1].frame == note.frame and notes[-1].order > elsewhere:
+            return
+        notes.append(note)
+        self._describers[note.subxid].add(oid)
+
+    def roll_back(self, subxid: int) -> None:
+        """Leave the rows and descriptions of a subtransaction out of the replay."""
+        self._aborted.append(subxid)
+        for oid in self._describers.pop(subxid, ()):
+            self._described[oid] = [note for note in self._described[oid] if note.subxid != subxid]
+
+    @property
+    def aborted(self) -> np.ndarray:
+        """Subxids that were rolled back, int64, sorted."""
+        return np.unique(np.array(self._aborted, np.int64))
 
     def runs(self) -> Iterator[FrameBatch]:
         """The frames in order, joined into batches of BATCH or one run more."""
@@ -91,9 +123,9 @@ class _Streamed:
         if buffers:
             yield FrameBatch(np.concatenate(buffers), np.concatenate(offsets))
 
-    def surviving(self) -> dict[int, tuple[int, bytes]]:
-        """By OID the last Relation that was not rolled back: order of arrival and plain frame."""
-        return {oid: (order, frame) for order, subxid, oid, frame in self.relations if subxid not in self.aborted}
+    def surviving(self) -> dict[int, _Note]:
+        """By OID the last Relation that was not rolled back."""
+        return {oid: notes[-1] for oid, notes in self._described.items() if notes}
 
     def close(self) -> None:
         """Give the space back."""
@@ -198,7 +230,7 @@ class Spool:
     def _abort(self, abort: StreamAbort) -> None:
         stream = self._streams.get(abort.xid)
         if stream is not None and abort.subxid != abort.xid:
-            stream.aborted.add(abort.subxid)
+            stream.roll_back(abort.subxid)
         elif stream is not None:
             self._end(stream)
 
@@ -208,7 +240,7 @@ class Spool:
             raise malformed(frame, f"the end of transaction {commit.xid}, which was never streamed")
         self.is_replaying = True
         yield FrameBatch.of([commit.begin])
-        aborted = np.array(sorted(stream.aborted), np.int64)
+        aborted = stream.aborted
         with self._disk():
             for run in stream.runs():
                 hit("mid_replay")
@@ -220,12 +252,12 @@ class Spool:
     def _overtaken(self, stream: _Streamed) -> list[bytes]:
         """Relation frames that came after those of the stream, which is replayed after them."""
         later = []
-        for oid, (order, frame) in stream.surviving().items():
+        for oid, note in stream.surviving().items():
             known, description = self._known.get(oid, (0, b""))
-            if known > order:
+            if known > note.order:
                 later.append(description)
             else:
-                self._known[oid] = order, frame
+                self._known[oid] = note.order, note.frame
         return later
 
     def _end(self, stream: _Streamed) -> None:
@@ -240,7 +272,8 @@ class Spool:
             self._known[int.from_bytes(frame[OID], "big")] = self._arrived, frame
         else:
             subxid, oid = xid_and_oid(frame)
-            self._inside.describe(self._arrived, subxid, oid, without_xid(frame))
+            elsewhere, _ = self._known.get(oid, (0, b""))
+            self._inside.describe(oid, _Note(self._arrived, subxid, without_xid(frame)), elsewhere)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:

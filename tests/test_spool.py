@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import tracemalloc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -235,6 +236,43 @@ def test_a_description_that_was_rolled_back_leaves_nothing():
     wire.rollback(200, 200)
     wire.commit(100)
     assert described(wire.sent) == [frame(relation(ORDERS))]
+
+
+def test_a_repeated_description_is_later_than_what_came_between():
+    wire = Wire()
+    wire.block(100, (101, relation(ORDERS)), (102, Insert(1, ("1",))))
+    wire.commits(relation(RENAMED), Insert(1, ("2",)))
+    wire.rollback(100, 102)
+    wire.block(100, (103, relation(ORDERS)), (103, Insert(1, ("3",))))
+    wire.commit(100)
+    assert described(wire.sent) == [frame(relation(schema)) for schema in (RENAMED, ORDERS, ORDERS)]
+
+
+def test_a_description_falls_back_to_the_one_before_those_that_were_rolled_back():
+    wire = Wire()
+    wire.block(100, (100, relation(ORDERS)), (101, relation(RENAMED)))
+    wire.rollback(100, 101)
+    wire.block(200, (200, relation(RENAMED)), (200, Insert(1, ("1",))))
+    wire.commit(200)
+    wire.commit(100)
+    assert described(wire.sent) == [frame(relation(schema)) for schema in (RENAMED, ORDERS, RENAMED)]
+
+
+def test_rollbacks_by_the_thousand_cost_a_few_bytes_each():
+    wire, number = Wire(), 5_000
+    for subxid in range(101, 101 + number):
+        wire.block(100, (subxid, relation(ORDERS)), (subxid, Insert(1, (str(subxid),))))
+        if subxid % 2:
+            wire.rollback(100, subxid)
+    wire.commit(100)
+    with spool_in() as spool:
+        tracemalloc.start()
+        through(spool, wire.sent[:-1])
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert held < 20 * number
+        replayed = through(spool, wire.sent[-1:])
+    assert [one for one in replayed if one[25:26] != b"R"] == [one for one in wire.expected if one[25:26] != b"R"]
 
 
 @pytest.mark.parametrize(

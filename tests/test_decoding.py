@@ -1,0 +1,76 @@
+"""Decoding: what one transaction says again is not looked up again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.decoding import Decoding
+from cdc.lsn import Lsn
+from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.messages import AnyMessage, Insert, Message, Relation
+from cdc.pgoutput.transactions import Decoded
+from cdc.position import Position
+from cdc.relations import Relations
+from cdc.snapshot.placing import Placing
+from cdc.spool import Spool
+from cdc.table import TableSchema
+from tests.pgoutput.encode import POSTGRES_EPOCH, frame
+from tests.pgoutput.streams import ORDERS, relation, transaction
+
+ROW = Insert(ORDERS.oid, ("1", "a", "b"))
+
+
+class Catalogue(Relations):
+    """Knows one table, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__("", {}, 0)
+        self.asked: list[Position] = []
+
+    def drifted(self) -> Iterator[TableSchema]:
+        return iter(())
+
+    def told(self, content: bytes) -> Iterator[TableSchema]:
+        return iter([ORDERS] if content else ())
+
+    def see(self, message: Relation, position: Position) -> tuple[TableSchema, bool]:
+        assert message.oid == ORDERS.oid
+        self.asked.append(position)
+        return ORDERS, len(self.asked) == 1
+
+
+@pytest.fixture(name="catalogue")
+def _catalogue() -> Catalogue:
+    return Catalogue()
+
+
+def decoded(catalogue: Catalogue, folder: Path, *transactions: list[AnyMessage]) -> list[int]:
+    """Rows and `s` rows of each batch, when every transaction comes by itself."""
+    decoding = Decoding(Spool(folder), catalogue, Position(0), Placing())
+    counts = []
+    for messages in transactions:
+        events = decoding.rows(FrameBatch.of([frame(message) for message in messages]))
+        counts.append(sum(event.rows.num_rows for event in events if isinstance(event, Decoded)))
+    decoding.close()
+    return counts
+
+
+def test_a_description_that_its_transaction_repeats_is_resolved_once(catalogue: Catalogue, tmp_path: Path) -> None:
+    repeated: list[AnyMessage] = [relation(ORDERS), ROW] * 50
+    assert decoded(catalogue, tmp_path, transaction(10, *repeated)) == [51]
+    assert catalogue.asked == [Position(10)]
+
+
+def test_the_same_description_in_the_next_transaction_is_looked_up(catalogue: Catalogue, tmp_path: Path) -> None:
+    once: list[AnyMessage] = [relation(ORDERS), ROW]
+    assert decoded(catalogue, tmp_path, transaction(10, *once), transaction(20, *once)) == [2, 1]
+    assert catalogue.asked == [Position(10), Position(20)]
+
+
+def test_what_the_event_trigger_says_in_between_makes_it_news(catalogue: Catalogue, tmp_path: Path) -> None:
+    ddl = Message(True, Lsn(10), "cdc.ddl", b"news", POSTGRES_EPOCH)
+    decoded(catalogue, tmp_path, transaction(10, relation(ORDERS), ROW, ddl, relation(ORDERS), ROW))
+    assert catalogue.asked == [Position(10)] * 2
