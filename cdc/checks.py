@@ -25,7 +25,7 @@ def problems(definition: Definition) -> list[Problem]:
         create_slot=source.slot.create,
         create_publication=source.publication.create,
     )
-    return preflight(source.dsn.reveal(), wants)
+    return preflight(source.current_dsn(), wants)
 
 
 def check_log(definition: Definition) -> None:
@@ -48,12 +48,12 @@ def check_log(definition: Definition) -> None:
     if intent is not None and last.last.epoch < intent.epoch:
         return
     tables = captured(log.schemas())
-    state = source_state(source.dsn.reveal(), source.slot.name, source.publication.name, tables)
+    state = source_state(source.current_dsn(), source.slot.name, source.publication.name, tables)
     check_source(log.identity, last, state)
 
 
 def _check_first_start(definition: Definition) -> None:
-    with connect(definition.source.dsn.reveal(), application_name="cdc preflight"):
+    with connect(definition.source.current_dsn(), application_name="cdc preflight"):
         pass  # what is wrong with the connection itself has its own error, and mostly passes
     fatal = [problem for problem in problems(definition) if problem.fatal]
     if fatal:

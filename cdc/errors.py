@@ -36,6 +36,7 @@
     │   ├── SinkBelongsElsewhere
     │   ├── SchemaNotApplicable
     │   ├── SinkFenced
+    │   ├── SinkHeld                exit 3, another process does not let go of the sink
     │   └── DeltaJarMissing         exit 3
     ├── LogError              CDC-4xxx           the change log
     │   ├── LogFenced               another writer committed: stop and re-read
@@ -211,7 +212,9 @@ class SourceRefuses(SourceError):
     code = "CDC-2003"
     reaction = Reaction.RETRY
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "mend what the server says; a changed secret is read when the reader starts again"
+    remedy = (
+        "mend what the server says; a secret's file is read at every attempt, a variable when the reader starts again"
+    )
 
 
 class SlotInUse(SourceError):
@@ -397,6 +400,14 @@ class SinkFenced(SinkError):
 
     code = "CDC-3007"
     remedy = "nothing to do if another apply process took over; otherwise restart this one"
+
+
+class SinkHeld(SinkError):
+    """Another process holds the sink that a replay is to put a new target into; nothing was changed."""
+
+    code = "CDC-3008"
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "stop the apply process ('cdc run' or 'python -m pipelines apply') and run the replay again"
 
 
 class DeltaJarMissing(SinkError):

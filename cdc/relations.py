@@ -19,7 +19,7 @@ from cdc.errors import CdcError, SourceUnreachable
 from cdc.pgoutput.messages import Relation
 from cdc.position import Position
 from cdc.postgres.alignment import marked, tell
-from cdc.postgres.connection import connect
+from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.drift import Sight, divergence, look
 from cdc.postgres.tables import View, resolve, view
 from cdc.postgres.telling import read, typed
@@ -103,7 +103,7 @@ class Relations:
                 return question(self._conn)
             except SourceUnreachable:
                 self.close()
-        self._conn = connect(self._dsn, application_name="cdc catalogue")
+        self._conn = connect(self._dsn, application_name="cdc catalogue", patience=ANSWER_WITHIN)
         return question(self._conn)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Relations:
             self._look = self._looker.submit(self._ask, list(self._looked_at))
 
     def _ask(self, oids: list[int]) -> dict[int, Sight]:
-        with connect(self._dsn, application_name="cdc drift") as conn:
+        with connect(self._dsn, application_name="cdc drift", patience=ANSWER_WITHIN) as conn:
             return look(conn, oids, self._publication)
 
     def _news(self, schema: TableSchema, before: TableSchema) -> Iterator[TableSchema]:

@@ -22,7 +22,7 @@ from cdc.lsn import Lsn
 from cdc.marks import marks
 from cdc.position import Position
 from cdc.postgres import heartbeat
-from cdc.postgres.connection import connect
+from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.history import publication_status
 from cdc.postgres.slot import SlotStatus, slot_status
 from cdc.resume import captured, check_publication
@@ -33,6 +33,8 @@ LOOK_AT_MARKS_EVERY: Final = 5.0
 """Seconds between two readings of the log's `s` rows, which stand in files of their own."""
 BUDGET_WARNING: Final = 0.8
 """Share of the WAL budget from which on it is spoken of."""
+LAST_REPORT: Final = 5.0
+"""Seconds to wait for it."""
 REPORT_EVERY: Final = 1.0
 """Seconds between reports; a process that is silent for five is shown as down."""
 
@@ -43,7 +45,7 @@ class Reporter(Thread):
     """Runs beside the reader until stop is set; a source or a catalog that is away is logged and asked again."""
 
     def __init__(self, definition: Definition, figures: metrics.Figures, stop: Event) -> None:
-        super().__init__(name="reporter")
+        super().__init__(name="reporter", daemon=True)
         self._definition, self._figures, self._stop_event = definition, figures, stop
         self._state = "starting"
         self._error: dict[str, str] | None = None
@@ -75,6 +77,10 @@ class Reporter(Thread):
     def failed(self, exc: CdcError) -> None:
         """The reader failed for good."""
         self._tell("failed", exc)
+
+    def end(self) -> None:
+        """Let it report for the last time; stop is set. What does not end in time ends with the process."""
+        self.join(LAST_REPORT)
 
     def run(self) -> None:
         """Report until stop is set, and once more after it."""
@@ -152,7 +158,7 @@ class Reporter(Thread):
             return
         try:
             if self._source is None:
-                self._source = connect(source.dsn.reveal(), application_name="cdc reporter")
+                self._source = connect(source.current_dsn(), application_name="cdc reporter", patience=ANSWER_WITHIN)
                 self._open.callback(self._source.close)
             if source.heartbeat and time.monotonic() >= self._beat_due:
                 self._beat()
@@ -177,7 +183,7 @@ class Reporter(Thread):
                 heartbeat.emit(self._source, HEARTBEAT_PREFIX, self._definition.name)
             return
         if self._primary is None:
-            self._primary = connect(primary.reveal(), application_name="cdc heartbeat")
+            self._primary = connect(primary.current(), application_name="cdc heartbeat", patience=ANSWER_WITHIN)
             self._open.callback(self._primary.close)
         heartbeat.emit(self._primary, HEARTBEAT_PREFIX, self._definition.name)
         heartbeat.log_standby_snapshot(self._primary)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
 
 from cdc.config import dsn
 from cdc.config.names import (
@@ -123,6 +124,15 @@ class Source(Model):
     """How much WAL the server may keep for the slot; warned at 80 %; default no limit."""
     on_wal_budget: OnWalBudget = OnWalBudget.WARN
     """What to do above the budget; the slot is never dropped."""
+
+    def current_dsn(self) -> str:
+        """The DSN for a connection that is made now: as its file holds it, the known one while that is malformed."""
+        found = self.dsn.current()
+        try:
+            dsn.check(found)
+        except PydanticCustomError:
+            return self.dsn.reveal()
+        return found
 
 
 class TableRule(Model):

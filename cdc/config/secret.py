@@ -1,14 +1,17 @@
 """Secret: a value that is given by reference and never printed.
 
 A definition holds `${VAR}`, `{env: VAR}` or `{file: PATH}`; the value is fetched when the definition is
-loaded, so that a missing one is found before anything starts. Text that holds no password, such as a
-DSN for peer authentication, may stand in the file itself.
+loaded, so that a missing one is found before anything starts; a file is read again for a connection that is made
+anew, so that a password may be changed while a process runs. Text that holds no password, such as a DSN for peer
+authentication, may stand in the file itself.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,15 +30,22 @@ _LONGEST_FILE: Final = 64 * 1024
 class Secret:
     """A value with `***` for its repr; only `reveal` gives it away."""
 
-    __slots__ = ("_value", "reference")
+    __slots__ = ("_again", "_value", "reference")
 
-    def __init__(self, value: str, reference: Any = HIDDEN) -> None:
-        self._value = value
+    def __init__(self, value: str, reference: Any = HIDDEN, again: Callable[[], str] | None = None) -> None:
+        self._value, self._again = value, again
         self.reference = reference
         """How the definition names it, for a view: text or a mapping of one key."""
 
     def reveal(self) -> str:
         """The value itself; for the call that needs it, never for a message."""
+        return self._value
+
+    def current(self) -> str:
+        """The value as its file holds it now; the one of before where it has none, or what it holds is no secret."""
+        if self._again is not None:
+            with suppress(PydanticCustomError, OSError):
+                return self._again()
         return self._value
 
     def __repr__(self) -> str:
@@ -80,7 +90,9 @@ def _read(value: Any, info: ValidationInfo) -> Secret:
     fetch = {"env": _from_variable, "file": _from_file}.get(kind)
     if fetch is None or not isinstance(name, str):
         raise PydanticCustomError("secret", _FORM)
-    return Secret(fetch(name, info.context or {}), {kind: getattr(name, "written", name)})
+    context = info.context or {}
+    again = partial(fetch, name, {"directory": context.get("directory", ".")}) if kind == "file" else None
+    return Secret(fetch(name, context), {kind: getattr(name, "written", name)}, again)
 
 
 def _from_variable(name: str, context: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -24,7 +25,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, Transaction
 
 from cdc.change import LOG_SCHEMA, Operation
-from cdc.errors import LogCorrupt, LogFenced
+from cdc.errors import LogCorrupt, LogFenced, LogUnwritable
 from cdc.log.layout import CHANGES, PROPERTIES, TABLE_SCHEMA, CommitInfo, LogIdentity, statistics
 from cdc.log.segments import Segment, SegmentLimits
 from cdc.position import Position
@@ -54,6 +55,7 @@ class LogWriter:
     """Appends to one log; one process, one thread."""
 
     def __init__(self, root: Path, limits: SegmentLimits) -> None:
+        """Raises LogUnwritable if what the log holds cannot be made durable."""
         self._root = root / CHANGES
         self._limits = limits
         self._table = DeltaTable(str(self._root))
@@ -63,6 +65,8 @@ class LogWriter:
         self._ours = self._table.version()
         self._since_checkpoint = 0
         self._segment = Segment(number=self._last_segment(), opened_at=time.monotonic())
+        # who wrote the latest commit may have died before it was on the disk, or its sync failed
+        self._secure()
 
     @classmethod
     def open(cls, root: Path, identity: LogIdentity, limits: SegmentLimits) -> Self:
@@ -135,6 +139,26 @@ class LogWriter:
         self._written = int(info.last)
         self._tidy()
 
+    def _secure(self) -> None:
+        """Write the latest commit anew, so that what is read of the log is durable too.
+
+        After a failed fsync the kernel may call the same pages clean: a second one of that file would prove nothing.
+        """
+        commit = self._latest_commit()
+        again = commit.with_name(f".{commit.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            with again.open("wb") as sink:
+                sink.write(commit.read_bytes())
+                sink.flush()
+                os.fsync(sink.fileno())
+            again.replace(commit)
+            _sync_directory(commit.parent)
+        except OSError as exc:
+            with suppress(OSError):
+                again.unlink(missing_ok=True)
+            reason = exc.strerror or str(exc)
+            raise LogUnwritable(f"the log's latest commit cannot be made durable: {reason.lower()}") from exc
+
     def _is_ours(self) -> bool:
         """Whether the snapshot to commit from is as this writer left or found it."""
         # the version that this writer made carries its own `txn`; asking for it costs as much as half a commit
@@ -168,11 +192,13 @@ class LogWriter:
         partition: dict[str, str | None] = {"segment": str(file.segment)}
         return AddAction(file.relative, file.size, partition, int(time.time() * 1000), True, file.statistics)
 
+    def _latest_commit(self) -> Path:
+        return self._root / "_delta_log" / f"{self._table.version():020d}.json"
+
     def _sync_commit(self) -> None:
-        log = self._root / "_delta_log"
-        with (log / f"{self._table.version():020d}.json").open("rb") as commit:
+        with self._latest_commit().open("rb") as commit:
             os.fsync(commit.fileno())
-        _sync_directory(log)
+        _sync_directory(self._root / "_delta_log")
 
     def _tidy(self) -> None:
         self._since_checkpoint += 1

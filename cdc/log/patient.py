@@ -94,17 +94,19 @@ class PatientWriter:
                 if not failed:
                     failed = True
                     self._blocked(True)
-                if self._stop.wait(wait):
-                    raise LogUnwritable(f"the log's storage takes no more: {_reason(exc)}") from exc
-                wait = min(LONGEST_PAUSE, wait * 2)
-                self._reopen()
+                reopened = False
+                while not reopened:  # an old writer does not know whether its commit is in the log
+                    if self._stop.wait(wait):
+                        raise LogUnwritable(f"the log's storage takes no more: {_reason(exc)}") from exc
+                    wait = min(LONGEST_PAUSE, wait * 2)
+                    reopened = self._reopen()
             else:
                 if failed:
                     self._blocked(False)
                 return done
 
-    def _reopen(self) -> None:
-        """Look at what the table holds, and give back what a broken attempt took."""
+    def _reopen(self) -> bool:
+        """Look at what the table holds, and give back what a broken attempt took; False if storage refuses again."""
         try:
             held = {Path(file.path) for file in LogReader(self._root).every_file()}
             kept = {self._root / CHANGES / relative for relative in self._staged}
@@ -113,9 +115,11 @@ class PatientWriter:
                 if place not in held and place not in kept:
                     place.unlink()
             self._writer = LogWriter(self._root, self._limits)
-        except (OSError, DeltaError) as exc:
+        except (OSError, DeltaError, LogError) as exc:
             if not is_storage(exc):
                 raise
+            return False
+        return True
 
 
 def is_storage(error: BaseException) -> bool:

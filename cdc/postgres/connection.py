@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Generator
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import conninfo, sql
@@ -39,15 +41,58 @@ _LINK: Final[dict[str, Any]] = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
+    # the same for a peer that vanished while it owes us an acknowledgement, where no keepalive is sent; milliseconds
+    "tcp_user_timeout": 60_000,
 }
+ANSWER_WITHIN: Final = 30.0
+"""Seconds that a look at the catalogue may take, which else takes milliseconds: behind a proxy that forgot the
+connection an answer never comes, and TCP does not notice."""
+
+_T = TypeVar("_T")
 _RAW: Final = "SQL_ASCII"
 _PORTS: Final = re.compile(r"(\d{1,5})?(,(\d{1,5})?)*", re.ASCII)
 
 
+class _Connection(psycopg.Connection):
+    """One whose statements are given up after `patience` seconds, and the connection with them."""
+
+    patience: float | None = None
+
+    def wait(self, gen: Generator[Any, Any, _T], *args: Any, **named: Any) -> _T:
+        if self.patience is None:
+            return super().wait(gen, *args, **named)
+        try:
+            return super().wait(_within(self.patience, gen), *args, **named)
+        except TimeoutError:
+            self.pgconn.finish()
+            raise psycopg.OperationalError(f"no answer within {self.patience:g} seconds") from None
+
+
+def _within(seconds: float, steps: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
+    """The same steps; psycopg's wait comes by every tenth of a second although nothing is ready."""
+    deadline, ready = time.monotonic() + seconds, None
+    while True:
+        try:
+            wanted = steps.send(ready)
+        except StopIteration as done:
+            result: _T = done.value
+            return result
+        ready = yield wanted
+        if not ready and time.monotonic() > deadline:
+            raise TimeoutError
+
+
 def connect(
-    dsn: str, *, autocommit: bool = True, replication: bool = False, application_name: str = "cdc"
+    dsn: str,
+    *,
+    autocommit: bool = True,
+    replication: bool = False,
+    application_name: str = "cdc",
+    patience: float | None = None,
 ) -> psycopg.Connection:
     """A connection under the pinned settings, to a walsender if `replication`.
+
+    With `patience` a statement that takes more seconds raises SourceUnreachable; without, it may take for ever.
 
     Raises MalformedDsn, SourceUnreachable and what sqlstate.classify gives; no message holds the password.
     """
@@ -60,7 +105,9 @@ def connect(
     if replication:
         parameters["replication"] = "database"
     try:
-        return psycopg.connect("", autocommit=autocommit, **parameters)
+        conn = _Connection.connect("", autocommit=autocommit, **parameters)
+        conn.patience = patience
+        return conn
     except psycopg.Error as error:
         failure = connection_failure(error, secrets=secrets_of(parameters))
     # outside of the except clause: libpq's own text must not hang on as the context of ours

@@ -8,7 +8,7 @@ from typing import Final
 
 import psycopg
 
-from cdc.postgres.connection import connect
+from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.replication import SystemIdentity, identify
 from cdc.postgres.slot import SlotStatus, slot_status
 from cdc.postgres.sqlstate import mapped
@@ -48,7 +48,7 @@ class SourceState:
 def source_state(dsn: str, slot: str, publication: str, tables: Collection[int]) -> SourceState:
     """Look at the source; `tables` are the OIDs that the log captures."""
     identity = identify(dsn)
-    with connect(dsn, application_name="cdc identify") as conn:
+    with connect(dsn, application_name="cdc identify", patience=ANSWER_WITHIN) as conn:
         return SourceState(identity, slot_status(conn, slot), publication_status(conn, publication, tables))
 
 

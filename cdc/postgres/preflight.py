@@ -164,8 +164,8 @@ def _settings(source: _Source) -> Iterator[Problem]:
         ("max_replication_slots", source.max_slots, source.slots),
         ("max_wal_senders", source.max_senders, source.senders),
     ):
-        # an existing slot takes no new place, and its reader may be ours
-        if used >= limit and source.slot is None:
+        # an existing slot takes no new place, and one that is read has its walsender, who may be ours
+        if used >= limit and (source.slot is None or (name == "max_wal_senders" and not source.slot.active)):
             yield _failed(
                 name,
                 f"all {limit} are taken; raise it and restart the server, or free one",

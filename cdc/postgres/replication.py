@@ -3,13 +3,16 @@
 psycopg has no replication cursor, so this is the loop over COPY BOTH. How it reads:
 
 - The walsender sends every message by itself and wakes its reader for each. A reader that takes each one at
-  once spends its time in system calls and thread switches, and makes the server's kernel send each as a packet of
-  its own; so once there is something to read it rests for REST, then makes libpq swallow all of it and takes it
-  out in one compiled loop. While behind it sleeps until HEAP bytes lie there: the fewer the wake-ups, the larger
-  the packets that the server's kernel makes of its messages, and the less every message costs both sides.
+  once spends its time in system calls and thread switches; so once there is something to read it rests for REST,
+  then makes libpq swallow all of it and takes it out in one compiled loop.
+- While behind it rests for LONG_REST. From a server on this machine it then takes no more than WINDOW in between:
+  what does not fit waits at the server's side of the socket, whose kernel joins it to large packets. A packet for
+  every message costs the server twice as much, and the server is what bounds the rate.
 - libpq and this class are used by one thread. Frames handed out are the caller's for ever.
 - The server is told where we are by our own timer, whether frames come or not; a keepalive that
   asks for a reply is answered with what is confirmed, never with what was merely received.
+- A peer that is gone without a word (behind a proxy or a firewall that forgot the connection) is found by our own
+  timer too: after a time without a byte our updates ask for a reply, and a reply that never comes ends the stream.
 """
 
 from __future__ import annotations
@@ -31,27 +34,32 @@ from cdc.errors import CdcError, PreflightFailed, SourceUnreachable
 from cdc.lsn import Lsn
 from cdc.pgoutput.frames import FrameBatch
 from cdc.postgres import libpq
-from cdc.postgres.connection import connect, is_raw, send_raw
+from cdc.postgres.connection import ANSWER_WITHIN, connect, is_raw, send_raw
 from cdc.postgres.quoting import identifier, literal, publication_names
 from cdc.postgres.sqlstate import classify_message, mapped
 
 REST: Final = 0.001
 """Seconds from waking up to the read, so that a transaction of a few rows comes whole instead of message by message."""
-LONG_REST: Final = 0.003
+LONG_REST: Final = 0.010
 """The same while behind."""
 BUSY: Final = 16 << 10
 """Bytes in a batch from which on we are behind: more than a hundred messages came within one rest."""
-HEAP: Final = 96 << 10
-"""Bytes that wake us while behind. Of 32 to 192 KiB with rests of 0.5 to 3 ms these gave the same high rate in every
-run, on loopback under BBR: 420,000 frames a second instead of 180,000, and half the server's CPU."""
-HEAP_WAIT: Final = 0.005
-"""Seconds until we look nevertheless; a shorter wait brings the small packets back."""
+WINDOW: Final = 64 << 10
+"""Bytes of the socket's receive buffer where the server is on this machine; the kernel doubles it. Measured with 64 to
+256 KiB and rests of 1 to 20 ms, under BBR and CUBIC: 420,000 frames a second in every run instead of 180,000. Over a
+network a small window would bound the rate by the distance, and packets are joined on their way anyway."""
 READS: Final = 64
 """Socket reads before what came is taken out; the first of them make libpq's buffer grow."""
 CONFIRM_INTERVAL: Final = 0.05
 """Seconds at least between two updates that only say that the confirmed position moved."""
 TIMEOUT_FRACTION: Final = 3
 """Updates per `wal_sender_timeout`, so that two may be lost."""
+SILENCE: Final = 60.0
+"""Seconds without a byte after which the stream is given up: `wal_receiver_timeout` of Postgres' own subscribers. A
+server that gives us longer (`wal_sender_timeout`, which its role can have for itself) gets as long from us: it may be
+decoding what it does not send."""
+SILENCE_FRACTION: Final = 6
+"""Updates per such time: they ask for a reply from a third of it on, so that one has half of it to come."""
 PARALLEL_SINCE: Final = 160_000
 """Protocol 4 and the option `origin` came with server 16."""
 
@@ -100,6 +108,8 @@ class StreamOptions:
     """Where to start; the server starts at its own confirmed position if that is later."""
     status_interval: float = 10.0
     """Seconds between status updates; less if `wal_sender_timeout` is short."""
+    silence: float = SILENCE
+    """Seconds without a byte within which a peer that is gone is found; more if `wal_sender_timeout` is longer."""
     large: Large = Large.STREAMED
     origin: Origin = Origin.ANY
 
@@ -128,7 +138,7 @@ class StreamOptions:
 
 def identify(dsn: str) -> SystemIdentity:
     """Ask the cluster who it is."""
-    with connect(dsn, replication=True, application_name="cdc identify") as conn, mapped():
+    with connect(dsn, replication=True, application_name="cdc identify", patience=ANSWER_WITHIN) as conn, mapped():
         row = conn.execute(b"IDENTIFY_SYSTEM").fetchone()
     assert row is not None  # noqa: S101 - the protocol promises one row
     return SystemIdentity(str(row[0]), int(row[1]), Lsn.parse(row[2]), str(row[3]))
@@ -137,16 +147,16 @@ def identify(dsn: str) -> SystemIdentity:
 class ReplicationStream:
     """One walsender's stream; a context manager, for one thread only."""
 
-    def __init__(self, conn: psycopg.Connection, floor: Lsn, interval: float) -> None:
+    def __init__(self, conn: psycopg.Connection, floor: Lsn, interval: float, silence: float) -> None:
         self._conn, self._pgconn = conn, conn.pgconn
         self._drain = libpq.CopyDrain(self._pgconn)
-        self._floor, self._interval = floor, interval
+        self._floor, self._interval, self._silence = floor, interval, silence
         # 0 tells the server nothing; anything below the slot's own position would move the slot back
         self._received = self._confirmed = self._reported = Lsn(0)
-        self._sent_at = time.monotonic()
+        self._sent_at = self._heard_at = time.monotonic()
+        self._asked_at: float | None = None  # the first request for a reply since a byte came
         self._behind = False
         self._failure: CdcError | None = None
-        self._socket = socket.socket(fileno=os.dup(self._pgconn.socket))
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self.received_bytes = 0
@@ -155,9 +165,10 @@ class ReplicationStream:
     def open(cls, dsn: str, options: StreamOptions) -> Self:
         """Connect and start streaming; raises SlotInUse, SlotMissing, SlotInvalidated and their kin."""
         libpq.functions()
-        conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}")
+        conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}", patience=ANSWER_WITHIN)
         try:
-            interval, floor = _status_interval(conn, options.status_interval), _confirmed_flush(conn, options.slot)
+            interval, silence = _intervals(conn, options)
+            floor = _confirmed_flush(conn, options.slot)
             if is_raw(conn):
                 with mapped():
                     send_raw(conn)
@@ -165,7 +176,8 @@ class ReplicationStream:
             if answer.status != pq.ExecStatus.COPY_BOTH:
                 raise failure_of(answer)  # noqa: TRY301 - the connection has to be closed
             conn.pgconn.nonblocking = 1
-            stream = cls(conn, floor, interval)
+            _narrow(conn.pgconn.socket)
+            stream = cls(conn, floor, interval, silence)
             stream._report()
         except BaseException:
             conn.close()
@@ -175,8 +187,8 @@ class ReplicationStream:
     def receive(self, timeout: float) -> FrameBatch | None:
         """The frames that are there, after waiting up to timeout seconds for the first; None if none came.
 
-        Bounded to about 4 MiB. Raises SourceUnreachable when the stream ended, UndecodableWal and others as
-        the server says; frames that came before the end are given out first.
+        Bounded to about 4 MiB. Raises SourceUnreachable when the stream ended or the peer is silent for too long,
+        UndecodableWal and others as the server says; frames that came before the end are given out first.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -185,6 +197,7 @@ class ReplicationStream:
                 return frames
             now = time.monotonic()
             if now >= deadline and timeout > 0:
+                self._check_silence(now)
                 return None
             self._gather(max(0.0, min(deadline, self._due()) - now))
             if timeout <= 0:
@@ -214,7 +227,6 @@ class ReplicationStream:
         except SourceUnreachable:
             pass  # what was not told is sent again, and dropped by its position
         finally:
-            self._socket.close()
             self._conn.close()
 
     def __enter__(self) -> Self:
@@ -229,7 +241,7 @@ class ReplicationStream:
         drained = self._drain.take()
         frames = drained.frames
         if len(frames):
-            self._behave(behind=frames.nbytes >= BUSY)
+            self._behind = frames.nbytes >= BUSY
             self.received_bytes += frames.nbytes
             last = _WAL_PLACE.unpack_from(frames[len(frames) - 1])[0]
             self._received = max(self._received, Lsn(last))
@@ -245,16 +257,16 @@ class ReplicationStream:
 
     def _gather(self, seconds: float) -> None:
         """Wait for something to read, let some more come, and swallow it."""
-        wait = min(seconds, HEAP_WAIT) if self._behind else seconds
-        if self._poll.poll(wait * 1000) or self._behind:
+        if self._poll.poll(seconds * 1000):
+            self._heard_at, self._asked_at = time.monotonic(), None
             time.sleep(LONG_REST if self._behind else REST)
             self._swallow()
 
-    def _behave(self, *, behind: bool) -> None:
-        """Tell the kernel from how many bytes on to wake us."""
-        if behind is not self._behind:
-            self._behind = behind
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HEAP if behind else 1)
+    def _check_silence(self, now: float) -> None:
+        """Raise SourceUnreachable if no byte came for long, nor an answer to our asking for one."""
+        silent = now - self._heard_at
+        if self._asked_at is not None and silent >= self._silence and now - self._asked_at >= self._silence / 2:
+            raise SourceUnreachable(f"the server has been silent for {silent:.0f} s and does not answer")
 
     def _swallow(self) -> None:
         """Make libpq read until nothing is readable; its failure waits until its frames were given out."""
@@ -275,14 +287,17 @@ class ReplicationStream:
     def _report(self) -> None:
         """Send the status update; what the socket does not take at once goes with the next flush."""
         clock = time.time_ns() // 1000 - _POSTGRES_EPOCH
-        written = max(self._received, self._confirmed)
-        message = _STATUS.pack(b"r", written, self._confirmed, self._confirmed, clock, 0)
+        written, now = max(self._received, self._confirmed), time.monotonic()
+        ask = now - self._heard_at >= self._silence / 3
+        message = _STATUS.pack(b"r", written, self._confirmed, self._confirmed, clock, ask)
         try:
             self._pgconn.put_copy_data(message)
             self._pgconn.flush()
         except psycopg.Error:
             self._failure = self._failure or self._end_of_stream()
-        self._reported, self._sent_at = self._confirmed, time.monotonic()
+        self._reported, self._sent_at = self._confirmed, now
+        if ask and self._asked_at is None:
+            self._asked_at = now
 
     def _end_of_stream(self) -> CdcError:
         """Our error for why the stream is over."""
@@ -297,13 +312,22 @@ class ReplicationStream:
         return SourceUnreachable(f"the stream broke: {text.splitlines()[0] if text else 'no reason given'}")
 
 
-def _status_interval(conn: psycopg.Connection, wanted: float) -> float:
-    """Seconds between updates: the wanted ones, or a third of the server's patience."""
+def _narrow(descriptor: int) -> None:
+    """Bound what the socket takes in by WINDOW, if the other end is on this machine."""
+    with socket.socket(fileno=os.dup(descriptor)) as end:
+        if end.family in {socket.AF_INET, socket.AF_INET6} and end.getpeername()[0] == end.getsockname()[0]:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW)
+
+
+def _intervals(conn: psycopg.Connection, options: StreamOptions) -> tuple[float, float]:
+    """Seconds between updates, at most a third of the server's patience, and of silence, at least its patience."""
     with mapped():
         # in milliseconds, where SHOW gives a unit
         timeout = conn.execute(b"SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'").fetchone()
     patience = int(timeout[0]) / 1000 if timeout else 0
-    return min(wanted, patience / TIMEOUT_FRACTION) if patience > 0 else wanted
+    silence = max(options.silence, patience)
+    interval = min(options.status_interval, silence / SILENCE_FRACTION)
+    return min(interval, patience / TIMEOUT_FRACTION) if patience > 0 else interval, silence
 
 
 def _confirmed_flush(conn: psycopg.Connection, slot: str) -> Lsn:

@@ -103,11 +103,14 @@ _FATAL: Final = re.compile(r"(?:FATAL|ERROR):\s+(.+)")
 _REFUSALS: Final = (
     ("password authentication failed", "28P01"),
     ("no password supplied", "28P01"),
+    ("is not permitted to log in", "28000"),
     ("does not exist", "3D000"),
     ("pg_hba.conf", "28000"),
     ("must be superuser or replication role", "42501"),
     ("permission denied to start WAL sender", "42501"),
     ("max_wal_senders", "53300"),
+    ("too many c", "53300"),
+    ("remaining connection slots are reserved", "53300"),
 )
 """While connecting psycopg gives no SQLSTATE; these texts of the server stand for one."""
 
