@@ -64,5 +64,7 @@ HEARTBEAT_PREFIX: Final = "cdc.heartbeat"
 """Logical messages with this prefix move the log's position and leave no row."""
 DDL_PREFIX: Final = "cdc.ddl"
 """Transactional messages with this prefix come from the event trigger in the source and become `s` rows, not `m`."""
-OWN_PREFIXES: Final = frozenset({HEARTBEAT_PREFIX, DDL_PREFIX})
+WATERMARK_PREFIX: Final = "cdc.watermark"
+"""Transactional messages with this prefix mark the place of rows that were read beside the stream; they leave none."""
+OWN_PREFIXES: Final = frozenset({HEARTBEAT_PREFIX, DDL_PREFIX, WATERMARK_PREFIX})
 """Of the messages that are no messages of an application."""

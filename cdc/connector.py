@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer
 from types import FrameType
 from typing import Final
 
@@ -24,7 +25,12 @@ from cdc.postgres.slot import slot_status
 from cdc.reader import Reader, ReaderSettings
 from cdc.reporter import Reporter
 from cdc.snapshot.initial import CopySource
+from cdc.snapshot.jobs import Jobs
+from cdc.snapshot.placing import Placing
 
+GRACE: Final = 8.0
+"""Seconds for a drain. What takes longer waits for a server or a disk that does not answer, and ends with the process:
+the log holds whole commits only, so that this is no worse than kill -9."""
 JITTER: Final = 0.25
 """Share of a pause by which it may be longer, so that readers do not come back all at once."""
 
@@ -32,8 +38,12 @@ JITTER: Final = 0.25
 def main(definition: Definition) -> int:
     """Run the reader until SIGTERM or SIGINT; raises the error that a retry cannot mend."""
     stop = Event()
+    last = Timer(GRACE, os._exit, [0])
+    last.daemon = True
 
     def drain(_number: int, _frame: FrameType | None) -> None:
+        if not stop.is_set():
+            last.start()
         stop.set()
 
     signal.signal(signal.SIGTERM, drain)
@@ -41,6 +51,8 @@ def main(definition: Definition) -> int:
     figures = metrics.Figures()
     reporter = Reporter(definition, figures, stop)
     reporter.start()
+    placing = Placing()
+    Jobs(definition, placing, figures, stop).start()
     attempts = _Attempts(definition, figures)
     try:
         Retrying(
@@ -50,7 +62,7 @@ def main(definition: Definition) -> int:
             sleep=sleep_using_event(stop),
             before_sleep=reporter.waiting,
             reraise=True,
-        )(_run, definition, figures, stop, reporter)
+        )(_run, definition, figures, stop, reporter, placing)
         if reporter.verdict is not None:
             raise reporter.verdict
     except CdcError as exc:
@@ -60,7 +72,7 @@ def main(definition: Definition) -> int:
         raise
     finally:
         stop.set()
-        reporter.join()
+        reporter.end()
     return 0
 
 
@@ -85,12 +97,12 @@ class _Attempts:
         return (self._pause or 0.0) * (1 + random.uniform(0, JITTER))  # noqa: S311 - spreads attempts, guards nothing
 
 
-def _run(definition: Definition, figures: metrics.Figures, stop: Event, reporter: Reporter) -> None:
+def _run(definition: Definition, figures: metrics.Figures, stop: Event, reporter: Reporter, placing: Placing) -> None:
     settings = reader_settings(definition)
     reporter.running()
     try:
         check_log(definition)
-        Reader(settings, figures, stop).run()
+        Reader(settings, figures, stop, placing).run()
     except UndecodableWal as exc:
         raise _located(exc, definition, figures) from exc
 
@@ -99,7 +111,7 @@ def _located(exc: UndecodableWal, definition: Definition, figures: metrics.Figur
     """The error with the place where the reader stands, and how to get past it."""
     source = definition.source
     try:
-        with connect(source.dsn.reveal(), application_name="cdc identify") as conn:
+        with connect(source.current_dsn(), application_name="cdc identify") as conn:
             slot = slot_status(conn, source.slot.name)
     except CdcError:
         return exc
@@ -122,7 +134,7 @@ def reader_settings(definition: Definition) -> ReaderSettings:
     return ReaderSettings(
         source=CopySource(
             pipeline=definition.name,
-            dsn=source.dsn.reveal(),
+            dsn=source.current_dsn(),
             slot=source.slot.name,
             publication=source.publication.name,
             patterns=definition.patterns,

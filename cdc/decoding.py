@@ -9,11 +9,11 @@ from typing import Self
 from cdc.mending import MendFrames, frame_mender, unchanged
 from cdc.pgoutput.columnar import ColumnarDecoder
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.messages import Keepalive
-from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen
+from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, WatermarkSeen
 from cdc.position import Position
 from cdc.relations import Relations
 from cdc.snapshot.initial import CopySource
+from cdc.snapshot.placing import Placing
 from cdc.spool import Spool
 from cdc.table import TableSchema
 
@@ -21,37 +21,76 @@ from cdc.table import TableSchema
 class Decoding:
     """Spool, decoder and relations of one session; used by one thread."""
 
-    def __init__(self, spool: Spool, relations: Relations, after: Position, mend: MendFrames = unchanged) -> None:
+    def __init__(
+        self, spool: Spool, relations: Relations, after: Position, placing: Placing, mend: MendFrames = unchanged
+    ) -> None:
         self.spool = spool
         self._mend = mend
+        self._placing = placing
+        placing.begin(after)
         self._relations = relations
         self._decoder = ColumnarDecoder(epoch=after.epoch, after=after)
         self._epoch = after.epoch
+        self._resolved: dict[int, tuple[RelationSeen, TableSchema]] = {}
 
     @classmethod
-    def open(cls, source: CopySource, directory: Path, known: Mapping[int, TableSchema], after: Position) -> Self:
+    def open(
+        cls, source: CopySource, directory: Path, known: Mapping[int, TableSchema], after: Position, placing: Placing
+    ) -> Self:
         """Go on behind `after` with the schemas that the log knows; large transactions are spooled in directory."""
         relations = Relations(source.dsn, known, after.epoch, source.publication)
-        return cls(Spool(directory), relations, after, frame_mender(source.dsn, source.undecodable, after))
+        return cls(Spool(directory), relations, after, placing, frame_mender(source.dsn, source.undecodable, after))
 
     def close(self) -> None:
         """Drop what waits, and give files and connection back."""
+        self._placing.end()
         self.spool.close()
         self._relations.close()
 
     def rows(self, frames: FrameBatch) -> Iterator[Decoded | Position]:
         """Rows in the order of the commits, and the position of every keepalive that asks for a reply."""
         for schema in self._relations.drifted():
-            self._decoder.announce(schema)
+            self._announce(schema)
         for whole in self.spool.whole(frames):
             for event in self._decoder.decode(self._mend(whole)):
                 if isinstance(event, RelationSeen):
-                    schema, announce = self._relations.see(event.relation, event.position)
-                    self._decoder.define(schema, announce=announce)
+                    self._define(event)
                 elif isinstance(event, DdlSeen):
                     for version in self._relations.told(event.content):
-                        self._decoder.announce(version)
-                elif not isinstance(event, Keepalive):
+                        self._announce(version)
+                elif isinstance(event, WatermarkSeen):
+                    yield from self._place(event)
+                elif isinstance(event, Decoded):
+                    self._placing.note(event)
                     yield event
                 elif event.reply_requested:
                     yield Position.of(event.wal_end - 1, self._epoch)
+
+    def _place(self, seen: WatermarkSeen) -> Iterator[Decoded]:
+        """Rows that were read beside the stream, as rows of the watermark's own transaction."""
+        schema, batches = self._placing.place(seen)
+        if schema is not None:
+            self._resolved.clear()
+            self._relations.take(schema)
+            self._decoder.define(schema, announce=False)
+        for batch in batches:
+            self._decoder.leave_room(batch.num_rows)
+            yield Decoded(batch, 0, None, 0, 0)
+
+    def _announce(self, schema: TableSchema) -> None:
+        self._resolved.clear()
+        self._decoder.announce(schema)
+
+    def _define(self, seen: RelationSeen) -> None:
+        """Resolve a Relation message, but for one that its own transaction repeats.
+
+        After every rollback to a savepoint the server describes a streamed transaction's relations again, thousands
+        of times. Each look at the catalogue comes after that transaction's commit, so a second one tells nothing new.
+        """
+        before, schema = self._resolved.get(seen.relation.oid, (None, None))
+        if schema is not None and before == seen:
+            self._decoder.define(schema, announce=False)
+            return
+        schema, announce = self._relations.see(seen.relation, seen.position)
+        self._resolved[seen.relation.oid] = seen, schema
+        self._decoder.define(schema, announce=announce)

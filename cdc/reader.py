@@ -21,10 +21,12 @@ from cdc.decoding import Decoding
 from cdc.failpoint import hit
 from cdc.log.append import LogWriter, StagedFile
 from cdc.log.layout import LogIdentity
+from cdc.log.leftovers import remove_leftovers
 from cdc.log.patient import PatientWriter
 from cdc.log.pending import Pending, Ready
 from cdc.log.read import LogReader
 from cdc.log.segments import SegmentLimits
+from cdc.memory import give_back_what_is_freed
 from cdc.pgoutput.columnar import warm
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.transactions import Decoded
@@ -34,12 +36,13 @@ from cdc.postgres.history import source_state
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
 from cdc.resume import captured, check_source, confirmable, lineage_of
 from cdc.snapshot.initial import CopySource, prepare
+from cdc.snapshot.placing import Placing
 
 FRAMES_WAITING: Final = 16 * 1024 * 1024
 """Bytes of raw frames between receive and decode."""
-ROWS_WAITING: Final = 48 * 1024 * 1024
+ROWS_WAITING: Final = 32 * 1024 * 1024
 """Bytes of Arrow rows between decode and append."""
-OPEN_LIMIT: Final = 64 * 1024 * 1024
+OPEN_LIMIT: Final = 16 * 1024 * 1024
 """Bytes of an unfinished transaction in memory; above it its rows go to data files that nobody sees yet."""
 ADVANCE_EVERY: Final = 1.0
 """Seconds between empty commits that answer a keepalive; a stopping server asks many times a second."""
@@ -60,10 +63,9 @@ class ReaderSettings:
 class Reader:
     """One source database into one log; run() returns after a drain or raises what stopped it."""
 
-    def __init__(self, settings: ReaderSettings, figures: metrics.Figures, stop: Event) -> None:
-        self._settings = settings
-        self._figures = figures
-        self._stop = stop
+    def __init__(self, settings: ReaderSettings, figures: metrics.Figures, stop: Event, placing: Placing) -> None:
+        self._settings, self._placing = settings, placing
+        self._figures, self._stop = figures, stop
         self._frames: Pipe[FrameBatch] = Pipe(FRAMES_WAITING)
         self._rows: Pipe[Decoded | Position] = Pipe(ROWS_WAITING)
         self._failure: BaseException | None = None
@@ -71,6 +73,7 @@ class Reader:
 
     def run(self) -> None:
         """Copy what exists if the log is empty, then stream until stop is set."""
+        give_back_what_is_freed()
         source = self._settings.source
         identity = identify(source.dsn)
         log = LogIdentity(system_id=identity.system_id, database=identity.database)
@@ -99,17 +102,17 @@ class Reader:
             raise self._failure
 
     def _resume(self) -> None:
-        pipeline = self._settings.source.pipeline
-        blocked = lambda on: self._figures.set(metrics.LOG_BLOCKED, on, pipeline)  # noqa: E731
+        source, known = self._settings.source, LogReader(self._settings.log).schemas()
+        blocked = lambda on: self._figures.set(metrics.LOG_BLOCKED, on, source.pipeline)  # noqa: E731
         self._writer = PatientWriter(self._settings.log, self._settings.limits, self._stop, blocked)
+        remove_leftovers(self._settings.log)
         last = self._writer.last_commit
         assert last is not None, "the initial copy has committed"  # noqa: S101
-        source, known = self._settings.source, LogReader(self._settings.log).schemas()
         state = source_state(source.dsn, source.slot, source.publication, captured(known))
         check_source(self._writer.identity, last, state)
         self._durable, self._lineage = last.last, lineage_of(state)
-        self._figures.set(metrics.LOG_POSITION, int(self._durable), self._settings.source.pipeline)
-        self._decoding = Decoding.open(source, self._settings.log, known, self._durable)
+        self._figures.set(metrics.LOG_POSITION, int(self._durable), source.pipeline)
+        self._decoding = Decoding.open(source, self._settings.log, known, self._durable, self._placing)
 
     def _guard(self, stage: Callable[[], None]) -> None:
         try:

@@ -41,6 +41,8 @@ class SinkLoop:
         self._schemas: dict[int, TableSchema] = {}
         self._turn = RLock()
         self._drained = False
+        self.mended = False
+        """Whether a table that had stopped was copied anew meanwhile: opened again, the loop catches it up."""
 
     @property
     def position(self) -> Position:
@@ -102,6 +104,8 @@ class SinkLoop:
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
         began = time.monotonic()
         touched = [relation for relation in batch.relations if not self._is_failed(relation)]
+        stopped = (batch.controls[r] for r in batch.controls if self._is_failed(r))
+        self.mended = self.mended or any(said.generation is not None for said in stopped)
         merged = self._pool.map(lambda relation: self._apply_table(relation, batch, boundary.position), touched)
         records = dict(zip(touched, merged, strict=True))
         self._publish(records, boundary, batch)

@@ -30,6 +30,7 @@ from cdc.stores.published import TableRecord
 from pipelines.apply import SinkLoop
 from pipelines.cuts import Cuts
 from pipelines.folding import RangeFold
+from pipelines.pauses import Pauses
 from pipelines.progress import Board, Progress
 from pipelines.session import SparkSettings, spark_session
 from pipelines.sinks.delta import DeltaSettings, Writer
@@ -78,12 +79,12 @@ def _run(definition: Definition, catalog: Catalog, board: Board, figures: metric
         conf=dict(definition.spark.conf),
         delta_jars=tuple(definition.spark.delta_jars),
     )
-    cuts = Cuts(catalog, definition.name)
+    cuts, pauses = Cuts(catalog, definition.name), Pauses(catalog, definition.name)
     with ThreadPoolExecutor(1, thread_name_prefix="spark") as starter:
         starting = starter.submit(_session, settings)
         try:
             if _wait_for_log(definition, stop):
-                _look_after(definition, board, SinkParts(cuts, figures, starting), stop)
+                _look_after(definition, board, SinkParts(cuts, pauses, figures, starting), stop)
         finally:
             starting.result().stop()
 
@@ -124,6 +125,7 @@ class SinkParts:
     """What the queries share."""
 
     cuts: Cuts
+    pauses: Pauses
     figures: metrics.Figures
     starting: Future[SparkSession]
     """The session; a JVM takes seconds to come up."""
@@ -155,11 +157,20 @@ class SinkQuery:
         return self._query is not None and not self._arrived
 
     def look(self, *, may_start: bool) -> None:
-        """Open the sink and start the query when they are due, see whether it failed, let go of unneeded cuts."""
+        """Open the sink and start the query when they are due, see whether it failed, let go of unneeded cuts.
+
+        A sink that is being replayed is closed; afterwards it starts from its new record, also if it had halted.
+        """
+        if self._parts.pauses.held(self._wanted.name):
+            self._pause()
+            return
         if self._halted or time.monotonic() < self._due:
             return
         if self._query is not None and not self._query.isActive:
             self._try(self._raise_failure)
+            return
+        if self._loop is not None and self._loop.mended:
+            self.stop()
             return
         if self._loop is None and self._can_open:
             self._try(self._open)
@@ -183,6 +194,12 @@ class SinkQuery:
         if self._checkpoint is not None:
             shutil.rmtree(self._checkpoint, ignore_errors=True)
         self._query = self._loop = self._sink = self._checkpoint = None
+
+    def _pause(self) -> None:
+        self.stop()
+        self._halted, self._attempts, self._due = False, 0, 0.0
+        with suppress(CdcError):
+            self._parts.pauses.grant(self._wanted.name)
 
     @property
     def _can_open(self) -> bool:
@@ -273,8 +290,12 @@ def _end_of_batch(checkpoint: Path, batch: int) -> Position:
 def build_sink(wanted: DeltaSink | SearchSink) -> Sink:
     """The sink that a definition asks for."""
     if isinstance(wanted, DeltaSink):
-        settings = DeltaSettings(
-            name=wanted.name, path=wanted.path, writer=Writer(wanted.writer.value), types=TypePolicy(wanted.types.value)
-        )
-        return DeltaTarget(settings)
+        return DeltaTarget(delta_settings(wanted))
     return SearchTarget(wanted.name, wanted.path, wanted.fields)
+
+
+def delta_settings(wanted: DeltaSink) -> DeltaSettings:
+    """What a definition says of a Delta sink, in the sink's own words."""
+    return DeltaSettings(
+        name=wanted.name, path=wanted.path, writer=Writer(wanted.writer.value), types=TypePolicy(wanted.types.value)
+    )

@@ -69,6 +69,21 @@ class Commands:
             row = session.get(CommandRow, command)
             return None if row is None else _command(row)
 
+    def record(self, command: int, result: Mapping[str, Any]) -> None:
+        """Say how far it has come; a command that is finished already, or unknown, stays as it is."""
+        with self._database.writing() as session:
+            row = session.get(CommandRow, command)
+            if row is not None and row.state == CommandState.PENDING.value:
+                row.result = dict(result)
+
+    def ls(self, pipeline: str, kind: str) -> list[Command]:
+        """All commands of the kind, newest first."""
+        wanted = (CommandRow.pipeline == pipeline, CommandRow.kind == kind)
+        with self._database.reading() as session:
+            return [
+                _command(row) for row in session.scalars(select(CommandRow).where(*wanted).order_by(-CommandRow.id))
+            ]
+
     def finish(self, command: int, result: Mapping[str, Any], *, ok: bool = True) -> None:
         """Say what came of it; a command that is finished already, or unknown, stays as it is."""
         with self._database.writing() as session:

@@ -7,7 +7,22 @@ from typing import Annotated, Final
 
 import typer
 
-from cdc.cli import config, demo, doctor, log, migrate, query, run, search, slots, source, validate, verify
+from cdc.cli import (
+    backfill,
+    config,
+    demo,
+    doctor,
+    log,
+    migrate,
+    query,
+    replay,
+    run,
+    search,
+    slots,
+    source,
+    validate,
+    verify,
+)
 from cdc.cli.output import JsonOption, emit
 from cdc.errors import CdcError, ConfigError, every_error
 
@@ -16,12 +31,14 @@ GROUPS: Final = (
     validate,
     doctor,
     run,
+    backfill,
     slots,
     source,
     log,
     query,
     search,
     verify,
+    replay,
     migrate,
     config,
 )

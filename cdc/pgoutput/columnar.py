@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from cdc.change import DDL_PREFIX, OWN_PREFIXES, Operation
+from cdc.change import DDL_PREFIX, OWN_PREFIXES, WATERMARK_PREFIX, Operation
 from cdc.errors import SourceError, UnknownRelation
 from cdc.pgoutput import kernel
 from cdc.pgoutput.buffers import Capacity, RowBuffers, beside, new_state, new_values, pack, without
@@ -29,11 +29,11 @@ from cdc.pgoutput.messages import (
     row_oids,
 )
 from cdc.pgoutput.parse import malformed, parse_frame
-from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen
+from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, WatermarkSeen
 from cdc.position import Position
 from cdc.table import TableSchema
 
-Event: TypeAlias = Decoded | RelationSeen | DdlSeen | Keepalive
+Event: TypeAlias = Decoded | RelationSeen | DdlSeen | WatermarkSeen | Keepalive
 
 _NONE: Final = -1
 
@@ -92,6 +92,10 @@ class ColumnarDecoder:
         """Skip rows of this OID from now on: published, but not asked for."""
         self._read_as(Layout.ignored(oid))
 
+    def leave_room(self, rows: int) -> None:
+        """Count rows that the consumer puts into the open transaction here, between this event and the next."""
+        self._state[kernel.ORDINAL] += rows
+
     def decode(self, frames: FrameBatch) -> Iterator[Event]:
         """Events in WAL order; only the last of consecutive keepalives that ask for no reply, at the end.
 
@@ -121,8 +125,9 @@ class ColumnarDecoder:
                 if not isinstance(message, Keepalive):
                     state[kernel.MOVED] = 1
                     self._take(frame, message)
-                    if isinstance(message, Message) and self._is_told(message):
-                        yield DdlSeen(message.content)
+                    if isinstance(message, Message) and (told := self._told(message)):
+                        yield from self._flushed()
+                        yield told
                 elif message.reply_requested:
                     yield from self._flushed()
                     keepalive = None
@@ -236,8 +241,17 @@ class ColumnarDecoder:
             if layout.relation != IGNORED:
                 self._buffers.control(Operation.TRUNCATE, layout.relation, self._topic(layout.topic), None)
 
-    def _is_told(self, message: Message) -> bool:
-        return message.transactional and message.prefix == DDL_PREFIX and not self._state[kernel.DROPPED]
+    def _told(self, message: Message) -> DdlSeen | WatermarkSeen | None:
+        if not message.transactional or self._state[kernel.DROPPED]:
+            return None
+        if message.prefix == DDL_PREFIX:
+            return DdlSeen(message.content)
+        if message.prefix != WATERMARK_PREFIX:
+            return None
+        state = self._state
+        position, ordinal = Position(int(state[kernel.POSITION])), int(state[kernel.ORDINAL])
+        xid, committed_at = int(state[kernel.XID]), int(state[kernel.COMMITTED_AT])
+        return WatermarkSeen(message.content, position, ordinal, xid, committed_at)
 
     def _message(self, frame: bytes, message: Message) -> None:
         state = self._state

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.change import DDL_PREFIX, LOG_SCHEMA, OWN_PREFIXES, Operation
+from cdc.change import DDL_PREFIX, LOG_SCHEMA, OWN_PREFIXES, WATERMARK_PREFIX, Operation
 from cdc.errors import SourceError, UnknownRelation
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.layout import IGNORED, Layout
@@ -41,7 +41,7 @@ from cdc.pgoutput.messages import (
     row_oids,
 )
 from cdc.pgoutput.parse import HEADER, malformed, parse_frame
-from cdc.pgoutput.transactions import DdlSeen, Decoded, OpenTransaction, RelationSeen
+from cdc.pgoutput.transactions import DdlSeen, Decoded, OpenTransaction, RelationSeen, WatermarkSeen
 from cdc.position import Position
 from cdc.table import TableSchema
 
@@ -51,7 +51,7 @@ VALUE_LIMIT: Final = 16 << 20
 """Bytes of values after which a Decoded ends early; where exactly is not promised."""
 
 Image = dict[int, str | None]
-Event = Decoded | RelationSeen | DdlSeen | Keepalive
+Event = Decoded | RelationSeen | DdlSeen | WatermarkSeen | Keepalive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +177,11 @@ class PlainDecoder:
         """See ColumnarDecoder.ignore."""
         self._layouts[oid] = Layout.ignored(oid)
 
+    def leave_room(self, rows: int) -> None:
+        """See ColumnarDecoder.leave_room."""
+        assert self._open is not None  # noqa: S101 - between events of an open transaction
+        self._open.ordinal += rows
+
     def decode(self, frames: FrameBatch) -> Iterator[Event]:
         """See ColumnarDecoder.decode."""
         self._moved, keepalive = False, None
@@ -206,8 +211,9 @@ class PlainDecoder:
         self._moved = True
         if message is not None:
             self._take(frame, message)
-        if isinstance(message, Message) and self._is_told(message):
-            yield DdlSeen(message.content)
+        if isinstance(message, Message) and (told := self._told(message)):
+            yield from self._flushed()
+            yield told
         if self._pending.nbytes >= VALUE_LIMIT:
             yield self._flush()
 
@@ -295,9 +301,16 @@ class PlainDecoder:
             if layout.relation != IGNORED:
                 self._row(op=Operation.TRUNCATE, relation=layout.relation, topic=layout.topic)
 
-    def _is_told(self, message: Message) -> bool:
-        kept = self._open is not None and not self._open.dropped
-        return kept and message.transactional and message.prefix == DDL_PREFIX
+    def _told(self, message: Message) -> DdlSeen | WatermarkSeen | None:
+        transaction = self._open
+        if transaction is None or transaction.dropped or not message.transactional:
+            return None
+        if message.prefix == DDL_PREFIX:
+            return DdlSeen(message.content)
+        if message.prefix != WATERMARK_PREFIX:
+            return None
+        place = transaction.position, transaction.ordinal, transaction.xid, transaction.committed_at
+        return WatermarkSeen(message.content, *place)
 
     def _message(self, frame: bytes, message: Message) -> None:
         if message.transactional:

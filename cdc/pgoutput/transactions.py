@@ -32,6 +32,20 @@ class DdlSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class WatermarkSeen:
+    """A watermark inside a kept transaction; the consumer may put rows here, and tells the decoder how many."""
+
+    content: bytes
+    """Which one; anybody can write such a message, so it may be anything."""
+    position: Position
+    ordinal: int
+    """Of the next row of the transaction."""
+    xid: int
+    committed_at: int
+    """Microseconds UTC."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
     """Rows in WAL order, and how many of them are whole transactions."""
 

@@ -73,6 +73,17 @@ def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[bytes]
     """
     with mapped():
         statement = _statement(conn, schema)
+    yield from copy_rows(conn, statement)
+
+
+def copy_query(query: sql.Composable) -> sql.Composed:
+    """The statement whose rows copy_rows gives out."""
+    return sql.SQL("COPY ({}) TO STDOUT").format(query)
+
+
+def copy_rows(conn: psycopg.Connection, statement: str) -> Iterator[bytes]:
+    """What a COPY … TO STDOUT sends, in chunks of whole lines. Leaving early cancels the statement."""
+    with mapped():
         if is_raw(conn):
             send_raw(conn)
         conn.pgconn.send_query(statement.encode())
@@ -130,7 +141,5 @@ def _statement(conn: psycopg.Connection, schema: TableSchema) -> str:
         raise UnknownRelation(f"no table {schema.topic!r} with oid {schema.oid} to copy")
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
     only = sql.SQL("") if row[0] == "p" else sql.SQL("ONLY ")
-    query = sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(
-        columns, only, sql.Identifier(schema.schema, schema.name)
-    )
-    return query.as_string(conn)
+    query = sql.SQL("SELECT {} FROM {}{}").format(columns, only, sql.Identifier(schema.schema, schema.name))
+    return copy_query(query).as_string(conn)

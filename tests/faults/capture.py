@@ -20,6 +20,7 @@ from cdc.postgres.heartbeat import emit
 from cdc.postgres.replication import identify
 from cdc.reader import Reader
 from cdc.snapshot.initial import prepare
+from cdc.snapshot.placing import Placing
 from cdc.table import TableState
 
 PATIENCE = 30.0
@@ -73,7 +74,7 @@ class Captured:
 
         def read() -> None:
             try:
-                Reader(reader_settings(self.definition), metrics.Figures(), stop).run()
+                Reader(reader_settings(self.definition), metrics.Figures(), stop, Placing()).run()
             except BaseException as failure:
                 failures.append(failure)
 
@@ -117,9 +118,10 @@ class Captured:
 
 
 def _fold(log: LogReader, relation: int) -> list[dict[int, str | None]]:
-    """The latest image per key; `t` empties, `g` takes what is older than its generation."""
+    """The image per key, partial ones laid over what was there; `t` empties, `g` takes what is older than it says."""
     found = [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]
     state: dict[tuple[str, ...], tuple[int, dict[int, str | None]]] = {}
+    left: dict[tuple[str, ...], dict[int, str | None]] = {}
     for row in sorted((r for r in found if r["relation"] == relation), key=lambda r: (r["position"], r["ordinal"])):
         if row["op"] == Operation.TRUNCATE.value:
             state.clear()
@@ -127,7 +129,10 @@ def _fold(log: LogReader, relation: int) -> list[dict[int, str | None]]:
             began = int(row["payload"])
             state = {key: held for key, held in state.items() if held[0] >= began}
         elif row["op"] == Operation.DELETE.value:
-            state.pop(tuple(row["key"]), None)
+            left[tuple(row["key"])] = state.pop(tuple(row["key"]), (0, {}))[1]
         elif row["key"] is not None:
-            state[tuple(row["key"])] = row["position"], dict(row["after"])
+            key, base = tuple(row["key"]), dict[int, str | None]()
+            if row["partial"]:
+                base = left.get(tuple(row["old_key"]), {}) if row["old_key"] else state.get(key, (0, {}))[1]
+            state[key] = row["position"], {**base, **dict(row["after"])}
     return [image for _, image in state.values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from cdc.catalog import Catalog
 from cdc.log.read import LogReader
 from cdc.table import TableState
 from tests.cli.command import spawn
@@ -28,8 +29,31 @@ def test_status_names_the_table_and_the_reason(pipeline: Pipeline) -> None:
     pipeline.wait(lambda: "'b' altered" in reason(pipeline), "the reason in status")
 
 
+def test_a_resync_mends_table_and_targets_while_both_run(pipeline: Pipeline) -> None:
+    run_sql(pipeline.dsn, "CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY, b int)")
+    run_sql(pipeline.dsn, "CREATE TABLE shop.u (id int PRIMARY KEY)", "INSERT INTO shop.u VALUES (1)")
+    run_sql(pipeline.dsn, "INSERT INTO shop.t SELECT i, i FROM generate_series(1, 100) i")
+    pipeline.write(sinks=f"[{{name: lake, type: delta, path: '{pipeline.folder}/lake/{{schema}}/{{table}}'}}]")
+    pipeline.reader()
+    pipeline.apply()
+    pipeline.wait((pipeline.folder / "lake/shop/t/_delta_log").exists, "the lake")
+    run_sql(pipeline.dsn, REWRITE, "INSERT INTO shop.t VALUES (101, 5)")
+    pipeline.wait(lambda: state(pipeline.log) is TableState.NEEDS_RESYNC, "the mark")
+    pipeline.wait(lambda: "failed" in sink_states(pipeline), "the sink's table to stop")
+    asked = spawn("tables", "resync", "shop.t", "-c", pipeline.definition, environment={"CDC_TEST_DSN": pipeline.dsn})
+    assert asked.status == 0, asked.errors
+    pipeline.wait(lambda: state(pipeline.log) is TableState.LIVE, "the mark to go")
+    pipeline.wait(lambda: sink_states(pipeline) == {"streaming"}, "the sink's table to come back")
+    assert pipeline.verify()["ok"], pipeline.output()
+
+
+def sink_states(pipeline: Pipeline) -> set[str]:
+    with Catalog.open(f"sqlite:///{pipeline.folder}/catalog.db") as catalog:
+        return {table.state for table in catalog.tables.ls(pipeline.name) if table.sink == "lake"}
+
+
 def state(log: Path) -> TableState:
-    return next(iter(LogReader(log).schemas().values())).state
+    return next(schema.state for schema in LogReader(log).schemas().values() if schema.name == "t")
 
 
 def reason(pipeline: Pipeline) -> str:

@@ -23,6 +23,7 @@ from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import SlotStatus, create_slot, slot_status
 from cdc.reader import Reader
 from cdc.resume import confirmable
+from cdc.snapshot.placing import Placing
 from tests.faults.capture import PATIENCE, Captured
 from tests.fixtures.postgres import run_sql
 
@@ -133,7 +134,7 @@ def test_a_server_stops_within_ten_seconds_and_sends_nothing_twice(
 
     def read() -> None:
         try:
-            Reader(reader_settings(held.definition), metrics.Figures(), stop).run()
+            Reader(reader_settings(held.definition), metrics.Figures(), stop, Placing()).run()
         except CdcError as ended:
             failures.append(ended)
 

@@ -38,6 +38,7 @@ from cdc.postgres.slot import drop_slot, slot_status
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.relations import Relations
 from cdc.snapshot.initial import CopySource, prepare
+from cdc.snapshot.placing import Placing
 from cdc.spool import Spool
 from tests.fixtures.postgres import VERSIONS, run_sql
 from tests.postgres.readings import captured, read_four_ways
@@ -193,7 +194,7 @@ def test_the_policy_holds_from_the_first_copy_to_the_stream(
         with ReplicationStream.open(encoded, options) as stream:
             run_sql(encoded, "UPDATE t SET k = 'new'")
             relations = Relations(encoded, LogReader(tmp_path).schemas(), 0, source.publication)
-            decoding = Decoding(Spool(tmp_path), relations, after, frame_mender(encoded, policy, after))
+            decoding = Decoding(Spool(tmp_path), relations, after, Placing(), frame_mender(encoded, policy, after))
             found = [row for row in streamed(stream, decoding, 2) if row["op"] == "u"]
         assert [value for _, value in found[0]["after"]] == ["new", *told[1:]]
         decoding.spool.close()

@@ -1,0 +1,150 @@
+"""Chunks: some rows of a table in the order of its key, under a snapshot that says which transactions it sees.
+
+A chunk is asked for as "the next rows behind this key", never by OFFSET, so each costs the same in any table.
+Keys are given as the text that Postgres itself printed; the literals have no type, so the server reads them as the
+column's own type, whatever that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+import psycopg
+from psycopg import sql
+
+from cdc.errors import ConfigError, UnknownRelation
+from cdc.postgres.copy import copy_query, hold_tables
+from cdc.postgres.sqlstate import mapped
+from cdc.postgres.tables import TableName
+from cdc.table import TableSchema
+
+_XIDS: Final = 1 << 32
+_HALF: Final = 1 << 31
+_ONLY: Final = "SELECT relkind::text FROM pg_class WHERE oid = %s AND relkind IN ('r', 'p')"
+_ESTIMATE: Final = """
+    SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint FROM pg_class c
+    WHERE c.oid = %(oid)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass))
+"""
+# to_jsonb: filters came with version 15
+_FILTER: Final = """
+    SELECT to_jsonb(t) ->> 'rowfilter' FROM pg_publication_tables t
+    WHERE t.pubname = %s AND t.schemaname = %s AND t.tablename = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """Which transactions a snapshot sees, as `pg_current_snapshot()` says it."""
+
+    xmin: int
+    """All below are seen, if they committed."""
+    xmax: int
+    """None from here on is."""
+    running: frozenset[int]
+    """In between, those that are not."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `xmin:xmax:xip,xip…`."""
+        xmin, xmax, running = text.split(":")
+        return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
+
+    def sees(self, xids: np.ndarray) -> np.ndarray:
+        """Which committed transactions are seen (bool); int64 as the stream tells them, without the high 32 bits."""
+        # they ran not long ago, so of all xids with these low bits the one next to xmax is meant
+        whole = self.xmax + ((xids - self.xmax + _HALF) % _XIDS) - _HALF
+        return (whole < self.xmax) & ~np.isin(whole, list(self.running))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Which rows: behind one key, up to another, for which a predicate holds."""
+
+    after: tuple[str, ...] | None = None
+    """Excluded; None: from the beginning."""
+    first: tuple[str, ...] | None = None
+    """Included; of weight only as long as `after` is None."""
+    last: tuple[str, ...] | None = None
+    """Included; None: to the end."""
+    where: str | None = None
+    """A predicate in the source's SQL, run read-only."""
+
+
+@contextmanager
+def snapshot(conn: psycopg.Connection, schema: TableSchema) -> Iterator[Visibility]:
+    """A read-only REPEATABLE READ transaction on a connection in autocommit mode, the table held against TRUNCATE.
+
+    Raises SnapshotVoid if the table was rewritten between the snapshot and the lock, UnknownRelation if it is gone.
+    """
+    with mapped(), conn.transaction():
+        conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        row = conn.execute("SELECT pg_current_snapshot()::text").fetchone()
+        assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+        hold_tables(conn, [(schema.oid, TableName(schema.schema, schema.name))])
+        yield Visibility.parse(row[0])
+
+
+def chunk_query(conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, limit: int, publication: str) -> str:
+    """COPY of up to `limit` rows in the order of the key, as the publication sends them: `sent` columns, row filter."""
+    row = conn.execute(_ONLY, [schema.oid]).fetchone()
+    if row is None:
+        raise UnknownRelation(f"no table {schema.topic!r} with oid {schema.oid} to copy")
+    only = sql.SQL("") if row[0] == "p" else sql.SQL("ONLY ")
+    key = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.key)
+    query = sql.SQL("SELECT {} FROM {}{}{} ORDER BY {} LIMIT {}").format(
+        sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent),
+        only,
+        sql.Identifier(schema.schema, schema.name),
+        _where(conn, schema, bounds, publication),
+        key,
+        sql.Literal(limit),
+    )
+    return copy_query(query).as_string(conn)
+
+
+def check_predicate(conn: psycopg.Connection, schema: TableSchema, where: str) -> None:
+    """Raise ConfigError if a predicate cannot be planned over the table; nothing is run.
+
+    It stands between keywords here, where one that closes parentheses it did not open, or comments out what follows,
+    does not parse: so it cannot get out of those around it later.
+    """
+    query = sql.SQL("EXPLAIN SELECT FROM {} WHERE CASE WHEN {} THEN true END").format(
+        sql.Identifier(schema.schema, schema.name),
+        sql.SQL(where),  # type: ignore[arg-type]
+    )
+    try:
+        with conn.transaction():
+            conn.execute("SET TRANSACTION READ ONLY")
+            conn.execute(query)
+    except psycopg.Error as exc:
+        said = (exc.diag.message_primary or str(exc)).lower()
+        raise ConfigError(f"the predicate {where!r} does not fit {schema.topic!r}: {said}") from exc
+
+
+def estimate(conn: psycopg.Connection, oid: int) -> int:
+    """About how many rows the table has, as the planner thinks; 0 if nobody has counted."""
+    with mapped():
+        row = conn.execute(_ESTIMATE, {"oid": oid}).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _where(conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, publication: str) -> sql.Composable:
+    key = sql.SQL("({})").format(sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.key))
+    parts: list[sql.Composable] = []
+    start, over = (bounds.after, ">") if bounds.after is not None else (bounds.first, ">=")
+    if start is not None:
+        parts.append(sql.SQL("{} " + over + " {}").format(key, _row(start)))  # type: ignore[arg-type]
+    if bounds.last is not None:
+        parts.append(sql.SQL("{} <= {}").format(key, _row(bounds.last)))
+    filtered = conn.execute(_FILTER, [publication, schema.schema, schema.name]).fetchone()
+    predicates = (bounds.where, filtered[0] if filtered else None)
+    parts += [sql.SQL("({})").format(sql.SQL(predicate)) for predicate in predicates if predicate is not None]
+    return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(parts) if parts else sql.SQL("")
+
+
+def _row(key: Sequence[str]) -> sql.Composable:
+    return sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, key)))

@@ -1,0 +1,297 @@
+"""Backfill: rows of a table read in chunks and placed into the stream, while it runs.
+
+A backfill can be a range of keys, what a predicate says, or the whole table; for every sink or for one. A **resync** is
+the whole table between a new version of its schema and a `g`: what vanished at the source while nobody watched vanishes
+from every sink. Progress is recorded once the rows are durable, so a killed reader reads at most one chunk again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from threading import Event
+from typing import Any, Final, Self
+from uuid import uuid4
+
+import pyarrow as pa
+
+from cdc import metrics
+from cdc.change import LOG_SCHEMA, WATERMARK_PREFIX
+from cdc.errors import ConfigError, SnapshotVoid
+from cdc.failpoint import hit
+from cdc.log.read import LogReader
+from cdc.mending import MendLines
+from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.position import Position
+from cdc.postgres.chunk import Bounds, check_predicate, chunk_query, estimate, snapshot
+from cdc.postgres.copy import copy_rows
+from cdc.postgres.heartbeat import emit
+from cdc.postgres.tables import read_schema
+from cdc.snapshot.placing import Chunk, Placed, Placing
+from cdc.table import TableSchema, TableState
+
+CHUNK_ROWS: Final = 50_000
+CHUNK_BYTES: Final = 32 * 1024 * 1024
+FIRST_ROWS: Final = 5_000
+"""Rows of the first chunk, which tells how wide rows are."""
+PATIENCE: Final = 30.0
+"""Seconds for a watermark to come back; a large transaction before it can hold it up, then the chunk is read again."""
+HIDDEN_PAUSE: Final = 0.05
+"""Seconds before another snapshot when one does not see what the stream has brought already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for."""
+
+    tables: tuple[str, ...]
+    """Globs of topics."""
+    where: str | None = None
+    first: tuple[str, ...] | None = None
+    last: tuple[str, ...] | None = None
+    """Keys, as text, both included."""
+    sink: str | None = None
+    rate: int | None = None
+    """Rows per second at most."""
+    resync: bool = False
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Read what to_json wrote."""
+        said: dict[str, Any] = dict(fields)
+        for name in ("tables", "first", "last"):
+            said[name] = tuple(said[name]) if said.get(name) else None
+        return cls(**said)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept in the catalog."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class TableWork:
+    """How far one table has come."""
+
+    state: str = "queued"
+    rows: int = 0
+    estimate: int = 0
+    seconds: float = 0.0
+    after: list[str] | None = None
+    """The last key that is durable in the log."""
+    began: int | None = None
+    """Where a resync began."""
+
+
+@dataclass(slots=True)
+class Work:
+    """How far the whole has come: what the catalog shows, and what a restarted reader goes on from."""
+
+    state: str = "queued"
+    tables: dict[str, TableWork] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any] | None) -> Self:
+        """Read what to_json wrote; None is work that was not begun."""
+        tables = (fields or {}).get("tables", {})
+        return cls("queued", {topic: TableWork(**done) for topic, done in tables.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept in the catalog."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a backfill works with."""
+
+    pipeline: str
+    conn: Any
+    """For chunks; autocommit."""
+    telling: Any
+    """For watermarks; autocommit."""
+    publication: str
+    log: Path
+    placing: Placing
+    figures: metrics.Figures
+    mend: MendLines
+    may_go_on: Callable[[], bool]
+    """Asked between chunks; waits while the work is paused, False when it is to end."""
+    record: Callable[[Work], None]
+    stop: Event
+
+
+class Stopped(Exception):
+    """It was cancelled, or the reader stops."""
+
+
+def check_request(request: Request, known: Mapping[int, TableSchema], sinks: Mapping[str, Any]) -> list[TableSchema]:
+    """The tables that are meant; raises ConfigError for what cannot be done."""
+    if request.sink is not None and request.sink not in sinks:
+        listed = ", ".join(map(repr, sinks)) or "none"
+        raise ConfigError(f"no sink is called {request.sink!r}", remedy=f"sinks of this pipeline: {listed}")
+    live = [s for s in known.values() if s.state is not TableState.DROPPED]
+    chosen = [s for s in live if any(fnmatchcase(s.topic, glob) for glob in request.tables)]
+    for glob in request.tables:
+        if not any(fnmatchcase(s.topic, glob) for s in chosen):
+            listed = ", ".join(sorted(s.topic for s in live)[:10]) or "none"
+            raise ConfigError(f"no table of the log matches {glob!r}", remedy=f"tables there: {listed}")
+    for schema in chosen:
+        if not schema.key:
+            raise ConfigError(
+                f"{schema.topic!r} has no key, so its rows cannot be read in ranges",
+                remedy="give it a primary key, or copy everything with 'cdc slots recover --new-epoch'",
+            )
+        for bound in (request.first, request.last):
+            if bound is not None and len(bound) != len(schema.key):
+                names = ", ".join(column.name for column in schema.key)
+                raise ConfigError(f"the key of {schema.topic!r} is ({names}), got {len(bound)} values")
+        if schema.state is not TableState.LIVE and not request.resync:
+            raise ConfigError(
+                f"{schema.topic!r} is {schema.state.value}: {schema.reason}",
+                remedy=f"cdc tables resync '{schema.topic}'",
+            )
+    return chosen
+
+
+class Backfill:
+    """One request on its way."""
+
+    def __init__(self, request: Request, work: Work, around: Surroundings) -> None:
+        self._request, self._work, self._around = request, work, around
+        self._width = 0.0
+
+    def run(self, tables: list[TableSchema]) -> None:
+        """Read and place everything that is not done yet.
+
+        Raises Stopped when it is not to go on, SnapshotVoid and source errors that may go by themselves, and
+        ConfigError for what a person has to change. Can be run again with the same work.
+        """
+        for schema in tables:
+            if self._request.where is not None:
+                check_predicate(self._around.conn, schema, self._request.where)
+            self._work.tables.setdefault(schema.topic, TableWork())
+        self._work.state = "snapshotting"
+        self._around.record(self._work)
+        for schema in tables:
+            done = self._work.tables[schema.topic]
+            if done.state != "done":
+                self._table(schema, done)
+        self._work.state = "done"
+        self._around.record(self._work)
+
+    def _table(self, schema: TableSchema, done: TableWork) -> None:
+        done.state, done.estimate = "snapshotting", estimate(self._around.conn, schema.oid)
+        began = time.monotonic() - done.seconds
+        if self._request.resync and done.began is None:
+            schema = self._begin(schema)
+            done.began = int(self._place(Chunk(schema.relation, schema.topic, _nothing(), schema=schema)).position)
+            self._around.record(self._work)
+        self._width, more = 0.0, True
+        while more:
+            more = self._chunk(self._current(schema), done)
+            done.seconds = time.monotonic() - began
+            self._around.record(self._work)
+            self._slow_down(done, began)
+        if done.began is not None:
+            end = Chunk(schema.relation, schema.topic, _nothing(), generation=Position(done.began))
+            self._place(end)
+        done.state = "done"
+        self._around.record(self._work)
+
+    def _begin(self, schema: TableSchema) -> TableSchema:
+        """The version that a resync begins with: the table as it is now."""
+        now = read_schema(self._around.conn, schema.oid, publication=self._around.publication)
+        if now is None:
+            raise ConfigError(f"{schema.topic!r} is no longer at the source")
+        if schema.relation == schema.oid:
+            return now
+        if [(c.name, c.type_oid) for c in now.sent] != [(c.name, c.type_oid) for c in schema.sent]:
+            raise ConfigError(
+                f"{schema.topic!r} has other columns than the log knows, in a later epoch than its first",
+                remedy="cdc slots recover --new-epoch",
+            )
+        return replace(schema, state=TableState.LIVE, reason=None, standing=now.standing)
+
+    def _current(self, schema: TableSchema) -> TableSchema:
+        found = LogReader(self._around.log).schemas().get(schema.relation, schema)
+        if found.state is not TableState.LIVE:
+            raise ConfigError(f"{found.topic!r} became {found.state.value}: {found.reason}")
+        return found
+
+    def _chunk(self, schema: TableSchema, done: TableWork) -> bool:
+        """Read and place one; whether there may be another behind it."""
+        request = self._request
+        limit = max(1, min(CHUNK_ROWS, int(CHUNK_BYTES / self._width))) if self._width else FIRST_ROWS
+        after = None if done.after is None else tuple(done.after)
+        bounds = Bounds(after, request.first, request.last, request.where)
+        while True:
+            rows, placed = self._read_and_place(schema, bounds, limit)
+            if not placed.again:
+                break
+            schema = self._current(schema)
+        if rows.num_rows:
+            self._width = rows.nbytes / rows.num_rows
+            done.after = rows["key"][-1].as_py()
+        done.rows += placed.rows
+        self._around.figures.add(metrics.SNAPSHOT_ROWS, placed.rows, self._around.pipeline, schema.topic)
+        return rows.num_rows == limit
+
+    def _read_and_place(self, schema: TableSchema, bounds: Bounds, limit: int) -> tuple[pa.Table, Placed]:
+        token = uuid4().hex
+        while True:
+            self._go_on()
+            self._around.placing.open(token, schema.relation, PATIENCE)
+            with snapshot(self._around.conn, schema) as visibility:
+                seen = self._around.placing.sees_all(visibility)
+                rows = self._read(schema, bounds, limit) if seen else _nothing()
+            if seen:
+                break
+            self._around.stop.wait(HIDDEN_PAUSE)
+        hit("chunk_read")
+        return rows, self._send(token, Chunk(schema.relation, schema.topic, rows, address=self._request.sink))
+
+    def _read(self, schema: TableSchema, bounds: Bounds, limit: int) -> pa.Table:
+        conn = self._around.conn
+        decoder = CopyDecoder(schema, position=Position(0), xid=0, committed_at=0, first_ordinal=0)
+        lines = map(
+            self._around.mend(schema),
+            copy_rows(conn, chunk_query(conn, schema, bounds, limit, self._around.publication)),
+        )
+        batches = [batch for chunk in lines if (batch := decoder.feed(chunk)) is not None]
+        decoder.finish()
+        return pa.Table.from_batches(batches, LOG_SCHEMA)
+
+    def _place(self, chunk: Chunk) -> Placed:
+        token = uuid4().hex
+        self._go_on()
+        self._around.placing.open(token, chunk.relation, PATIENCE)
+        return self._send(token, chunk)
+
+    def _send(self, token: str, chunk: Chunk) -> Placed:
+        """Offer the chunk, send its watermark, and wait until what became of it is durable."""
+        self._around.placing.offer(chunk)
+        emit(self._around.telling, WATERMARK_PREFIX, token)
+        placed = self._around.placing.outcome(PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        durable = 0.0
+        while durable < placed.position:
+            if time.monotonic() > deadline or self._around.stop.wait(0.02):
+                raise SnapshotVoid("the log did not take the chunk")
+            durable = self._around.figures.value(metrics.LOG_POSITION, self._around.pipeline) or 0.0
+        hit("chunk_durable")
+        return placed
+
+    def _go_on(self) -> None:
+        if not self._around.may_go_on():
+            raise Stopped
+
+    def _slow_down(self, done: TableWork, began: float) -> None:
+        if self._request.rate:
+            self._around.stop.wait(max(0.0, done.rows / self._request.rate - (time.monotonic() - began)))
+
+
+def _nothing() -> pa.Table:
+    return LOG_SCHEMA.empty_table()

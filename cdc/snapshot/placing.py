@@ -1,0 +1,228 @@
+"""Placing: where a chunk that one thread reads meets the stream that another decodes.
+
+The copying thread opens a window, reads its chunk, offers it and sends a watermark; the decoding thread collects what
+the stream says of the relation meanwhile, and when the watermark comes it puts the chunk's rows into the watermark's
+own transaction. A watermark without its rows in hand (those of a process that was killed) means nothing.
+One chunk is on its way at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from threading import Condition
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.change import LOG_SCHEMA, Operation
+from cdc.errors import SnapshotVoid
+from cdc.pgoutput.transactions import Decoded, WatermarkSeen
+from cdc.position import Position
+from cdc.postgres.chunk import Visibility
+from cdc.snapshot.window import Place, placed, settle, window_of
+from cdc.table import TableSchema
+
+TAIL_LIMIT: Final = 8 * 1024 * 1024
+"""Bytes of an unfinished transaction that are kept for a window which may open in its middle; above it windows wait."""
+WINDOW_LIMIT: Final = 32 * 1024 * 1024
+"""Bytes of a relation's rows in one window; above it the chunk is read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What is to be put at a watermark."""
+
+    relation: int
+    topic: str
+    rows: pa.Table
+    """LOG_SCHEMA, `r`; positions and ordinals are given when it is placed."""
+    schema: TableSchema | None = None
+    """A version to write, by which the stream is read from here on; such a chunk has no rows."""
+    generation: Position | None = None
+    """Close a full copy that began there."""
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What became of it."""
+
+    position: Position
+    rows: int
+    again: bool = False
+    """The schema changed meanwhile, or too much else: nothing was written."""
+
+
+@dataclass(slots=True)
+class _Window:
+    token: str
+    relation: int
+    after: Position
+    xids: np.ndarray
+    rows: list[pa.Table] = field(default_factory=list)
+    nbytes: int = 0
+    chunk: Chunk | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Keep what concerns the relation."""
+        found = window_of(batch, self.relation, int(self.after))
+        self.nbytes += found.nbytes
+        if self.nbytes > WINDOW_LIMIT:
+            self.rows.clear()
+        else:
+            self.rows.append(found)
+
+    def settled(self, rows: pa.Table) -> pa.Table | None:
+        """See settle; None also where the window took in too much to tell."""
+        if self.nbytes > WINDOW_LIMIT:
+            return None
+        return settle(rows, pa.concat_tables(self.rows)) if self.rows else rows
+
+
+@dataclass(slots=True)
+class _Tail:
+    """Rows of the transaction that is not finished yet."""
+
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    nbytes: int = 0
+    lost: bool = False
+
+
+class Placing:
+    """One reader's meeting place; safe for one thread that copies and one that decodes."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._streaming = False
+        self._received = Position(0)
+        self._xids: list[np.ndarray] = []
+        self._tail = _Tail()
+        self._window: _Window | None = None
+        self._outcome: Placed | None = None
+
+    # the decoding thread
+
+    def begin(self, after: Position) -> None:
+        """A session streams from behind this position; what was on its way is void."""
+        with self._changed:
+            self._streaming, self._received, self._tail = True, after, _Tail()
+            self._window = self._outcome = None
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """The session is over."""
+        with self._changed:
+            self._streaming = False
+            self._window = None
+            self._changed.notify_all()
+
+    def note(self, decoded: Decoded) -> None:
+        """Take notice of rows on their way to the log."""
+        rows, complete = decoded.rows, decoded.complete
+        with self._changed:
+            if complete:
+                self._xids.append(_distinct(rows["xid"].slice(0, complete)))
+            if self._window is not None:
+                self._window.add(rows)
+            if decoded.last is not None:
+                self._received = decoded.last
+                self._tail = _Tail()
+            if complete < rows.num_rows:
+                self._keep(rows.slice(complete), decoded.nbytes)
+            self._changed.notify_all()
+
+    def place(self, seen: WatermarkSeen) -> tuple[TableSchema | None, list[pa.RecordBatch]]:
+        """The version to read by from here, and the rows that belong into the watermark's transaction."""
+        with self._changed:
+            window = self._window
+            if window is None or window.token != seen.content.decode(errors="replace") or window.chunk is None:
+                return None, []
+            chunk, self._window = window.chunk, None
+            settled = window.settled(chunk.rows)
+            again = settled is None and chunk.rows.num_rows > 0
+            place = Place(int(seen.position), seen.ordinal, seen.xid, seen.committed_at, chunk.address)
+            batches = [] if settled is None else list(placed(settled, place))
+            count = sum(batch.num_rows for batch in batches)
+            batches += _controls(chunk, replace(place, ordinal=place.ordinal + count))
+            self._outcome = Placed(seen.position, count, again)
+            self._changed.notify_all()
+            return chunk.schema, batches
+
+    # the copying thread
+
+    def open(self, token: str, relation: int, patience: float) -> None:
+        """Collect what comes from here on; raises SnapshotVoid if nothing streams within so many seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._streaming and not self._tail.lost, patience):
+                raise SnapshotVoid("nothing streams, so nothing can be placed")
+            xids = np.unique(np.concatenate(self._xids)) if self._xids else np.empty(0, np.int64)
+            self._xids, self._outcome = [], None
+            self._window = _Window(token, relation, self._received, xids)
+            for batch in self._tail.batches:
+                self._window.add(batch)
+
+    def sees_all(self, visibility: Visibility) -> bool:
+        """Whether a snapshot that was taken after open() sees all that had been received by then.
+
+        A transaction can be in the stream before others see it: it waits for a synchronous standby, say.
+        """
+        with self._changed:
+            if self._window is None:
+                return False
+            hidden = self._window.xids[~visibility.sees(self._window.xids)]
+            self._xids.append(hidden)
+            return not len(hidden)
+
+    def offer(self, chunk: Chunk) -> None:
+        """Have the chunk in hand for the window's watermark, which may be sent from now on."""
+        with self._changed:
+            if self._window is not None:
+                self._window.chunk = chunk
+
+    def outcome(self, patience: float) -> Placed:
+        """What became of it; raises SnapshotVoid if the session ended meanwhile, or after so many seconds."""
+        deadline = time.monotonic() + patience
+        with self._changed:
+            while self._outcome is None:
+                left = deadline - time.monotonic()
+                if not self._streaming or self._window is None or not self._changed.wait(max(0.0, left)):
+                    self._window = None
+                    raise SnapshotVoid("the watermark did not come back")
+            return self._outcome
+
+    def _keep(self, rows: pa.RecordBatch, nbytes: int) -> None:
+        self._tail.nbytes += nbytes
+        if self._tail.nbytes > TAIL_LIMIT:
+            self._tail = _Tail(nbytes=self._tail.nbytes, lost=True)
+        elif not self._tail.lost:
+            self._tail.batches.append(rows)
+
+
+def _distinct(xids: pa.Array) -> np.ndarray:
+    """Transactions come one after the other, so equal neighbours are enough to look at."""
+    values = xids.to_numpy(zero_copy_only=False)
+    return values[np.concatenate(([True], values[1:] != values[:-1]))]
+
+
+def _controls(chunk: Chunk, place: Place) -> Iterator[pa.RecordBatch]:
+    said: list[tuple[Operation, bytes]] = []
+    if chunk.schema is not None:
+        said.append((Operation.SCHEMA, chunk.schema.to_json()))
+    if chunk.generation is not None:
+        said.append((Operation.GENERATION, str(int(chunk.generation)).encode()))
+    for number, (operation, payload) in enumerate(said):
+        row = dict.fromkeys(LOG_SCHEMA.names) | {
+            "position": place.position,
+            "ordinal": place.ordinal + number,
+            "xid": place.xid,
+            "committed_at": place.committed_at,
+            "relation": chunk.relation,
+            "topic": chunk.topic,
+            "op": operation.value,
+            "partial": False,
+            "payload": payload,
+        }
+        yield pa.RecordBatch.from_pylist([row], LOG_SCHEMA)

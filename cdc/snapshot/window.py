@@ -1,0 +1,110 @@
+"""Window: what the stream brought while a chunk was read decides which of the chunk's rows go into the log, and how.
+
+A chunk is read under a snapshot that sees everything up to position R; its rows are placed at the watermark H, which
+was sent when they were in hand. So the snapshot may have seen any part of the window (R, H], and each row of the chunk
+is the row's state at some moment of it. At H its state is:
+
+- what the stream says, if the window holds a full image of the key or its deletion: the chunk's row is dropped;
+- the chunk's row with the sent columns of the partial images laid over it, if the window holds only those. A column
+  that none of them sent has not changed since R; one that was sent has the value of the last that sent it, whatever
+  of them the snapshot saw. Dropping the row instead would lose the columns that were not sent for ever;
+- the chunk's row, if the window is silent.
+
+So a chunk can never put an older state over a newer one. A truncate in the window empties the chunk: whatever was
+inserted after it is in the window. A new version of the schema makes the chunk worthless: it is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.change import LOG_SCHEMA, Operation
+
+KEPT: Final = ("op", "key", "after", "partial")
+"""Columns of the stream's rows that a window needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rows go: the watermark's own transaction."""
+
+    position: int
+    ordinal: int
+    """Of the first row."""
+    xid: int
+    committed_at: int
+    """Microseconds UTC."""
+    address: str | None = None
+    """The one sink they are made for; None for all."""
+
+
+def settle(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
+    """The chunk's rows (LOG_SCHEMA, `r`, with keys) as they are at the end of the window; None: read it again.
+
+    `window` has the KEPT columns of the relation's rows in (R, H], in the order of the log.
+    """
+    operations = window["op"]
+    if _any(pc.equal(operations, Operation.SCHEMA.value)):
+        return None
+    if _any(pc.equal(operations, Operation.TRUNCATE.value)):
+        return chunk.slice(0, 0)
+    rows = window.filter(pc.is_valid(window["key"]))
+    if not rows.num_rows or not chunk.num_rows:
+        return chunk
+    keys = _texts(rows["key"])
+    deleted = pc.equal(rows["op"], Operation.DELETE.value)
+    decided = keys.filter(pc.or_(deleted, pc.invert(rows["partial"])))
+    chunk = chunk.filter(pc.invert(pc.is_in(_texts(chunk["key"]), decided.combine_chunks())))
+    partial = rows.filter(pc.and_(rows["partial"], pc.invert(pc.is_in(keys, decided.combine_chunks()))))
+    return _overlaid(chunk, partial) if partial.num_rows else chunk
+
+
+def placed(rows: pa.Table, place: Place) -> Iterator[pa.RecordBatch]:
+    """The rows at their place, ordinals counting up; LOG_SCHEMA."""
+    count = rows.num_rows
+    said: dict[str, Any] = {
+        "position": pa.repeat(pa.scalar(place.position, pa.int64()), count),
+        "ordinal": pa.arange(place.ordinal, place.ordinal + count),
+        "xid": pa.repeat(pa.scalar(place.xid, pa.int64()), count),
+        "committed_at": pa.repeat(pa.scalar(place.committed_at, LOG_SCHEMA.field("committed_at").type), count),
+        "address": pa.repeat(pa.scalar(place.address, pa.string()), count),
+    }
+    columns = [said[name] if name in said else rows[name] for name in LOG_SCHEMA.names]
+    yield from pa.table(columns, schema=LOG_SCHEMA).combine_chunks().to_batches()
+
+
+def _overlaid(chunk: pa.Table, partial: pa.Table) -> pa.Table:
+    """Chunk rows with the partial images of their keys laid over them; few, so one by one."""
+    sent: dict[str, dict[int, str | None]] = {}
+    for key, image in zip(_texts(partial["key"]).to_pylist(), partial["after"].to_pylist(), strict=True):
+        sent.setdefault(key, {}).update(image or ())
+    keys = _texts(chunk["key"])
+    touched = pc.is_in(keys, pa.array(list(sent), pa.string()))
+    rows = chunk.filter(touched)
+    images = [
+        list((dict(image) | sent[key]).items())
+        for key, image in zip(_texts(rows["key"]).to_pylist(), rows["after"].to_pylist(), strict=True)
+    ]
+    place = rows.column_names.index("after")
+    rows = rows.set_column(place, LOG_SCHEMA.field("after"), pa.array(images, LOG_SCHEMA.field("after").type))
+    return pa.concat_tables([chunk.filter(pc.invert(touched)), rows])
+
+
+def window_of(rows: pa.RecordBatch, relation: int, after: int) -> pa.Table:
+    """The KEPT columns of one relation's rows behind a position."""
+    wanted = pc.and_(pc.equal(rows["relation"], relation), pc.greater(rows["position"], after))
+    return pa.Table.from_batches([rows.select(KEPT).filter(wanted)])
+
+
+def _texts(keys: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Keys as one text each; Postgres text never holds a NUL."""
+    return pc.binary_join(keys, "\0")
+
+
+def _any(flags: pa.ChunkedArray) -> bool:
+    return bool(pc.any(flags).as_py())

@@ -1,0 +1,172 @@
+"""Chunks: whatever the key's type and order, each row is read once, and a snapshot says what it sees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import psycopg
+import pytest
+
+from cdc.errors import ConfigError, SnapshotVoid
+from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.position import Position
+from cdc.postgres.chunk import Bounds, Visibility, check_predicate, chunk_query, estimate, snapshot
+from cdc.postgres.connection import connect
+from cdc.postgres.copy import copy_rows, hold_tables
+from cdc.postgres.publication import ensure_publication
+from cdc.postgres.tables import TableName, match_tables, read_schema
+from cdc.table import TableSchema
+from tests.fixtures.postgres import rows_of, run_sql
+
+KEYS = {
+    "bigint": "SELECT i * 1000003 - 5000000000 FROM generate_series(1, 60) i",
+    "numeric": "SELECT i / 7.0 FROM generate_series(-20, 20) i UNION SELECT 'NaN' UNION SELECT 'Infinity'",
+    "uuid": "SELECT md5(i::text)::uuid FROM generate_series(1, 60) i",
+    "date": "SELECT date '2026-01-01' + i FROM generate_series(1, 40) i UNION VALUES ('infinity'::date), ('-infinity')",
+    "timestamptz": "SELECT timestamptz '2026-10-25 00:00Z' + i * interval '10 min' FROM generate_series(1, 40) i",
+    "float8": "SELECT 0.1 * i FROM generate_series(-20, 20) i UNION SELECT 'NaN' UNION SELECT '-Infinity'",
+    "char(5)": "SELECT chr(96 + i) || ' ' || i FROM generate_series(1, 26) i",
+    'text COLLATE "C"': "SELECT chr(60 + i) || E'\\\\ '' ' || i FROM generate_series(1, 60) i",
+    "text": "SELECT CASE i % 3 WHEN 0 THEN 'a' WHEN 1 THEN 'Ä' ELSE 'B' END || i FROM generate_series(1, 60) i",
+    "bytea": "SELECT decode(md5(i::text), 'hex') FROM generate_series(1, 60) i",
+    "inet": "SELECT ('10.0.0.' || i)::inet FROM generate_series(1, 60) i",
+    "int4range": "SELECT int4range(i, i + 5) FROM generate_series(1, 40) i",
+    "mood": "SELECT unnest(enum_range(NULL::mood))",
+    "positive": "SELECT i FROM generate_series(1, 40) i",
+}
+
+
+def read(conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, limit: int) -> list[Any]:
+    decoder = CopyDecoder(schema, position=Position(1), xid=0, committed_at=0, first_ordinal=0)
+    with snapshot(conn, schema):
+        chunks = list(copy_rows(conn, chunk_query(conn, schema, bounds, limit, "pub")))
+    batches = [batch for chunk in chunks if (batch := decoder.feed(chunk)) is not None]
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def walk(conn: psycopg.Connection, schema: TableSchema, limit: int, bounds: Bounds | None = None) -> list[Any]:
+    bounds, found = bounds or Bounds(), list[Any]()
+    while chunk := read(conn, schema, bounds, limit):
+        found += chunk
+        bounds = Bounds(tuple(chunk[-1]["key"]), None, bounds.last, bounds.where)
+    return found
+
+
+def schema_of(conn: psycopg.Connection) -> TableSchema:
+    ((oid, name),) = match_tables(conn, ["public.t"])
+    ensure_publication(conn, "pub", [name])
+    schema = read_schema(conn, oid, publication="pub")
+    assert schema is not None
+    return schema
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_chunk_after_chunk_reads_every_row_once_under_any_key(any_database: str, kind: str) -> None:
+    run_sql(
+        any_database,
+        "CREATE TYPE mood AS ENUM ('low', 'Über', 'high')",
+        "CREATE DOMAIN positive AS int CHECK (VALUE > 0)",
+        f"CREATE TABLE t (k {kind} PRIMARY KEY, v int)",
+        f"INSERT INTO t SELECT k, 1 FROM ({KEYS[kind]}) s (k)",
+    )
+    with connect(any_database) as conn:
+        found = walk(conn, schema_of(conn), 7)
+        expected = [key for (key,) in rows_of(any_database, "SELECT format('%s', t.k) FROM t ORDER BY t.k")]
+        assert [row["key"][0].strip() for row in found] == [key.strip() for key in expected]
+
+
+def test_a_composite_key_is_compared_as_a_row_and_bounds_are_included(database: str) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE t (v text, b date, a numeric, PRIMARY KEY (a, b))",
+        "INSERT INTO t SELECT 'v', date '2026-01-01' + i % 5, i / 5 FROM generate_series(0, 49) i",
+    )
+    with connect(database) as conn:
+        schema = schema_of(conn)
+        assert len(walk(conn, schema, 4)) == 50
+        within = Bounds(None, ("3", "2026-01-02"), ("4", "2026-01-01"))
+        assert [row["key"] for row in read(conn, schema, within, 100)] == [
+            *(["3", f"2026-01-0{day}"] for day in (2, 3, 4, 5)),
+            ["4", "2026-01-01"],
+        ]
+
+
+def test_partitions_are_read_as_their_root_and_children_by_inheritance_not_at_all(database: str) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE t (k int PRIMARY KEY, v int) PARTITION BY RANGE (k)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (10) TO (99)",
+        "INSERT INTO t SELECT i, i FROM generate_series(0, 40) i",
+    )
+    with connect(database) as conn:
+        assert Counter(row["key"][0] for row in walk(conn, schema_of(conn), 6)) == Counter(map(str, range(41)))
+
+
+def test_a_row_filter_of_the_publication_holds_for_chunks_too(database: str) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE t (k int PRIMARY KEY, v int)",
+        "INSERT INTO t SELECT i, i % 2 FROM generate_series(1, 20) i",
+        "CREATE PUBLICATION pub FOR TABLE t WHERE (k > 10)",
+    )
+    with connect(database) as conn:
+        assert [row["key"] for row in walk(conn, schema_of(conn), 3, Bounds(where="v = 1"))] == [
+            [str(k)] for k in (11, 13, 15, 17, 19)
+        ]
+
+
+def test_a_truncate_between_snapshot_and_read_voids_the_chunk(database: str) -> None:
+    run_sql(database, "CREATE TABLE t (k int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    with connect(database) as conn, connect(database) as other:
+        schema = schema_of(conn)
+        with conn.transaction():
+            conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            conn.execute("SELECT pg_current_snapshot()")
+            other.execute("TRUNCATE t")
+            with pytest.raises(SnapshotVoid):
+                hold_tables(conn, [(schema.oid, TableName("public", "t"))])
+
+
+def test_a_snapshot_sees_what_ended_before_it_and_nothing_that_runs(database: str) -> None:
+    run_sql(database, "CREATE TABLE t (k int PRIMARY KEY)")
+
+    def xid(conn: psycopg.Connection) -> int:
+        row = conn.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    with connect(database) as conn, connect(database, autocommit=False) as open_one:
+        schema = schema_of(conn)
+        running, ended = xid(open_one), xid(conn)
+        with connect(database, autocommit=False) as later, snapshot(conn, schema) as visibility:
+            after = xid(later)
+            xids = np.array([running, ended, after], np.int64)
+            assert visibility.sees(xids).tolist() == [False, True, False]
+
+
+def test_xids_of_the_stream_are_told_apart_over_a_wrap_around() -> None:
+    visibility = Visibility.parse(f"{(7 << 32) - 3}:{(7 << 32) + 5}:{(7 << 32) - 2},{(7 << 32) + 1}")
+    xids = np.array([2**32 - 4, 2**32 - 3, 2**32 - 2, 2**32 - 1, 0, 1, 4, 5, 9], np.int64)
+    assert visibility.sees(xids).tolist() == [True, True, False, True, True, False, True, False, False]
+
+
+@pytest.mark.parametrize("where", ["no_such > 1", "k >", "1 = 1) OR (1 = 1", "true --", "k = 'x'"])
+def test_a_predicate_that_does_not_fit_is_named_before_anything_is_read(database: str, where: str) -> None:
+    run_sql(database, "CREATE TABLE t (k int PRIMARY KEY)")
+    with connect(database) as conn, pytest.raises(ConfigError, match="predicate"):
+        check_predicate(conn, schema_of(conn), where)
+
+
+def test_an_estimate_is_the_planners_over_all_partitions(database: str) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE t (k int PRIMARY KEY) PARTITION BY RANGE (k)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (1000)",
+        "INSERT INTO t SELECT i FROM generate_series(0, 499) i",
+        "ANALYZE t",
+    )
+    with connect(database) as conn:
+        assert 500 <= estimate(conn, schema_of(conn).oid) <= 1000

@@ -1,0 +1,278 @@
+"""Backfills of a real server through a real reader: exact under load, resumable, and for one sink if asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, Self
+
+import pytest
+
+from cdc import metrics
+from cdc.catalog import Catalog
+from cdc.catalog.commands import Command
+from cdc.change import Operation
+from cdc.connector import reader_settings
+from cdc.errors import ConfigError
+from cdc.log.read import LogReader
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.reader import Reader
+from cdc.snapshot import backfill
+from cdc.snapshot.backfill import Request, check_request
+from cdc.snapshot.jobs import BACKFILL, CANCEL, PAUSE, RESUME, Jobs
+from cdc.snapshot.placing import Placing
+from cdc.table import TableState
+from tests.faults.capture import Captured
+from tests.fixtures.postgres import rows_of, run_sql
+
+PATIENCE = 30.0
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
+class Running:
+    """A reader with its jobs in threads of the test, over one captured database."""
+
+    def __init__(self, held: Captured) -> None:
+        self.held, self.figures = held, metrics.Figures()
+        self._stop, placing = Event(), Placing()
+        definition = held.definition
+        self._failures: list[BaseException] = []
+        self._reader = Thread(target=self._read, args=(placing,))
+        self._jobs = Jobs(definition, placing, self.figures, self._stop)
+        self.catalog = Catalog.open(definition.catalog.url)
+
+    def __enter__(self) -> Self:
+        self._reader.start()
+        self._jobs.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._reader.join()
+        self._jobs.join()
+        self.catalog.close()
+        assert not self._failures
+
+    def _read(self, placing: Placing) -> None:
+        try:
+            Reader(reader_settings(self.held.definition), self.figures, self._stop, placing).run()
+        except BaseException as exc:
+            self._failures.append(exc)
+
+    def ask(self, request: Request) -> int:
+        return self.catalog.commands.post("held", BACKFILL, request.to_json())
+
+    def ended(self, job: int) -> Command:
+        """The command once it is finished."""
+        return self.until(lambda: (c := self.catalog.commands.get(job)) and c.state != "pending" and c)
+
+    def state(self, job: int) -> str | None:
+        """As the catalog shows it."""
+        command = self.catalog.commands.get(job)
+        return None if command is None or command.result is None else command.result["state"]
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        deadline, never = time.monotonic() + PATIENCE, Event()
+        while not (found := condition()):
+            assert not self._failures, self._failures
+            assert time.monotonic() < deadline
+            never.wait(0.02)
+        return found
+
+    def caught_up(self) -> None:
+        """Wait until the log holds everything that has committed by now."""
+        end = self.held._wal_end()
+        self.until(lambda: self.held._holds(end))
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, database: str) -> Captured:
+    """A table of two key columns and a long one, copied."""
+    run_sql(
+        database,
+        'CREATE TABLE t (a int, b text COLLATE "C", v text, long text, PRIMARY KEY (a, b))',
+        "ALTER TABLE t ALTER long SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT i / 10, 'k' || i % 10, 'v' || i, repeat('x', 3000) || i FROM generate_series(1, 3000) i",
+    )
+    held = Captured(tmp_path, database)
+    held.copy()
+    return held
+
+
+@pytest.fixture(name="running")
+def _running(held: Captured) -> Iterator[Running]:
+    with Running(held) as running:
+        yield running
+
+
+def source_rows(held: Captured) -> list[tuple[str | None, ...]]:
+    found = rows_of(held.dsn, "SELECT a::text, b, v, long FROM t")
+    return sorted(tuple(row) for row in found)
+
+
+def read_rows(held: Captured) -> list[dict[str, Any]]:
+    log = held.log
+    return [
+        row
+        for batch in log.rows(Position(0), log.durable or Position(0))
+        for row in batch.to_pylist()
+        if row["op"] == Operation.READ.value
+    ]
+
+
+def test_a_backfill_beside_writers_leaves_the_log_in_the_sources_state(running: Running) -> None:
+    held, done = running.held, Event()
+    before = len(read_rows(held))
+
+    def write() -> None:
+        number = 0
+        with connect(held.dsn) as conn:
+            while not done.is_set():
+                number += 1
+                a = number * 7 % 300
+                conn.execute("UPDATE t SET v = %s WHERE a = %s", [f"new {number}", a])
+                conn.execute("DELETE FROM t WHERE a = %s AND b = 'k3'", [a])
+                conn.execute("INSERT INTO t VALUES (%s, 'k3', 'again', repeat('y', 3000))", [a])
+                conn.execute("UPDATE t SET b = b || 'm' WHERE a = %s AND b = 'k5'", [a])
+
+    writer = Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(3):
+            ended = running.ended(running.ask(Request(("public.t",))))
+            assert ended.state == "done", ended.result
+    finally:
+        done.set()
+        writer.join()
+    running.caught_up()
+    assert len(read_rows(held)) > before + 3000
+    assert held.folded("t") == source_rows(held)
+
+
+def test_a_resync_takes_away_what_vanished_unseen_and_the_mark(running: Running) -> None:
+    held = running.held
+    run_sql(
+        held.dsn,
+        "SET session_replication_role = replica; ALTER PUBLICATION cdc_held_pub SET (publish = 'insert')",
+        "DELETE FROM t WHERE a < 20",
+        "ALTER PUBLICATION cdc_held_pub SET (publish = 'insert, update, delete, truncate')",
+    )
+    running.caught_up()
+    assert held.folded("t") != source_rows(held)
+    ended = running.ended(running.ask(Request(("public.*",), resync=True)))
+    assert ended.state == "done", ended.result
+    running.caught_up()
+    assert held.folded("t") == source_rows(held)
+    (schema,) = held.log.schemas().values()
+    assert schema.state is TableState.LIVE
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (Request(("public.t",), first=("7", "k0"), last=("8", "k9")), 20),
+        (Request(("public.t",), where="a = 5 AND b > 'k4'"), 5),
+        (Request(("public.t",), last=("0", "k4")), 4),
+        (Request(("public.t",), where="false"), 0),
+    ],
+)
+def test_a_range_and_a_predicate_read_just_those_rows(running: Running, asked: Request, expected: int) -> None:
+    before = len(read_rows(running.held))
+    ended = running.ended(running.ask(asked))
+    assert ended.state == "done", ended.result
+    assert len(read_rows(running.held)) == before + expected
+    assert ended.result is not None
+    assert ended.result["tables"]["public.t"]["rows"] == expected
+
+
+def test_rows_for_one_sink_carry_its_name(held: Captured) -> None:
+    more = f"sinks: [{{name: lake, type: delta, path: '{held.folder}/lake/{{schema}}/{{table}}'}}]\n"
+    with held.path.open("a") as definition:
+        definition.write(more)
+    with Running(held) as running:
+        assert running.ended(running.ask(Request(("public.t",), last=("0", "k9"), sink="lake"))).state == "done"
+        assert {row["address"] for row in read_rows(held)[-9:]} == {"lake"}
+
+
+def test_a_paused_backfill_rests_a_cancelled_one_ends_and_both_keep_what_was_placed(running: Running) -> None:
+    commands = running.catalog.commands
+    job = running.ask(Request(("public.t",), rate=2_000))
+    commands.post("held", PAUSE, {"id": job})
+    running.until(lambda: running.state(job) in {"paused", "done"})
+    commands.post("held", RESUME, {"id": job})
+    assert running.ended(job).state == "done"
+    other = running.ask(Request(("public.t",)))
+    commands.post("held", CANCEL, {"id": other})
+    assert running.ended(other).state in {"failed", "done"}
+    assert running.held.folded("t") == source_rows(running.held)
+
+
+def test_progress_is_gone_on_from(held: Captured) -> None:
+    """The rows behind the recorded key are read, and no others."""
+    with Running(held) as running:
+        job = running.catalog.commands.post("held", "elsewhere", Request(("public.t",)).to_json())
+        running.catalog.commands.finish(job, {})
+        work = {"tables": {"public.t": {"state": "snapshotting", "after": ["299", "k9"], "rows": 7}}}
+        job = running.ask(Request(("public.t",)))
+        running.catalog.commands.record(job, work)
+        ended = running.ended(job)
+        assert ended.state == "done"
+    rows = [row for row in read_rows(held) if row["key"][0] == "300"]
+    assert len(rows) >= 2
+
+
+def test_a_transaction_that_waits_for_a_standby_holds_nothing_up_and_is_not_lost(running: Running) -> None:
+    """It is in the stream and in no snapshot: chunks wait for it, watermarks and heartbeats do not."""
+    held = running.held
+    run_sql(held.dsn, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
+    try:
+        stuck = Thread(target=_update_quietly, args=(held.dsn,))
+        stuck.start()
+        running.until(lambda: rows_of(held.dsn, WAITING) == [(1,)])
+        running.until(lambda: any(row["key"] == ["1", "k1"] for row in _updates(held)))
+        job = running.ask(Request(("public.t",), first=("1", "k1"), last=("1", "k1")))
+        running.until(lambda: running.state(job) in {"snapshotting", "done"})
+        Event().wait(0.5)  # time enough to be wrong in
+        assert running.state(job) == "snapshotting"
+    finally:
+        run_sql(held.dsn, "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+        stuck.join()
+    assert running.ended(job).state == "done"
+    running.caught_up()
+    assert held.folded("t") == source_rows(held)
+
+
+def _update_quietly(dsn: str) -> None:
+    with connect(dsn) as conn:
+        conn.execute("UPDATE t SET v = 'stuck' WHERE a = 1 AND b = 'k1'")
+
+
+def _updates(held: Captured) -> list[dict[str, Any]]:
+    log: LogReader = held.log
+    batches = log.rows(Position(0), log.durable or Position(0))
+    return [row for batch in batches for row in batch.to_pylist() if row["op"] == Operation.UPDATE.value]
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (Request(("public.nothing",)), "no table of the log matches"),
+        (Request(("public.t",), sink="elsewhere"), "no sink is called 'elsewhere'"),
+        (Request(("public.t",), first=("1",)), r"the key of 'public.t' is \(a, b\), got 1"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_way_out(held: Captured, request_: Request, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_request(request_, held.log.schemas(), {})
+
+
+def test_a_predicate_that_writes_or_does_not_parse_is_refused(running: Running) -> None:
+    for predicate in ("no_such = 1", "setval('s', 1) > 0", "1 = 1) OR (", "'"):
+        ended = running.ended(running.ask(Request(("public.t",), where=predicate)))
+        assert ended.state == "failed"
+        assert ended.result is not None
+        assert ended.result["error"]["code"] == ConfigError.code
+    assert backfill.CHUNK_ROWS > 0
