@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, Self
 
 import numpy as np
@@ -28,6 +29,10 @@ _ONLY: Final = "SELECT relkind::text FROM pg_class WHERE oid = %s AND relkind IN
 _ESTIMATE: Final = """
     SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint FROM pg_class c
     WHERE c.oid = %(oid)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass))
+"""
+_OPEN: Final = """
+    SELECT pg_current_snapshot()::text, least(
+        now(), (SELECT min(xact_start) FROM pg_stat_activity), (SELECT min(prepared) FROM pg_prepared_xacts))
 """
 # to_jsonb: filters came with version 15
 _FILTER: Final = """
@@ -86,6 +91,14 @@ def snapshot(conn: psycopg.Connection, schema: TableSchema) -> Iterator[Visibili
         assert row is not None  # noqa: S101 - a SELECT without FROM has one row
         hold_tables(conn, [(schema.oid, TableName(schema.schema, schema.name))])
         yield Visibility.parse(row[0])
+
+
+def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
+    """What a snapshot of now sees, and when the oldest transaction began that it may not see."""
+    with mapped():
+        row = conn.execute(_OPEN).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    return Visibility.parse(row[0]), row[1]
 
 
 def chunk_query(conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, limit: int, publication: str) -> str:

@@ -8,7 +8,8 @@ from every sink. Progress is recorded once the rows are durable, so a killed rea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -37,8 +38,11 @@ CHUNK_ROWS: Final = 50_000
 CHUNK_BYTES: Final = 32 * 1024 * 1024
 FIRST_ROWS: Final = 5_000
 """Rows of the first chunk, which tells how wide rows are."""
+AHEAD: Final = 4
+"""Chunks on their way to the log while the next is read."""
 PATIENCE: Final = 30.0
 """Seconds for a watermark to come back; a large transaction before it can hold it up, then the chunk is read again."""
+_ALL: Final = 1 << 31
 HIDDEN_PAUSE: Final = 0.05
 """Seconds before another snapshot when one does not see what the stream has brought already."""
 
@@ -123,6 +127,22 @@ class Surroundings:
     stop: Event
 
 
+@dataclass(frozen=True, slots=True)
+class _OnItsWay:
+    """A chunk whose watermark was sent."""
+
+    token: str
+    bounds: Bounds
+    last: tuple[str, ...] | None
+    """Its last key, behind which the next begins; None for the table's last chunk."""
+    end: tuple[str, ...] | None
+    """Its last key, None if it has no rows."""
+    width: float
+    position: Position = Position(0)  # noqa: RUF009 - an int
+    rows: int = 0
+    """Placed."""
+
+
 class Stopped(Exception):
     """It was cancelled, or the reader stops."""
 
@@ -161,7 +181,6 @@ class Backfill:
 
     def __init__(self, request: Request, work: Work, around: Surroundings) -> None:
         self._request, self._work, self._around = request, work, around
-        self._width = 0.0
 
     def run(self, tables: list[TableSchema]) -> None:
         """Read and place everything that is not done yet.
@@ -189,12 +208,7 @@ class Backfill:
             schema = self._begin(schema)
             done.began = int(self._place(Chunk(schema.relation, schema.topic, _nothing(), schema=schema)).position)
             self._around.record(self._work)
-        self._width, more = 0.0, True
-        while more:
-            more = self._chunk(self._current(schema), done)
-            done.seconds = time.monotonic() - began
-            self._around.record(self._work)
-            self._slow_down(done, began)
+        self._chunks(schema, done, began)
         if done.began is not None:
             end = Chunk(schema.relation, schema.topic, _nothing(), generation=Position(done.began))
             self._place(end)
@@ -221,37 +235,66 @@ class Backfill:
             raise ConfigError(f"{found.topic!r} became {found.state.value}: {found.reason}")
         return found
 
-    def _chunk(self, schema: TableSchema, done: TableWork) -> bool:
-        """Read and place one; whether there may be another behind it."""
-        request = self._request
-        limit = max(1, min(CHUNK_ROWS, int(CHUNK_BYTES / self._width))) if self._width else FIRST_ROWS
-        after = None if done.after is None else tuple(done.after)
-        bounds = Bounds(after, request.first, request.last, request.where)
-        while True:
-            rows, placed = self._read_and_place(schema, bounds, limit)
-            if not placed.again:
-                break
-            schema = self._current(schema)
-        if rows.num_rows:
-            self._width = rows.nbytes / rows.num_rows
-            done.after = rows["key"][-1].as_py()
-        done.rows += placed.rows
-        self._around.figures.add(metrics.SNAPSHOT_ROWS, placed.rows, self._around.pipeline, schema.topic)
-        return rows.num_rows == limit
+    def _chunks(self, schema: TableSchema, done: TableWork, began: float) -> None:
+        """Read and place all that is behind the last key; AHEAD chunks are on their way while the next is read."""
+        request, waiting, landed = self._request, deque[_OnItsWay](), deque[_OnItsWay]()
+        bounds: Bounds | None = Bounds(_key(done.after), request.first, request.last, request.where)
+        width = 0.0
+        while bounds is not None or waiting:
+            if bounds is not None and len(waiting) < AHEAD:
+                limit = max(1, min(CHUNK_ROWS, int(CHUNK_BYTES / width))) if width else FIRST_ROWS
+                sent = self._send_chunk(self._current(schema), bounds, limit)
+                waiting.append(sent)
+                width = sent.width or width
+                bounds = None if sent.last is None else replace(bounds, after=sent.last)
+                continue
+            landed.append(self._landed(schema, waiting.popleft()))
+            self._note(schema, landed, done, time.monotonic() - began)
+            self._slow_down(done, began)
+        while landed:
+            self._durable(landed[0].position)
+            self._note(schema, landed, done, time.monotonic() - began)
 
-    def _read_and_place(self, schema: TableSchema, bounds: Bounds, limit: int) -> tuple[pa.Table, Placed]:
-        token = uuid4().hex
+    def _landed(self, schema: TableSchema, sent: _OnItsWay) -> _OnItsWay:
+        """The chunk once it was placed, after another read where the first was worthless."""
+        while True:
+            placed = self._around.placing.outcome(sent.token, PATIENCE)
+            if not placed.again:
+                return replace(sent, position=placed.position, rows=placed.rows)
+            self._durable(placed.position)
+            # the same rows, however many there are by now
+            again = replace(sent.bounds, last=sent.last or sent.bounds.last)
+            sent = replace(self._send_chunk(self._current(schema), again, _ALL), last=sent.last)
+
+    def _note(self, schema: TableSchema, landed: deque[_OnItsWay], done: TableWork, seconds: float) -> None:
+        """Record what is durable."""
+        durable, rows = self._position(), 0
+        while landed and landed[0].position <= durable:
+            chunk = landed.popleft()
+            done.after = list(chunk.end) if chunk.end is not None else done.after
+            rows += chunk.rows
+        if rows or not landed:
+            done.rows, done.seconds = done.rows + rows, seconds
+            self._around.figures.add(metrics.SNAPSHOT_ROWS, rows, self._around.pipeline, schema.topic)
+            self._around.record(self._work)
+            hit("chunk_durable")
+
+    def _send_chunk(self, schema: TableSchema, bounds: Bounds, limit: int) -> _OnItsWay:
         while True:
             self._go_on()
+            token = uuid4().hex
             self._around.placing.open(token, schema.relation, PATIENCE)
             with snapshot(self._around.conn, schema) as visibility:
-                seen = self._around.placing.sees_all(visibility)
+                seen = self._around.placing.sees_all(token, visibility)
                 rows = self._read(schema, bounds, limit) if seen else _nothing()
             if seen:
                 break
             self._around.stop.wait(HIDDEN_PAUSE)
         hit("chunk_read")
-        return rows, self._send(token, Chunk(schema.relation, schema.topic, rows, address=self._request.sink))
+        self._send(token, Chunk(schema.relation, schema.topic, rows, address=self._request.sink))
+        end = _key(rows["key"][-1].as_py()) if rows.num_rows else None
+        width = rows.nbytes / rows.num_rows if rows.num_rows else 0.0
+        return _OnItsWay(token, bounds, end if rows.num_rows == limit else None, end, width)
 
     def _read(self, schema: TableSchema, bounds: Bounds, limit: int) -> pa.Table:
         conn = self._around.conn
@@ -265,24 +308,28 @@ class Backfill:
         return pa.Table.from_batches(batches, LOG_SCHEMA)
 
     def _place(self, chunk: Chunk) -> Placed:
-        token = uuid4().hex
+        """Place a chunk without rows, and wait until it is durable."""
         self._go_on()
+        token = uuid4().hex
         self._around.placing.open(token, chunk.relation, PATIENCE)
-        return self._send(token, chunk)
+        self._send(token, chunk)
+        placed = self._around.placing.outcome(token, PATIENCE)
+        self._durable(placed.position)
+        return placed
 
-    def _send(self, token: str, chunk: Chunk) -> Placed:
-        """Offer the chunk, send its watermark, and wait until what became of it is durable."""
-        self._around.placing.offer(chunk)
+    def _send(self, token: str, chunk: Chunk) -> None:
+        self._around.placing.offer(token, chunk)
         emit(self._around.telling, WATERMARK_PREFIX, token)
-        placed = self._around.placing.outcome(PATIENCE)
+
+    def _position(self) -> float:
+        return self._around.figures.value(metrics.LOG_POSITION, self._around.pipeline) or 0.0
+
+    def _durable(self, position: Position) -> None:
+        """Wait for the log to hold it."""
         deadline = time.monotonic() + PATIENCE
-        durable = 0.0
-        while durable < placed.position:
+        while self._position() < position:
             if time.monotonic() > deadline or self._around.stop.wait(0.02):
                 raise SnapshotVoid("the log did not take the chunk")
-            durable = self._around.figures.value(metrics.LOG_POSITION, self._around.pipeline) or 0.0
-        hit("chunk_durable")
-        return placed
 
     def _go_on(self) -> None:
         if not self._around.may_go_on():
@@ -291,6 +338,10 @@ class Backfill:
     def _slow_down(self, done: TableWork, began: float) -> None:
         if self._request.rate:
             self._around.stop.wait(max(0.0, done.rows / self._request.rate - (time.monotonic() - began)))
+
+
+def _key(values: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)
 
 
 def _nothing() -> pa.Table:

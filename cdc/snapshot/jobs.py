@@ -16,9 +16,11 @@ from cdc.config import Definition
 from cdc.errors import CatalogUnavailable, CdcError, Reaction
 from cdc.log.read import LogReader
 from cdc.mending import line_mender
+from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill import Backfill, Request, Stopped, Surroundings, Work, check_request
 from cdc.snapshot.placing import Placing
+from cdc.snapshot.received import hidden_in_log
 
 BACKFILL: Final = "backfill"
 """The kind of command that asks for one; its result is the work so far."""
@@ -105,7 +107,18 @@ class Jobs(Thread):
                 record=lambda so_far: catalog.commands.record(job, so_far.to_json()),
                 stop=self._stop_event,
             )
-            Backfill(request, work, around).run(tables)
+            self._wait_for(self._placing.track(on=True))
+            try:
+                self._placing.add_received(hidden_in_log(conn, root))
+                Backfill(request, work, around).run(tables)
+            finally:
+                self._placing.track(on=False)
+
+    def _wait_for(self, received: Position) -> None:
+        """Wait until the log holds what was received before anybody noted it."""
+        while (self._figures.value(metrics.LOG_POSITION, self._definition.name) or 0.0) < received:
+            if self._stop_event.wait(POLL / 10):
+                raise Stopped
 
     def _asker(self, catalog: Catalog, job: int, work: Work) -> Callable[[], bool]:
         """Waits while the job is paused; False once it is cancelled or the reader stops."""

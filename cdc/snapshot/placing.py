@@ -3,7 +3,6 @@
 The copying thread opens a window, reads its chunk, offers it and sends a watermark; the decoding thread collects what
 the stream says of the relation meanwhile, and when the watermark comes it puts the chunk's rows into the watermark's
 own transaction. A watermark without its rows in hand (those of a process that was killed) means nothing.
-One chunk is on its way at a time.
 """
 
 from __future__ import annotations
@@ -58,16 +57,19 @@ class Placed:
 
 @dataclass(slots=True)
 class _Window:
-    token: str
     relation: int
     after: Position
     xids: np.ndarray
+    """Received by then, and not known to be visible."""
     rows: list[pa.Table] = field(default_factory=list)
     nbytes: int = 0
     chunk: Chunk | None = None
+    outcome: Placed | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Keep what concerns the relation."""
+        """Keep what concerns the relation, until the chunk is placed."""
+        if self.outcome is not None:
+            return
         found = window_of(batch, self.relation, int(self.after))
         self.nbytes += found.nbytes
         if self.nbytes > WINDOW_LIMIT:
@@ -98,10 +100,10 @@ class Placing:
         self._changed = Condition()
         self._streaming = False
         self._received = Position(0)
+        self._tracking = False
         self._xids: list[np.ndarray] = []
         self._tail = _Tail()
-        self._window: _Window | None = None
-        self._outcome: Placed | None = None
+        self._windows: dict[str, _Window] = {}
 
     # the decoding thread
 
@@ -109,24 +111,24 @@ class Placing:
         """A session streams from behind this position; what was on its way is void."""
         with self._changed:
             self._streaming, self._received, self._tail = True, after, _Tail()
-            self._window = self._outcome = None
+            self._windows.clear()
             self._changed.notify_all()
 
     def end(self) -> None:
         """The session is over."""
         with self._changed:
             self._streaming = False
-            self._window = None
+            self._windows.clear()
             self._changed.notify_all()
 
     def note(self, decoded: Decoded) -> None:
         """Take notice of rows on their way to the log."""
         rows, complete = decoded.rows, decoded.complete
         with self._changed:
-            if complete:
-                self._xids.append(_distinct(rows["xid"].slice(0, complete)))
-            if self._window is not None:
-                self._window.add(rows)
+            if self._tracking and rows.num_rows:
+                self._xids.append(_distinct(rows["xid"]))
+            for window in self._windows.values():
+                window.add(rows)
             if decoded.last is not None:
                 self._received = decoded.last
                 self._tail = _Tail()
@@ -137,61 +139,77 @@ class Placing:
     def place(self, seen: WatermarkSeen) -> tuple[TableSchema | None, list[pa.RecordBatch]]:
         """The version to read by from here, and the rows that belong into the watermark's transaction."""
         with self._changed:
-            window = self._window
-            if window is None or window.token != seen.content.decode(errors="replace") or window.chunk is None:
+            window = self._windows.get(seen.content.decode(errors="replace"))
+            if window is None or window.chunk is None or window.outcome is not None:
                 return None, []
-            chunk, self._window = window.chunk, None
+            chunk, window.chunk = window.chunk, None
             settled = window.settled(chunk.rows)
             again = settled is None and chunk.rows.num_rows > 0
             place = Place(int(seen.position), seen.ordinal, seen.xid, seen.committed_at, chunk.address)
             batches = [] if settled is None else list(placed(settled, place))
             count = sum(batch.num_rows for batch in batches)
             batches += _controls(chunk, replace(place, ordinal=place.ordinal + count))
-            self._outcome = Placed(seen.position, count, again)
+            window.outcome = Placed(seen.position, count, again)
             self._changed.notify_all()
             return chunk.schema, batches
 
     # the copying thread
+
+    def track(self, *, on: bool) -> Position:
+        """Begin or cease to note which transactions were received; gives the last one of before."""
+        with self._changed:
+            self._tracking, self._xids = on, []
+            return self._received
+
+    def add_received(self, xids: np.ndarray) -> None:
+        """Note transactions that had been received before, and may not be visible yet."""
+        with self._changed:
+            self._xids.append(xids)
 
     def open(self, token: str, relation: int, patience: float) -> None:
         """Collect what comes from here on; raises SnapshotVoid if nothing streams within so many seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._streaming and not self._tail.lost, patience):
                 raise SnapshotVoid("nothing streams, so nothing can be placed")
-            xids = np.unique(np.concatenate(self._xids)) if self._xids else np.empty(0, np.int64)
-            self._xids, self._outcome = [], None
-            self._window = _Window(token, relation, self._received, xids)
+            window = _Window(relation, self._received, _joined(self._xids))
             for batch in self._tail.batches:
-                self._window.add(batch)
+                window.add(batch)
+            self._windows[token] = window
 
-    def sees_all(self, visibility: Visibility) -> bool:
+    def sees_all(self, token: str, visibility: Visibility) -> bool:
         """Whether a snapshot that was taken after open() sees all that had been received by then.
 
         A transaction can be in the stream before others see it: it waits for a synchronous standby, say.
         """
         with self._changed:
-            if self._window is None:
-                return False
-            hidden = self._window.xids[~visibility.sees(self._window.xids)]
-            self._xids.append(hidden)
-            return not len(hidden)
+            window = self._windows.get(token)
+            if window is None:
+                raise SnapshotVoid("the session ended meanwhile")
+            known = _joined(self._xids)  # what one snapshot sees every later one sees as well
+            self._xids = [known[~visibility.sees(known)]]
+            if all_seen := bool(visibility.sees(window.xids).all()):
+                window.xids = window.xids[:0]
+            else:
+                del self._windows[token]
+            return all_seen
 
-    def offer(self, chunk: Chunk) -> None:
+    def offer(self, token: str, chunk: Chunk) -> None:
         """Have the chunk in hand for the window's watermark, which may be sent from now on."""
         with self._changed:
-            if self._window is not None:
-                self._window.chunk = chunk
+            if (window := self._windows.get(token)) is not None:
+                window.chunk = chunk
 
-    def outcome(self, patience: float) -> Placed:
+    def outcome(self, token: str, patience: float) -> Placed:
         """What became of it; raises SnapshotVoid if the session ended meanwhile, or after so many seconds."""
         deadline = time.monotonic() + patience
         with self._changed:
-            while self._outcome is None:
-                left = deadline - time.monotonic()
-                if not self._streaming or self._window is None or not self._changed.wait(max(0.0, left)):
-                    self._window = None
-                    raise SnapshotVoid("the watermark did not come back")
-            return self._outcome
+            while (window := self._windows.get(token)) is not None and window.outcome is None:
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                    break
+            window = self._windows.pop(token, None)
+            if window is None or window.outcome is None:
+                raise SnapshotVoid("the watermark did not come back")
+            return window.outcome
 
     def _keep(self, rows: pa.RecordBatch, nbytes: int) -> None:
         self._tail.nbytes += nbytes
@@ -199,6 +217,10 @@ class Placing:
             self._tail = _Tail(nbytes=self._tail.nbytes, lost=True)
         elif not self._tail.lost:
             self._tail.batches.append(rows)
+
+
+def _joined(xids: list[np.ndarray]) -> np.ndarray:
+    return np.unique(np.concatenate(xids)) if xids else np.empty(0, np.int64)
 
 
 def _distinct(xids: pa.Array) -> np.ndarray:

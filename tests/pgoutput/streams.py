@@ -31,12 +31,13 @@ from cdc.pgoutput.messages import (
     Type,
     Update,
 )
-from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen
+from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, WatermarkSeen
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 
 DECODERS = (PlainDecoder, ColumnarDecoder)
 Decoder = PlainDecoder | ColumnarDecoder
+Event = Decoded | RelationSeen | DdlSeen | WatermarkSeen | Keepalive
 
 
 def table(
@@ -88,7 +89,7 @@ def ready(decoder: Decoder) -> Decoder:
     return decoder
 
 
-def events(decoder: Decoder, frames: Sequence[bytes]) -> Iterator[Decoded | RelationSeen | DdlSeen | Keepalive]:
+def events(decoder: Decoder, frames: Sequence[bytes]) -> Iterator[Event]:
     """Decode frames as one batch; a relation seen is answered with its announced schema, or ignored."""
     for event in decoder.decode(FrameBatch.of(frames)):
         yield event
