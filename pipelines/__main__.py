@@ -1,4 +1,4 @@
-"""`python -m pipelines apply|verify -c FILE`: the verbs that the connector's commands start as child processes."""
+"""`python -m pipelines apply|verify|replay -c FILE`: the verbs that the connector's commands start as children."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, Mark, fail, line
 from cdc.config import load
-from cdc.errors import CdcError, ExitCode, VerifyMismatch
+from cdc.errors import CdcError, ExitCode, SinkError, VerifyMismatch
 
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""
@@ -30,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pipelines", description="Apply a log, or verify its sinks.")
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines", description="Apply a log, verify or rebuild its sinks."
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
     apply = verbs.add_parser("apply", help="apply the log to every sink until stopped")
     apply.set_defaults(run=_apply)
@@ -40,9 +42,23 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--sink", action="append", default=[], help="only this sink; may be repeated")
     verify.add_argument("--timeout", type=float, default=60.0, help="seconds until the sinks must stand at the cut")
     verify.add_argument("--json", action="store_true", help="print one JSON envelope")
-    for verb in (apply, verify):
+    replay = _replay_parser(verbs)
+    for verb in (apply, verify, replay):
         verb.add_argument("-c", "--config", type=Path, default=DEFAULT_CONFIG, help="the definition")
     return parser
+
+
+def _replay_parser(verbs: Any) -> argparse.ArgumentParser:
+    replay: argparse.ArgumentParser = verbs.add_parser("replay", help="build a sink's target anew from the log alone")
+    replay.set_defaults(run=_replay)
+    replay.add_argument("sink", metavar="SINK", help="as the definition names it")
+    replay.add_argument("--from", dest="start", default="beginning", help="a position, an ISO 8601 time, or beginning")
+    replay.add_argument("--to", dest="end", default="latest", help="a position, an ISO 8601 time, or latest")
+    replay.add_argument("--tables", action="append", default=[], help="only these, a glob; may be repeated")
+    replay.add_argument("--into", metavar="PATH", help="keep the new target there and leave the old one alone")
+    replay.add_argument("--dry-run", action="store_true", help="print rows, bytes and time, do nothing")
+    replay.add_argument("--json", action="store_true", help="print one JSON envelope")
+    return replay
 
 
 def _apply(asked: argparse.Namespace) -> int:
@@ -56,6 +72,37 @@ def _verify(asked: argparse.Namespace) -> int:
     report = verify.verify(load(asked.config), options)
     (_print_json if asked.json else _print)(report)
     return int((ExitCode.OK if report.equal else ExitCode.FINDING).value)
+
+
+def _replay(asked: argparse.Namespace) -> int:
+    replay = import_module("pipelines.replay")
+    options = replay.ReplayOptions(
+        sink=asked.sink,
+        start=asked.start,
+        end=asked.end,
+        tables=tuple(asked.tables),
+        into=asked.into,
+        dry_run=asked.dry_run,
+    )
+    say = (lambda _text: None) if asked.json else (lambda text: line(Mark.GOOD, text))
+    report = replay.replay(load(asked.config), options, say)
+    if asked.json:
+        error = None if report.ok else ErrorReport.of(SinkError(report.summary))
+        summary, result = report.summary, report.to_json()
+        print(Envelope(command="replay", ok=report.ok, summary=summary, result=result, error=error), flush=True)  # noqa: T201
+    else:
+        _print_replay(report)
+    return int((ExitCode.OK if report.ok else ExitCode.RUNTIME).value)
+
+
+def _print_replay(report: Any) -> None:
+    for table in report.tables:
+        if report.dry_run:
+            estimate = f"{table.rows:>14,} rows {table.bytes:>16,} bytes {table.seconds:>8,.0f} s"
+            line(Mark.GOOD, f"{table.topic:32} {estimate}")
+        elif table.reason:
+            line(Mark.BAD, f"{table.topic}: {table.state}, {table.reason}")
+    line(Mark.GOOD if report.ok else Mark.BAD, report.summary)
 
 
 def _print_json(report: Any) -> None:

@@ -25,7 +25,7 @@ from cdc.naming import column_name, published_uri, target_uri
 from cdc.table import TableSchema
 from pipelines.rows import target_schema
 from pipelines.sinks.delta_default import default_literal
-from pipelines.sinks.delta_merge import merge_with_delta_rs, merge_with_spark, require_delta, speaks_delta
+from pipelines.sinks.delta_merge import OP, merge_with_delta_rs, merge_with_spark, require_delta, speaks_delta
 from pipelines.sinks.delta_partial import Before, frame_source, table_source
 from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_source import Shape
@@ -65,6 +65,8 @@ class DeltaSettings:
     """Template with `{schema}` and `{table}`."""
     writer: Writer = Writer.AUTO
     types: TypePolicy = TypePolicy.EXACT
+    record: str | None = None
+    """Directory of the published record; None: `_cdc/published` beside the targets."""
 
     def __post_init__(self) -> None:
         # a definition's values are equal texts of its own enums
@@ -93,6 +95,11 @@ class DeltaSink:
         if spark is not None:
             self.attach(spark)
 
+    @property
+    def types(self) -> TypePolicy:
+        """How values become columns."""
+        return self._settings.types
+
     def attach(self, spark: SparkSession) -> None:
         """See Sink.attach; from now on Spark writes what is large, if it has Delta."""
         self._spark = spark
@@ -103,7 +110,7 @@ class DeltaSink:
         if self._settings.writer is Writer.SPARK:
             require_delta(self._spark)
         self._log_id = log_id
-        self._published = PublishedTable.open(published_uri(self._settings.path), log_id)
+        self._published = PublishedTable.open(self._settings.record or published_uri(self._settings.path), log_id)
         record = self._published.record()
         if record is None:
             return None
@@ -124,6 +131,20 @@ class DeltaSink:
             reraise=True,
         )
         return attempts(self._attempt, batch)
+
+    def fill(self, batch: TableBatch, rows: DataFrame) -> TableRecord:
+        """As apply, for a target without rows: `rows` are all of it, in the target's own columns, none twice.
+
+        Only for a session with Delta. Raises what reading the frame raises; the target then is still empty.
+        """
+        target = self._target(batch.schema)
+        key = Shape(batch.schema, self._settings.types).key
+        with self._one_spark_write:
+            merge_with_spark(target, rows.selectExpr("*", f"'u' AS {OP}"), key, batch.upto)
+        if batch.generation is not None:
+            target.complete_generation(batch.generation)
+        state = TargetState.STREAMING if target.complete else TargetState.BOOTSTRAPPING
+        return self._record(batch.schema, target, batch.upto, state)
 
     def publish(self, record: Published) -> None:
         """See Sink.publish."""

@@ -39,7 +39,9 @@ class PublishedTable:
 
     def __init__(self, table: DeltaTable) -> None:
         self._table = table
-        self._app_id = str(table.metadata().configuration[_APP_ID])
+        configuration = table.metadata().configuration
+        self.log_id = str(configuration[_LOG_ID])
+        self._app_id = str(configuration[_APP_ID])
         self._version = table.version()
         self._position = table.transaction_version(self._app_id)
         self._seen_at = time.monotonic()
@@ -61,14 +63,8 @@ class PublishedTable:
 
     def write(self, record: Published) -> None:
         """Replace the record; raises SinkFenced when another driver wrote since, or when it would go back."""
-        seen = self._newest()
-        last = seen.transaction_version(self._app_id)
-        if seen.version() != self._version or last != self._position:
-            raise SinkFenced(
-                f"sink at {seen.table_uri!r} was published by another driver: "
-                f"expected version {self._version!r}, got {seen.version()!r}"
-            )
-        if last is not None and record.position < last:
+        seen = self.check()
+        if self._position is not None and record.position < self._position:
             raise SinkFenced(f"sink at {seen.table_uri!r} stands beyond the record to publish")
         row = pa.table(
             {"position": [record.position], "committed_at": [record.committed_at], "record": [record.to_json()]}
@@ -83,6 +79,16 @@ class PublishedTable:
         self._seen_at = time.monotonic()
         if self._version % CLEAN_EVERY == 0:
             self._clean(record)
+
+    def check(self) -> DeltaTable:
+        """The table as it is now, which is as this driver left or found it; raises SinkFenced otherwise."""
+        seen = self._newest()
+        if seen.version() != self._version or seen.transaction_version(self._app_id) != self._position:
+            raise SinkFenced(
+                f"sink at {seen.table_uri!r} was published by another driver: "
+                f"expected version {self._version!r}, got {seen.version()!r}"
+            )
+        return seen
 
     def _newest(self) -> DeltaTable:
         """The table as it is now; opened anew before the commits after ours can have been cleaned away."""

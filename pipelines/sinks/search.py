@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -195,7 +195,9 @@ class SearchSink:
         """Give the writer back; what was applied and not published is forgotten."""
         self._pending.clear()
         if self._writer is not None:
-            self._writer.rollback()
+            # an index that was removed under its driver has nothing to go back to
+            with suppress(ValueError, OSError):
+                self._writer.rollback()
         # the lock goes with the writer object: tantivy-py has no other way to release it
         self._writer = None
         self._index = None

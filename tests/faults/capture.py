@@ -96,13 +96,13 @@ class Captured:
         """The rows of a table as the log tells them, values as text in column order, sorted."""
         log = self.log
         schema = next(s for s in log.schemas().values() if s.name == table and s.state is not TableState.DROPPED)
-        rows = _fold(log, schema.relation)
+        rows = fold(log, schema.relation)
         return sorted(tuple(row.get(column.id) for column in schema.columns) for row in rows)
 
     def relations_with_rows(self) -> set[int]:
         """Those of which a fold leaves something."""
         log = self.log
-        return {relation for relation in log.schemas() if _fold(log, relation)}
+        return {relation for relation in log.schemas() if fold(log, relation)}
 
     def _wal_end(self) -> Lsn:
         with connect(self.dsn) as conn:
@@ -117,7 +117,7 @@ class Captured:
         return last is not None and last.last.lsn >= end
 
 
-def _fold(log: LogReader, relation: int) -> list[dict[int, str | None]]:
+def fold(log: LogReader, relation: int) -> list[dict[int, str | None]]:
     """The image per key, partial ones laid over what was there; `t` empties, `g` takes what is older than it says."""
     found = [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]
     state: dict[tuple[str, ...], tuple[int, dict[int, str | None]]] = {}

@@ -1,0 +1,230 @@
+"""Rebuild: fill an empty staged sink from the change log alone, table by table, in bounded memory.
+
+Small tables are read and folded on the driver, several at a time. A large one is folded in Spark; where the executors
+can write the target they do, in one append. Elsewhere the folded rows come to the driver in parts, and
+each part is a batch of its own. Such batches need ends that order them, and all rows may be of one transaction: the
+ends are counted 1, 2, 3 …, below every position that a log can hold, until the last one is the real one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from cdc.change import LOG_SCHEMA
+from cdc.errors import CdcError, Reaction, SchemaNotApplicable, ValueNotRepresentable
+from cdc.failpoint import hit
+from cdc.log.read import LogReader
+from cdc.position import Position
+from cdc.stores.published import Published, TableRecord
+from cdc.table import TableState
+from pipelines.batch import take_apart
+from pipelines.contents import TableContents, matches_any
+from pipelines.fold import FOLDED_ARROW, fold
+from pipelines.fold_spark import fold_frame
+from pipelines.latest import Wanted, latest
+from pipelines.sinks.delta import DeltaSink
+from pipelines.sinks.sink import Sink, SparkAwaited, TableBatch
+from pipelines.standing import failed, placed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LARGE: Final = 200_000
+"""Rows of the log that are folded on the driver at once: about a second, and 200 MB. A larger table goes to Spark."""
+PART: Final = 200_000
+"""Rows of the log behind one part that Spark hands to the driver; the fold only makes it smaller."""
+_PACKED: Final = "part binary"
+_REFUSED: Final = re.compile(r"ValueNotRepresentable: ([^\n]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The log as one sink sees it."""
+
+    log: LogReader
+    path: str
+    sink: str
+    """Its name: a backfill may be addressed to it."""
+    globs: tuple[str, ...]
+
+    def frame(self, spark: SparkSession, after: Position, upto: Position) -> DataFrame:
+        """The rows of the sink's tables in (after, upto]."""
+        return (
+            spark.read.format("cdc")
+            .option("path", self.path)
+            .option("tables", ",".join(self.globs))
+            .option("startingPosition", str(after) if after else "earliest")
+            .option("endingPosition", str(upto))
+            .load()
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What a rebuild works with."""
+
+    spark: Callable[[], SparkSession]
+    """Starts the session at the first call, which takes seconds: small tables do without."""
+    frames: Callable[[], bool]
+    """Whether executors can write the target; asked when a table is large."""
+    say: Callable[[TableContents, float], None] = lambda _table, _seconds: None
+    """Called when a table is there, with how long it took, its share of a group's time for a small one."""
+    large: int = LARGE
+    part: int = PART
+
+
+class Rebuild:
+    """One pass over the tables; the sink is open and empty."""
+
+    def __init__(self, source: Source, sink: Sink, means: Means) -> None:
+        self._source, self._sink, self._means = source, sink, means
+        self._records: dict[int, TableRecord] = {}
+        self._end = 0
+        """Of the last part."""
+
+    def __call__(self, tables: Sequence[TableContents], upto: Position) -> Published:
+        """Bring every table to upto and publish; a table that cannot be built is listed as failed."""
+        for group in groups(tables, self._means.large):
+            began = time.monotonic()
+            if sum(table.rows for table in group) <= self._means.large:
+                self._on_driver(group, upto)
+            else:
+                self._guarded(group[0], lambda large: self._in_spark(large, upto), upto)
+            share = (time.monotonic() - began) / max(1, sum(table.rows for table in group))
+            for table in group:
+                self._means.say(table, share * table.rows)
+            hit("replay_after_build")
+        built = Published(upto, self._source.log.committed_at(upto), dict(self._records))
+        self._sink.publish(built)
+        return built
+
+    def _on_driver(self, group: Sequence[TableContents], upto: Position) -> None:
+        wanted = pa.array([table.relation for table in group])
+        log, topics = self._source.log, self._source.globs
+        found = [
+            rows.filter(pc.is_in(rows["relation"], wanted))
+            for rows in log.rows(Position(0), upto, topics=lambda topic: matches_any(topic, topics))
+        ]
+        batch = take_apart(fold(pa.Table.from_batches(found, LOG_SCHEMA), sink=self._source.sink))
+        with ThreadPoolExecutor(self._sink.parallel) as pool:
+            merges = [
+                pool.submit(self._guarded, table, lambda own: self._last(own, batch.rows_of(own.relation), upto), upto)
+                for table in group
+            ]
+        for merge in merges:
+            merge.result()
+
+    def _in_spark(self, table: TableContents, upto: Position) -> TableRecord:
+        spark = self._means.spark()
+        parts = -(-table.rows // self._means.part)
+        shuffled = spark.conf.get("spark.sql.shuffle.partitions")
+        spark.conf.set("spark.sql.shuffle.partitions", str(max(parts, int(shuffled))))
+        try:
+            if self._means.frames():
+                self._sink.attach(spark)
+                return self._by_executors(spark, table, upto)
+            for part in _parts(self._folded(spark, table, upto)):
+                self._part(table, part)
+            return self._last(table, None, upto)
+        finally:
+            spark.conf.set("spark.sql.shuffle.partitions", shuffled)
+
+    def _by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
+        if isinstance(self._sink, DeltaSink) and table.schema.key and not table.survey.partial:
+            wanted = Wanted(table, self._source.sink, self._source.globs, int(upto), self._sink.types)
+            rows = latest(spark, self._source.log.files(Position(0), upto), wanted)
+            try:
+                return self._sink.fill(_whole(table, None, None, upto), rows)
+            except PySparkException as exc:
+                # the value may be one that a later change replaced
+                if _quarantine(exc) is None:
+                    raise
+        return self._sink.apply(_whole(table, None, self._folded(spark, table, upto), upto))
+
+    def _folded(self, spark: SparkSession, table: TableContents, upto: Position) -> DataFrame:
+        rows = self._source.frame(spark, Position(0), upto).where(F.col("relation") == table.relation)
+        alive = fold_frame(rows, sink=self._source.sink, survey=table.survey).where("op = 'u'")
+        # said as a literal, Spark knows without a job that there are no incomplete rows
+        return alive if table.survey.partial else alive.withColumn("complete", F.lit(True))
+
+    def _part(self, table: TableContents, rows: pa.Table) -> None:
+        self._end += 1
+        part = TableBatch(schema=table.schema, rows=rows, frame=None, after=self._end - 1, upto=self._end)
+        record = self._sink.apply(part)
+        self._sink.publish(Published(self._end, 0, {**self._records, table.relation: record}))
+        self._records[table.relation] = record
+
+    def _last(self, table: TableContents, rows: pa.Table | None, upto: Position) -> TableRecord:
+        return self._sink.apply(replace(_whole(table, rows, None, upto), after=self._end))
+
+    def _guarded(self, table: TableContents, build: Callable[[TableContents], TableRecord], upto: Position) -> None:
+        try:
+            if table.schema.state is not TableState.LIVE:
+                raise SchemaNotApplicable(f"{table.topic!r} is {table.schema.state}: {table.schema.reason}")
+            self._records[table.relation] = placed(self._built(table, build), upto)
+        except PySparkException as exc:
+            refused = _quarantine(exc)
+            if refused is None:
+                raise
+            self._records[table.relation] = failed(None, table.schema, refused)
+        except CdcError as exc:
+            if exc.reaction is not Reaction.QUARANTINE:
+                raise
+            self._records[table.relation] = failed(None, table.schema, exc)
+
+    def _built(self, table: TableContents, build: Callable[[TableContents], TableRecord]) -> TableRecord:
+        try:
+            return build(table)
+        except SparkAwaited:
+            self._sink.attach(self._means.spark())
+            return build(table)
+
+
+def groups(tables: Sequence[TableContents], large: int) -> list[list[TableContents]]:
+    """The tables in groups whose rows together are at most `large`; a larger table is a group of one."""
+    packed: list[list[TableContents]] = []
+    held = 0
+    for table in tables:
+        if not packed or held + table.rows > large:
+            packed.append([])
+            held = 0
+        packed[-1].append(table)
+        held += table.rows
+    return packed
+
+
+def _whole(table: TableContents, rows: pa.Table | None, frame: DataFrame | None, upto: Position) -> TableBatch:
+    return TableBatch(schema=table.schema, rows=rows, frame=frame, after=0, upto=int(upto), generation=table.generation)
+
+
+def _quarantine(exc: PySparkException) -> ValueNotRepresentable | None:
+    """The error that a task raised over a value, of which Spark hands on only the text."""
+    found = _REFUSED.search(str(exc))
+    return None if found is None else ValueNotRepresentable(found[1])
+
+
+def _parts(folded: DataFrame) -> Iterator[pa.Table]:
+    """A frame of folded rows, one partition after the other, never two of them on the driver."""
+
+    def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held = list(batches)
+        if not held:
+            return
+        rows = pa.Table.from_batches(held)
+        written = pa.BufferOutputStream()
+        with pa.ipc.new_stream(written, rows.schema) as stream:
+            stream.write_table(rows)
+        yield pa.RecordBatch.from_pydict({"part": [written.getvalue().to_pybytes()]})
+
+    for row in folded.mapInArrow(packed, _PACKED).toLocalIterator():
+        yield pa.ipc.open_stream(bytes(row["part"])).read_all().cast(FOLDED_ARROW)

@@ -1,0 +1,252 @@
+"""replay: build a sink's target anew from the change log alone, and put it in the place of the old one in one step.
+
+The source is not asked for anything. The new target is built beside the old one while the sink goes on; only for
+the last stretch and the switch does a running driver let go of the sink, and goes on from the new target's position.
+Killed at any moment, the old target is as it was or the new one is in place, and a second run does it all again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final, Protocol, Self
+
+from pyspark.sql import SparkSession
+
+from cdc import metrics
+from cdc.catalog import Catalog
+from cdc.config import Definition, DeltaSink, SearchSink
+from cdc.errors import ConfigError, SinkError
+from cdc.failpoint import hit
+from cdc.position import Position
+from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.table import TableSchema
+from pipelines.apply import SinkLoop
+from pipelines.contents import TableContents
+from pipelines.cuts import Cuts
+from pipelines.driver import build_sink, delta_settings
+from pipelines.folding import RangeFold
+from pipelines.into import absolute, check_into, filled, template_of
+from pipelines.outcome import Report, done, planned
+from pipelines.pauses import driver_of, paused, sole_replay
+from pipelines.progress import Progress
+from pipelines.rebuild import Means, Rebuild, Source
+from pipelines.request import LATEST, ReplayOptions, Request, checked
+from pipelines.session import SparkSettings, has_delta, spark_session
+from pipelines.sinks.delta import Writer
+from pipelines.sinks.delta_replace import StagedDelta
+from pipelines.sinks.search_replace import StagedSearch
+from pipelines.sinks.sink import Sink, SparkAwaited
+from pipelines.source import register
+from pipelines.standing import placed
+
+MAX_ROWS: Final = 200_000
+"""Rows of one batch of the last stretch, as in the apply process."""
+
+Say = Callable[[str], None]
+
+
+class Staged(Protocol):
+    """A new target that is built beside the old one."""
+
+    @property
+    def sink(self) -> Sink:
+        """Fills it, as any driver would."""
+
+    def forget_earlier(self, schemas: dict[int, TableSchema]) -> None:
+        """Remove what an earlier process staged and did not put in place."""
+
+    def standing(self, log_id: str) -> Published | None:
+        """Where the sink stands, which from here on no driver may change."""
+
+    def put(self, built: Published, rest: dict[int, TableRecord]) -> Published:
+        """Put the new targets in place and publish."""
+
+    def discard(self) -> None:
+        """Let go of what is open."""
+
+
+def replay(definition: Definition, options: ReplayOptions, say: Say = lambda _line: None) -> Report:
+    """Build the target anew; raises ConfigError for what cannot be, before anything is started.
+
+    Raises SinkHeld when another process does not let go of the sink, SinkError when a search index would lose a table.
+    """
+    began = time.monotonic()
+    request = checked(definition, options)
+    owner = f"{request.log.log_id}/{options.sink}"
+    if options.into is not None:
+        check_into(options.into, owner)
+    if options.dry_run:
+        return planned(request)
+    with Catalog.open(definition.catalog.url) as catalog, _Spark(definition) as spark:
+        if options.into is None and options.end != LATEST and driver_of(catalog, definition.name) is not None:
+            raise ConfigError(
+                "--to needs a sink that stands still, and the apply process runs",
+                remedy="leave --to out, stop the apply process, or write --into PATH",
+            )
+        with sole_replay(catalog, definition.name, options.sink):
+            run = _Run(definition, request, catalog, spark, say)
+            published = run.in_place() if options.into is None else run.into(options.into, owner)
+    return done(request, published, run.seconds, time.monotonic() - began)
+
+
+class _Spark:
+    """The session, started when it is first asked for."""
+
+    def __init__(self, definition: Definition) -> None:
+        self._definition = definition
+        self.session: SparkSession | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.session is not None:
+            self.session.stop()
+
+    def __call__(self) -> SparkSession:
+        if self.session is None:
+            wanted = self._definition.spark
+            self.session = spark_session(
+                SparkSettings(
+                    master=wanted.master,
+                    app_name=f"cdc-{self._definition.name}-replay",
+                    conf=dict(wanted.conf),
+                    delta_jars=tuple(wanted.delta_jars),
+                )
+            )
+            register(self.session)
+        return self.session
+
+
+class _Run:
+    """One replay that was found possible."""
+
+    def __init__(self, definition: Definition, request: Request, catalog: Catalog, spark: _Spark, say: Say) -> None:
+        self._definition, self._request, self._catalog = definition, request, catalog
+        self._spark, self._say = spark, say
+        self._source = Source(request.log, definition.log.path, request.wanted.name, request.globs)
+        self.seconds: dict[int, float] = {}
+        """By relation: how long it took to build."""
+
+    def into(self, path: str, owner: str) -> Published:
+        """Build the target and keep it at path."""
+        with filled(path, owner):
+            sink = _sink_at(self._request.wanted, path)
+            try:
+                return self._build(sink)
+            finally:
+                sink.close()
+
+    def in_place(self) -> Published:
+        """Build the target and put it in the place of the old one."""
+        log, name = self._request.log, self._request.wanted.name
+        staged = _staged(self._request.wanted)
+        staged.forget_earlier(log.schemas())
+        try:
+            built = self._build(staged.sink)
+            hit("replay_after_stage")
+            # once while the sink still goes on, so that it stands still for as short as can be
+            built = self._caught_up(staged.sink, built, self._request.standing)
+            self._say("the new target is built: taking the sink over")
+            with paused(self._catalog, self._definition.name, name):
+                kept = staged.standing(log.log_id)
+                built = self._caught_up(staged.sink, built, kept)
+                published = staged.put(*self._parted(built, kept))
+            self._say(f"in place at {Position(published.position)}")
+            return published
+        finally:
+            staged.discard()
+
+    def _build(self, sink: Sink) -> Published:
+        tables = self._request.tables
+        self._say(f"building {len(tables)} tables from the log up to {self._request.upto}")
+        if isinstance(self._request.wanted, DeltaSink) and self._request.wanted.writer.value == Writer.SPARK:
+            sink.attach(self._spark())
+        sink.open(self._request.log.log_id)
+        means = Means(spark=self._spark, frames=self._frames, say=self._table_done)
+        return Rebuild(self._source, sink, means)(tables, self._request.upto)
+
+    def _frames(self) -> bool:
+        wanted = self._request.wanted
+        return isinstance(wanted, DeltaSink) and wanted.writer.value != Writer.DELTA_RS and has_delta(self._spark())
+
+    def _table_done(self, table: TableContents, seconds: float) -> None:
+        self.seconds[table.relation] = seconds
+        done, of = len(self.seconds), len(self._request.tables)
+        rate = table.rows / max(seconds, 1e-3)
+        self._say(f"{done}/{of} {table.topic}: {table.rows:,} rows in {seconds:.1f} s, {rate:,.0f} rows/s")
+
+    def _caught_up(self, sink: Sink, built: Published, standing: Published | None) -> Published:
+        """The staged sink brought to where the switch has to find it: the others' position, or the log's end."""
+        log = self._request.log
+        log.refresh()
+        if self._request.partial or self._request.options.end != LATEST:
+            end = Position(max(built.position, standing.position if standing else 0))
+        else:
+            end = Position(max(built.position, log.durable or 0))
+        if end == built.position:
+            return built
+        fold = RangeFold(log, self._request.wanted.name, self._source.globs)
+        loop = SinkLoop(
+            sink,
+            fold,
+            Cuts(self._catalog, self._definition.name),
+            Progress(self._definition.name, sink.name, metrics.Figures()),
+        )
+        loop.open()
+        while loop.position < end:
+            self._step(sink, loop, fold, end)
+        loop.drain()
+        return sink.open(log.log_id) or built
+
+    def _step(self, sink: Sink, loop: SinkLoop, fold: RangeFold, end: Position) -> None:
+        after = loop.position
+        upto = min(end, fold.log.latest_boundary(after, MAX_ROWS))
+        upto = upto if upto > after else end
+        small = fold.is_small(after, upto)
+        rows = None if small else self._source.frame(self._spark(), after, upto)
+        try:
+            loop(rows, upto)
+        except SparkAwaited:  # the batch or its target is more than delta-rs should merge
+            sink.attach(self._spark())
+            loop(rows, upto)
+
+    def _parted(self, built: Published, kept: Published | None) -> tuple[Published, dict[int, TableRecord]]:
+        """(what is put in place, the records of the sink's other tables at the same cut)."""
+        good = {r: record for r, record in built.tables.items() if record.state != TargetState.FAILED}
+        held = {} if kept is None else kept.tables
+        if not isinstance(self._request.wanted, DeltaSink):
+            _check_none_lost(built, held)
+            return replace(built, tables=good), {r: built.tables[r] for r in built.tables.keys() - good.keys()}
+        rest = {r: record for r, record in built.tables.items() if r not in good and r not in held}
+        rest |= {r: self._beside(record, built) for r, record in held.items() if r not in good}
+        return replace(built, tables=good), rest
+
+    def _beside(self, record: TableRecord, built: Published) -> TableRecord:
+        """The record of a table that stays: one without changes moves along, one that could not be built lags."""
+        touched = record.relation in built.tables or record.state == TargetState.FAILED
+        position = record.position if touched else max(record.position, built.position)
+        return placed(replace(record, position=position), built.position)
+
+
+def _check_none_lost(built: Published, held: Mapping[int, TableRecord]) -> None:
+    for relation, record in built.tables.items():
+        before = held.get(relation)
+        if record.state == TargetState.FAILED and before is not None and before.state != TargetState.FAILED:
+            raise SinkError(
+                f"table {record.topic!r} cannot be built anew and its index has it: {record.reason}",
+                remedy="the old index is untouched; mend what the reason names, or write --into PATH",
+            )
+
+
+def _sink_at(wanted: DeltaSink | SearchSink, path: str) -> Sink:
+    moved = template_of(path) if isinstance(wanted, DeltaSink) else absolute(path)
+    return build_sink(wanted.model_copy(update={"path": moved}))
+
+
+def _staged(wanted: DeltaSink | SearchSink) -> Staged:
+    if isinstance(wanted, DeltaSink):
+        return StagedDelta(delta_settings(wanted))
+    return StagedSearch(wanted.name, wanted.path, wanted.fields)

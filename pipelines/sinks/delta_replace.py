@@ -1,0 +1,217 @@
+"""A staged Delta sink: new tables built beside the old ones, each put in its place by one overwriting commit.
+
+The staged table lies in a folder inside the table it will replace, so that its files need no copying: the commit
+removes every old file, adds the new ones where they lie, and carries schema and `txn`. Path, identity and history
+stay; a reader sees the old table or the new one. The commit is made from one snapshot or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction
+
+from cdc.errors import SchemaNotApplicable, SinkFenced
+from cdc.failpoint import hit
+from cdc.naming import published_uri, target_uri
+from cdc.stores.published import Published, TableRecord
+from cdc.table import TableSchema
+from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.sinks.delta_published import PublishedTable
+from pipelines.sinks.delta_table import GENERATION, RELATION, DeltaTarget
+
+PREFIX: Final = "replay-"
+"""Of the folder of a staged table inside the table it replaces, and of its record beside the sink's."""
+_NTZ: Final = "timestampNtz"
+_STATISTICS: Final = "delta.dataSkippingStatsColumns"
+
+
+class StagedDelta:
+    """New targets of a Delta sink, until `put` or `discard`; for one process at a time.
+
+    `sink` fills them as any driver would. After a crash before `put` the old tables are untouched; after one
+    inside `put` each table is old or new, the published record says the old cut, and all of it can be done again.
+    """
+
+    def __init__(self, settings: DeltaSettings) -> None:
+        self._settings = settings
+        self._mark = PREFIX + uuid.uuid4().hex[:12]
+        self._records = published_uri(settings.path).rpartition("/")[0]
+        staged = replace(
+            settings,
+            name=f"{settings.name} (replay)",
+            path=f"{settings.path}/{self._mark}",
+            record=f"{self._records}/{self._mark}",
+        )
+        self.sink = DeltaSink(staged)
+
+    def forget_earlier(self, schemas: Mapping[int, TableSchema]) -> None:
+        """Remove what an earlier process staged and did not put in place."""
+        for mark in [entry.base_name for entry in _entries(self._records) if entry.base_name.startswith(PREFIX)]:
+            for schema in schemas.values():
+                _forget(target_uri(self._settings.path, schema.schema, schema.name), mark)
+            remove(f"{self._records}/{mark}")
+
+    def standing(self, log_id: str) -> Published | None:
+        """Where the sink stands; from here on a publish by another driver makes `put` fail."""
+        self._published = PublishedTable.open(published_uri(self._settings.path), log_id)
+        return self._published.record()
+
+    def put(self, built: Published, rest: Mapping[int, TableRecord]) -> Published:
+        """Put every target of `built` in place and publish them with the records of `rest`, which were not built.
+
+        Called once, after `standing`. Raises SinkFenced when a driver writes meanwhile, and
+        SchemaNotApplicable for a target whose layout was changed by hand.
+        """
+        log_id = self._published.log_id
+        placed: dict[int, TableRecord] = {}
+        for relation, record in built.tables.items():
+            hit("replay_before_table")
+            self._published.check()
+            placed[relation] = self._place(record, log_id)
+            hit("replay_after_table")
+        published = replace(built, tables={**rest, **placed})
+        hit("replay_before_publish")
+        self._published.write(published)
+        self._finish(built)
+        return published
+
+    def discard(self) -> None:
+        """Let go of connections; files that were not put in place go with the next replay."""
+        self.sink.close()
+
+    def _place(self, record: TableRecord, log_id: str) -> TableRecord:
+        schema = TableSchema.from_json(record.schema or "")
+        uri = target_uri(self._settings.path, schema.schema, schema.name)
+        staged = DeltaTarget(record.target, DeltaTable(record.target))
+        target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, schema, staged.columns)
+        _check_replaceable(target)
+        _make_ready(target, staged)
+        _overwrite(target, staged, self._mark, record.position)
+        _take_over(target, staged)
+        return replace(record, target=uri, version=target.version)
+
+    def _finish(self, built: Published) -> None:
+        for record in built.tables.values():
+            remove(f"{record.target}/_delta_log")
+        remove(f"{self._records}/{self._mark}")
+
+
+def remove(uri: str) -> None:
+    """Delete a directory and all below it; one that is not there is fine."""
+    system, path = pafs.FileSystem.from_uri(uri)
+    if system.get_file_info(path).type == pafs.FileType.Directory:
+        system.delete_dir(path)
+
+
+def _entries(uri: str) -> list[pafs.FileInfo]:
+    system, path = pafs.FileSystem.from_uri(uri)
+    return list(system.get_file_info(pafs.FileSelector(path, allow_not_found=True)))
+
+
+def _forget(uri: str, mark: str) -> None:
+    target = DeltaTarget.open(uri)
+    files = () if target is None else target.table.file_uris()
+    # killed between its commit and its end: the table lives from those files
+    remove(f"{uri}/{mark}/_delta_log" if any(f"/{mark}/" in file for file in files) else f"{uri}/{mark}")
+
+
+def _check_replaceable(target: DeltaTarget) -> None:
+    metadata = target.table.metadata()
+    if metadata.configuration.get("delta.columnMapping.mode", "none") != "none" or metadata.partition_columns:
+        raise SchemaNotApplicable(
+            f"target {target.uri!r} has column mapping or partitions, which were given by hand: "
+            "it cannot be overwritten in one step",
+            remedy="replay with --into PATH and put the new tables in place by hand",
+        )
+    target.app_id  # noqa: B018 - raises for a table that is not ours
+
+
+def _make_ready(target: DeltaTarget, staged: DeltaTarget) -> None:
+    """What the old table needs to take the new one's columns; it means nothing to the rows of the old."""
+    wanted, held = (table.protocol().writer_features or [] for table in (staged.table, target.table))
+    if _NTZ in wanted and _NTZ not in held:
+        feature = TableFeatures.TimestampWithoutTimezone
+        target.table.alter.add_feature(feature, allow_protocol_versions_increase=True)
+    chosen, other = (table.metadata().configuration.get(_STATISTICS) for table in (staged.table, target.table))
+    if chosen is not None and chosen != other:
+        # columns that only one of the two has must not be named while the schema changes
+        both = [name for name in chosen.split(",") if name in target.columns.names]
+        target.table.alter.set_table_properties({_STATISTICS: ",".join(both)})
+
+
+def _overwrite(target: DeltaTarget, staged: DeltaTarget, mark: str, position: int) -> None:
+    try:
+        target.table.create_write_transaction(
+            list(_additions(staged.table, mark)),
+            "overwrite",
+            staged.table.schema(),
+            # no retries: a retry would overwrite what came in between
+            commit_properties=CommitProperties(
+                max_commit_retries=0, app_transactions=[Transaction(target.app_id, position)]
+            ),
+        )
+    except CommitFailedError as exc:
+        raise SinkFenced(f"target {target.uri!r} was written by another driver while it was being replaced") from exc
+    target.table = DeltaTable(target.uri)
+
+
+def _take_over(target: DeltaTarget, staged: DeltaTarget) -> None:
+    """Give the target what the staged table says of itself; until then it claims less than it holds."""
+    held, wanted = target.table.metadata().configuration, staged.table.metadata().configuration
+    changed = {n: wanted[n] for n in (RELATION, GENERATION, _STATISTICS) if n in wanted and held.get(n) != wanted[n]}
+    if changed:
+        target.table.alter.set_table_properties(changed, raise_if_not_exists=False)
+
+
+def _additions(table: DeltaTable, mark: str) -> Iterator[AddAction]:
+    files = pa.table(table.get_add_actions(flatten=True))
+    now = int(time.time() * 1000)
+    bounds = {kind: _told(files, kind) for kind in ("min", "max")}
+    missing = {name.partition(".")[2]: name for name in files.column_names if name.startswith("null_count.")}
+    for place, file in enumerate(files.select(["path", "size_bytes", "num_records", *missing.values()]).to_pylist()):
+        statistics: dict[str, Any] = {
+            "numRecords": file["num_records"],
+            "minValues": _at(bounds["min"], place),
+            "maxValues": _at(bounds["max"], place),
+            "nullCount": {column: file[name] for column, name in missing.items() if file[name] is not None},
+        }
+        said = json.dumps(statistics, ensure_ascii=False)
+        yield AddAction(f"{mark}/{file['path']}", file["size_bytes"], {}, now, True, said)
+
+
+def _told(files: pa.Table, kind: str) -> dict[str, list[Any]]:
+    """Column → one bound per file as Delta spells it; types that JSON has no exact spelling for are left out."""
+    told: dict[str, list[Any]] = {}
+    for name in files.column_names:
+        of, _, column = name.partition(".")
+        if of == kind and (values := _spelled(files[name])) is not None:
+            told[column] = values
+    return told
+
+
+def _spelled(values: pa.ChunkedArray) -> list[Any] | None:
+    kind = values.type
+    if pa.types.is_integer(kind) or pa.types.is_string(kind):
+        spelled: list[Any] = values.to_pylist()
+        return spelled
+    if pa.types.is_date(kind):
+        return [None if day is None or day.startswith("-") else day for day in values.cast(pa.string()).to_pylist()]
+    if pa.types.is_timestamp(kind):
+        # Delta's statistics end at the millisecond, and its readers know
+        texts = values.cast(pa.timestamp("ms", tz=kind.tz), safe=False).cast(pa.string()).to_pylist()
+        return [None if text is None or text.startswith("-") else text.replace(" ", "T") for text in texts]
+    return None
+
+
+def _at(bounds: Mapping[str, list[Any]], place: int) -> dict[str, Any]:
+    return {column: values[place] for column, values in bounds.items() if values[place] is not None}

@@ -1,0 +1,63 @@
+"""kill -9 of the reader in the middle of a backfill: it goes on behind what was recorded, and the log is exact."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.catalog.commands import Command
+from cdc.change import Operation
+from cdc.log.read import LogReader
+from cdc.position import Position
+from cdc.snapshot.backfill import AHEAD, CHUNK_ROWS, FIRST_ROWS
+from cdc.snapshot.jobs import BACKFILL
+from tests.cli.command import spawn
+from tests.faults.capture import fold
+from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.postgres import rows_of, run_sql
+
+ROWS = 120_000
+
+
+@pytest.mark.parametrize("failpoint", ["chunk_read:1", "chunk_read:3", "chunk_durable:1", "chunk_durable:3"])
+def test_a_reader_killed_in_a_resync_reads_again_only_what_was_on_its_way(pipeline: Pipeline, failpoint: str) -> None:
+    run_sql(
+        pipeline.dsn,
+        "CREATE SCHEMA shop",
+        "CREATE TABLE shop.t (id int PRIMARY KEY, v text)",
+        f"INSERT INTO shop.t SELECT i, 'v' || i FROM generate_series(1, {ROWS}) i",
+    )
+    pipeline.write()
+    first = pipeline.reader()
+    pipeline.wait(lambda: pipeline.durable() > 0, "the copy")
+    first.terminate()
+    assert first.wait(30) == 0
+    run_sql(pipeline.dsn, "DELETE FROM shop.t WHERE id % 10 = 0", "UPDATE shop.t SET v = 'new' WHERE id % 7 = 0")
+    killed = pipeline.reader(failpoint=failpoint)
+    asked = spawn("tables", "resync", "shop.t", "-c", pipeline.definition, environment={"CDC_TEST_DSN": pipeline.dsn})
+    assert asked.status == 0, asked.errors
+    assert killed.wait(60) == -signal.SIGKILL
+    pipeline.reader()
+    pipeline.wait(lambda: job(pipeline).state != "pending", "the end of the resync")
+    assert job(pipeline).state == "done", job(pipeline).result
+    pipeline.settle()
+    log = LogReader(pipeline.log)
+    (relation,) = log.schemas()
+    found = {(image[1], image[2]) for image in fold(log, relation)}
+    assert found == set(rows_of(pipeline.dsn, "SELECT id::text, v FROM shop.t"))
+    read = Counter(
+        row["key"][0]
+        for batch in log.rows(Position(0), log.durable or Position(0))
+        for row in batch.select(["op", "key"]).to_pylist()
+        if row["op"] == Operation.READ.value
+    )
+    again = sum(times - 2 for times in read.values() if times > 2)  # once by the copy, once by the resync
+    assert again <= (AHEAD + 1) * CHUNK_ROWS + FIRST_ROWS
+
+
+def job(pipeline: Pipeline) -> Command:
+    with Catalog.open(f"sqlite:///{pipeline.folder}/catalog.db") as catalog:
+        return catalog.commands.ls(pipeline.name, BACKFILL)[0]

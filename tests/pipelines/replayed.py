@@ -1,0 +1,134 @@
+"""A log with a history, a definition with two sinks over it, and what the sinks hold: ground for tests of replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from cdc import metrics
+from cdc.catalog import Catalog
+from cdc.config import Definition, load
+from cdc.log.append import LogWriter
+from cdc.log.read import LogReader
+from cdc.position import Position
+from cdc.stores.lake import Lake, read_target
+from cdc.stores.search import SearchIndex
+from cdc.table import TableSchema
+from pipelines.apply import SinkLoop
+from pipelines.cuts import Cuts
+from pipelines.driver import build_sink
+from pipelines.folding import RangeFold
+from pipelines.progress import Progress
+from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
+
+ORDERS, ITEMS = 16384, 16385
+COPY, END = 1_000, 1_400
+"""Positions of the first copy and of the last transaction."""
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def schemas() -> tuple[TableSchema, TableSchema]:
+    """shop.orders and shop.items, each with an integer key and a note."""
+    return schema_of(ORDERS, "note"), replace(schema_of(ITEMS, "note"), name="items")
+
+
+def change(position: int, ordinal: int, key: int, note: str | None, **fields: Any) -> dict[str, Any]:
+    """One row of shop.orders, or with of=ITEMS of shop.items."""
+    of = fields.pop("of", ORDERS)
+    topic = "shop.orders" if of == ORDERS else "shop.items"
+    image = fields.pop("after", [(1, str(key)), (2, note)])
+    return row(position, ordinal, relation=of, topic=topic, key=[str(key)], after=image, **fields)
+
+
+def history() -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """(position, rows) of every transaction."""
+    first = [row(COPY, n, op="s", relation=s.relation, topic=s.topic, key=None, after=None, payload=s.to_json())
+             for n, s in enumerate(schemas())]  # fmt: skip
+    first += [change(COPY, 2 + n, n, f"o{n}", op="r") for n in range(50)]
+    first += [change(COPY, 52 + n, n, f"i{n}", op="r", of=ITEMS) for n in range(20)]
+    ends = [row(COPY, 72 + n, op="g", relation=s.relation, topic=s.topic, key=None, after=None,
+                payload=str(COPY).encode()) for n, s in enumerate(schemas())]  # fmt: skip
+    yield COPY, [*first, *ends]
+    yield 1_100, [change(1_100, 0, 1, "new", op="u"), change(1_100, 1, 2, None, op="d", after=None)]
+    yield (
+        1_200,
+        [  # a partial image, a moved key with one, and a row that comes back
+            change(1_200, 0, 3, None, op="u", after=[(1, "3")], partial=True),
+            change(1_200, 1, 4, None, op="d", after=None),
+            change(1_200, 2, 104, None, op="u", after=[(1, "104")], partial=True, old_key=["4"]),
+            change(1_200, 3, 2, "back"),
+        ],
+    )
+    cleared = row(1_300, 0, op="t", relation=ITEMS, topic="shop.items", key=None, after=None)
+    yield 1_300, [cleared, change(1_300, 1, 7, "after", of=ITEMS), change(1_300, 2, 8, "too", of=ITEMS)]
+    yield END, [change(END, 0, 1, "newest", op="u"), change(END, 1, 7, "later", op="u", of=ITEMS)]
+
+
+@dataclass
+class Ground:
+    """One pipeline without a source; `lake` and `find` are its sinks."""
+
+    folder: Path
+    definition: Definition
+    writer: LogWriter
+
+    def append(self, position: int, rows: list[dict[str, Any]]) -> None:
+        """Add a transaction to the log."""
+        self.writer.commit(self.writer.stage(table(*rows)), info(position))
+
+    def drive(self, sink: str, upto: int = END) -> None:
+        """Bring a sink to a position as the apply process does, one transaction a batch."""
+        wanted = next(s for s in self.definition.sinks if s.name == sink)
+        log = LogReader(self.definition.log.path)
+        with Catalog.open(self.definition.catalog.url) as catalog:
+            target = build_sink(wanted)
+            loop = SinkLoop(
+                target, RangeFold(log, sink, wanted.tables), Cuts(catalog, "shop"), Progress("shop", sink, FIGURES)
+            )
+            loop.open()
+            for file in sorted({file.last for file in log.files(Position(0), Position(upto))}):
+                loop(None, file)
+            loop.drain()
+            target.close()
+
+    def lake(self) -> Rows:
+        """What the Delta sink's published cut holds, by table."""
+        return {record.topic: delta_rows(record.target, record.version) for record in self.lake_of().tables()}
+
+    def lake_of(self) -> Lake:
+        """The Delta sink, for reading."""
+        return Lake.open(f"{self.folder}/lake/{{schema}}/{{table}}")
+
+    def found(self, path: str = "find") -> Rows:
+        """What the search index holds, by table."""
+        index = SearchIndex.open(self.folder / path)
+        rows = {topic: [{**r.source, "_position": int(r.position)} for r in index.documents(topic)]
+                for topic in index.topics}  # fmt: skip
+        return {topic: sorted(found, key=lambda r: int(r["id"] or 0)) for topic, found in rows.items()}
+
+
+FIGURES = metrics.Figures()
+
+
+def delta_rows(target: str, version: int | None = None) -> list[dict[str, Any]]:
+    """A Delta table's rows by key."""
+    return sorted(pa.table(read_target(target, version)).to_pylist(), key=lambda row: row["id"])
+
+
+def made(folder: Path) -> Ground:
+    """The ground with its whole history in the log, nothing applied."""
+    path = folder / "shop.yaml"
+    path.write_text(
+        f"name: shop\nsource: {{dsn: 'postgresql://nobody@127.0.0.1:1/nowhere'}}\ntables: [{{match: 'shop.*'}}]\n"
+        f"log: {{path: '{folder}/log'}}\nsinks:\n"
+        f"- {{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}'}}\n"
+        f"- {{type: search, name: find, path: '{folder}/find'}}\n"
+    )
+    ground = Ground(folder, load(path), LogWriter.open(folder / "log", IDENTITY, LIMITS))
+    for position, rows in history():
+        ground.append(position, rows)
+    return ground

@@ -1,0 +1,133 @@
+"""Rebuild: however a table is built, on the driver, by executors or in parts, it is the same table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc.log.read import LogReader
+from cdc.position import Position
+from cdc.stores.published import Published, TargetState
+from cdc.stores.search import SearchIndex
+from pipelines.contents import contents
+from pipelines.rebuild import Means, Rebuild, Source, groups
+from pipelines.session import has_delta
+from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.search import SearchSink
+from pipelines.sinks.sink import Sink
+from tests.pipelines.replayed import END, ITEMS, ORDERS, Ground, change, delta_rows, made
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    """A log with a history; its source does not exist."""
+    return made(tmp_path)
+
+
+TABLES = [
+    pytest.param(("shop.items",), id="whole images"),
+    pytest.param(("shop.*",), id="partial images and moved keys", marks=pytest.mark.slow),
+]
+"""The second takes a job per link of the chain of moves."""
+
+
+def rebuilt(
+    ground: Ground, sink: Sink, globs: tuple[str, ...], spark: SparkSession | None = None, *, frames: bool = False
+) -> Published:
+    """The tables built by Spark where there is one, a table in several parts; else on the driver."""
+    log = LogReader(ground.folder / "log")
+    tables = contents(log, Position(END), sink=sink.name, globs=globs)
+    sink.open(log.log_id)
+    limits = {} if spark is None else {"large": 10, "part": 10}
+    means = Means(spark=lambda: spark, frames=lambda: frames, **limits)  # type: ignore[arg-type, return-value]
+    built = Rebuild(Source(log, f"{ground.folder}/log", sink.name, globs), sink, means)(tables, Position(END))
+    sink.close()
+    return built
+
+
+def delta(ground: Ground, name: str, writer: Writer = Writer.AUTO) -> DeltaSink:
+    return DeltaSink(DeltaSettings(name=name, path=f"{ground.folder}/{name}/{{schema}}/{{table}}", writer=writer))
+
+
+def tables_of(built: Published) -> dict[str, list[dict[str, object]]]:
+    return {record.topic: delta_rows(record.target, record.version) for record in built.tables.values()}
+
+
+def test_the_driver_builds_what_applying_builds(ground: Ground) -> None:
+    ground.drive("lake")
+    assert tables_of(rebuilt(ground, delta(ground, "other"), ("shop.*",))) == ground.lake()
+
+
+@pytest.mark.parametrize("globs", TABLES)
+def test_executors_build_what_the_driver_builds(spark: SparkSession, ground: Ground, globs: tuple[str, ...]) -> None:
+    if not has_delta(spark):
+        pytest.skip("this Spark has no Delta")
+    right = tables_of(rebuilt(ground, delta(ground, "plain"), globs))
+    built = rebuilt(ground, delta(ground, "large"), globs, spark, frames=True)
+    assert tables_of(built) == right
+    assert {record.state for record in built.tables.values()} == {TargetState.STREAMING}
+
+
+@pytest.mark.slow
+def test_parts_build_what_the_driver_builds(spark: SparkSession, ground: Ground) -> None:
+    right = tables_of(rebuilt(ground, delta(ground, "plain"), ("shop.*",)))
+    assert tables_of(rebuilt(ground, delta(ground, "parts", Writer.DELTA_RS), ("shop.*",), spark)) == right
+
+
+@pytest.mark.parametrize("globs", TABLES)
+def test_an_index_is_built_in_parts(spark: SparkSession, ground: Ground, globs: tuple[str, ...]) -> None:
+    rebuilt(ground, SearchSink("whole", ground.folder / "whole"), globs)
+    built = rebuilt(ground, SearchSink("find", ground.folder / "find"), globs, spark)
+    assert ground.found() == ground.found("whole")
+    assert SearchIndex.open(ground.folder / "find").published == built
+
+
+@pytest.mark.slow
+def test_a_value_that_does_not_fit_stops_its_table_alone_also_on_executors(spark: SparkSession, ground: Ground) -> None:
+    ground.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u")])
+    log = LogReader(ground.folder / "log")
+    tables = contents(log, Position(1_500), sink="lake", globs=("shop.*",))
+    sink = delta(ground, "lake")
+    sink.open(log.log_id)
+    means = Means(spark=lambda: spark, frames=lambda: has_delta(spark), large=30, part=20)
+    built = Rebuild(Source(log, f"{ground.folder}/log", "lake", ("shop.*",)), sink, means)(tables, Position(1_500))
+    assert built.tables[ORDERS].state == TargetState.FAILED
+    assert "'id'" in (built.tables[ORDERS].reason or "")
+    assert built.tables[ITEMS].state == TargetState.STREAMING
+
+
+def test_small_tables_share_a_group_and_a_large_one_is_alone(ground: Ground) -> None:
+    log = LogReader(ground.folder / "log")
+    orders, items = contents(log, Position(END), sink="lake", globs=("shop.*",))
+    assert (orders.relation, orders.rows, items.rows) == (ORDERS, 57, 23)
+    assert groups([orders, items], 80) == [[orders, items]]
+    assert groups([orders, items], 79) == [[orders], [items]]
+    assert groups([orders, items], 10) == [[orders], [items]]
+
+
+def test_rows_addressed_to_another_sink_are_not_counted(ground: Ground) -> None:
+    ground.append(1_500, [change(1_500, 0, 9, "x", address="elsewhere", of=ITEMS)])
+    log = LogReader(ground.folder / "log")
+    assert [t.rows for t in contents(log, Position(1_500), sink="lake", globs=("shop.*",))] == [57, 23]
+    assert [t.rows for t in contents(log, Position(1_500), sink="elsewhere", globs=("shop.*",))] == [57, 24]
+
+
+@pytest.mark.slow
+def test_a_value_that_a_later_change_replaced_stops_nothing(spark: SparkSession, ground: Ground) -> None:
+    if not has_delta(spark):
+        pytest.skip("this Spark has no Delta")
+    ground.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u", of=ITEMS)])
+    ground.append(1_600, [change(1_600, 0, 9, "right", op="u", of=ITEMS)])
+    log = LogReader(ground.folder / "log")
+    tables = contents(log, Position(1_600), sink="lake", globs=("shop.items",))
+    sink = delta(ground, "lake")
+    sink.open(log.log_id)
+    means = Means(spark=lambda: spark, frames=lambda: True, large=10, part=20)
+    built = Rebuild(Source(log, f"{ground.folder}/log", "lake", ("shop.*",)), sink, means)(tables, Position(1_600))
+    assert [(row["id"], row["note"]) for row in tables_of(built)["shop.items"]] == [
+        (7, "later"),
+        (8, "too"),
+        (9, "right"),
+    ]
