@@ -47,9 +47,9 @@ def until(holds: Callable[[], bool], what: Callable[[], str]) -> None:
         never.wait(0.1)
 
 
-def test_a_reader_waits_for_room_without_losing_its_stream_and_goes_on(small: Path, any_database: str) -> None:
-    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY, v text)")
-    held = Captured(small.parent, any_database)
+def test_a_reader_waits_for_room_without_losing_its_stream_and_goes_on(small: Path, either_database: str) -> None:
+    run_sql(either_database, "CREATE TABLE t (id int PRIMARY KEY, v text)")
+    held = Captured(small.parent, either_database)
     held.copy()
     ballast = small / "ballast"
     ballast.write_bytes(bytes(5 << 20))
@@ -60,7 +60,7 @@ def test_a_reader_waits_for_room_without_losing_its_stream_and_goes_on(small: Pa
     output_of = (small.parent / "reader.out").read_text
     try:
         run_sql(
-            any_database,
+            either_database,
             "INSERT INTO t SELECT i, (SELECT string_agg(md5(i::text || n::text), '') FROM generate_series(1, 40) n) "
             "FROM generate_series(1, 4000) i",
         )

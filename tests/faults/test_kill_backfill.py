@@ -22,7 +22,15 @@ from tests.fixtures.postgres import rows_of, run_sql
 ROWS = 120_000
 
 
-@pytest.mark.parametrize("failpoint", ["chunk_read:1", "chunk_read:3", "chunk_durable:1", "chunk_durable:3"])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        "chunk_read:3",
+        pytest.param("chunk_durable:1", marks=pytest.mark.slow),
+        pytest.param("chunk_read:1", marks=pytest.mark.slow),
+        pytest.param("chunk_durable:3", marks=pytest.mark.slow),
+    ],
+)
 def test_a_reader_killed_in_a_resync_reads_again_only_what_was_on_its_way(pipeline: Pipeline, failpoint: str) -> None:
     run_sql(
         pipeline.dsn,

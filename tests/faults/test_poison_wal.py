@@ -19,19 +19,19 @@ from tests.fixtures.postgres import rows_of, run_sql
 
 
 @pytest.fixture(name="held")
-def _held(tmp_path: Path, any_database: str) -> Captured:
+def _held(tmp_path: Path, either_database: str) -> Captured:
     """A log behind which a transaction waits that cannot be decoded, and one that can."""
     run_sql(
-        any_database,
+        either_database,
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "CREATE TABLE x (id int PRIMARY KEY) WITH (user_catalog_table = true)",
         "INSERT INTO t VALUES (1, 'one')",
     )
-    held = Captured(tmp_path, any_database)
+    held = Captured(tmp_path, either_database)
     held.copy()
-    run_sql(any_database, "INSERT INTO t VALUES (2, 'two')")
+    run_sql(either_database, "INSERT INTO t VALUES (2, 'two')")
     held.stream()
-    run_sql(any_database, "INSERT INTO x VALUES (1)", "DROP TABLE x", "UPDATE t SET v = 'lost' WHERE id = 2")
+    run_sql(either_database, "INSERT INTO x VALUES (1)", "DROP TABLE x", "UPDATE t SET v = 'lost' WHERE id = 2")
     return held
 
 

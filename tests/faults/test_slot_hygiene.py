@@ -78,9 +78,9 @@ def _reader() -> Iterator[list[Running]]:
 
 
 @pytest.fixture(name="held")
-def _held(tmp_path: Path, any_database: str) -> Captured:
-    run_sql(any_database, SCHEMA, UNPUBLISHED)
-    held = Captured(tmp_path, any_database, tables="public.t")
+def _held(tmp_path: Path, either_database: str) -> Captured:
+    run_sql(either_database, SCHEMA, UNPUBLISHED)
+    held = Captured(tmp_path, either_database, tables="public.t")
     held.copy()
     return held
 
@@ -179,20 +179,20 @@ def rows(held: Captured) -> list[dict[str, object]]:
     return [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]
 
 
-def test_a_slot_that_cannot_begin_names_who_holds_it_up_and_leaves_nothing(any_database: str) -> None:
-    slot = any_database.rpartition("/")[2]
-    run_sql(any_database, SCHEMA)
-    with connect(any_database, autocommit=False, application_name="forgotten") as idle:
+def test_a_slot_that_cannot_begin_names_who_holds_it_up_and_leaves_nothing(either_database: str) -> None:
+    slot = either_database.rpartition("/")[2]
+    run_sql(either_database, SCHEMA)
+    with connect(either_database, autocommit=False, application_name="forgotten") as idle:
         idle.execute("INSERT INTO t VALUES (1, 'open')")
         pid = idle.info.backend_pid
         with (
             pytest.raises(SlotBlocked, match=rf"pid {pid} \(forgotten, xid \d+, open since "),
-            create_slot(any_database, slot, patience=0.5),
+            create_slot(either_database, slot, patience=0.5),
         ):
             pass
-    with connect(any_database) as conn:
+    with connect(either_database) as conn:
         assert slot_status(conn, slot) is None
-    with create_slot(any_database, slot, patience=5):
+    with create_slot(either_database, slot, patience=5):
         pass
 
 
