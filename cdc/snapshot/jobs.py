@@ -47,11 +47,15 @@ class Jobs(Thread):
         while not self._stop_event.wait(POLL):
             try:
                 with Catalog.open(self._definition.catalog.url) as catalog:
-                    for command in catalog.commands.pending(self._definition.name, BACKFILL):
-                        if self._may_begin(catalog, command):
-                            self._carry_out(catalog, command)
+                    self._serve(catalog)
             except CatalogUnavailable as exc:
                 log.warning("catalog is unreachable", code=exc.code)
+
+    def _serve(self, catalog: Catalog) -> None:
+        while not self._stop_event.wait(POLL):
+            for command in catalog.commands.pending(self._definition.name, BACKFILL):
+                if self._may_begin(catalog, command):
+                    self._carry_out(catalog, command)
 
     def _may_begin(self, catalog: Catalog, command: Command) -> bool:
         if not (cancelled := self._heard(catalog, command.id)) and command.id not in self._paused:
