@@ -97,8 +97,8 @@ def _workloads(*, quick: bool) -> list[tuple[str, Workload]]:
         ("tpcb", workloads.tpcb(250_000)),
         ("insert_300k", workloads.inserts(300_000)),
         ("update_1k", workloads.updates(300)),
-        ("tables_1", workloads.many_tables(100_000, 1)),
-        ("tables_1000", workloads.many_tables(100_000, 1_000)),
+        ("tables_1", workloads.many_tables(250_000, 1)),
+        ("tables_1000", workloads.many_tables(250_000, 1_000)),
     ]
 
 

@@ -74,9 +74,9 @@ def made(database: str) -> None:
 
 
 @pytest.mark.parametrize("reason", DRIFTS)
-def test_what_changes_rows_without_a_word_marks_the_table(any_database: str, reason: str) -> None:
-    made(any_database)
-    with following(any_database) as session:
+def test_what_changes_rows_without_a_word_marks_the_table(either_database: str, reason: str) -> None:
+    made(either_database)
+    with following(either_database) as session:
         session.look()
         session.run(*DRIFTS[reason])
         found = states(session)
@@ -87,9 +87,9 @@ def test_what_changes_rows_without_a_word_marks_the_table(any_database: str, rea
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_keeps_every_row_marks_nothing(any_database: str, name: str) -> None:
-    made(any_database)
-    with following(any_database) as session:
+def test_what_keeps_every_row_marks_nothing(either_database: str, name: str) -> None:
+    made(either_database)
+    with following(either_database) as session:
         session.look()
         session.run(*HARMLESS[name])
         found = states(session)
@@ -97,18 +97,18 @@ def test_what_keeps_every_row_marks_nothing(any_database: str, name: str) -> Non
     assert {state for state, _ in found.values()} <= {TableState.LIVE}
 
 
-def test_a_dropped_table_is_told_by_a_look(any_database: str) -> None:
-    made(any_database)
-    with following(any_database) as session:
+def test_a_dropped_table_is_told_by_a_look(either_database: str) -> None:
+    made(either_database)
+    with following(either_database) as session:
         session.run("DROP TABLE other")
         found = states(session)
 
     assert found["other"] == (TableState.DROPPED, "the table is no longer at the source")
 
 
-def test_a_table_that_moved_to_another_schema_is_renamed_without_a_row(any_database: str) -> None:
-    made(any_database)
-    with following(any_database) as session:
+def test_a_table_that_moved_to_another_schema_is_renamed_without_a_row(either_database: str) -> None:
+    made(either_database)
+    with following(either_database) as session:
         session.run("INSERT INTO other VALUES (1)", "CREATE SCHEMA store", "ALTER TABLE other SET SCHEMA store")
         session.catch_up()
         session.look()
@@ -119,9 +119,9 @@ def test_a_table_that_moved_to_another_schema_is_renamed_without_a_row(any_datab
     assert session.latest.state is TableState.LIVE
 
 
-def test_what_happened_while_nobody_looked_is_found_from_the_log(any_database: str) -> None:
-    made(any_database)
-    with following(any_database) as session:  # its schemas are those of the copy, no look was made since
+def test_what_happened_while_nobody_looked_is_found_from_the_log(either_database: str) -> None:
+    made(either_database)
+    with following(either_database) as session:  # its schemas are those of the copy, no look was made since
         session.run("ALTER TABLE t ALTER b TYPE int USING b * 2")
         session.run("INSERT INTO t VALUES (2, 'y', 2, 'ok')")
         session.catch_up()

@@ -19,9 +19,9 @@ OTHER = "(SELECT string_agg(md5(n::text), '') FROM generate_series(301, 600) n)"
 
 
 @pytest.fixture
-def values(any_database: str) -> tuple[str, str]:
+def values(either_database: str) -> tuple[str, str]:
     """LONG and OTHER."""
-    row = rows_of(any_database, f"SELECT {LONG}, {OTHER}")[0]  # type: ignore[arg-type]
+    row = rows_of(either_database, f"SELECT {LONG}, {OTHER}")[0]  # type: ignore[arg-type]
     return row[0], row[1]
 
 
@@ -37,15 +37,15 @@ def changes(dsn: str, *statements: str) -> list[dict[str, Any]]:
         return capture.changes(*statements)
 
 
-def test_the_key_is_that_of_the_replica_identity_and_not_the_primary_key(any_database: str):
+def test_the_key_is_that_of_the_replica_identity_and_not_the_primary_key(either_database: str):
     run_sql(
-        any_database,
+        either_database,
         "CREATE TABLE t (id int PRIMARY KEY, code text NOT NULL UNIQUE, v int)",
         "ALTER TABLE t REPLICA IDENTITY USING INDEX t_code_key",
         "INSERT INTO t VALUES (1, 'a', 0)",
     )
     statements = ("UPDATE t SET id = 2", "UPDATE t SET code = 'b'", "DELETE FROM t")
-    assert told(changes(any_database, *statements), "op", "key", "old_key", "before", "after") == [
+    assert told(changes(either_database, *statements), "op", "key", "old_key", "before", "after") == [
         ("u", ["a"], None, None, {1: "2", 2: "a", 3: "0"}),
         ("d", ["a"], None, {2: "a"}, None),
         ("u", ["b"], ["a"], {2: "a"}, {1: "2", 2: "b", 3: "0"}),
@@ -53,15 +53,15 @@ def test_the_key_is_that_of_the_replica_identity_and_not_the_primary_key(any_dat
     ]
 
 
-def test_under_full_the_key_is_the_primary_key_and_a_change_of_it_two_rows(any_database: str):
+def test_under_full_the_key_is_the_primary_key_and_a_change_of_it_two_rows(either_database: str):
     run_sql(
-        any_database,
+        either_database,
         "CREATE TABLE t (v int, id int PRIMARY KEY)",
         "ALTER TABLE t REPLICA IDENTITY FULL",
         "INSERT INTO t VALUES (0, 1)",
     )
     statements = ("UPDATE t SET v = NULL", "UPDATE t SET id = 2", "DELETE FROM t")
-    assert told(changes(any_database, *statements), "op", "key", "old_key", "before", "after") == [
+    assert told(changes(either_database, *statements), "op", "key", "old_key", "before", "after") == [
         ("u", ["1"], None, {1: "0", 2: "1"}, {1: None, 2: "1"}),
         ("d", ["1"], None, {1: None, 2: "1"}, None),
         ("u", ["2"], ["1"], {1: None, 2: "1"}, {1: None, 2: "2"}),
@@ -69,14 +69,14 @@ def test_under_full_the_key_is_the_primary_key_and_a_change_of_it_two_rows(any_d
     ]
 
 
-def test_an_unchanged_long_value_under_full_comes_from_the_old_image(any_database: str, values: tuple[str, str]):
+def test_an_unchanged_long_value_under_full_comes_from_the_old_image(either_database: str, values: tuple[str, str]):
     run_sql(
-        any_database,
+        either_database,
         "CREATE TABLE t (id int PRIMARY KEY, v int, long text, other text)",
         "ALTER TABLE t REPLICA IDENTITY FULL",
         f"INSERT INTO t VALUES (1, 0, {LONG}, NULL)",  # type: ignore[arg-type]
     )
-    found = changes(any_database, "UPDATE t SET v = 1", f"UPDATE t SET other = {OTHER}", "UPDATE t SET id = 2")
+    found = changes(either_database, "UPDATE t SET v = 1", f"UPDATE t SET other = {OTHER}", "UPDATE t SET id = 2")
     long, other = values
     assert told(found, "op", "key", "partial", "after") == [
         ("u", ["1"], False, {1: "1", 2: "1", 3: long, 4: None}),
@@ -87,10 +87,10 @@ def test_an_unchanged_long_value_under_full_comes_from_the_old_image(any_databas
 
 
 def test_an_unchanged_long_value_is_absent_and_neither_null_nor_a_placeholder(
-    any_database: str, values: tuple[str, str]
+    either_database: str, values: tuple[str, str]
 ):
     run_sql(
-        any_database,
+        either_database,
         "CREATE TABLE t (id int PRIMARY KEY, v int, long text, none text)",
         f"INSERT INTO t VALUES (1, 0, {LONG}, NULL)",  # type: ignore[arg-type]
     )
@@ -100,7 +100,7 @@ def test_an_unchanged_long_value_is_absent_and_neither_null_nor_a_placeholder(
         f"UPDATE t SET long = {OTHER}",
         "UPDATE t SET long = NULL",
     )
-    assert told(changes(any_database, *statements), "op", "key", "old_key", "partial", "after") == [
+    assert told(changes(either_database, *statements), "op", "key", "old_key", "partial", "after") == [
         ("u", ["1"], None, True, {1: "1", 2: "1", 4: None}),
         ("d", ["1"], None, False, None),
         ("u", ["2"], ["1"], True, {1: "2", 2: "1", 4: None}),
@@ -109,16 +109,16 @@ def test_an_unchanged_long_value_is_absent_and_neither_null_nor_a_placeholder(
     ]
 
 
-def test_an_unchanged_long_part_of_a_key_comes_from_the_old_key(any_database: str):
+def test_an_unchanged_long_part_of_a_key_comes_from_the_old_key(either_database: str):
     # an index entry holds at most 2,700 bytes, so the value is stored out of line by decree
     run_sql(
-        any_database,
+        either_database,
         "CREATE TABLE t (n int, part text, v text, PRIMARY KEY (part, n))",
         "ALTER TABLE t ALTER part SET STORAGE EXTERNAL, ALTER v SET STORAGE EXTERNAL",
         "INSERT INTO t VALUES (1, repeat('k', 2200), repeat('v', 5000))",
     )
     part = "k" * 2200
-    with captured(any_database) as capture:
+    with captured(either_database) as capture:
         found = capture.changes("UPDATE t SET n = 2", "DELETE FROM t")
         (update,) = [message for message in map(parse_frame, capture.received) if isinstance(message, Update)]
     assert update.new == ("2", UNCHANGED, UNCHANGED)
@@ -129,50 +129,52 @@ def test_an_unchanged_long_part_of_a_key_comes_from_the_old_key(any_database: st
     ]
 
 
-def test_a_keyless_table_under_full_keeps_equal_rows_apart(any_database: str):
+def test_a_keyless_table_under_full_keeps_equal_rows_apart(either_database: str):
     run_sql(
-        any_database,
+        either_database,
         "CREATE TABLE t (a int, b text)",
         "ALTER TABLE t REPLICA IDENTITY FULL",
         "INSERT INTO t VALUES (1, NULL), (1, NULL), (1, NULL)",
     )
     one = "t WHERE ctid = (SELECT min(ctid) FROM t)"
     statements = ("UPDATE t SET b = 'x' WHERE ctid = (SELECT min(ctid) FROM t)", f"DELETE FROM {one}")
-    assert told(changes(any_database, *statements), "op", "key", "before", "after") == [
+    assert told(changes(either_database, *statements), "op", "key", "before", "after") == [
         ("u", None, {1: "1", 2: None}, {1: "1", 2: "x"}),
         ("d", None, {1: "1", 2: None}, None),
     ]
 
 
-def test_a_table_without_identity_tells_its_inserts(any_database: str):
-    run_sql(any_database, "CREATE TABLE t (a int, b text)", "ALTER TABLE t REPLICA IDENTITY NOTHING")
-    found = changes(any_database, "INSERT INTO t VALUES (1, NULL), (1, NULL)")
+def test_a_table_without_identity_tells_its_inserts(either_database: str):
+    run_sql(either_database, "CREATE TABLE t (a int, b text)", "ALTER TABLE t REPLICA IDENTITY NOTHING")
+    found = changes(either_database, "INSERT INTO t VALUES (1, NULL), (1, NULL)")
     assert told(found, "op", "key", "after") == [("c", None, {1: "1", 2: None})] * 2
 
 
-def test_a_key_has_the_order_of_its_index_and_not_of_the_columns(any_database: str):
+def test_a_key_has_the_order_of_its_index_and_not_of_the_columns(either_database: str):
     run_sql(
-        any_database,
+        either_database,
         "CREATE TABLE t (a int, b int, c int, d int, PRIMARY KEY (d, a, c))",
         "INSERT INTO t VALUES (1, 2, 3, 4)",
     )
-    with connect(any_database) as conn:
+    with connect(either_database) as conn:
         schema = read_schema(conn, match_tables(conn, ["*.*"])[0][0])
     assert schema is not None
-    assert copy_rows(any_database, schema)[0]["key"] == ["4", "1", "3"]
-    assert told(changes(any_database, "UPDATE t SET a = 9", "DELETE FROM t"), "op", "key", "old_key") == [
+    assert copy_rows(either_database, schema)[0]["key"] == ["4", "1", "3"]
+    assert told(changes(either_database, "UPDATE t SET a = 9", "DELETE FROM t"), "op", "key", "old_key") == [
         ("d", ["4", "1", "3"], None),
         ("u", ["4", "9", "3"], ["4", "1", "3"]),
         ("d", ["4", "9", "3"], None),
     ]
 
 
-def test_keys_moved_within_one_statement_come_in_their_order(any_database: str):
-    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'one'), (2, 'two')")
+def test_keys_moved_within_one_statement_come_in_their_order(either_database: str):
+    run_sql(
+        either_database, "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'one'), (2, 'two')"
+    )
     moves = ((1, -1), (2, 1), (-1, 2))
     swap = "; ".join(["BEGIN", *(f"UPDATE t SET id = {new} WHERE id = {old}" for old, new in moves), "COMMIT"])
     again = "BEGIN; DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1, 'new'); COMMIT"
-    assert told(changes(any_database, swap, again), "op", "key", "old_key", "ordinal") == [
+    assert told(changes(either_database, swap, again), "op", "key", "old_key", "ordinal") == [
         ("d", ["1"], None, 0),
         ("u", ["-1"], ["1"], 1),
         ("d", ["2"], None, 2),
@@ -184,9 +186,9 @@ def test_keys_moved_within_one_statement_come_in_their_order(any_database: str):
     ]
 
 
-def test_partitions_whose_columns_lie_in_another_order_tell_rows_of_their_root(any_database: str):
+def test_partitions_whose_columns_lie_in_another_order_tell_rows_of_their_root(either_database: str):
     run_sql(
-        any_database,
+        either_database,
         "CREATE TABLE root (x int, id int, region text, v text, PRIMARY KEY (region, id)) PARTITION BY LIST (region)",
         "ALTER TABLE root DROP x",
         "CREATE TABLE eu (v text, x int, region text NOT NULL, id int NOT NULL, PRIMARY KEY (region, id))",
@@ -200,7 +202,7 @@ def test_partitions_whose_columns_lie_in_another_order_tell_rows_of_their_root(a
         "UPDATE root SET region = 'us' WHERE id = 1",
         "DELETE FROM root WHERE id = 2",
     )
-    found = changes(any_database, *statements)
+    found = changes(either_database, *statements)
     assert {row["topic"] for row in found} == {"public.root"}
     assert told(found, "op", "key", "after") == [
         ("c", ["eu", "1"], {2: "1", 3: "eu", 4: "a"}),
@@ -215,14 +217,14 @@ def test_partitions_whose_columns_lie_in_another_order_tell_rows_of_their_root(a
 GENERATED = "CREATE TABLE t (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED, v text)"
 
 
-def test_a_generated_column_is_neither_streamed_nor_copied(any_database: str):
-    run_sql(any_database, GENERATED)
-    found = changes(any_database, "INSERT INTO t (id, v) VALUES (1, 'a')", "UPDATE t SET v = 'b'")
+def test_a_generated_column_is_neither_streamed_nor_copied(either_database: str):
+    run_sql(either_database, GENERATED)
+    found = changes(either_database, "INSERT INTO t (id, v) VALUES (1, 'a')", "UPDATE t SET v = 'b'")
     assert told(found, "after", "partial") == [({1: "1", 3: "a"}, False), ({1: "1", 3: "b"}, False)]
-    with connect(any_database) as conn:
+    with connect(either_database) as conn:
         schema = read_schema(conn, match_tables(conn, ["*.*"])[0][0])
     assert schema is not None
-    assert dict(copy_rows(any_database, schema)[0]["after"]) == {1: "1", 3: "b"}
+    assert dict(copy_rows(either_database, schema)[0]["after"]) == {1: "1", 3: "b"}
 
 
 def test_a_generated_column_is_streamed_where_the_publication_says_so(database: str):
@@ -237,10 +239,10 @@ def test_a_generated_column_is_streamed_where_the_publication_says_so(database: 
     ]
 
 
-def test_a_row_filter_turns_updates_into_inserts_and_deletes(any_database: str):
-    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY, seen bool)", "ALTER TABLE t REPLICA IDENTITY FULL")
-    with captured(any_database) as capture:
+def test_a_row_filter_turns_updates_into_inserts_and_deletes(either_database: str):
+    run_sql(either_database, "CREATE TABLE t (id int PRIMARY KEY, seen bool)", "ALTER TABLE t REPLICA IDENTITY FULL")
+    with captured(either_database) as capture:
         filtered = f"ALTER PUBLICATION {capture.publication} SET TABLE t WHERE (seen)"
-        run_sql(any_database, filtered, "INSERT INTO t VALUES (1, false)")  # type: ignore[arg-type]
+        run_sql(either_database, filtered, "INSERT INTO t VALUES (1, false)")  # type: ignore[arg-type]
         found = capture.changes("UPDATE t SET seen = true", "UPDATE t SET id = 2", "UPDATE t SET seen = false")
     assert told(found, "op", "key") == [("c", ["1"]), ("d", ["1"]), ("u", ["2"]), ("d", ["2"])]

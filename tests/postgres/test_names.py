@@ -58,36 +58,36 @@ def insertion(table: TableName, values: tuple[str, ...]) -> bytes:
     return sql.SQL("INSERT INTO {} VALUES ({})").format(sql.Identifier(*table), row).as_bytes(None)
 
 
-def test_tables_of_any_name_come_to_topics_of_their_own(any_database: str):
+def test_tables_of_any_name_come_to_topics_of_their_own(either_database: str):
     tables = [TableName("public", name) for name in NAMES]
-    create(any_database, tables, ("v",))
-    agreed = read_four_ways(any_database, [insertion(table, (table.name,)) for table in tables]).agree()
+    create(either_database, tables, ("v",))
+    agreed = read_four_ways(either_database, [insertion(table, (table.name,)) for table in tables]).agree()
     assert agreed == {topic("public", name): [(name.encode(),)] for name in NAMES}
     assert len(agreed) == len(NAMES)
 
 
-def test_schemas_of_any_name_come_to_topics_of_their_own(any_database: str):
+def test_schemas_of_any_name_come_to_topics_of_their_own(either_database: str):
     tables = [TableName(name, "t") for name in NAMES]
-    create(any_database, tables, ("v",))
-    agreed = read_four_ways(any_database, [insertion(table, (table.schema,)) for table in tables]).agree()
+    create(either_database, tables, ("v",))
+    agreed = read_four_ways(either_database, [insertion(table, (table.schema,)) for table in tables]).agree()
     assert agreed == {topic(name, "t"): [(name.encode(),)] for name in NAMES}
 
 
-def test_tables_whose_names_differ_in_the_place_of_a_dot_have_two_topics(any_database: str):
+def test_tables_whose_names_differ_in_the_place_of_a_dot_have_two_topics(either_database: str):
     tables = [TableName("s.x", "y"), TableName("s", "x.y"), TableName("s", 'x".y'), TableName('"s"', "x.y")]
-    create(any_database, tables, ("v",))
-    agreed = read_four_ways(any_database, [insertion(table, (table.name,)) for table in tables]).agree()
+    create(either_database, tables, ("v",))
+    agreed = read_four_ways(either_database, [insertion(table, (table.name,)) for table in tables]).agree()
     assert agreed.keys() == {'"s.x".y', 's."x.y"', 's."x"".y"', '"""s"""."x.y"'}
 
 
-def test_columns_of_any_name_keep_their_values_apart(any_database: str):
+def test_columns_of_any_name_keep_their_values_apart(either_database: str):
     table = TableName("public", "t")
-    create(any_database, [table], NAMES)
-    agreed = read_four_ways(any_database, [insertion(table, NAMES)]).agree()
+    create(either_database, [table], NAMES)
+    agreed = read_four_ways(either_database, [insertion(table, NAMES)]).agree()
     assert agreed == {"public.t": [tuple(name.encode() for name in NAMES)]}
 
 
-def test_a_pattern_tells_upper_and_lower_case_apart(any_database: str):
-    create(any_database, [TableName("public", name) for name in ("Order", "order", "%s{0}")], ("v",))
-    with connect(any_database) as conn:
+def test_a_pattern_tells_upper_and_lower_case_apart(either_database: str):
+    create(either_database, [TableName("public", name) for name in ("Order", "order", "%s{0}")], ("v",))
+    with connect(either_database) as conn:
         assert [str(name) for _, name in match_tables(conn, ["public.[!A-Z]*"])] == ["public.%s{0}", "public.order"]

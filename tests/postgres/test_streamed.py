@@ -78,16 +78,16 @@ def inserted(messages: list[object]) -> list[int]:
     return [int(str(m.new[0])) for m in messages if isinstance(m, Insert)]
 
 
-def test_a_large_transaction_equals_what_protocol_1_sends(any_database: str) -> None:
+def test_a_large_transaction_equals_what_protocol_1_sends(either_database: str) -> None:
     def work() -> None:
-        run_sql(any_database, "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 30000) i")
+        run_sql(either_database, "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 30000) i")
 
-    assert inserted(compared(any_database, work)) == list(range(1, 30001))
+    assert inserted(compared(either_database, work)) == list(range(1, 30001))
 
 
-def test_savepoints_half_rolled_back_leave_exactly_the_surviving_rows(any_database: str) -> None:
+def test_savepoints_half_rolled_back_leave_exactly_the_surviving_rows(either_database: str) -> None:
     def work() -> None:
-        with connect(any_database, autocommit=False) as conn:
+        with connect(either_database, autocommit=False) as conn:
             for number in range(400):
                 conn.execute("SAVEPOINT s")
                 conn.execute(
@@ -97,39 +97,39 @@ def test_savepoints_half_rolled_back_leave_exactly_the_surviving_rows(any_databa
             conn.commit()
 
     kept = [number * 100 + i for number in range(0, 400, 2) for i in range(1, 21)]
-    assert inserted(compared(any_database, work)) == kept
+    assert inserted(compared(either_database, work)) == kept
 
 
-def test_transactions_of_two_connections_come_apart_in_the_order_of_their_commits(any_database: str) -> None:
+def test_transactions_of_two_connections_come_apart_in_the_order_of_their_commits(either_database: str) -> None:
     rows: LiteralString = "INSERT INTO t SELECT %s + i, repeat('x', 200) FROM generate_series(1, 300) i"
 
     def work() -> None:
-        with connect(any_database, autocommit=False) as one, connect(any_database, autocommit=False) as two:
+        with connect(either_database, autocommit=False) as one, connect(either_database, autocommit=False) as two:
             for block in range(8):
                 one.execute(rows, [block * 1000])
                 two.execute(rows, [100_000 + block * 1000])
-                run_sql(any_database, "UPDATE t SET v = 'small' WHERE false")
+                run_sql(either_database, "UPDATE t SET v = 'small' WHERE false")
             two.commit()
             one.commit()
 
-    found = inserted(compared(any_database, work))
+    found = inserted(compared(either_database, work))
     assert found == sorted(found, key=lambda number: number < 100_000)
 
 
-def test_a_rolled_back_transaction_leaves_nothing(any_database: str) -> None:
+def test_a_rolled_back_transaction_leaves_nothing(either_database: str) -> None:
     def work() -> None:
-        with connect(any_database, autocommit=False) as conn:
+        with connect(either_database, autocommit=False) as conn:
             conn.execute("INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 5000) i")
-            run_sql(any_database, "INSERT INTO t VALUES (900001, 'small')")
+            run_sql(either_database, "INSERT INTO t VALUES (900001, 'small')")
             conn.rollback()
-        run_sql(any_database, "INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(5001, 9000) i")
+        run_sql(either_database, "INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(5001, 9000) i")
 
-    assert inserted(compared(any_database, work)) == [900001, *range(5001, 9001)]
+    assert inserted(compared(either_database, work)) == [900001, *range(5001, 9001)]
 
 
-def test_ddl_and_messages_inside_stand_where_they_were_written(any_database: str) -> None:
+def test_ddl_and_messages_inside_stand_where_they_were_written(either_database: str) -> None:
     def work() -> None:
-        with connect(any_database, autocommit=False) as conn:
+        with connect(either_database, autocommit=False) as conn:
             conn.execute("INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 2000) i")
             conn.execute("SELECT pg_logical_emit_message(true, 'inside', 'a')")
             conn.execute("SELECT pg_logical_emit_message(false, 'at once', 'b')")
@@ -137,7 +137,7 @@ def test_ddl_and_messages_inside_stand_where_they_were_written(any_database: str
             conn.execute("INSERT INTO t SELECT i, repeat('x', 200), 'w' FROM generate_series(2001, 4000) i")
             conn.commit()
 
-    messages = compared(any_database, work)
+    messages = compared(either_database, work)
     inserts = [m for m in messages if isinstance(m, Insert)]
     assert [len(m.new) for m in inserts] == [2] * 2000 + [3] * 2000
     prefixes = [m.prefix for m in messages if isinstance(m, Message)]

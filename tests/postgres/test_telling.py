@@ -27,10 +27,10 @@ def columns(session: Following) -> list[list[tuple[int, str]]]:
     return [[(c.id, c.name) for c in version.columns] for version in session.versions]
 
 
-def test_a_column_dropped_and_added_again_is_told_exactly(any_database: str) -> None:
-    run_sql(any_database, TABLE)
-    with following(any_database) as session:
-        install(any_database)
+def test_a_column_dropped_and_added_again_is_told_exactly(either_database: str) -> None:
+    run_sql(either_database, TABLE)
+    with following(either_database) as session:
+        install(either_database)
         session.run(
             "INSERT INTO t VALUES (1, 'a', 2)",
             "ALTER TABLE t DROP COLUMN b",
@@ -59,10 +59,10 @@ def test_a_column_dropped_and_added_again_is_told_exactly(any_database: str) -> 
         ("ALTER TABLE t ADD COLUMN c float8 DEFAULT random()", "values for old rows"),
     ],
 )
-def test_a_rewrite_marks_the_table_at_its_place(any_database: str, change: LiteralString, reason: str) -> None:
-    run_sql(any_database, TABLE)
-    with following(any_database) as session:
-        install(any_database)
+def test_a_rewrite_marks_the_table_at_its_place(either_database: str, change: LiteralString, reason: str) -> None:
+    run_sql(either_database, TABLE)
+    with following(either_database) as session:
+        install(either_database)
         session.run("INSERT INTO t VALUES (1)", change, "INSERT INTO t VALUES (2)")
         rows = session.catch_up()
 
@@ -73,10 +73,10 @@ def test_a_rewrite_marks_the_table_at_its_place(any_database: str, change: Liter
     assert ops == ["c", "s", "c"]
 
 
-def test_a_renamed_label_marks_the_table_without_a_row(any_database: str) -> None:
-    run_sql(any_database, "CREATE TYPE mood AS ENUM ('sad')", "CREATE TABLE t (id int PRIMARY KEY, m mood[])")
-    with following(any_database) as session:
-        install(any_database)
+def test_a_renamed_label_marks_the_table_without_a_row(either_database: str) -> None:
+    run_sql(either_database, "CREATE TYPE mood AS ENUM ('sad')", "CREATE TABLE t (id int PRIMARY KEY, m mood[])")
+    with following(either_database) as session:
+        install(either_database)
         session.run("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
         session.catch_up()
 
@@ -106,11 +106,11 @@ def test_a_harmless_rewrite_is_known_to_be_harmless(database: str, change: str) 
     assert {version.state for version in session.versions} == {TableState.LIVE}
 
 
-def test_a_dropped_table_is_told_and_its_successor_is_another_relation(any_database: str) -> None:
-    run_sql(any_database, TABLE)
-    with following(any_database) as session:
-        first = rows_of(any_database, "SELECT 't'::regclass::oid::bigint")[0][0]
-        install(any_database)
+def test_a_dropped_table_is_told_and_its_successor_is_another_relation(either_database: str) -> None:
+    run_sql(either_database, TABLE)
+    with following(either_database) as session:
+        first = rows_of(either_database, "SELECT 't'::regclass::oid::bigint")[0][0]
+        install(either_database)
         session.run("DROP TABLE t", TABLE, "ALTER PUBLICATION pub ADD TABLE t", "INSERT INTO t VALUES (1)")
         session.catch_up()
 
@@ -119,10 +119,10 @@ def test_a_dropped_table_is_told_and_its_successor_is_another_relation(any_datab
     assert list(states.values()) == [TableState.LIVE]
 
 
-def test_a_renamed_schema_renames_its_tables(any_database: str) -> None:
-    run_sql(any_database, "CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY)")
-    with following(any_database, "shop.*") as session:
-        install(any_database)
+def test_a_renamed_schema_renames_its_tables(either_database: str) -> None:
+    run_sql(either_database, "CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY)")
+    with following(either_database, "shop.*") as session:
+        install(either_database)
         session.run(
             "INSERT INTO shop.t VALUES (1)", "ALTER SCHEMA shop RENAME TO store", "INSERT INTO store.t VALUES (2)"
         )
@@ -131,18 +131,18 @@ def test_a_renamed_schema_renames_its_tables(any_database: str) -> None:
     assert [row["topic"] for row in rows if row["op"] == "c"] == ["shop.t", "store.t"]
 
 
-def test_what_is_told_is_what_the_catalogue_shows(any_database: str) -> None:
+def test_what_is_told_is_what_the_catalogue_shows(either_database: str) -> None:
     run_sql(
-        any_database,
+        either_database,
         "CREATE TABLE t (a int, gone int, b int, g int GENERATED ALWAYS AS (a * 2) STORED, "
         "PRIMARY KEY (b, a) INCLUDE (g))",
         "ALTER TABLE t DROP COLUMN gone",
     )
-    with following(any_database) as session:
-        install(any_database)
+    with following(either_database) as session:
+        install(either_database)
         session.run("ALTER TABLE t ADD COLUMN late text NOT NULL DEFAULT 'ü, \"x\"'")
         session.catch_up()
-        with connect(any_database) as conn:
+        with connect(either_database) as conn:
             shown = look_up(conn, [session.latest.oid])[session.latest.oid]
 
     assert shown is not None
@@ -168,11 +168,11 @@ def test_a_trigger_that_was_off_for_a_while_is_no_witness(database: str) -> None
     assert session.latest.state is TableState.NEEDS_RESYNC
 
 
-def test_a_role_without_rights_alters_its_tables_as_before(any_database: str) -> None:
-    run_sql(any_database, "CREATE TABLE t (id int)")
-    install(any_database)
-    role = any_database.rpartition("/")[2]
-    with connect(any_database) as conn:
+def test_a_role_without_rights_alters_its_tables_as_before(either_database: str) -> None:
+    run_sql(either_database, "CREATE TABLE t (id int)")
+    install(either_database)
+    role = either_database.rpartition("/")[2]
+    with connect(either_database) as conn:
         conn.execute(f'CREATE ROLE "{role}"'.encode())
         try:
             conn.execute(f'ALTER TABLE t OWNER TO "{role}"'.encode())
@@ -186,12 +186,12 @@ def test_a_role_without_rights_alters_its_tables_as_before(any_database: str) ->
             conn.execute(f'DROP ROLE "{role}"'.encode())
 
 
-def test_installed_twice_and_removed_twice_nothing_is_left(any_database: str) -> None:
+def test_installed_twice_and_removed_twice_nothing_is_left(either_database: str) -> None:
     for name in ("install", "install", "remove", "remove"):
-        run_sql(any_database, script(name))
+        run_sql(either_database, script(name))
 
-    assert rows_of(any_database, "SELECT FROM pg_event_trigger") == []
-    assert rows_of(any_database, "SELECT FROM pg_namespace WHERE nspname = 'cdc_source'") == []
+    assert rows_of(either_database, "SELECT FROM pg_event_trigger") == []
+    assert rows_of(either_database, "SELECT FROM pg_namespace WHERE nspname = 'cdc_source'") == []
 
 
 json_values = st.recursive(
