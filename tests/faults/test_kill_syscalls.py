@@ -1,0 +1,69 @@
+"""kill -9 of the reader at each system call that changes the disk: the log is exact after the next start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.capture import PATIENCE, Captured
+from tests.faults.load import TABLE
+from tests.fixtures.postgres import rows_of, run_sql
+
+ROWS = 500
+CALLS = {"link": "link,linkat", "unlink": "unlink,unlinkat", "fsync": "fsync"}
+DEFAULT = {("link", 1), ("unlink", 1), ("fsync", 1)}
+"""Reached by every run; the others where a thread makes more such calls."""
+
+
+def killed_at(held: Captured, calls: str, nth: int) -> bool:
+    """Run a reader that dies before its nth such call of a thread takes effect; False if it came through."""
+    command = [
+        "strace", "-f", "-qq", "-o", str(held.folder / "trace"), "--seccomp-bpf",
+        "-e", f"trace={calls}", "-e", f"inject={calls}:signal=KILL:when={nth}",
+        sys.executable, "-m", "cdc", "reader", "-c", str(held.path),
+    ]  # fmt: skip
+    with (held.folder / "reader.out").open("wb") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=output)
+    deadline = time.monotonic() + PATIENCE
+    while child.poll() is None and len(held.folded("t")) < ROWS:
+        assert time.monotonic() < deadline, (held.folder / "reader.out").read_text()
+        time.sleep(0.02)
+    if child.poll() is None:
+        for reader in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split():
+            os.kill(int(reader), signal.SIGTERM)
+    return child.wait(PATIENCE) in {-signal.SIGKILL, 128 + signal.SIGKILL}  # strace ends as its child did
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+@pytest.mark.parametrize(
+    ("call", "nth"),
+    [
+        pytest.param(call, nth, marks=[] if (call, nth) in DEFAULT else [pytest.mark.slow])
+        for call in CALLS
+        for nth in range(1, 4)
+    ],
+)
+def test_a_reader_killed_before_a_change_of_the_disk_loses_and_doubles_nothing(
+    tmp_path: Path, database: str, call: str, nth: int
+) -> None:
+    run_sql(database, TABLE)
+    held = Captured(tmp_path, database)
+    held.copy()
+    run_sql(database, f"INSERT INTO t SELECT i, 'x' FROM generate_series(1, {ROWS}) i")  # type: ignore[arg-type]
+    run_sql(database, "UPDATE t SET v = 'y' WHERE id % 3 = 0")
+    killed = killed_at(held, CALLS[call], nth)
+    if (call, nth) in DEFAULT:
+        assert killed, "the test tries nothing"
+    held.stream()
+
+    log = held.log
+    rows = [row for batch in log.rows(log.every_file()[0].first, log.durable) for row in batch.to_pylist()]  # type: ignore[arg-type]
+    assert len({(row["position"], row["ordinal"]) for row in rows}) == len(rows)
+    assert held.folded("t") == sorted(rows_of(database, "SELECT id::text, v FROM t"))
