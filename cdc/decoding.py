@@ -27,7 +27,6 @@ class Decoding:
         self.spool = spool
         self._mend = mend
         self._placing = placing
-        placing.begin(after)
         self._relations = relations
         self._decoder = ColumnarDecoder(epoch=after.epoch, after=after)
         self._epoch = after.epoch
@@ -39,6 +38,7 @@ class Decoding:
     ) -> Self:
         """Go on behind `after` with the schemas that the log knows; large transactions are spooled in directory."""
         relations = Relations(source.dsn, known, after.epoch, source.publication)
+        placing.begin(after, known)
         return cls(Spool(directory), relations, after, placing, frame_mender(source.dsn, source.undecodable, after))
 
     def close(self) -> None:
@@ -79,6 +79,7 @@ class Decoding:
 
     def _announce(self, schema: TableSchema) -> None:
         self._resolved.clear()
+        self._placing.learn(schema)
         self._decoder.announce(schema)
 
     def _define(self, seen: RelationSeen) -> None:
@@ -93,4 +94,6 @@ class Decoding:
             return
         schema, announce = self._relations.see(seen.relation, seen.position)
         self._resolved[seen.relation.oid] = seen, schema
+        if announce:
+            self._placing.learn(schema)
         self._decoder.define(schema, announce=announce)

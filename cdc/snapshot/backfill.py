@@ -2,7 +2,8 @@
 
 A backfill can be a range of keys, what a predicate says, or the whole table; for every sink or for one. A **resync** is
 the whole table between a new version of its schema and a `g`: what vanished at the source while nobody watched vanishes
-from every sink. Progress is recorded once the rows are durable, so a killed reader reads at most one chunk again.
+from every sink. Progress is recorded once the rows are durable, so a killed reader reads again what was on its way
+and no more.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from threading import Event
 from typing import Any, Final, Self
 from uuid import uuid4
@@ -23,7 +23,6 @@ from cdc import metrics
 from cdc.change import LOG_SCHEMA, WATERMARK_PREFIX
 from cdc.errors import ConfigError, SnapshotVoid
 from cdc.failpoint import hit
-from cdc.log.read import LogReader
 from cdc.mending import MendLines
 from cdc.pgoutput.copy_text import CopyDecoder
 from cdc.position import Position
@@ -117,7 +116,6 @@ class Surroundings:
     telling: Any
     """For watermarks; autocommit."""
     publication: str
-    log: Path
     placing: Placing
     figures: metrics.Figures
     mend: MendLines
@@ -229,12 +227,6 @@ class Backfill:
             )
         return replace(schema, state=TableState.LIVE, reason=None, standing=now.standing)
 
-    def _current(self, schema: TableSchema) -> TableSchema:
-        found = LogReader(self._around.log).schemas().get(schema.relation, schema)
-        if found.state is not TableState.LIVE:
-            raise ConfigError(f"{found.topic!r} became {found.state.value}: {found.reason}")
-        return found
-
     def _chunks(self, schema: TableSchema, done: TableWork, began: float) -> None:
         """Read and place all that is behind the last key; AHEAD chunks are on their way while the next is read."""
         request, waiting, landed = self._request, deque[_OnItsWay](), deque[_OnItsWay]()
@@ -243,28 +235,27 @@ class Backfill:
         while bounds is not None or waiting:
             if bounds is not None and len(waiting) < AHEAD:
                 limit = max(1, min(CHUNK_ROWS, int(CHUNK_BYTES / width))) if width else FIRST_ROWS
-                sent = self._send_chunk(self._current(schema), bounds, limit)
+                sent = self._send_chunk(schema.relation, bounds, limit)
                 waiting.append(sent)
                 width = sent.width or width
                 bounds = None if sent.last is None else replace(bounds, after=sent.last)
                 continue
-            landed.append(self._landed(schema, waiting.popleft()))
+            landed.append(self._landed(schema.relation, waiting.popleft()))
             self._note(schema, landed, done, time.monotonic() - began)
             self._slow_down(done, began)
         while landed:
             self._durable(landed[0].position)
             self._note(schema, landed, done, time.monotonic() - began)
 
-    def _landed(self, schema: TableSchema, sent: _OnItsWay) -> _OnItsWay:
+    def _landed(self, relation: int, sent: _OnItsWay) -> _OnItsWay:
         """The chunk once it was placed, after another read where the first was worthless."""
         while True:
             placed = self._around.placing.outcome(sent.token, PATIENCE)
             if not placed.again:
                 return replace(sent, position=placed.position, rows=placed.rows)
-            self._durable(placed.position)
             # the same rows, however many there are by now
             again = replace(sent.bounds, last=sent.last or sent.bounds.last)
-            sent = replace(self._send_chunk(self._current(schema), again, _ALL), last=sent.last)
+            sent = replace(self._send_chunk(relation, again, _ALL), last=sent.last)
 
     def _note(self, schema: TableSchema, landed: deque[_OnItsWay], done: TableWork, seconds: float) -> None:
         """Record what is durable."""
@@ -279,11 +270,13 @@ class Backfill:
             self._around.record(self._work)
             hit("chunk_durable")
 
-    def _send_chunk(self, schema: TableSchema, bounds: Bounds, limit: int) -> _OnItsWay:
+    def _send_chunk(self, relation: int, bounds: Bounds, limit: int) -> _OnItsWay:
         while True:
             self._go_on()
             token = uuid4().hex
-            self._around.placing.open(token, schema.relation, PATIENCE)
+            schema = self._around.placing.open(token, relation, PATIENCE)
+            if schema.state is not TableState.LIVE:
+                raise ConfigError(f"{schema.topic!r} became {schema.state.value}: {schema.reason}")
             with snapshot(self._around.conn, schema) as visibility:
                 seen = self._around.placing.sees_all(token, visibility)
                 rows = self._read(schema, bounds, limit) if seen else _nothing()

@@ -92,8 +92,8 @@ class Jobs(Thread):
         source, root = self._definition.source, Path(self._definition.log.path)
         sinks = {sink.name: sink for sink in self._definition.sinks}
         tables = check_request(request, LogReader(root).schemas(), sinks)
-        dsn = source.dsn.reveal()
-        telling_dsn = (source.primary or source.dsn).reveal()
+        dsn = source.current_dsn()
+        telling_dsn = dsn if source.primary is None else source.primary.reveal()
         with (
             connect(dsn, application_name="cdc backfill") as conn,
             connect(telling_dsn, application_name="cdc watermarks") as telling,
@@ -103,7 +103,6 @@ class Jobs(Thread):
                 conn=conn,
                 telling=telling,
                 publication=source.publication.name,
-                log=root,
                 placing=self._placing,
                 figures=self._figures,
                 mend=line_mender(dsn, source.undecodable),

@@ -8,7 +8,7 @@ own transaction. A watermark without its rows in hand (those of a process that w
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from threading import Condition
 from typing import Final
@@ -104,13 +104,15 @@ class Placing:
         self._xids: list[np.ndarray] = []
         self._tail = _Tail()
         self._windows: dict[str, _Window] = {}
+        self._versions: dict[int, TableSchema] = {}
 
     # the decoding thread
 
-    def begin(self, after: Position) -> None:
-        """A session streams from behind this position; what was on its way is void."""
+    def begin(self, after: Position, known: Mapping[int, TableSchema]) -> None:
+        """A session streams from behind this position, with these versions known; what was on its way is void."""
         with self._changed:
             self._streaming, self._received, self._tail = True, after, _Tail()
+            self._versions = dict(known)
             self._windows.clear()
             self._changed.notify_all()
 
@@ -120,6 +122,11 @@ class Placing:
             self._streaming = False
             self._windows.clear()
             self._changed.notify_all()
+
+    def learn(self, schema: TableSchema) -> None:
+        """A version whose `s` row is on its way to the log, or will be before any other row of the relation."""
+        with self._changed:
+            self._versions[schema.relation] = schema
 
     def note(self, decoded: Decoded) -> None:
         """Take notice of rows on their way to the log."""
@@ -150,15 +157,21 @@ class Placing:
             count = sum(batch.num_rows for batch in batches)
             batches += _controls(chunk, replace(place, ordinal=place.ordinal + count))
             window.outcome = Placed(seen.position, count, again)
+            if chunk.schema is not None:
+                self._versions[chunk.relation] = chunk.schema
             self._changed.notify_all()
             return chunk.schema, batches
 
     # the copying thread
 
     def track(self, *, on: bool) -> Position:
-        """Begin or cease to note which transactions were received; gives the last one of before."""
+        """Begin or cease to note which transactions were received; gives the last one of before.
+
+        What is on its way when the noting ceases is void: nobody waits for it any more.
+        """
         with self._changed:
             self._tracking, self._xids = on, []
+            self._windows.clear()
             return self._received
 
     def add_received(self, xids: np.ndarray) -> None:
@@ -166,8 +179,11 @@ class Placing:
         with self._changed:
             self._xids.append(xids)
 
-    def open(self, token: str, relation: int, patience: float) -> None:
-        """Collect what comes from here on; raises SnapshotVoid if nothing streams within so many seconds."""
+    def open(self, token: str, relation: int, patience: float) -> TableSchema:
+        """Collect what comes from here on; gives the version of the relation at this place of the stream.
+
+        The log may not hold that version yet. Raises SnapshotVoid if nothing streams within so many seconds.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._streaming and not self._tail.lost, patience):
                 raise SnapshotVoid("nothing streams, so nothing can be placed")
@@ -175,6 +191,7 @@ class Placing:
             for batch in self._tail.batches:
                 window.add(batch)
             self._windows[token] = window
+            return self._versions[relation]
 
     def sees_all(self, token: str, visibility: Visibility) -> bool:
         """Whether a snapshot that was taken after open() sees all that had been received by then.
