@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -68,3 +69,30 @@ WATERMARK_PREFIX: Final = "cdc.watermark"
 """Transactional messages with this prefix mark the place of rows that were read beside the stream; they leave none."""
 OWN_PREFIXES: Final = frozenset({HEARTBEAT_PREFIX, DDL_PREFIX, WATERMARK_PREFIX})
 """Of the messages that are no messages of an application."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row stands: its transaction, and the order inside."""
+
+    position: int
+    ordinal: int
+    xid: int
+    committed_at: int
+    """Microseconds UTC."""
+
+
+def control_row(place: Place, operation: Operation, relation: int, topic: str, payload: bytes) -> pa.RecordBatch:
+    """One row of LOG_SCHEMA that says something of a relation and carries no image: `s` or `g`."""
+    row: dict[str, Any] = dict.fromkeys(LOG_SCHEMA.names) | {
+        "position": place.position,
+        "ordinal": place.ordinal,
+        "xid": place.xid,
+        "committed_at": place.committed_at,
+        "relation": relation,
+        "topic": topic,
+        "op": operation.value,
+        "partial": False,
+        "payload": payload,
+    }
+    return pa.RecordBatch.from_pylist([row], LOG_SCHEMA)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from cdc import metrics
-from cdc.change import LOG_SCHEMA, Operation
+from cdc.change import Operation, Place, control_row
 from cdc.config import Definition
 from cdc.connector import reader_settings
 from cdc.errors import ConfigError, LogError, SlotInUse, SlotMissing, SlotUnsuitable
@@ -90,21 +90,16 @@ def _mark(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, po
     reason = f"changes from {last.last} to {position} were skipped by an operator"
     now = time.time_ns() // 1000
     rows = [
-        dict.fromkeys(LOG_SCHEMA.names)
-        | {
-            "position": int(position),
-            "ordinal": ordinal,
-            "xid": 0,
-            "committed_at": now,
-            "relation": schema.relation,
-            "topic": schema.topic,
-            "op": Operation.SCHEMA.value,
-            "partial": False,
-            "payload": schema.flagged(TableState.NEEDS_RESYNC, reason).to_json(),
-        }
+        control_row(
+            Place(int(position), ordinal, 0, now),
+            Operation.SCHEMA,
+            schema.relation,
+            schema.topic,
+            schema.flagged(TableState.NEEDS_RESYNC, reason).to_json(),
+        )
         for ordinal, schema in enumerate(tables)
     ]
-    files = writer.stage(pa.Table.from_pylist(rows, LOG_SCHEMA))
+    files = writer.stage(pa.Table.from_batches(rows))
     info = CommitInfo(last=position, committed_at=now, rows=len(rows), transactions=1, **last.lineage._asdict())
     writer.commit(files, info)
 

@@ -17,15 +17,14 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from cdc.errors import ConfigError, UnknownRelation
-from cdc.postgres.copy import copy_query, hold_tables
+from cdc.errors import ConfigError
+from cdc.postgres.copy import hold_tables, rows_of_table
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import TableName
 from cdc.table import TableSchema
 
 _XIDS: Final = 1 << 32
 _HALF: Final = 1 << 31
-_ONLY: Final = "SELECT relkind::text FROM pg_class WHERE oid = %s AND relkind IN ('r', 'p')"
 _ESTIMATE: Final = """
     SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint FROM pg_class c
     WHERE c.oid = %(oid)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass))
@@ -101,22 +100,13 @@ def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
     return Visibility.parse(row[0]), row[1]
 
 
-def chunk_query(conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, limit: int, publication: str) -> str:
-    """COPY of up to `limit` rows in the order of the key, as the publication sends them: `sent` columns, row filter."""
-    row = conn.execute(_ONLY, [schema.oid]).fetchone()
-    if row is None:
-        raise UnknownRelation(f"no table {schema.topic!r} with oid {schema.oid} to copy")
-    only = sql.SQL("") if row[0] == "p" else sql.SQL("ONLY ")
+def chunk_query(
+    conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, limit: int, publication: str
+) -> sql.Composed:
+    """SELECT of up to `limit` rows in the order of the key, as the publication sends them; for copy_rows."""
     key = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.key)
-    query = sql.SQL("SELECT {} FROM {}{}{} ORDER BY {} LIMIT {}").format(
-        sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent),
-        only,
-        sql.Identifier(schema.schema, schema.name),
-        _where(conn, schema, bounds, publication),
-        key,
-        sql.Literal(limit),
-    )
-    return copy_query(query).as_string(conn)
+    rows, where = rows_of_table(conn, schema), _where(conn, schema, bounds, publication)
+    return sql.SQL("{}{} ORDER BY {} LIMIT {}").format(rows, where, key, sql.Literal(limit))
 
 
 def check_predicate(conn: psycopg.Connection, schema: TableSchema, where: str) -> None:

@@ -72,17 +72,23 @@ def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[bytes]
     without the right to read, UnknownRelation if the table is gone.
     """
     with mapped():
-        statement = _statement(conn, schema)
-    yield from copy_rows(conn, statement)
+        query = rows_of_table(conn, schema)
+    yield from copy_rows(conn, query)
 
 
-def copy_query(query: sql.Composable) -> sql.Composed:
-    """The statement whose rows copy_rows gives out."""
-    return sql.SQL("COPY ({}) TO STDOUT").format(query)
+def rows_of_table(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
+    """SELECT of the sent columns, in their order, of what pgoutput sends as the table's; raises UnknownRelation."""
+    row = conn.execute(_KIND, [schema.oid]).fetchone()
+    if row is None:
+        raise UnknownRelation(f"no table {schema.topic!r} with oid {schema.oid} to copy")
+    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
+    only = sql.SQL("") if row[0] == "p" else sql.SQL("ONLY ")
+    return sql.SQL("SELECT {} FROM {}{}").format(columns, only, sql.Identifier(schema.schema, schema.name))
 
 
-def copy_rows(conn: psycopg.Connection, statement: str) -> Iterator[bytes]:
-    """What a COPY … TO STDOUT sends, in chunks of whole lines. Leaving early cancels the statement."""
+def copy_rows(conn: psycopg.Connection, query: sql.Composed) -> Iterator[bytes]:
+    """The rows of a query in COPY's text format, in chunks of whole lines. Leaving early cancels the statement."""
+    statement = sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(conn)
     with mapped():
         if is_raw(conn):
             send_raw(conn)
@@ -133,13 +139,3 @@ def _finish(conn: psycopg.Connection) -> list[Exception]:
         if answer.status == pq.ExecStatus.FATAL_ERROR:
             failures.append(failure_of(answer))
     return failures
-
-
-def _statement(conn: psycopg.Connection, schema: TableSchema) -> str:
-    row = conn.execute(_KIND, [schema.oid]).fetchone()
-    if row is None:
-        raise UnknownRelation(f"no table {schema.topic!r} with oid {schema.oid} to copy")
-    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
-    only = sql.SQL("") if row[0] == "p" else sql.SQL("ONLY ")
-    query = sql.SQL("SELECT {} FROM {}{}").format(columns, only, sql.Identifier(schema.schema, schema.name))
-    return copy_query(query).as_string(conn)

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
-from cdc.change import LOG_SCHEMA, Operation
+from cdc.change import LOG_SCHEMA, Operation, Place, control_row
 from cdc.config.definition import Undecodable
 from cdc.epoch import Past, continue_relations
 from cdc.errors import LogFenced, PreflightFailed
@@ -173,16 +173,5 @@ class _Copy:
             self._waiting, self._waiting_bytes = [], 0
 
     def _control(self, schema: TableSchema, operation: Operation, payload: bytes) -> pa.RecordBatch:
-        row: dict[str, Any] = dict.fromkeys(LOG_SCHEMA.names)
-        row |= {
-            "position": int(self.position),
-            "ordinal": self._ordinal,
-            "xid": 0,
-            "committed_at": self._committed_at,
-            "relation": schema.relation,
-            "topic": schema.topic,
-            "op": operation.value,
-            "partial": False,
-            "payload": payload,
-        }
-        return pa.RecordBatch.from_pylist([row], LOG_SCHEMA)
+        place = Place(int(self.position), self._ordinal, 0, self._committed_at)
+        return control_row(place, operation, schema.relation, schema.topic, payload)

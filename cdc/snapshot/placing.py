@@ -16,12 +16,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from cdc.change import LOG_SCHEMA, Operation
+from cdc.change import Operation, Place, control_row
 from cdc.errors import SnapshotVoid
 from cdc.pgoutput.transactions import Decoded, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk import Visibility
-from cdc.snapshot.window import Place, placed, settle, window_of
+from cdc.snapshot.window import placed, settle, window_of
 from cdc.table import TableSchema
 
 TAIL_LIMIT: Final = 8 * 1024 * 1024
@@ -152,8 +152,8 @@ class Placing:
             chunk, window.chunk = window.chunk, None
             settled = window.settled(chunk.rows)
             again = settled is None and chunk.rows.num_rows > 0
-            place = Place(int(seen.position), seen.ordinal, seen.xid, seen.committed_at, chunk.address)
-            batches = [] if settled is None else list(placed(settled, place))
+            place = Place(int(seen.position), seen.ordinal, seen.xid, seen.committed_at)
+            batches = [] if settled is None else list(placed(settled, place, chunk.address))
             count = sum(batch.num_rows for batch in batches)
             batches += _controls(chunk, replace(place, ordinal=place.ordinal + count))
             window.outcome = Placed(seen.position, count, again)
@@ -253,15 +253,6 @@ def _controls(chunk: Chunk, place: Place) -> Iterator[pa.RecordBatch]:
     if chunk.generation is not None:
         said.append((Operation.GENERATION, str(int(chunk.generation)).encode()))
     for number, (operation, payload) in enumerate(said):
-        row = dict.fromkeys(LOG_SCHEMA.names) | {
-            "position": place.position,
-            "ordinal": place.ordinal + number,
-            "xid": place.xid,
-            "committed_at": place.committed_at,
-            "relation": chunk.relation,
-            "topic": chunk.topic,
-            "op": operation.value,
-            "partial": False,
-            "payload": payload,
-        }
-        yield pa.RecordBatch.from_pylist([row], LOG_SCHEMA)
+        yield control_row(
+            replace(place, ordinal=place.ordinal + number), operation, chunk.relation, chunk.topic, payload
+        )

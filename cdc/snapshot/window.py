@@ -17,30 +17,15 @@ inserted after it is in the window. A new version of the schema makes the chunk 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import LOG_SCHEMA, Operation
+from cdc.change import LOG_SCHEMA, Operation, Place
 
 KEPT: Final = ("op", "key", "after", "partial")
 """Columns of the stream's rows that a window needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where rows go: the watermark's own transaction."""
-
-    position: int
-    ordinal: int
-    """Of the first row."""
-    xid: int
-    committed_at: int
-    """Microseconds UTC."""
-    address: str | None = None
-    """The one sink they are made for; None for all."""
 
 
 def settle(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
@@ -64,15 +49,15 @@ def settle(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
     return _overlaid(chunk, partial) if partial.num_rows else chunk
 
 
-def placed(rows: pa.Table, place: Place) -> Iterator[pa.RecordBatch]:
-    """The rows at their place, ordinals counting up; LOG_SCHEMA."""
+def placed(rows: pa.Table, first: Place, address: str | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows at the first one's place, ordinals counting up, for one sink or for all; LOG_SCHEMA."""
     count = rows.num_rows
     said: dict[str, Any] = {
-        "position": pa.repeat(pa.scalar(place.position, pa.int64()), count),
-        "ordinal": pa.arange(place.ordinal, place.ordinal + count),
-        "xid": pa.repeat(pa.scalar(place.xid, pa.int64()), count),
-        "committed_at": pa.repeat(pa.scalar(place.committed_at, LOG_SCHEMA.field("committed_at").type), count),
-        "address": pa.repeat(pa.scalar(place.address, pa.string()), count),
+        "position": pa.repeat(pa.scalar(first.position, pa.int64()), count),
+        "ordinal": pa.arange(first.ordinal, first.ordinal + count),
+        "xid": pa.repeat(pa.scalar(first.xid, pa.int64()), count),
+        "committed_at": pa.repeat(pa.scalar(first.committed_at, LOG_SCHEMA.field("committed_at").type), count),
+        "address": pa.repeat(pa.scalar(address, pa.string()), count),
     }
     columns = [said[name] if name in said else rows[name] for name in LOG_SCHEMA.names]
     yield from pa.table(columns, schema=LOG_SCHEMA).combine_chunks().to_batches()

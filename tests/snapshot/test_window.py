@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc.change import LOG_SCHEMA
-from cdc.snapshot.window import Place, placed, settle, window_of
+from cdc.change import LOG_SCHEMA, Place
+from cdc.snapshot.window import placed, settle, window_of
 
 RELATION = 7
 COLUMNS = (1, 2, 3)
@@ -179,7 +179,7 @@ def test_rows_stand_behind_each_other_at_the_watermark(address):
     source = Source()
     for key in "abc":
         source.change("full", key, "x")
-    (batch,) = placed(chunk_of(source.states[-1]), Place(900, 4, 31, 5, address))
+    (batch,) = placed(chunk_of(source.states[-1]), Place(900, 4, 31, 5), address)
     assert batch["position"].to_pylist() == [900] * 3
     assert batch["ordinal"].to_pylist() == [4, 5, 6]
     assert batch["xid"].to_pylist() == [31] * 3
