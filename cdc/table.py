@@ -60,6 +60,8 @@ class TableState(StrEnum):
 
     #: Captured and exact.
     LIVE = "live"
+    #: Captured; the rows from before are being copied, and a `g` will say that all of them are there.
+    SNAPSHOTTING = "snapshotting"
     #: Something happened that pgoutput cannot show; the reason stands beside it.
     NEEDS_RESYNC = "needs_resync"
     #: The table no longer exists at the source.

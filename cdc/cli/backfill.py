@@ -14,7 +14,7 @@ from cdc.errors import ConfigError, UnknownName
 if TYPE_CHECKING:
     from cdc.catalog.commands import Command
     from cdc.config import Definition
-    from cdc.snapshot.backfill import Request
+    from cdc.snapshot.work import Request
 
 TablesArgument = Annotated[list[str], typer.Argument(help="Globs of schema.table.", metavar="TABLE…")]
 JobArgument = Annotated[int, typer.Argument(help="Its number, as `cdc backfill ls` shows it.", metavar="ID")]
@@ -69,7 +69,7 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
     Rows that are gone at the source stay in the sinks: `cdc tables resync` takes them away.
     """
     from cdc.config import load
-    from cdc.snapshot.backfill import Request
+    from cdc.snapshot.work import Request
 
     first, last = _range(keys)
     request = Request(tuple(tables), where=where, first=first, last=last, sink=sink, rate=rate)
@@ -87,7 +87,7 @@ def resync(
     What vanished at the source while nobody watched vanishes from every sink; a needs_resync mark is taken away.
     """
     from cdc.config import load
-    from cdc.snapshot.backfill import Request
+    from cdc.snapshot.work import Request
 
     request = Request(tuple(tables), rate=rate, resync=True)
     _ask(load(config), request, command="tables resync", config=str(config), json=json)
@@ -148,8 +148,8 @@ def _ask(definition: Definition, request: Request, *, command: str, config: str,
     from cdc.log.read import LogReader
     from cdc.postgres.chunk import check_predicate
     from cdc.postgres.connection import connect
-    from cdc.snapshot.backfill import check_request
     from cdc.snapshot.jobs import BACKFILL
+    from cdc.snapshot.work import check_request
 
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.path).schemas(), sinks)

@@ -144,6 +144,51 @@ class TableRule(Model):
     """Globs that take tables away again."""
 
 
+class SnapshotMode(StrEnum):
+    """What is copied of the rows that exist before the stream."""
+
+    #: Everything, once, beside the stream.
+    INITIAL = "initial"
+    #: As initial, and again when the source can no longer continue the log: a new epoch begins by itself.
+    WHEN_NEEDED = "when_needed"
+    #: Nothing: the log begins with the first change.
+    NO_DATA = "no_data"
+    #: Everything, and the reader ends when all of it is in the log.
+    INITIAL_ONLY = "initial_only"
+
+
+class StandbyLimit(Model):
+    """A standby that copying must not leave behind."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Its `application_name` in `pg_stat_replication`."""
+    lag: Annotated[Bytes, Field(gt=0)] = 64 * 2**20
+    """Copying rests while the standby has replayed less than the WAL's end by more than this."""
+
+
+class SourceLoad(Model):
+    """How much copying may ask of the source."""
+
+    bytes_per_second: Annotated[Bytes, Field(gt=0)] | None = None
+    """Of rows as text; default no limit."""
+    standby: StandbyLimit | None = None
+    """Default none."""
+
+
+class Snapshot(Model):
+    """How rows that exist already are copied."""
+
+    mode: SnapshotMode = SnapshotMode.INITIAL
+    """What is copied."""
+    parallel: Annotated[Whole, Field(ge=1, le=16)] = 2
+    """Connections that read at the same time."""
+    chunk_rows: Annotated[Whole, Field(ge=1, le=1_000_000)] = 50_000
+    """Rows of a chunk at most; one ends at 32 MiB as well."""
+    beside: Annotated[Bytes, Field(ge=0)] = 8 * 2**20
+    """Tables larger than this are copied in chunks while the stream runs; others at once, before it begins."""
+    max_source_load: SourceLoad = SourceLoad()
+
+
 class Commit(Model):
     """When the log commits: at the first of the two."""
 
@@ -283,6 +328,7 @@ class Definition(Model):
     """What is captured."""
     exclude: tuple[Glob, ...] = ()
     """Globs over `schema.table` that are captured by no rule."""
+    snapshot: Snapshot = Snapshot()
     log: Log
     sinks: tuple[Sink, ...] = ()
     """The derived stores."""

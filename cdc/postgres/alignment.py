@@ -92,9 +92,11 @@ def tell(told: Catalogued, known: TableSchema | None, oid: int, epoch: int) -> T
 
 def marked(schema: TableSchema, known: TableSchema | None, doubt: str | None) -> TableSchema:
     """The version with the mark of the one before, which only a resync takes away, or with the doubt as its own."""
-    if known is not None and known.state is not TableState.LIVE:
+    if known is not None and known.state not in {TableState.LIVE, TableState.SNAPSHOTTING}:
         return schema.flagged(known.state, known.reason or "marked before")
-    return schema.flagged(TableState.NEEDS_RESYNC, doubt) if doubt else schema
+    if doubt:
+        return schema.flagged(TableState.NEEDS_RESYNC, doubt)
+    return schema if known is None else replace(schema, state=known.state)
 
 
 def _wire(column: RelationColumn | Column) -> Wire:

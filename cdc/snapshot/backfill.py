@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from threading import Event
-from typing import Any, Final, Self
+from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -31,6 +30,7 @@ from cdc.postgres.copy import copy_rows
 from cdc.postgres.heartbeat import emit
 from cdc.postgres.tables import read_schema
 from cdc.snapshot.placing import Chunk, Placed, Placing
+from cdc.snapshot.work import Request, TableWork, Work
 from cdc.table import TableSchema, TableState
 
 CHUNK_ROWS: Final = 50_000
@@ -44,66 +44,6 @@ PATIENCE: Final = 30.0
 _ALL: Final = 1 << 31
 HIDDEN_PAUSE: Final = 0.05
 """Seconds before another snapshot when one does not see what the stream has brought already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What was asked for."""
-
-    tables: tuple[str, ...]
-    """Globs of topics."""
-    where: str | None = None
-    first: tuple[str, ...] | None = None
-    last: tuple[str, ...] | None = None
-    """Keys, as text, both included."""
-    sink: str | None = None
-    rate: int | None = None
-    """Rows per second at most."""
-    resync: bool = False
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read what to_json wrote."""
-        said: dict[str, Any] = dict(fields)
-        for name in ("tables", "first", "last"):
-            said[name] = tuple(said[name]) if said.get(name) else None
-        return cls(**said)
-
-    def to_json(self) -> dict[str, Any]:
-        """As it is kept in the catalog."""
-        return asdict(self)
-
-
-@dataclass(slots=True)
-class TableWork:
-    """How far one table has come."""
-
-    state: str = "queued"
-    rows: int = 0
-    estimate: int = 0
-    seconds: float = 0.0
-    after: list[str] | None = None
-    """The last key that is durable in the log."""
-    began: int | None = None
-    """Where a resync began."""
-
-
-@dataclass(slots=True)
-class Work:
-    """How far the whole has come: what the catalog shows, and what a restarted reader goes on from."""
-
-    state: str = "queued"
-    tables: dict[str, TableWork] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any] | None) -> Self:
-        """Read what to_json wrote; None is work that was not begun."""
-        tables = (fields or {}).get("tables", {})
-        return cls("queued", {topic: TableWork(**done) for topic, done in tables.items()})
-
-    def to_json(self) -> dict[str, Any]:
-        """As it is kept in the catalog."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,35 +83,6 @@ class _OnItsWay:
 
 class Stopped(Exception):
     """It was cancelled, or the reader stops."""
-
-
-def check_request(request: Request, known: Mapping[int, TableSchema], sinks: Mapping[str, Any]) -> list[TableSchema]:
-    """The tables that are meant; raises ConfigError for what cannot be done."""
-    if request.sink is not None and request.sink not in sinks:
-        listed = ", ".join(map(repr, sinks)) or "none"
-        raise ConfigError(f"no sink is called {request.sink!r}", remedy=f"sinks of this pipeline: {listed}")
-    live = [s for s in known.values() if s.state is not TableState.DROPPED]
-    chosen = [s for s in live if any(fnmatchcase(s.topic, glob) for glob in request.tables)]
-    for glob in request.tables:
-        if not any(fnmatchcase(s.topic, glob) for s in chosen):
-            listed = ", ".join(sorted(s.topic for s in live)[:10]) or "none"
-            raise ConfigError(f"no table of the log matches {glob!r}", remedy=f"tables there: {listed}")
-    for schema in chosen:
-        if not schema.key:
-            raise ConfigError(
-                f"{schema.topic!r} has no key, so its rows cannot be read in ranges",
-                remedy="give it a primary key, or copy everything with 'cdc slots recover --new-epoch'",
-            )
-        for bound in (request.first, request.last):
-            if bound is not None and len(bound) != len(schema.key):
-                names = ", ".join(column.name for column in schema.key)
-                raise ConfigError(f"the key of {schema.topic!r} is ({names}), got {len(bound)} values")
-        if schema.state is not TableState.LIVE and not request.resync:
-            raise ConfigError(
-                f"{schema.topic!r} is {schema.state.value}: {schema.reason}",
-                remedy=f"cdc tables resync '{schema.topic}'",
-            )
-    return chosen
 
 
 class Backfill:

@@ -18,9 +18,10 @@ from cdc.log.read import LogReader
 from cdc.mending import line_mender
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill import Backfill, Request, Stopped, Surroundings, Work, check_request
+from cdc.snapshot.backfill import Backfill, Stopped, Surroundings
 from cdc.snapshot.placing import Placing
 from cdc.snapshot.received import hidden_in_log
+from cdc.snapshot.work import Request, Work, check_request
 
 BACKFILL: Final = "backfill"
 """The kind of command that asks for one; its result is the work so far."""

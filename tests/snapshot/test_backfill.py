@@ -21,9 +21,9 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.reader import Reader
 from cdc.snapshot import backfill
-from cdc.snapshot.backfill import Request, check_request
 from cdc.snapshot.jobs import BACKFILL, CANCEL, PAUSE, RESUME, Jobs
 from cdc.snapshot.placing import Placing
+from cdc.snapshot.work import Request, check_request
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

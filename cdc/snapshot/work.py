@@ -1,0 +1,144 @@
+"""Work: what was asked to be read again, and how far that has come, as the catalog keeps both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Self
+
+from cdc.errors import ConfigError
+from cdc.table import TableSchema, TableState
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for."""
+
+    tables: tuple[str, ...]
+    """Globs of topics."""
+    where: str | None = None
+    first: tuple[str, ...] | None = None
+    last: tuple[str, ...] | None = None
+    """Keys, as text, both included."""
+    sink: str | None = None
+    rate: int | None = None
+    """Rows per second at most."""
+    resync: bool = False
+    """The whole table, between a new version of its schema and a `g`."""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Read what to_json wrote."""
+        said: dict[str, Any] = dict(fields)
+        for name in ("tables", "first", "last"):
+            said[name] = tuple(said[name]) if said.get(name) else None
+        return cls(**said)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept in the catalog."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Blocks:
+    """The part of one table, or of one leaf of a partitioned table, that is not durable in the log yet."""
+
+    oid: int
+    file: int
+    """`pg_class.relfilenode`: with another one the numbers mean nothing."""
+    next: int
+    end: int
+    """Excluded."""
+
+
+@dataclass(slots=True)
+class TableWork:
+    """How far one table has come."""
+
+    state: str = "queued"
+    """`queued`, `snapshotting`, or `done`."""
+    rows: int = 0
+    estimate: int = 0
+    """Of all its rows, as the planner thinks."""
+    seconds: float = 0.0
+    """Of reading so far."""
+    after: list[str] | None = None
+    """Where it is read by key: the last one that is durable in the log."""
+    blocks: list[Blocks] | None = None
+    """Where it is read by blocks: what is left."""
+    size: int = 0
+    """Blocks of the whole."""
+    began: int | None = None
+    """Where a full copy began."""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Read what asdict and JSON made of it."""
+        blocks = fields.get("blocks")
+        return cls(**{**fields, "blocks": None if blocks is None else [Blocks(**part) for part in blocks]})
+
+    @property
+    def share(self) -> float | None:
+        """How much of it is done, 0–1; None while nobody can say."""
+        if self.state == "done":
+            return 1.0
+        if self.blocks is not None and self.size:
+            return 1 - sum(part.end - part.next for part in self.blocks) / self.size
+        return self.rows / max(self.estimate, self.rows) if self.rows else None
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until it is done at the pace so far; None while nobody can say."""
+        share = self.share
+        return self.seconds * (1 - share) / share if share else None
+
+
+@dataclass(slots=True)
+class Work:
+    """How far the whole has come: what the catalog shows, and what a restarted reader goes on from."""
+
+    state: str = "queued"
+    """`queued`, `snapshotting`, `paused`, `done`, `cancelled`, or `failed`."""
+    tables: dict[str, TableWork] = field(default_factory=dict)
+    """By topic."""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any] | None) -> Self:
+        """Read what to_json wrote; None is work that was not begun."""
+        said = fields or {}
+        tables = {topic: TableWork.from_json(done) for topic, done in said.get("tables", {}).items()}
+        return cls(said.get("state", "queued"), tables)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept in the catalog."""
+        return asdict(self)
+
+
+def check_request(request: Request, known: Mapping[int, TableSchema], sinks: Mapping[str, Any]) -> list[TableSchema]:
+    """The tables that are meant; raises ConfigError for what cannot be done."""
+    if request.sink is not None and request.sink not in sinks:
+        listed = ", ".join(map(repr, sinks)) or "none"
+        raise ConfigError(f"no sink is called {request.sink!r}", remedy=f"sinks of this pipeline: {listed}")
+    live = [s for s in known.values() if s.state is not TableState.DROPPED]
+    chosen = [s for s in live if any(fnmatchcase(s.topic, glob) for glob in request.tables)]
+    for glob in request.tables:
+        if not any(fnmatchcase(s.topic, glob) for s in chosen):
+            listed = ", ".join(sorted(s.topic for s in live)[:10]) or "none"
+            raise ConfigError(f"no table of the log matches {glob!r}", remedy=f"tables there: {listed}")
+    for schema in chosen:
+        if not schema.key:
+            raise ConfigError(
+                f"{schema.topic!r} has no key, so its rows cannot be read in ranges",
+                remedy="give it a primary key, or copy everything with 'cdc slots recover --new-epoch'",
+            )
+        for bound in (request.first, request.last):
+            if bound is not None and len(bound) != len(schema.key):
+                names = ", ".join(column.name for column in schema.key)
+                raise ConfigError(f"the key of {schema.topic!r} is ({names}), got {len(bound)} values")
+        if schema.state is not TableState.LIVE and not request.resync:
+            raise ConfigError(
+                f"{schema.topic!r} is {schema.state.value}: {schema.reason}",
+                remedy=f"cdc tables resync '{schema.topic}'",
+            )
+    return chosen
