@@ -12,7 +12,6 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -24,6 +23,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, Transaction
 
+from cdc import durable
 from cdc.change import LOG_SCHEMA, Operation
 from cdc.errors import LogCorrupt, LogFenced, LogUnwritable
 from cdc.log.layout import CHANGES, PROPERTIES, TABLE_SCHEMA, CommitInfo, LogIdentity, statistics
@@ -145,17 +145,9 @@ class LogWriter:
         After a failed fsync the kernel may call the same pages clean: a second one of that file would prove nothing.
         """
         commit = self._latest_commit()
-        again = commit.with_name(f".{commit.name}.{uuid.uuid4().hex}.tmp")
         try:
-            with again.open("wb") as sink:
-                sink.write(commit.read_bytes())
-                sink.flush()
-                os.fsync(sink.fileno())
-            again.replace(commit)
-            _sync_directory(commit.parent)
+            durable.replace(commit, commit.read_bytes())
         except OSError as exc:
-            with suppress(OSError):
-                again.unlink(missing_ok=True)
             reason = exc.strerror or str(exc)
             raise LogUnwritable(f"the log's latest commit cannot be made durable: {reason.lower()}") from exc
 
@@ -175,7 +167,7 @@ class LogWriter:
             pq.write_table(rows, sink, compression="lz4", use_dictionary=_DICTIONARIES, row_group_size=131_072)
             sink.flush()
             os.fsync(sink.fileno())
-        _sync_directory(path.parent)
+        durable.sync(path.parent)
         size = path.stat().st_size
         self._segment = self._segment.grown(size)
         return StagedFile(path, relative, self._segment.number, rows.num_rows, size, statistics(rows))
@@ -196,9 +188,9 @@ class LogWriter:
         return self._root / "_delta_log" / f"{self._table.version():020d}.json"
 
     def _sync_commit(self) -> None:
-        with self._latest_commit().open("rb") as commit:
-            os.fsync(commit.fileno())
-        _sync_directory(self._root / "_delta_log")
+        commit = self._latest_commit()
+        durable.sync(commit)
+        durable.sync(commit.parent)
 
     def _tidy(self) -> None:
         self._since_checkpoint += 1
@@ -213,11 +205,3 @@ class LogWriter:
     def _last_segment(self) -> int:
         numbers = pa.table(self._table.get_add_actions(flatten=True))["partition.segment"]
         return int(pc.max(numbers).as_py()) + 1 if len(numbers) else 0
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

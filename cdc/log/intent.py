@@ -7,11 +7,11 @@ may stand where the log cannot go on; the file keeps a reader from mistaking tha
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from cdc import durable
 from cdc.errors import LogCorrupt
 
 NAME: Final = "_epoch.json"
@@ -41,17 +41,7 @@ def declared(root: Path) -> EpochIntent | None:
 
 def declare(root: Path, intent: EpochIntent) -> None:
     """Put the intent beside the log; durable when it returns."""
-    draft = root / f"{NAME}.{os.getpid()}"
-    with draft.open("w", encoding="utf-8") as sink:
-        json.dump(asdict(intent), sink)
-        sink.flush()
-        os.fsync(sink.fileno())
-    draft.replace(root / NAME)
-    handle = os.open(root, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    durable.replace(root / NAME, json.dumps(asdict(intent)).encode())
 
 
 def fulfil(root: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from cdc import durable
 from cdc.failpoint import hit
 from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
@@ -83,15 +84,6 @@ def put_index(new: Path, old: Path) -> None:
         if file.name not in {META, MANAGED, *_LOCKS} and not (old / file.name).exists():
             os.link(file, old / file.name)
     # first what may be removed, then what counts: killed in between, the next commit removes the new segments
-    _replace(old / MANAGED, json.dumps(sorted(managed)).encode())
+    durable.replace(old / MANAGED, json.dumps(sorted(managed)).encode())
     hit("replay_before_publish")
-    _replace(old / META, (new / META).read_bytes())
-
-
-def _replace(file: Path, content: bytes) -> None:
-    fresh = file.with_name(f"{file.name}.new")
-    with fresh.open("wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.replace(file)
+    durable.replace(old / META, (new / META).read_bytes())

@@ -1,0 +1,36 @@
+"""Durable: what is on the disk when a call returns, whatever happens to the machine afterwards."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Put the content in the file's place in one step; raises OSError, and then the old file or the new one stands.
+
+    It is written to a hidden file beside it first, which only a killed process leaves behind.
+    """
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with draft.open("wb") as sink:
+            sink.write(content)
+            sink.flush()
+            os.fsync(sink.fileno())
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Bring the bytes of a file, or the names in a directory, to the disk; raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
