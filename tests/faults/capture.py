@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import time
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from typing import Self
 
 from cdc import metrics
 from cdc.change import Operation
 from cdc.config import Definition, load
-from cdc.connector import reader_settings
 from cdc.log.append import LogWriter
 from cdc.log.layout import LogIdentity
 from cdc.log.read import LogReader
@@ -19,11 +22,11 @@ from cdc.postgres.connection import connect
 from cdc.postgres.heartbeat import emit
 from cdc.postgres.replication import identify
 from cdc.reader import Reader
+from cdc.settings import reader_settings
 from cdc.snapshot.initial import prepare
 from cdc.snapshot.placing import Placing
 from cdc.table import TableState
-
-PATIENCE = 30.0
+from tests.fixtures.waiting import until
 
 
 class Captured:
@@ -70,6 +73,16 @@ class Captured:
 
     def stream(self) -> Position:
         """Run the reader until the log holds everything that has committed by now, and end it."""
+        with self.reading() as failures:
+            end = self._wal_end()
+            until(lambda: failures or self._holds(end), lambda: f"{end} in the log, which is at {self.log.durable}")
+        if failures:
+            raise failures[0]
+        return self.log.durable or Position(0)
+
+    @contextmanager
+    def reading(self) -> Iterator[list[BaseException]]:
+        """Run the reader beside the block; what it failed with."""
         stop, failures = Event(), list[BaseException]()
 
         def read() -> None:
@@ -80,17 +93,11 @@ class Captured:
 
         reader = Thread(target=read)
         reader.start()
-        deadline, end = time.monotonic() + PATIENCE, self._wal_end()
         try:
-            while not failures and time.monotonic() < deadline and not self._holds(end):
-                reader.join(0.05)
+            yield failures
         finally:
             stop.set()
             reader.join()
-        if failures:
-            raise failures[0]
-        assert self._holds(end), f"the log is at {self.log.durable}, the source at {end}"
-        return self.log.durable or Position(0)
 
     def folded(self, table: str) -> list[tuple[str | None, ...]]:
         """The rows of a table as the log tells them, values as text in column order, sorted."""
@@ -115,6 +122,28 @@ class Captured:
     def _holds(self, end: Lsn) -> bool:
         last = self.log.last_commit
         return last is not None and last.last.lsn >= end
+
+
+class ReaderProcess:
+    """`cdc reader` as a process; a context manager, which kills it."""
+
+    def __init__(self, held: Captured) -> None:
+        self._output = held.folder / "reader.out"
+        with self._output.open("ab") as output:
+            command = [sys.executable, "-m", "cdc", "reader", "-c", str(held.path)]
+            self.child = subprocess.Popen(command, stdout=output, stderr=output)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.child.poll() is None:
+            self.child.kill()
+        self.child.wait()
+
+    def output(self) -> str:
+        """What it printed."""
+        return self._output.read_text()
 
 
 def fold(log: LogReader, relation: int) -> list[dict[int, str | None]]:

@@ -20,7 +20,7 @@ def test_status_names_the_table_and_the_reason(pipeline: Pipeline) -> None:
     run_sql(pipeline.dsn, "INSERT INTO shop.t VALUES (1, 1)")
     pipeline.write()
     reader = pipeline.reader()
-    pipeline.wait(lambda: pipeline.durable() > 0, "the copy")
+    pipeline.wait_for_copy()
     reader.terminate()
     assert reader.wait(30) == 0
     run_sql(pipeline.dsn, REWRITE)  # nobody looks, no row is sent

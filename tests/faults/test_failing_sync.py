@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,10 @@ import pytest
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.slot import slot_status
-from tests.faults.capture import PATIENCE, Captured
+from tests.faults.capture import Captured
 from tests.faults.load import TABLE
 from tests.fixtures.postgres import run_sql
+from tests.fixtures.waiting import PATIENCE, until
 
 ROWS = 500
 _FAILED = re.compile(r"fsync\(\d+<(?P<path>[^>]+)>\) += -1 EIO .*INJECTED")
@@ -36,10 +36,10 @@ def traced(held: Captured, nth: int) -> list[str]:
     with (held.folder / "reader.out").open("wb") as output:
         command = [*kept, sys.executable, "-m", "cdc", "reader", "-c", str(held.path)]
         child = subprocess.Popen(command, stdout=output, stderr=output)
-        deadline = time.monotonic() + PATIENCE
         try:
-            while time.monotonic() < deadline and not told(held):
-                assert child.poll() is None, (held.folder / "reader.out").read_text()
+            said = (held.folder / "reader.out").read_text
+            until(lambda: child.poll() is not None or told(held), said, every=0.0)
+            assert child.poll() is None, said()
         finally:
             for reader in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split():
                 os.kill(int(reader), signal.SIGTERM)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 
@@ -21,8 +19,9 @@ from cdc.log.patient import PatientWriter, is_storage
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from tests.faults.capture import PATIENCE, Captured
+from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import run_sql
+from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, row
 
 
@@ -40,44 +39,29 @@ def _small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=False)
 
 
-def until(holds: Callable[[], bool], what: Callable[[], str]) -> None:
-    deadline, never = time.monotonic() + PATIENCE * 2, Event()
-    while not holds():
-        assert time.monotonic() < deadline, f"not in time: {what()}"
-        never.wait(0.1)
-
-
 def test_a_reader_waits_for_room_without_losing_its_stream_and_goes_on(small: Path, either_database: str) -> None:
     run_sql(either_database, "CREATE TABLE t (id int PRIMARY KEY, v text)")
     held = Captured(small.parent, either_database)
     held.copy()
     ballast = small / "ballast"
     ballast.write_bytes(bytes(5 << 20))
-    with (small.parent / "reader.out").open("wb") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "cdc", "reader", "-c", str(held.path)], stdout=output, stderr=output, env=os.environ
-        )
-    output_of = (small.parent / "reader.out").read_text
-    try:
+    with ReaderProcess(held) as reader:
         run_sql(
             either_database,
             "INSERT INTO t SELECT i, (SELECT string_agg(md5(i::text || n::text), '') FROM generate_series(1, 40) n) "
             "FROM generate_series(1, 4000) i",
         )
-        until(lambda: LogUnwritable.code in output_of(), output_of)
+        until(lambda: LogUnwritable.code in reader.output(), reader.output)
         before = sender_of(held)
         Event().wait(3)  # it stays so, and the server hears of us all the time
         assert sender_of(held) == before
-        spent = cpu_seconds(child.pid)
+        spent = cpu_seconds(reader.child.pid)
         Event().wait(2)
-        assert cpu_seconds(child.pid) - spent < 1.0
+        assert cpu_seconds(reader.child.pid) - spent < 1.0
         ballast.unlink()
-        until(lambda: len(held.folded("t")) == 4000, output_of)
+        until(lambda: len(held.folded("t")) == 4000, reader.output)
         assert sender_of(held) == before
-        assert child.poll() is None
-    finally:
-        child.kill()
-        child.wait()
+        assert reader.child.poll() is None
 
 
 def sender_of(held: Captured) -> object:

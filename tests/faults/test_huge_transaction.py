@@ -57,17 +57,10 @@ def configure(dsn: str, name: str, value: str) -> None:
         conn.execute(psycopg.sql.SQL("ALTER DATABASE {} SET {} = {}").format(database, psycopg.sql.SQL(name), value))
 
 
-def until(holds: Callable[[], bool], what: Callable[[], str], seconds: float = 60.0, every: float = 0.05) -> None:
-    deadline, never = time.monotonic() + seconds, Event()
-    while not holds():
-        assert time.monotonic() < deadline, f"not in time: {what()}"
-        never.wait(every)
-
-
 def copied(pipeline: Pipeline, failpoint: str | None = None) -> subprocess.Popen[bytes]:
     """A reader that has made the first copy."""
     reader = pipeline.reader(failpoint)
-    until(lambda: pipeline.durable() > 0, pipeline.output)
+    pipeline.wait_for_copy()
     return reader
 
 
@@ -219,10 +212,10 @@ def test_a_reader_stopped_while_it_spools_and_while_it_replays_ends_soon_and_lea
     reader, rows = copied(pipeline), 60_000
     with transaction(pipeline) as (conn, xid):
         conn.execute("INSERT INTO t SELECT i, repeat('x', 2100) FROM generate_series(1, %s::int) i", [rows])
-        until(lambda: streamed(pipeline) > rows * 10, pipeline.output)
+        pipeline.wait(lambda: streamed(pipeline) > rows * 10, "most of it sent")
         stops(reader)
     reader = pipeline.reader()
-    until(lambda: files_on_disk(pipeline) > files_in_log(pipeline), pipeline.output, every=0.001)
+    pipeline.wait(lambda: files_on_disk(pipeline) > files_in_log(pipeline), "a staged file", every=0.001)
     reader.send_signal(signal.SIGSTOP)
     stops(reader)
     assert xid not in logged(pipeline)
@@ -253,7 +246,7 @@ def measured(pipeline: Pipeline, work: Callable[[], object]) -> str:
     began = time.monotonic()
     work()
     worked, marker = time.monotonic() - began, small(pipeline, 1)
-    until(lambda: marker in last_xids(pipeline), pipeline.output, seconds=280.0, every=0.5)
+    pipeline.wait(lambda: marker in last_xids(pipeline), "the marker", seconds=280.0, every=0.5)
     seconds, highest = time.monotonic() - began, peak(reader)
     told = f"{highest >> 10} MiB at the peak, {worked:.0f} s of SQL, in the log after {seconds:.0f} s"
     print(told)

@@ -36,11 +36,12 @@ def assert_equal(pipeline: Pipeline) -> None:
 def test_a_driver_killed_at_a_failpoint_leaves_the_targets_exact(shop: tuple[Pipeline, Workload], failpoint: str):
     pipeline, workload = shop
     pipeline.reader()
-    pipeline.wait(lambda: pipeline.durable() > 0, "the initial copy")
+    pipeline.wait_for_copy()
     workload.start()
     assert pipeline.apply(failpoint).wait(90) == KILLED
-    pipeline.apply()
+    driver = pipeline.apply()
     pipeline.wait(lambda: workload.written.transactions > 300, "300 transactions")
+    pipeline.wait(lambda: pipeline.reports(driver), "the driver is up again")
     assert_equal(pipeline)
     workload.stop()
     assert_equal(pipeline)

@@ -98,7 +98,7 @@ def test_a_reader_killed_at_a_failpoint_loses_and_doubles_nothing(shop: tuple[Pi
     if failpoint.startswith("after_copy"):
         assert killed.wait(60) == KILLED
         killed = pipeline.reader()
-    pipeline.wait(lambda: pipeline.durable() > 0, "the initial copy")
+    pipeline.wait_for_copy()
     oracle = Oracle(pipeline.dsn, pipeline.name)
     workload.start()
     if not failpoint.startswith("after_copy"):
@@ -114,7 +114,7 @@ def test_a_reader_killed_at_random_moments_loses_and_doubles_nothing(shop: tuple
     pipeline, workload = shop
     random = Random(seed)
     reader = pipeline.reader()
-    pipeline.wait(lambda: pipeline.durable() > 0, "the initial copy")
+    pipeline.wait_for_copy()
     oracle = Oracle(pipeline.dsn, pipeline.name)
     workload.start()
     for _ in range(3):

@@ -7,15 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.faults.capture import PATIENCE, Captured
+from tests.faults.capture import Captured
 from tests.faults.load import TABLE
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import PATIENCE, until
 
 ROWS = 500
 CALLS = {"link": "link,linkat", "unlink": "unlink,unlinkat", "fsync": "fsync"}
@@ -32,11 +31,11 @@ def killed_at(held: Captured, calls: str, nth: int) -> bool:
     ]  # fmt: skip
     with (held.folder / "reader.out").open("wb") as output:
         child = subprocess.Popen(command, stdout=output, stderr=output)
-    deadline = time.monotonic() + PATIENCE
-    while child.poll() is None and len(held.folded("t")) < ROWS:
-        assert time.monotonic() < deadline, (held.folder / "reader.out").read_text()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(0.02)
+    until(
+        lambda: child.poll() is not None or len(held.folded("t")) >= ROWS,
+        (held.folder / "reader.out").read_text,
+        every=0.02,
+    )
     if child.poll() is None:
         for reader in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split():
             os.kill(int(reader), signal.SIGTERM)

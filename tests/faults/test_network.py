@@ -22,8 +22,9 @@ from cdc.postgres.replication import ReplicationStream, StreamOptions
 from tests.faults.proxy import Proxy
 from tests.faults.test_kill_reader import Oracle, assert_exact, prepare
 from tests.fixtures.pipeline import Pipeline
-from tests.fixtures.postgres import fresh_database, rows_of, run_sql
-from tests.postgres.stream import PATIENCE, receive_until
+from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import PATIENCE, until
+from tests.postgres.stream import receive_until
 from tests.postgres.test_replication import make_source
 
 SILENCE = 1.2
@@ -32,11 +33,6 @@ IMPATIENT = "?options=-c%20wal_sender_timeout%3D1s"
 """The server gives up on us in this time, and our silence is never shorter than its patience."""
 BODY = slice(25, None)
 """Of a frame, behind kind, WAL places and time of sending."""
-
-
-@pytest.fixture(name="database")
-def _database(postgres: EmbeddedPostgres) -> Iterator[str]:
-    yield from fresh_database(postgres)
 
 
 @pytest.fixture(name="proxy")
@@ -55,20 +51,21 @@ def _slot(database: str) -> str:
 
 def open_stream(dsn: str, slot: str) -> ReplicationStream:
     """As soon as the server noticed that the one before is gone."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
+    options = StreamOptions(slot=slot, publication="pub", start=Lsn(0), silence=SILENCE)
+
+    def opened() -> ReplicationStream | None:
         with suppress(SlotInUse):
-            return ReplicationStream.open(
-                dsn, StreamOptions(slot=slot, publication="pub", start=Lsn(0), silence=SILENCE)
-            )
-        assert time.monotonic() < deadline
+            return ReplicationStream.open(dsn, options)
+        return None
+
+    return until(opened, "the slot free", every=0.01)
 
 
-def bodies(stream: ReplicationStream, *, until: bytes = b"") -> list[bytes]:
+def bodies(stream: ReplicationStream, *, last: bytes = b"") -> list[bytes]:
     """What the frames say, keepalives left out, until one of this kind; without one until the stream fails."""
     found: list[bytes] = []
     with suppress(SourceUnreachable):
-        while not found or found[-1][:1] != until:
+        while not found or found[-1][:1] != last:
             found += [bytes(frame)[BODY] for frame in stream.receive(0.1) or () if bytes(frame)[:1] == b"w"]
     return found
 
@@ -83,7 +80,7 @@ def seconds_until_given_up(stream: ReplicationStream) -> float:
 def test_a_message_that_was_cut_anywhere_is_never_given_out(proxy: Proxy, database: str, slot: str) -> None:
     random, dsn = Random(5), proxy.dsn(database)
     with open_stream(dsn, slot) as stream:
-        whole = bodies(stream, until=b"C")
+        whole = bodies(stream, last=b"C")
     run, size = proxy.passed, sum(map(len, whole))
     for _ in range(25):
         proxy.heal()
@@ -98,10 +95,10 @@ def test_a_message_that_was_cut_anywhere_is_never_given_out(proxy: Proxy, databa
 
 def test_bytes_that_come_one_by_one_make_the_same_messages(proxy: Proxy, database: str, slot: str) -> None:
     with open_stream(proxy.dsn(database), slot) as stream:
-        whole = bodies(stream, until=b"C")
+        whole = bodies(stream, last=b"C")
     proxy.piece = 1
     with open_stream(proxy.dsn(database), slot) as stream:
-        assert bodies(stream, until=b"C") == whole
+        assert bodies(stream, last=b"C") == whole
 
 
 @pytest.mark.parametrize("fault", ["frozen", "deaf"])
@@ -109,14 +106,14 @@ def test_a_peer_that_is_gone_without_a_word_is_found_by_our_own_timer(
     proxy: Proxy, database: str, slot: str, fault: str
 ) -> None:
     with open_stream(proxy.dsn(database) + IMPATIENT, slot) as stream:
-        bodies(stream, until=b"C")
+        bodies(stream, last=b"C")
         getattr(proxy, fault).set()
         assert seconds_until_given_up(stream) < SILENCE + 1
 
 
 def test_a_peer_that_stalls_in_the_middle_of_a_message_is_found(proxy: Proxy, database: str, slot: str) -> None:
     with open_stream(proxy.dsn(database) + IMPATIENT, slot) as stream:
-        bodies(stream, until=b"C")
+        bodies(stream, last=b"C")
         proxy.left = 50_000
         run_sql(database, "INSERT INTO t SELECT 1000, string_agg(md5(i::text), '') FROM generate_series(1, 9000) i")
         assert proxy.stalled.wait(PATIENCE)
@@ -125,7 +122,7 @@ def test_a_peer_that_stalls_in_the_middle_of_a_message_is_found(proxy: Proxy, da
 
 def test_a_quiet_source_is_not_a_peer_that_is_gone(proxy: Proxy, database: str, slot: str) -> None:
     with open_stream(proxy.dsn(database) + IMPATIENT, slot) as stream:
-        bodies(stream, until=b"C")
+        bodies(stream, last=b"C")
         end = time.monotonic() + 3 * SILENCE
         while time.monotonic() < end:
             stream.receive(0.05)
@@ -135,7 +132,7 @@ def test_a_quiet_source_is_not_a_peer_that_is_gone(proxy: Proxy, database: str, 
 
 def test_a_message_that_trickles_for_longer_than_the_silence_arrives(proxy: Proxy, database: str, slot: str) -> None:
     with open_stream(proxy.dsn(database) + IMPATIENT, slot) as stream:
-        bodies(stream, until=b"C")
+        bodies(stream, last=b"C")
         proxy.piece, proxy.latency = 4000, 0.05
         run_sql(database, "INSERT INTO t SELECT 1000, string_agg(md5(i::text), '') FROM generate_series(1, 9000) i")
         began = time.monotonic()
@@ -167,7 +164,7 @@ def test_resets_in_the_middle_of_messages_lose_and_double_nothing(
     random = Random(17)
     oracle = Oracle(database, away.name)
     reader = away.reader()
-    away.wait(lambda: away.durable() > 0, "the first copy")
+    away.wait_for_copy()
     workload.start()
     for _ in range(5):
         away.wait(lambda: proxy.links > 0, "a connection")
@@ -190,7 +187,7 @@ def test_a_reader_whose_server_is_gone_backs_off_and_comes_back_by_itself(
 ) -> None:
     oracle = Oracle(database, away.name)
     reader = away.reader()
-    away.wait(lambda: away.durable() > 0, "the first copy")
+    away.wait_for_copy()
     workload.start()
     away.wait_for_more(workload, 20)
     proxy.down()
@@ -210,7 +207,7 @@ def test_a_reader_ends_when_it_is_told_to_although_its_server_says_nothing_any_m
     away: Pipeline, workload: Workload, proxy: Proxy
 ) -> None:
     reader = away.reader()
-    away.wait(lambda: away.durable() > 0, "the first copy")
+    away.wait_for_copy()
     workload.start()
     copied = away.durable()
     away.wait(lambda: away.durable() > copied, "the stream")
@@ -228,7 +225,7 @@ def test_a_reader_leaves_a_half_open_connection_within_a_minute_and_goes_on(
 ) -> None:
     oracle = Oracle(database, away.name)
     away.reader()
-    away.wait(lambda: away.durable() > 0, "the first copy")
+    away.wait_for_copy()
     workload.start()
     copied = away.durable()
     away.wait(lambda: away.durable() > copied, "the stream")

@@ -66,7 +66,7 @@ def test_prepared_transactions_come_at_their_commit_in_the_order_of_the_commits(
     server: EmbeddedPostgres, capturing: Pipeline, died: str
 ) -> None:
     reader = capturing.reader()
-    capturing.wait(lambda: capturing.durable() > 0, "the first copy")
+    capturing.wait_for_copy()
     oracle = Oracle(capturing.dsn, capturing.name)
     prepare(capturing)
     capturing.settle()

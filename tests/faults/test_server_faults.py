@@ -5,10 +5,8 @@ and an error that says what it is.
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,11 +22,12 @@ from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.preflight import Wants, preflight
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot, slot_status
-from tests.faults.capture import PATIENCE, Captured
+from tests.faults.capture import Captured, ReaderProcess
 from tests.faults.load import TABLE, Load
 from tests.faults.test_kill_reader import Oracle, assert_exact
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import fresh_database, rows_of, run_sql
+from tests.fixtures.waiting import until
 from tests.postgres.stream import receive_until
 from tests.postgres.test_replication import make_source
 
@@ -60,12 +59,6 @@ def _loaded(pipeline: Pipeline) -> Pipeline:
     return pipeline
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-
-
 def rows_in_log(held: Captured, xid: int) -> int:
     log = held.log
     batches = log.rows(Position(0), log.durable or Position(0))
@@ -79,11 +72,12 @@ def test_sigterm_in_the_middle_of_a_huge_transaction_leaves_nothing_of_it_half(
     run_sql(database, TABLE)
     held = Captured(tmp_path, database)
     held.copy()
-    output = (tmp_path / "reader.out").open("wb")
-    command = [sys.executable, "-m", "cdc", "reader", "-c", str(held.path)]
-    reader = subprocess.Popen(command, stdout=output, stderr=output)
     streamed = "SELECT stream_bytes > 1000000 FROM pg_stat_replication_slots WHERE stream_bytes > 1000000"
-    with connect(database, autocommit=False) as writing, connect(database) as looking:
+    with (
+        ReaderProcess(held) as reader,
+        connect(database, autocommit=False) as writing,
+        connect(database) as looking,
+    ):
         until(lambda: bool(looking.execute("SELECT 1 FROM pg_stat_replication").fetchone()), "the stream")
         writing.execute("INSERT INTO t SELECT i, repeat('x', 400) FROM generate_series(1, %s) i", [HUGE])
         found = writing.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
@@ -91,11 +85,10 @@ def test_sigterm_in_the_middle_of_a_huge_transaction_leaves_nothing_of_it_half(
         if moment == "after its commit":
             writing.commit()
         began = time.monotonic()
-        reader.send_signal(signal.SIGTERM)
-        assert reader.wait(20) == 0, (tmp_path / "reader.out").read_text()
+        reader.child.send_signal(signal.SIGTERM)
+        assert reader.child.wait(20) == 0, reader.output()
         assert time.monotonic() - began < 10
         slot = slot_status(looking, held.slot)
-    output.close()
     assert found is not None
     assert slot is not None
     assert rows_in_log(held, found[0]) in ({0, HUGE} if moment == "after its commit" else {0})
@@ -107,7 +100,7 @@ def test_sigterm_in_the_middle_of_a_huge_transaction_leaves_nothing_of_it_half(
 
 def test_a_server_that_crashes_under_load_loses_and_doubles_nothing(server: EmbeddedPostgres, loaded: Pipeline) -> None:
     reader = loaded.reader()
-    loaded.wait(lambda: loaded.durable() > 0, "the first copy")
+    loaded.wait_for_copy()
     oracle = Oracle(loaded.dsn, loaded.name)
     with Load(loaded.dsn) as load:
         for _ in range(2):
@@ -124,7 +117,7 @@ def test_a_server_that_crashes_under_load_loses_and_doubles_nothing(server: Embe
 
 def test_a_walsender_that_is_ended_every_second_costs_nothing_but_time(loaded: Pipeline) -> None:
     reader = loaded.reader()
-    loaded.wait(lambda: loaded.durable() > 0, "the first copy")
+    loaded.wait_for_copy()
     oracle = Oracle(loaded.dsn, loaded.name)
     end = "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE active"
     with Load(loaded.dsn):

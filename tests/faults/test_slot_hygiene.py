@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from threading import Event, Thread
 
 import pytest
 
-from cdc import metrics
-from cdc.connector import reader_settings
-from cdc.errors import CdcError, PublicationMissing, SlotBlocked, WalBudgetExceeded
+from cdc.errors import PublicationMissing, SlotBlocked, WalBudgetExceeded
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import SlotStatus, create_slot, slot_status
-from cdc.reader import Reader
 from cdc.resume import confirmable
-from cdc.snapshot.placing import Placing
-from tests.faults.capture import PATIENCE, Captured
+from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import run_sql
+from tests.fixtures.waiting import PATIENCE, until
 
 SCHEMA = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 UNPUBLISHED = "CREATE TABLE busy (id serial PRIMARY KEY, v text)"
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline, never = time.monotonic() + PATIENCE, Event()
-    while not holds():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        never.wait(0.05)
 
 
 def status(held: Captured) -> SlotStatus:
@@ -43,38 +29,6 @@ def status(held: Captured) -> SlotStatus:
         found = slot_status(conn, held.slot)
     assert found is not None
     return found
-
-
-class Running:
-    """`cdc reader` as a process."""
-
-    def __init__(self, held: Captured) -> None:
-        self._output = held.folder / "reader.out"
-        with self._output.open("ab") as output:
-            self.child = subprocess.Popen(
-                [sys.executable, "-m", "cdc", "reader", "-c", str(held.path)],
-                stdout=output,
-                stderr=output,
-                env=os.environ,
-            )
-
-    @property
-    def output(self) -> str:
-        return self._output.read_text()
-
-    def end(self) -> None:
-        if self.child.poll() is None:
-            self.child.kill()
-        self.child.wait()
-
-
-@pytest.fixture(name="reader")
-def _reader() -> Iterator[list[Running]]:
-    """Readers that a test starts end with it."""
-    started: list[Running] = []
-    yield started
-    for running in started:
-        running.end()
 
 
 @pytest.fixture(name="held")
@@ -85,33 +39,28 @@ def _held(tmp_path: Path, either_database: str) -> Captured:
     return held
 
 
-def test_wal_of_unpublished_tables_goes_although_the_published_ones_are_quiet(
-    held: Captured, reader: list[Running]
-) -> None:
+def test_wal_of_unpublished_tables_goes_although_the_published_ones_are_quiet(held: Captured) -> None:
     held.write(tables="public.t", slot=held.slot, more="  heartbeat: 200ms\n")
-    reader.append(Running(held))
-    run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 20000)")
-    end = status(held).wal_end
 
     def gone() -> bool:
         restart, durable = status(held).restart_lsn, held.log.durable
         assert durable is not None
         return restart is not None and restart >= end and (status(held).confirmed_flush or 0) <= durable.lsn + 1
 
-    until(gone, f"the slot past {end}\n{reader[0].output}")
+    with ReaderProcess(held) as reader:
+        run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 20000)")
+        end = status(held).wal_end
+        until(gone, lambda: f"the slot past {end}\n{reader.output()}")
 
 
-def test_postgres_is_never_told_more_than_the_log_holds(held: Captured, reader: list[Running]) -> None:
-    reader.append(Running(held))
-    seen = 0
-    for turn in range(60):
-        run_sql(held.dsn, "INSERT INTO t SELECT coalesce(max(id), 0) + 1, 'x' FROM t")
-        confirmed = status(held).confirmed_flush or Lsn(0)
-        durable = held.log.durable  # read after the slot: the log only grows
-        assert durable is not None
-        assert confirmed <= durable.lsn + 1
-        seen = turn
-    assert seen == 59
+def test_postgres_is_never_told_more_than_the_log_holds(held: Captured) -> None:
+    with ReaderProcess(held):
+        for _ in range(60):
+            run_sql(held.dsn, "INSERT INTO t SELECT coalesce(max(id), 0) + 1, 'x' FROM t")
+            confirmed = status(held).confirmed_flush or Lsn(0)
+            durable = held.log.durable  # read after the slot: the log only grows
+            assert durable is not None
+            assert confirmed <= durable.lsn + 1
 
 
 @pytest.fixture(name="own_server", params=[15, 18])
@@ -129,25 +78,13 @@ def test_a_server_stops_within_ten_seconds_and_sends_nothing_twice(
     held.copy()
     run_sql(held.dsn, "INSERT INTO t VALUES (1, 'last')")
     held.stream()
-    failures: list[BaseException] = []
-    stop = Event()
-
-    def read() -> None:
-        try:
-            Reader(reader_settings(held.definition), metrics.Figures(), stop, Placing()).run()
-        except CdcError as ended:
-            failures.append(ended)
-
-    reading = Thread(target=read)
-    reading.start()
-    until(lambda: status(held).active, "the reader at the slot")
-    for _ in range(5):
-        run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 2000)")
-    began = time.monotonic()
-    own_server.stop("fast")
-    took = time.monotonic() - began
-    stop.set()
-    reading.join(PATIENCE)
+    with held.reading():
+        until(lambda: status(held).active, "the reader at the slot")
+        for _ in range(5):
+            run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 2000)")
+        began = time.monotonic()
+        own_server.stop("fast")
+        took = time.monotonic() - began
     assert took < 10
     own_server.start()
 
@@ -196,36 +133,36 @@ def test_a_slot_that_cannot_begin_names_who_holds_it_up_and_leaves_nothing(eithe
         pass
 
 
-def test_a_budget_that_says_stop_stops_the_reader_and_leaves_the_slot(held: Captured, reader: list[Running]) -> None:
+def test_a_budget_that_says_stop_stops_the_reader_and_leaves_the_slot(held: Captured) -> None:
     held.write(tables="public.t", slot=held.slot, more="  heartbeat: 0s\n  wal_budget: 1MiB\n  on_wal_budget: stop\n")
     with connect(held.dsn, autocommit=False) as old:
         # a transaction that stays open keeps the WAL: the slot cannot move past it
         old.execute("INSERT INTO t VALUES (1, 'open')")
-        reader.append(Running(held))
-        run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 4000)")
-        assert reader[0].child.wait(PATIENCE) == 1, reader[0].output
-    assert WalBudgetExceeded.code in reader[0].output
+        with ReaderProcess(held) as reader:
+            run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 4000)")
+            assert reader.child.wait(PATIENCE) == 1, reader.output()
+    assert WalBudgetExceeded.code in reader.output()
     until(lambda: not status(held).active, "the slot free")
 
 
-def test_a_budget_that_says_warn_goes_on(held: Captured, reader: list[Running]) -> None:
+def test_a_budget_that_says_warn_goes_on(held: Captured) -> None:
     held.write(tables="public.t", slot=held.slot, more="  heartbeat: 0s\n  wal_budget: 1MiB\n")
-    with connect(held.dsn, autocommit=False) as old:
-        old.execute("INSERT INTO t VALUES (1, 'open')")
-        reader.append(Running(held))
-        run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 4000)")
-        until(lambda: "WAL budget is exceeded" in reader[0].output, "the warning")
-    run_sql(held.dsn, "INSERT INTO t VALUES (2, 'after')")
-    until(lambda: ("2", "after") in held.folded("t"), "the row of after")
-    assert reader[0].child.poll() is None
+    with ReaderProcess(held) as reader:
+        with connect(held.dsn, autocommit=False) as old:
+            old.execute("INSERT INTO t VALUES (1, 'open')")
+            run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 4000)")
+            until(lambda: "WAL budget is exceeded" in reader.output(), reader.output)
+        run_sql(held.dsn, "INSERT INTO t VALUES (2, 'after')")
+        until(lambda: ("2", "after") in held.folded("t"), reader.output)
+        assert reader.child.poll() is None
 
 
-def test_a_publication_dropped_under_a_running_reader_stops_it(held: Captured, reader: list[Running]) -> None:
-    reader.append(Running(held))
-    until(lambda: status(held).active, "the reader at the slot")
-    run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", "INSERT INTO t VALUES (1, 'never sent')")
-    assert reader[0].child.wait(PATIENCE) == 1, reader[0].output
-    assert PublicationMissing.code in reader[0].output or "CDC-2110" in reader[0].output
+def test_a_publication_dropped_under_a_running_reader_stops_it(held: Captured) -> None:
+    with ReaderProcess(held) as reader:
+        until(lambda: status(held).active, "the reader at the slot")
+        run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", "INSERT INTO t VALUES (1, 'never sent')")
+        assert reader.child.wait(PATIENCE) == 1, reader.output()
+    assert PublicationMissing.code in reader.output() or "CDC-2110" in reader.output()
 
 
 def test_a_failover_slot_is_made_where_the_server_knows_them(tmp_path: Path, database: str) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from threading import Event
 
 import pytest
 
 from cdc.checks import problems
 from cdc.errors import LogError
 from cdc.postgres.embedded import EmbeddedPostgres
-from tests.faults.capture import PATIENCE, Captured
+from tests.faults.capture import Captured, ReaderProcess
 from tests.faults.test_new_epoch import restore
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import until
 
 
 @pytest.fixture(name="pair")
@@ -51,27 +48,15 @@ def test_rows_of_the_primary_come_through_the_standby(
     held = Captured(tmp_path, standby.dsn())
     assert problems(held.definition) == []
     held.write(slot="s_standby", more=f"  heartbeat: 300ms\n  primary: '{primary.dsn()}'\n")
-    with (tmp_path / "reader.out").open("wb") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "cdc", "reader", "-c", str(held.path)], stdout=output, stderr=output, env=os.environ
-        )
-    try:
-        until_folded(held, [("1", "one")])
+    with ReaderProcess(held) as reader:
+        until(lambda: folds_to(held, ("1", "one")), reader.output)
         run_sql(primary.dsn(), "INSERT INTO t VALUES (2, 'two')", "UPDATE t SET v = 'more' WHERE id = 1")
-        until_folded(held, [("1", "more"), ("2", "two")])
+        until(lambda: folds_to(held, ("1", "more"), ("2", "two")), reader.output)
         assert rows_of(standby.dsn(), "SELECT pg_is_in_recovery()") == [(True,)]
-        assert child.poll() is None
-    finally:
-        child.kill()
-        child.wait()
+        assert reader.child.poll() is None
 
 
-def until_folded(held: Captured, expected: list[tuple[str | None, ...]]) -> None:
-    deadline, never, found = time.monotonic() + 2 * PATIENCE, Event(), list[tuple[str | None, ...]]()
-    while found != expected:
-        assert time.monotonic() < deadline, f"{found}\n{(held.folder / 'reader.out').read_text()[-3000:]}"
-        never.wait(0.1)
-        try:
-            found = held.folded("t")
-        except (LogError, StopIteration):
-            continue
+def folds_to(held: Captured, *expected: tuple[str | None, ...]) -> bool:
+    with suppress(LogError, StopIteration):
+        return held.folded("t") == list(expected)
+    return False

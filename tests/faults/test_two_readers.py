@@ -9,15 +9,8 @@ import pytest
 
 from cdc.demo.workload import Workload
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
 from tests.faults.test_kill_reader import Oracle, assert_exact, prepare
 from tests.fixtures.pipeline import Pipeline
-from tests.fixtures.postgres import fresh_database
-
-
-@pytest.fixture(name="database")
-def _database(postgres: EmbeddedPostgres) -> Iterator[str]:
-    yield from fresh_database(postgres)
 
 
 @pytest.fixture(name="workload")
@@ -39,7 +32,7 @@ def holder(pipeline: Pipeline) -> int | None:
 def test_a_second_reader_waits_and_takes_over_when_the_first_ends(pipeline: Pipeline, workload: Workload) -> None:
     oracle = Oracle(pipeline.dsn, pipeline.name)
     first = pipeline.reader()
-    pipeline.wait(lambda: pipeline.durable() > 0, "the first copy")
+    pipeline.wait_for_copy()
     workload.start()
     pipeline.wait(lambda: holder(pipeline) is not None, "the first reader holds the slot")
     held = holder(pipeline)
@@ -61,7 +54,7 @@ def test_a_reader_that_was_stopped_while_another_took_over_writes_nothing_more(
 ) -> None:
     oracle = Oracle(pipeline.dsn, pipeline.name)
     first = pipeline.reader()
-    pipeline.wait(lambda: pipeline.durable() > 0, "the first copy")
+    pipeline.wait_for_copy()
     workload.start()
     pipeline.wait_for_more(workload, 20)
     first.send_signal(signal.SIGSTOP)

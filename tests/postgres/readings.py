@@ -34,7 +34,7 @@ from cdc.postgres.slot import create_slot, drop_slot, slot_status
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import match_tables, read_schema, resolve
 from cdc.table import TableSchema
-from tests.postgres.stream import PATIENCE, until
+from tests.fixtures.waiting import PATIENCE, until
 
 Decoder = PlainDecoder | ColumnarDecoder
 Texts = dict[str, list[tuple[bytes | None, ...]]]
@@ -78,7 +78,7 @@ def captured(dsn: str, pattern: str = "*.*") -> Iterator[Capture]:
         options = StreamOptions(slot=name, publication=name, start=Lsn(0), status_interval=1.0, large=Large.WHOLE)
         with ReplicationStream.open(dsn, options) as stream:
             yield Capture(dsn, name, stream)
-        until(lambda: not (status := slot_status(conn, name)) or not status.active)
+        until(lambda: not (status := slot_status(conn, name)) or not status.active, "the slot free")
         drop_slot(conn, name)
         conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name)))
 
@@ -99,7 +99,7 @@ class Capture:
         found: list[bytes] = []
         self.received = found
         end = int(row[0].partition("/")[0], 16) << 32 | int(row[0].partition("/")[2], 16)
-        deadline = time.monotonic() + PATIENCE * 4
+        deadline = time.monotonic() + PATIENCE
         while True:
             assert time.monotonic() < deadline, "the stream did not come to its end"
             for frame in self._stream.receive(0.5) or ():

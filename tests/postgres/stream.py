@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from cdc.pgoutput.decode import parse_frame
 from cdc.pgoutput.messages import Keepalive, Relation
 from cdc.postgres.replication import ReplicationStream
-
-PATIENCE = 30.0
-"""Seconds."""
+from tests.fixtures.waiting import until
 
 
 def receive_until(stream: ReplicationStream, enough: Callable[[list[object]], bool]) -> list[object]:
     """Messages of the stream, keepalives left out, until there are enough."""
     messages: list[object] = []
-    deadline = time.monotonic() + PATIENCE
-    while not enough(messages):
-        assert time.monotonic() < deadline, f"stream gave only {messages!r}"
-        frames = stream.receive(0.5)
-        for frame in frames or ():
-            message = parse_frame(frame)
-            if not isinstance(message, Keepalive):
-                messages.append(message)
+
+    def received() -> bool:
+        found = (parse_frame(frame) for frame in stream.receive(0.5) or ())
+        messages.extend(message for message in found if not isinstance(message, Keepalive))
+        return enough(messages)
+
+    until(received, lambda: f"more than {messages!r}", every=0.0)
     return messages
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Ask until it holds; each question is a round trip to the server."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
 
 
 def relations(messages: list[object]) -> list[Relation]:

@@ -17,7 +17,8 @@ from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
 from cdc.postgres.slot import create_slot, slot_status
 from cdc.postgres.tables import TableName
 from tests.fixtures.postgres import rows_of, run_sql
-from tests.postgres.stream import receive_until, until
+from tests.fixtures.waiting import until
+from tests.postgres.stream import receive_until
 
 OPTIONS = StreamOptions(slot="stream", publication="pub", start=Lsn(0))
 
@@ -69,7 +70,7 @@ def test_the_compiled_loop_is_in_use_and_the_plain_one_gives_the_same_frames(dat
             if plain:
                 stream._drain._functions = None
             taken.append(receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen)))
-        until(lambda: rows_of(database, "SELECT 1 FROM pg_replication_slots WHERE active") == [])
+        until(lambda: rows_of(database, "SELECT 1 FROM pg_replication_slots WHERE active") == [], "the slot free")
 
     assert taken[0] == taken[1]
     assert libpq.functions() is not None
@@ -91,7 +92,7 @@ def test_the_slot_moves_only_when_something_is_confirmed(any_database: str) -> N
             stream.receive(0.02)
             return slot_status(conn, slot).confirmed_flush == confirmed  # type: ignore[union-attr]
 
-        until(moved)
+        until(moved, "the slot to move")
 
 
 def test_a_confirmation_behind_the_slot_does_not_move_it_back(any_database: str) -> None:
@@ -102,7 +103,7 @@ def test_a_confirmation_behind_the_slot_does_not_move_it_back(any_database: str)
             stream.confirm(Lsn(1))
             emit(conn, "x", "y")
             receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen))
-        until(lambda: not slot_status(conn, slot).active)  # type: ignore[union-attr]
+        until(lambda: not slot_status(conn, slot).active, "the slot free")  # type: ignore[union-attr]
 
         after = slot_status(conn, slot)
 

@@ -20,7 +20,7 @@ from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import TableName
 from cdc.spool import Spool
 from tests.fixtures.postgres import run_sql
-from tests.postgres.stream import PATIENCE
+from tests.fixtures.waiting import PATIENCE
 
 SMALL = "?options=-c%20logical_decoding_work_mem%3D64kB"
 

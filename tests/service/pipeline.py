@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.config import Definition
+from cdc.log.append import LogWriter
 from cdc.metrics import APPLY_ROWS, CHANGES, LOG_POSITION, SLOT_RETAINED, SOURCE_LAG_BYTES, SOURCE_LAG_SECONDS, Figures
+from cdc.snapshot.progress import BACKFILL
+from cdc.snapshot.work import Request, TableWork, Work
+from cdc.table import parted
+from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 NAME = "shop"
+TOKEN = "canary-of-32-characters-0123456789"
+"""What `{env: SHOP_TOKEN}` leads to."""
 LOG_END = 0x16B3F2C8
 COMMITTED = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
-def definition(directory: Path, dsn: str = "postgresql://reader@db.internal:5432/shop") -> Definition:
+def definition(directory: Path, dsn: str = "postgresql://reader@db.internal:5432/shop", **service: Any) -> Definition:
     """A pipeline with two sinks; nothing of it exists but the catalog."""
     return Definition.model_validate(
         {
@@ -28,10 +37,29 @@ def definition(directory: Path, dsn: str = "postgresql://reader@db.internal:5432
                 {"type": "search", "name": "find", "path": str(directory / "search")},
             ],
             "catalog": {"url": f"sqlite:///{directory / 'catalog.db'}"},
-            "service": {"port": 0},
+            "service": {"port": 0, **service},
         },
-        context={"environment": {"SHOP_DSN": dsn}},
+        context={"environment": {"SHOP_DSN": dsn, "SHOP_TOKEN": TOKEN}},
     )
+
+
+def write_log(directory: Path) -> None:
+    """A log that knows the tables, each with the key `id`, and holds none of their rows."""
+    writer = LogWriter.open(directory / "log", IDENTITY, LIMITS)
+    schemas = [replace(schema_of(100 + n, "note"), name=parted(topic)[1]) for n, topic in enumerate(TABLES)]
+    rows = [
+        row(1, n, op="s", relation=s.relation, topic=s.topic, key=None, after=None, payload=s.to_json())
+        for n, s in enumerate(schemas)
+    ]
+    writer.commit(writer.stage(table(*rows)), info(1))
+
+
+def copying(catalog: Catalog, topic: str, request: Request, **work: Any) -> int:
+    """A copy of the table that has come so far; work are fields of its TableWork. Hands back the command's number."""
+    job = catalog.commands.post(NAME, BACKFILL, request.to_json())
+    if work:
+        catalog.commands.record(job, Work("snapshotting", {topic: TableWork(**work)}).to_json())
+    return job
 
 
 def fill(catalog: Catalog, *, rows: float = 12_480) -> None:
