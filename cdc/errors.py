@@ -6,7 +6,8 @@
     │   ├── InvalidDefinition
     │   ├── MalformedLsn
     │   ├── MalformedPosition
-    │   └── MalformedDsn
+    │   ├── MalformedDsn
+    │   └── StateConflict           what is asked does not go with what is on its way
     ├── SourceError           CDC-2xxx           the watched database
     │   ├── SourceUnreachable       exit 3, retried
     │   ├── PreflightFailed         exit 3
@@ -50,7 +51,9 @@
     │   ├── CutNotReached
     │   ├── EmbeddedUnavailable     exit 3
     │   ├── UnknownName
-    │   └── PortTaken               exit 3
+    │   ├── PortTaken               exit 3
+    │   ├── Unauthorized            the API wants a token
+    │   └── RequestRefused          the API does not take a request from there, or of that form
     └── Finding               CDC-6xxx  exit 4   the work was done and what it found is bad
         └── VerifyMismatch
 
@@ -104,6 +107,10 @@ class CdcError(Exception):
         self.message = message
         self.fix = remedy or type(self).remedy
         """What an operator does next: the class' remedy, or a more exact one."""
+
+    def to_json(self) -> dict[str, str]:
+        """The one form in which processes, commands and the API tell an error."""
+        return {"code": self.code, "message": self.message, "suggestion": self.fix}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +187,13 @@ class MalformedDsn(ConfigError, ValueError):
     code = "CDC-1005"
     exit_code = ExitCode.USAGE
     remedy = "write postgresql://user:password@host:port/database; in user and password write @ : / ? # % as %40 %3A …"
+
+
+class StateConflict(ConfigError):
+    """What is asked does not go with what is on its way, or with what has ended; nothing was started."""
+
+    code = "CDC-1006"
+    remedy = "see 'cdc backfill ls -c FILE' for what is on its way"
 
 
 class SourceError(CdcError):
@@ -512,6 +526,25 @@ class PortTaken(ServiceError):
     code = "CDC-5011"
     exit_code = ExitCode.ENVIRONMENT
     remedy = "set service.port to a free port, or to 0 to take any"
+
+
+class Unauthorized(ServiceError):
+    """The definition sets a token for the API, and the request has none, or another."""
+
+    code = "CDC-5012"
+    exit_code = ExitCode.USAGE
+    remedy = "send 'Authorization: Bearer TOKEN' with the token that service.token refers to"
+
+
+class RequestRefused(ServiceError):
+    """The API does not take the request from where it comes, or in the form that it has.
+
+    Without a token only this machine may change something, and no page of another site may make its browser do it.
+    """
+
+    code = "CDC-5013"
+    exit_code = ExitCode.USAGE
+    remedy = "ask on the machine itself at http://127.0.0.1, or set service.token in the definition"
 
 
 class Finding(CdcError):

@@ -100,7 +100,7 @@ class Reporter(Thread):
             self._state, self._error = "running", None
 
     def _tell(self, state: str, exc: CdcError) -> None:
-        self._error = {"code": exc.code, "message": exc.message, "suggestion": exc.fix}
+        self._error = exc.to_json()
         self._state = state
         self._figures.add(metrics.ERRORS, 1, self._definition.name, "reader", exc.code)
         log.warning("reader stopped", state=state, code=exc.code, message=exc.message, fix=exc.fix)

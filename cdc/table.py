@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Any, Final, Self
 
 SCHEMA_FORMAT: Final = 2
 """Version of the JSON below; a newer one is refused by older readers, what an older one lacks is unknown."""
 
 _TOPIC: Final = re.compile(r'("(?:[^"]|"")+"|[^".]+)\.("(?:[^"]|"")+"|[^".]+)', re.DOTALL)
+_BARE: Final = re.compile(r'"(?:[^"]|"")+"|[^.]*', re.DOTALL)
 
 
 def topic(schema: str, name: str) -> str:
@@ -34,6 +36,23 @@ def parted(text: str) -> tuple[str, str]:
         return "", text
     schema, name = (part[1:-1].replace('""', '"') if part.startswith('"') else part for part in found.groups())
     return schema, name
+
+
+def matches(topic: str, globs: Iterable[str]) -> bool:
+    """Whether a glob over `schema.table` matches the topic, upper and lower case told apart."""
+    return any(fnmatchcase(topic, glob) for glob in globs)
+
+
+def named(topic: str, globs: Iterable[str]) -> bool:
+    """The same for what a person asks for: a bare name, one without a schema, means that table in any schema."""
+    found = _TOPIC.fullmatch(topic)
+    name = topic if found is None else found[2]
+    return any(fnmatchcase(name if _BARE.fullmatch(glob) else topic, glob) for glob in globs)
+
+
+def exactly(topic: str) -> str:
+    """The glob that matches one topic alone."""
+    return "".join(f"[{char}]" if char in "*?[" else char for char in topic)
 
 
 def _part(name: str) -> str:
@@ -66,6 +85,10 @@ class TableState(StrEnum):
     NEEDS_RESYNC = "needs_resync"
     #: The table no longer exists at the source.
     DROPPED = "dropped"
+
+
+ADDED: Final = "added while the stream ran"
+"""Why a table is SNAPSHOTTING that was not there when its epoch began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Final
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from cdc.change import ROW_OPERATIONS
 from cdc.log.layout import LogFile
 from cdc.log.read import LogReader, read_file
 from cdc.position import Position
-from cdc.table import TableSchema
+from cdc.table import TableSchema, matches
 from pipelines.survey import SURVEY_COLUMNS, Survey, addressed_to, survey
 
 _KEYS: Final = ("key", "old_key")
@@ -90,11 +89,6 @@ def contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[str])
     return sorted(listed, key=lambda table: (-table.rows, table.topic))
 
 
-def matches_any(topic: str, globs: Sequence[str]) -> bool:
-    """Whether a glob names the topic; without a dot it names a table of any schema."""
-    return any(fnmatchcase(topic, glob if "." in glob else f"*.{glob}") for glob in globs)
-
-
 def _narrow(file: LogFile, upto: Position) -> pa.Table:
     """The survey's columns and `topic`; keys are read only where a partial image can have moved."""
     names = [name for name in (*SURVEY_COLUMNS, "topic") if file.partial or name not in _KEYS]
@@ -107,7 +101,7 @@ def _narrow(file: LogFile, upto: Position) -> pa.Table:
 
 def of_sink(rows: pa.Table, sink: str, globs: Sequence[str]) -> pa.Table:
     """The rows, with `topic` and `address`, that are meant for a sink and of its tables."""
-    topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and matches_any(topic, globs)]
+    topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and matches(topic, globs)]
     wanted = pc.is_in(rows["topic"], pa.array(topics, pa.string()))
     return rows.filter(pc.and_(addressed_to(rows["address"], sink), wanted))
 

@@ -27,6 +27,7 @@ from cdc.errors import CdcError, LogError, Reaction, SinkError
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.stores.published import TableRecord
+from cdc.table import exactly
 from pipelines.apply import SinkLoop
 from pipelines.cuts import Cuts
 from pipelines.folding import RangeFold
@@ -37,7 +38,7 @@ from pipelines.sinks.delta import DeltaSettings, Writer
 from pipelines.sinks.delta import DeltaSink as DeltaTarget
 from pipelines.sinks.search import SearchSink as SearchTarget
 from pipelines.sinks.sink import Sink, SparkAwaited
-from pipelines.source import CdcDataSource
+from pipelines.source import register, rows_between, tables_option
 from pipelines.types import TypePolicy
 
 MAX_ROWS: Final = 200_000
@@ -73,12 +74,7 @@ def main(definition: Definition) -> int:
 
 
 def _run(definition: Definition, catalog: Catalog, board: Board, figures: metrics.Figures, stop: Event) -> None:
-    settings = SparkSettings(
-        master=definition.spark.master,
-        app_name=f"cdc-{definition.name}",
-        conf=dict(definition.spark.conf),
-        delta_jars=tuple(definition.spark.delta_jars),
-    )
+    settings = SparkSettings.of(definition, f"cdc-{definition.name}")
     cuts, pauses = Cuts(catalog, definition.name), Pauses(catalog, definition.name)
     with ThreadPoolExecutor(1, thread_name_prefix="spark") as starter:
         starting = starter.submit(_session, settings)
@@ -91,7 +87,7 @@ def _run(definition: Definition, catalog: Catalog, board: Board, figures: metric
 
 def _session(settings: SparkSettings) -> SparkSession:
     session = spark_session(settings)
-    session.dataSource.register(CdcDataSource)
+    register(session)
     return session
 
 
@@ -231,10 +227,10 @@ class SinkQuery:
         rows = (
             session.readStream.format("cdc")
             .option("path", self._definition.log.path)
-            .option("tables", ",".join(self._wanted.tables))
+            .option("tables", tables_option(self._wanted.tables))
             .option("boundaries", "true")  # a batch also when only the position moved
             .option("maxRowsPerTrigger", str(MAX_ROWS))
-            .option("startingPosition", str(loop.position) if loop.position else "earliest")
+            .option("startingPosition", str(loop.position))
             .load()
         )
         self._query = (
@@ -255,15 +251,8 @@ class SinkQuery:
             raise
 
     def _range(self, session: SparkSession, table: TableRecord, upto: Position) -> DataFrame:
-        after = Position(table.position)
-        return (
-            session.read.format("cdc")
-            .option("path", self._definition.log.path)
-            .option("tables", table.topic)
-            .option("startingPosition", str(after) if after else "earliest")
-            .option("endingPosition", str(upto))
-            .load()
-        )
+        globs = (exactly(table.topic),)
+        return rows_between(session, self._definition.log.path, globs, Position(table.position), upto)
 
     def _raise_failure(self) -> None:
         raised = self._query.exception() if self._query else None

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
-from pipelines.survey import Fence, add_fences, addressed_to
+from pipelines.survey import Fence, add_fences, addressed_to, marks
 
 FOLDED_ARROW: Final = pa.schema(
     [
@@ -80,14 +80,10 @@ def _numbers(count: int) -> pa.Array:
 
 def _after_fences(images: pa.Table, controls: pa.Table) -> pa.Table:
     fences: dict[int, Fence] = {}
-    marks = controls.filter(pc.is_in(controls["op"], pa.array(["t", "g"])))
-    add_fences(fences, marks.select(["relation", "op", "position", "ordinal", "payload"]).to_pylist())
+    add_fences(fences, marks(controls))
     for relation, fence in fences.items():
-        position, ordinal = images["position"], images["ordinal"]
-        at_fence = pc.and_(pc.equal(position, fence.position), pc.less(ordinal, fence.ordinal))
-        cleared = pc.or_(pc.less(position, fence.position), at_fence)
-        gone = pc.or_(cleared, pc.less(position, fence.generation))
-        images = images.filter(pc.invert(pc.and_(pc.equal(images["relation"], relation), gone)))
+        gone = pc.and_(pc.equal(images["relation"], relation), fence.hides(images))
+        images = images.filter(pc.invert(gone))
     return images
 
 

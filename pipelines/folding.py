@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import Final
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from cdc.change import LOG_SCHEMA
 from cdc.failpoint import hit
 from cdc.log.read import LogReader, read_file
 from cdc.position import Position
+from cdc.table import matches
 from pipelines.batch import FoldedBatch, take_apart
 from pipelines.fold import fold
 from pipelines.fold_spark import fold_frame
@@ -49,4 +49,4 @@ class RangeFold:
         return take_apart(folded)
 
     def _wants(self, topic: str) -> bool:
-        return any(fnmatchcase(topic, glob) for glob in self._tables)
+        return matches(topic, self._tables)

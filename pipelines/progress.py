@@ -113,16 +113,13 @@ class Board(Thread):
                 return
 
     def _report(self, state: str) -> None:
-        error = self.error
         self._catalog.processes.report(
             ProcessReport(
                 pipeline=self._pipeline,
                 process="apply",
                 pid=os.getpid(),
                 state=state,
-                error=None
-                if error is None
-                else {"code": error.code, "message": error.message, "suggestion": error.fix},
+                error=None if self.error is None else self.error.to_json(),
                 figures=self._figures.to_json(),
             )
         )

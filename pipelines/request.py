@@ -16,7 +16,8 @@ from cdc.position import Position
 from cdc.stores.lake import Lake
 from cdc.stores.published import Published
 from cdc.stores.search import SearchIndex
-from pipelines.contents import TableContents, contents, matches_any
+from cdc.table import exactly, named
+from pipelines.contents import TableContents, contents
 
 BEGINNING: Final = "beginning"
 LATEST: Final = "latest"
@@ -60,7 +61,7 @@ class Request:
     @property
     def globs(self) -> tuple[str, ...]:
         """Which tables the new target follows."""
-        return tuple(_exactly(table.topic) for table in self.tables) if self.partial else self.wanted.tables
+        return tuple(exactly(table.topic) for table in self.tables) if self.partial else self.wanted.tables
 
 
 def checked(definition: Definition, options: ReplayOptions) -> Request:
@@ -77,8 +78,8 @@ def checked(definition: Definition, options: ReplayOptions) -> Request:
     if options.into is None:
         upto = _in_place(wanted, options, standing, upto)
     found = contents(log, upto, sink=wanted.name, globs=wanted.tables)
-    tables = [table for table in found if not options.tables or matches_any(table.topic, options.tables)]
-    missing = [glob for glob in options.tables if not any(matches_any(table.topic, (glob,)) for table in tables)]
+    tables = [table for table in found if not options.tables or named(table.topic, options.tables)]
+    missing = [glob for glob in options.tables if not any(named(table.topic, (glob,)) for table in tables)]
     if missing or not tables:
         known = ", ".join(table.topic for table in found) or "none"
         asked = missing[0] if missing else wanted.tables[0]
@@ -191,8 +192,3 @@ def _in_place(
             remedy="leave --to out, or write --into PATH",
         )
     return Position(standing.position)
-
-
-def _exactly(topic: str) -> str:
-    """A glob that matches one topic alone."""
-    return "".join(f"[{char}]" if char in "*?[" else char for char in topic)

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import pyspark
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
+
+from cdc.config import Definition
 
 DELTA_PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
 """The newest Delta that this PySpark takes; its version is pinned together with pyspark's."""
@@ -83,6 +85,12 @@ class SparkSettings:
     """Directory of tables without a path; Spark's default, below the working directory, when None."""
     download: bool = True
     """Whether a missing Delta jar may be fetched."""
+
+    @classmethod
+    def of(cls, definition: Definition, app_name: str) -> Self:
+        """The settings of a process that works for a definition."""
+        wanted = definition.spark
+        return cls(master=wanted.master, app_name=app_name, conf=dict(wanted.conf), delta_jars=tuple(wanted.delta_jars))
 
     @property
     def local(self) -> bool:

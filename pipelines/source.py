@@ -7,14 +7,14 @@ which keeps the opened log between triggers; executors read the Parquet files an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -26,6 +26,7 @@ from cdc.log.layout import LogFile
 from cdc.log.ranges import split
 from cdc.log.read import LogReader, read_file
 from cdc.position import Position
+from cdc.table import matches
 
 BOUNDARY: Final = "b"
 """The operation of the row that ends a batch: it carries the batch's last position and that commit's time."""
@@ -38,6 +39,11 @@ BATCH_ROWS: Final = 32_768
 
 SCHEMA: Final = from_arrow_schema(LOG_SCHEMA)
 """The log row (`cdc.change.LOG_SCHEMA`) in Spark's types."""
+
+_SET: Final = r"\[!?+\]?+[^\]]*\]"
+"""Of characters, in a glob; what it holds is meant as it stands."""
+_GLOB: Final = re.compile(rf"(?:{_SET}|[^,])+")
+_SPECIAL: Final = re.compile(rf"({_SET})|([\[,\s])")
 
 _ARROW: Final = to_arrow_schema(SCHEMA, timezone="UTC")
 
@@ -69,7 +75,7 @@ class Selection:
             raise InvalidDefinition(f"option 'boundaries': expected true or false, got {boundaries!r}")
         selection = cls(
             path=options["path"],
-            tables=tuple(glob.strip() for glob in options.get("tables", "").split(",") if glob.strip()),
+            tables=tuple(glob.strip() for glob in _GLOB.findall(options.get("tables", "")) if glob.strip()),
             starting=options.get("startingPosition", "earliest"),
             ending=options.get("endingPosition", "latest"),
             max_rows=None if limit is None else int(limit),
@@ -126,6 +132,22 @@ class CdcDataSource(DataSource):
 def register(session: SparkSession) -> None:
     """Make the format `cdc` known to a session."""
     session.dataSource.register(CdcDataSource)
+
+
+def rows_between(session: SparkSession, path: str, globs: Sequence[str], after: Position, upto: Position) -> DataFrame:
+    """The rows of the globs' tables in (after, upto] of the log under path, as a batch frame."""
+    options = {
+        "path": path,
+        "tables": tables_option(globs),
+        "startingPosition": str(after),
+        "endingPosition": str(upto),
+    }
+    return session.read.format("cdc").options(**options).load()
+
+
+def tables_option(globs: Sequence[str]) -> str:
+    """The globs as the option `tables` takes them, whatever characters they hold."""
+    return ",".join(_SPECIAL.sub(lambda found: found[1] or f"[{found[2]}]", glob) for glob in globs)
 
 
 class LogBatchReader(DataSourceReader):
@@ -239,8 +261,7 @@ def _read(partition: InputPartition, selection: Selection) -> Iterator[pa.Record
 def _of_tables(rows: pa.Table, globs: tuple[str, ...]) -> pa.Table:
     if not globs:
         return rows
-    topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None]
-    wanted = [topic for topic in topics if any(fnmatchcase(topic, glob) for glob in globs)]
+    wanted = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and matches(topic, globs)]
     return rows.filter(pc.is_in(rows["topic"], pa.array(wanted, pa.string())))
 
 

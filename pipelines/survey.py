@@ -14,6 +14,8 @@ from cdc.change import Operation
 SURVEY_COLUMNS: Final = ("position", "ordinal", "relation", "op", "key", "old_key", "partial", "payload", "address")
 """What survey() needs of a range."""
 
+_FENCES: Final = pa.array(["t", "g"])
+_MARK: Final = ["relation", "op", "position", "ordinal", "payload"]
 _MOVED: Final = ["relation", "key", "old_key", "position", "ordinal"]
 
 
@@ -34,6 +36,13 @@ class Fence:
     def regenerated(self, began: int) -> Fence:
         """The fence after a full copy that began at a position."""
         return Fence(self.position, self.ordinal, max(began, self.generation))
+
+    def hides(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Which rows of the relation, with `position` and `ordinal`, are gone."""
+        position, ordinal = rows["position"], rows["ordinal"]
+        at_truncate = pc.and_(pc.equal(position, self.position), pc.less(ordinal, self.ordinal))
+        cleared = pc.or_(pc.less(position, self.position), at_truncate)
+        return pc.or_(cleared, pc.less(position, self.generation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +68,18 @@ def survey(tables: Iterable[pa.Table], *, sink: str) -> Survey:
         rows = every.filter(addressed_to(every["address"], sink))
         partial = partial or bool(pc.any(rows["partial"]).as_py())
         moved += rows.filter(pc.and_(rows["partial"], pc.is_valid(rows["old_key"]))).select(_MOVED).to_pylist()
-        marks = rows.filter(pc.is_in(rows["op"], pa.array(["t", "g"])))
-        add_fences(fences, marks.select(["relation", "op", "position", "ordinal", "payload"]).to_pylist())
+        add_fences(fences, marks(rows))
     return Survey(partial, bool(moved), fences, _links(moved))
 
 
 def addressed_to(address: pa.ChunkedArray, sink: str) -> pa.ChunkedArray:
     """Which rows are meant for a sink: those for everyone, and those of a backfill made for it."""
     return pc.or_(pc.is_null(address), pc.fill_null(pc.equal(address, sink), False))
+
+
+def marks(rows: pa.Table) -> list[dict[str, Any]]:
+    """The `t` and `g` rows."""
+    return rows.filter(pc.is_in(rows["op"], _FENCES)).select(_MARK).to_pylist()
 
 
 def add_fences(fences: dict[int, Fence], marks: Iterable[Mapping[str, Any]]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,7 +24,7 @@ from cdc.postgres.tables import match_tables, read_schema
 from cdc.stores.lake import read_target
 from cdc.stores.published import TableRecord, TargetState
 from cdc.stores.search import SearchIndex
-from cdc.table import TableSchema
+from cdc.table import TableSchema, matches, named
 from pipelines.proof.compare import Comparison, Rows, Shape, compare
 from pipelines.proof.cut import ConsistentCut, CutRequest, Kept, consistent_cut
 from pipelines.proof.sides import document_batches, source_batch, target_batch
@@ -115,7 +114,7 @@ def verify(definition: Definition, options: VerifyOptions) -> Report:
     )
     with Catalog.open(definition.catalog.url) as catalog, consistent_cut(catalog, wish) as cut:
         captured = match_tables(cut.source, definition.patterns, definition.excludes)
-        tables = [(oid, f"{name.schema}.{name.name}") for oid, name in captured]
+        tables = [(oid, str(name)) for oid, name in captured]
         verdicts = [v for sink in sinks for v in _sink(cut, sink, _wanted(tables, sink.tables, options.tables))]
     if not verdicts:
         raise ConfigError(f"no captured table matches {list(options.tables)!r}", remedy="'cdc status' lists the tables")
@@ -123,16 +122,7 @@ def verify(definition: Definition, options: VerifyOptions) -> Report:
 
 
 def _wanted(tables: Sequence[tuple[int, str]], of_sink: Sequence[str], asked: Sequence[str]) -> list[tuple[int, str]]:
-    return [
-        (oid, topic)
-        for oid, topic in tables
-        if any(fnmatchcase(topic, glob) for glob in of_sink) and (not asked or any(matches(topic, g) for g in asked))
-    ]
-
-
-def matches(topic: str, glob: str) -> bool:
-    """Whether a glob names the topic; without a dot it names a table of any schema."""
-    return fnmatchcase(topic, glob if "." in glob else f"*.{glob}")
+    return [(oid, topic) for oid, topic in tables if matches(topic, of_sink) and (not asked or named(topic, asked))]
 
 
 def _sink(
@@ -146,10 +136,16 @@ def _sink(
             why = "the sink does not list the table"
             yield TableVerdict(sink=sink.name, topic=topic, equal=False, state="absent", reason=why)
         elif record.state != TargetState.STREAMING or record.position != cut.position:
-            why = record.reason or f"stands at {Position(record.position)}"
+            why = record.reason or _unready(record)
             yield TableVerdict(sink=sink.name, topic=topic, equal=False, state=record.state, reason=why)
         else:
             yield _table(cut, sink, kept, record)
+
+
+def _unready(record: TableRecord) -> str:
+    if record.state == TargetState.SNAPSHOTTING:
+        return "a full copy of the table has not ended"
+    return f"stands at {Position(record.position)}"
 
 
 def _oid(record: TableRecord) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.table import Column, ReplicaIdentity, Standing, TableSchema, TableState, parted, topic
+from cdc.table import Column, ReplicaIdentity, Standing, TableSchema, TableState, exactly, matches, named, parted, topic
 
 names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=63)
 columns = st.builds(
@@ -148,3 +148,44 @@ def test_a_topic_tells_schema_and_name_apart(schema: str, name: str, text: str) 
 
 def test_a_text_that_is_no_topic_has_no_schema() -> None:
     assert parted("orders") == ("", "orders")
+
+
+def test_a_glob_matches_the_whole_topic_with_its_case() -> None:
+    assert matches("shop.orders", ["sales.*", "shop.*"])
+    assert not matches("shop.orders", ["orders", "shop.Orders", "hop.orders"])
+    assert not matches("shop.orders", [])
+
+
+@pytest.mark.parametrize(
+    ("topic", "glob"),
+    [
+        ("shop.orders", "orders"),
+        ("shop.orders", "o*"),
+        ("shop.orders", "shop.*"),
+        ('"s.x".orders', "orders"),
+        ('shop."a.b"', '"a.b"'),
+        ('shop."a.b"', 'shop."a.b"'),
+    ],
+)
+def test_a_bare_name_means_a_table_of_any_schema(topic: str, glob: str) -> None:
+    assert named(topic, ["nothing", glob])
+
+
+@pytest.mark.parametrize(
+    ("topic", "glob"),
+    [
+        ("shop.orders", "order"),
+        ("shop.orders", "sales.orders"),
+        ("shop.orders", "shop"),
+        ('shop."x.orders"', "orders*"),
+    ],
+)
+def test_a_bare_name_means_a_whole_name(topic: str, glob: str) -> None:
+    assert not named(topic, [glob])
+
+
+@given(names, names, names)
+def test_a_glob_made_of_a_topic_matches_it_alone(schema: str, name: str, other: str) -> None:
+    glob = exactly(topic(schema, name))
+    assert matches(topic(schema, name), [glob])
+    assert matches(topic(schema, other), [glob]) == (other == name)

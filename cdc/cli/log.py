@@ -256,10 +256,9 @@ def _open(config: Any) -> tuple[Definition, LogReader]:
 
 
 def _topics(glob: str) -> Callable[[str], bool]:
-    from fnmatch import fnmatchcase
+    from cdc.table import named
 
-    pattern = glob if "." in glob else f"*.{glob}"
-    return lambda topic: fnmatchcase(topic, pattern)
+    return lambda topic: named(topic, (glob,))
 
 
 def _since(log: LogReader, text: str | None) -> tuple[Position, datetime | None] | None:

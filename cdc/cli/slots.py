@@ -54,10 +54,8 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     listed = [_slot(asdict(slot), ours=slot.name == ours) for slot in slots]
     summary = f"{len(slots)} slots; {ours!r} " + ("fits the log" if trouble is None else "does not fit the log")
     if json:
-        found = (
-            None if trouble is None else {"code": trouble.code, "message": trouble.message, "suggestion": trouble.fix}
-        )
-        result = {"slots": listed, "limits": limits, "problem": found, "wal_budget": definition.source.wal_budget}
+        problem = None if trouble is None else trouble.to_json()
+        result = {"slots": listed, "limits": limits, "problem": problem, "wal_budget": definition.source.wal_budget}
         emit("slots ls", json=True, summary=summary, result=result)
         return
     for slot in listed:

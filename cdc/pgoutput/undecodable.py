@@ -22,7 +22,7 @@ from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Begin, Relation
 from cdc.pgoutput.parse import HEADER, parse_frame
 from cdc.position import Position
-from cdc.table import TableSchema
+from cdc.table import TableSchema, topic
 
 PREFIX: Final = b"base64:"
 """Before the base64 of a value under the policy of that name."""
@@ -128,7 +128,7 @@ class FrameMender:
             return mended(value, self._policy)
         except UnicodeDecodeError as error:
             relation = self._relations.get(oid)
-            table = f"{relation.schema}.{relation.name}" if relation else f"relation {oid}"
+            table = topic(relation.schema, relation.name) if relation else f"relation {oid}"
             columns = relation.columns if relation else ()
             column = columns[place].name if place < len(columns) else f"column {place + 1}"
             raise _undecodable(table, column, f"the transaction at {self._position}", error.start) from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 import psycopg
@@ -19,7 +18,7 @@ from cdc.postgres.alignment import align
 from cdc.postgres.catalogue import Catalogued, look_up, types
 from cdc.postgres.drift import Sight, look
 from cdc.postgres.sqlstate import mapped
-from cdc.table import TableSchema, topic
+from cdc.table import TableSchema, matches, topic
 
 # partitions are published as their root; unlogged and temporary tables write no WAL
 _TABLES: Final = """
@@ -63,12 +62,7 @@ def match_tables(
     """
     with mapped():
         found = [(row[0], TableName(row[1], row[2])) for row in conn.execute(_TABLES)]
-    return [
-        (oid, table)
-        for oid, table in found
-        if any(fnmatchcase(str(table), pattern) for pattern in patterns)
-        and not any(fnmatchcase(str(table), pattern) for pattern in exclude)
-    ]
+    return [(oid, table) for oid, table in found if matches(str(table), patterns) and not matches(str(table), exclude)]
 
 
 def read_schema(

@@ -189,6 +189,28 @@ def test_two_keys_that_swap_through_a_third_name_each_other(folded: Fold) -> Non
     ]
 
 
+def test_a_row_that_is_copied_later_completes_the_images_that_came_before_it(folded: Fold) -> None:
+    """A whole copy in one range: an image of a key not read yet, and one that moved to another key."""
+    whole = {2: "x", 3: "y", 4: "z"}
+    rows = [
+        log_row(1, (5, 0), "s", payload=b"{}"),
+        log_row(1, (6, 0), "u", key=["a"], after={1: "a", 2: "x"}, partial=True),
+        log_row(1, (6, 1), "d", key=["b"], before={1: "b"}),
+        log_row(1, (6, 2), "u", key=["c"], old_key=["b"], after={1: "c", 3: "y"}, partial=True),
+        log_row(1, (7, 0), "r", key=["a"], after={1: "a"} | whole),
+        log_row(1, (8, 0), "r", key=["c"], after={1: "c"} | whole),
+        log_row(1, (9, 0), "u", key=["c"], after={1: "c", 4: None}, partial=True),
+        log_row(1, (10, 0), "g", payload=b"5"),
+    ]
+
+    found = state([row for row in folded(rows) if row["op"] in ("u", "d")])
+    assert sorted(found, key=str) == [
+        ("d", ["b"], None, True, None),
+        ("u", ["a"], {1: "a"} | whole, True, None),
+        ("u", ["c"], {1: "c"} | whole | {4: None}, True, None),
+    ]
+
+
 def test_rows_before_a_truncate_or_a_generation_are_dropped(folded: Fold) -> None:
     rows = [
         log_row(1, (5, 0), "c", key=["a"], after={1: "a"}),

@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
@@ -15,7 +17,8 @@ from cdc.change import LOG_SCHEMA
 from cdc.errors import InvalidDefinition, MalformedLsn, MalformedPosition
 from cdc.log.append import LogWriter
 from cdc.position import Position
-from pipelines.source import SCHEMA, LogPartition, LogStreamReader, Selection
+from cdc.table import exactly, matches
+from pipelines.source import SCHEMA, LogPartition, LogStreamReader, Selection, rows_between, tables_option
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 
 PATIENCE = 120  # seconds for a query that ends by itself
@@ -72,6 +75,32 @@ def test_a_frame_is_the_range_and_the_tables_asked_for(
     spark: SparkSession, root: Path, options: dict[str, str], expected: list[tuple[int, int]]
 ) -> None:
     assert places(load(spark, root, **options)) == expected
+
+
+def test_rows_between_two_positions_are_those_of_the_named_tables_alone(spark: SparkSession, tmp_path: Path) -> None:
+    writer = LogWriter.open(tmp_path / "log", IDENTITY, LIMITS)
+    named: dict[str, Any] = {"relation": 2, "topic": "shop.a,b*"}
+    commit(writer, 10, row(10, **named))
+    commit(writer, 20, row(20, topic="shop.a"), row(20, 1, **named), row(20, 2, relation=3, topic="shop.a,bc"))
+    commit(writer, 30, row(30, **named))
+
+    def between(after: int, upto: int) -> list[tuple[int, int]]:
+        globs = (exactly("shop.a,b*"),)
+        return places(rows_between(spark, str(tmp_path / "log"), globs, Position(after), Position(upto)))
+
+    assert between(10, 20) == [(20, 1)]
+    assert between(0, 10) == [(10, 0)]
+
+
+globs = st.lists(st.text("ab.*?[]!, ", min_size=1, max_size=8), min_size=1, max_size=3)
+
+
+@given(globs, st.text("ab.[]!, ", max_size=8))
+def test_globs_mean_the_same_after_they_were_an_option(globs: list[str], topic: str) -> None:
+    selection = Selection.from_options({"path": "log", "tables": tables_option(globs)})
+
+    assert len(selection.tables) == len(globs)
+    assert matches(topic, selection.tables) == matches(topic, globs)
 
 
 def test_a_boundary_ends_the_range_with_its_commit_time(spark: SparkSession, root: Path) -> None:
