@@ -67,7 +67,9 @@ DDL_PREFIX: Final = "cdc.ddl"
 """Transactional messages with this prefix come from the event trigger in the source and become `s` rows, not `m`."""
 WATERMARK_PREFIX: Final = "cdc.watermark"
 """Transactional messages with this prefix mark the place of rows that were read beside the stream; they leave none."""
-OWN_PREFIXES: Final = frozenset({HEARTBEAT_PREFIX, DDL_PREFIX, WATERMARK_PREFIX})
+SIGNAL_PREFIX: Final = "cdc.signal"
+"""Messages with this prefix ask the reader for something, in Debezium's words; they leave no row."""
+OWN_PREFIXES: Final = frozenset({HEARTBEAT_PREFIX, DDL_PREFIX, WATERMARK_PREFIX, SIGNAL_PREFIX})
 """Of the messages that are no messages of an application."""
 
 
@@ -82,8 +84,10 @@ class Place:
     """Microseconds UTC."""
 
 
-def control_row(place: Place, operation: Operation, relation: int, topic: str, payload: bytes) -> pa.RecordBatch:
-    """One row of LOG_SCHEMA that says something of a relation and carries no image: `s` or `g`."""
+def control_row(
+    place: Place, operation: Operation, relation: int, topic: str, payload: bytes | None = None
+) -> pa.RecordBatch:
+    """One row of LOG_SCHEMA that says something of a relation and carries no image: `s`, `g` or `t`."""
     row: dict[str, Any] = dict.fromkeys(LOG_SCHEMA.names) | {
         "position": place.position,
         "ordinal": place.ordinal,

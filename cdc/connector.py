@@ -5,26 +5,30 @@ from __future__ import annotations
 import os
 import random
 import signal
-from pathlib import Path
+from collections.abc import Callable
 from threading import Event, Timer
 from types import FrameType
 from typing import Final
 
+import structlog
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set
 from tenacity.nap import sleep_using_event
 
 from cdc import metrics
 from cdc.checks import check_log
 from cdc.config import Definition
+from cdc.config.definition import SnapshotMode
 from cdc.errors import CdcError, Reaction, UndecodableWal
-from cdc.log.segments import SegmentLimits
+from cdc.log.intent import EpochIntent, declare
+from cdc.log.read import LogReader
 from cdc.patience import pause
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.slot import slot_status
-from cdc.reader import Reader, ReaderSettings
+from cdc.reader import Reader
 from cdc.reporter import Reporter
-from cdc.snapshot.initial import CopySource
+from cdc.resume import DISCONTINUED
+from cdc.settings import ReaderSettings, reader_settings
 from cdc.snapshot.jobs import Jobs
 from cdc.snapshot.placing import Placing
 
@@ -34,9 +38,14 @@ the log holds whole commits only, so that this is no worse than kill -9."""
 JITTER: Final = 0.25
 """Share of a pause by which it may be longer, so that readers do not come back all at once."""
 
+log = structlog.get_logger("connector")
 
-def main(definition: Definition) -> int:
-    """Run the reader until SIGTERM or SIGINT; raises the error that a retry cannot mend."""
+
+def main(definition: Definition, again: Callable[[], Definition] | None = None) -> int:
+    """Run the reader until SIGTERM or SIGINT; raises the error that a retry cannot mend.
+
+    again: reads the definition anew, of which the rules for tables may change meanwhile.
+    """
     stop = Event()
     last = Timer(GRACE, os._exit, [0])
     last.daemon = True
@@ -52,7 +61,7 @@ def main(definition: Definition) -> int:
     reporter = Reporter(definition, figures, stop)
     reporter.start()
     placing = Placing()
-    Jobs(definition, placing, figures, stop).start()
+    Jobs(definition, placing, figures, stop, again).start()
     attempts = _Attempts(definition, figures)
     try:
         Retrying(
@@ -102,9 +111,24 @@ def _run(definition: Definition, figures: metrics.Figures, stop: Event, reporter
     reporter.running()
     try:
         check_log(definition)
-        Reader(settings, figures, stop, placing).run()
+        try:
+            Reader(settings, figures, stop, placing).run()
+        except DISCONTINUED as exc:
+            if definition.snapshot.mode is not SnapshotMode.WHEN_NEEDED:
+                raise
+            _begin_anew(settings, exc)
+            Reader(settings, figures, stop, placing).run()
     except UndecodableWal as exc:
         raise _located(exc, definition, figures) from exc
+
+
+def _begin_anew(settings: ReaderSettings, exc: CdcError) -> None:
+    """Let the next reader begin another epoch, for the source cannot continue the log."""
+    durable = LogReader(settings.log).durable
+    if durable is None:
+        raise exc
+    log.warning("the source cannot continue the log: all is copied again", code=exc.code, message=exc.message)
+    declare(settings.log, EpochIntent(durable.epoch + 1, f"{exc.code} {exc.message}"))
 
 
 def _located(exc: UndecodableWal, definition: Definition, figures: metrics.Figures) -> UndecodableWal:
@@ -125,25 +149,4 @@ def _located(exc: UndecodableWal, definition: Definition, figures: metrics.Figur
         f"{exc.message}: {where}; the transaction that cannot be decoded comes next",
         remedy=f"{first}if it fails ten times: cdc slots recover -c FILE --skip-to LSN --resync 'TABLE', with an LSN "
         f"behind that transaction (the WAL ends at {slot.wal_end}) and every table that was written up to there",
-    )
-
-
-def reader_settings(definition: Definition) -> ReaderSettings:
-    """The reader's part of a definition."""
-    source = definition.source
-    return ReaderSettings(
-        source=CopySource(
-            pipeline=definition.name,
-            dsn=source.current_dsn(),
-            slot=source.slot.name,
-            publication=source.publication.name,
-            patterns=definition.patterns,
-            exclude=definition.excludes,
-            failover=source.slot.failover,
-            undecodable=source.undecodable,
-        ),
-        log=Path(definition.log.path),
-        limits=SegmentLimits(size=definition.log.segment.bytes, age=definition.log.segment.every),
-        commit_bytes=definition.log.commit.bytes,
-        linger=definition.log.commit.linger,
     )

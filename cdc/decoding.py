@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
+from cdc.config.definition import SnapshotMode
 from cdc.mending import MendFrames, frame_mender, unchanged
 from cdc.pgoutput.columnar import ColumnarDecoder
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, WatermarkSeen
+from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.position import Position
-from cdc.relations import Relations
+from cdc.relations import Relations, Watched
 from cdc.snapshot.initial import CopySource
 from cdc.snapshot.placing import Placing
 from cdc.spool import Spool
@@ -26,7 +27,7 @@ class Decoding:
     ) -> None:
         self.spool = spool
         self._mend = mend
-        self._placing = placing
+        self._placing, self._inbox = placing, placing.inbox
         self._relations = relations
         self._decoder = ColumnarDecoder(epoch=after.epoch, after=after)
         self._epoch = after.epoch
@@ -37,7 +38,9 @@ class Decoding:
         cls, source: CopySource, directory: Path, known: Mapping[int, TableSchema], after: Position, placing: Placing
     ) -> Self:
         """Go on behind `after` with the schemas that the log knows; large transactions are spooled in directory."""
-        relations = Relations(source.dsn, known, after.epoch, source.publication)
+        copies = source.snapshot.mode is not SnapshotMode.NO_DATA
+        watched = Watched(dsn=source.dsn, publication=source.publication, copies=copies)
+        relations = Relations(watched, known, after.epoch)
         placing.begin(after, known)
         return cls(Spool(directory), relations, after, placing, frame_mender(source.dsn, source.undecodable, after))
 
@@ -60,11 +63,21 @@ class Decoding:
                         self._announce(version)
                 elif isinstance(event, WatermarkSeen):
                     yield from self._place(event)
-                elif isinstance(event, Decoded):
-                    self._placing.note(event)
-                    yield event
+                elif isinstance(event, SignalSeen | Decoded):
+                    yield from self._keep(event)
                 elif event.reply_requested:
                     yield Position.of(event.wal_end - 1, self._epoch)
+
+    def _keep(self, event: SignalSeen | Decoded) -> Iterator[Decoded]:
+        """Signals are on disk before the log can hold the transaction that they came in."""
+        if isinstance(event, SignalSeen):
+            if self._inbox is not None:
+                self._inbox.message(event)
+            return
+        self._placing.note(event)
+        if self._inbox is not None:
+            self._inbox.rows(event.rows)
+        yield event
 
     def _place(self, seen: WatermarkSeen) -> Iterator[Decoded]:
         """Rows that were read beside the stream, as rows of the watermark's own transaction."""
@@ -80,6 +93,8 @@ class Decoding:
     def _announce(self, schema: TableSchema) -> None:
         self._resolved.clear()
         self._placing.learn(schema)
+        if self._inbox is not None:
+            self._inbox.learn(schema)
         self._decoder.announce(schema)
 
     def _define(self, seen: RelationSeen) -> None:
@@ -96,4 +111,6 @@ class Decoding:
         self._resolved[seen.relation.oid] = seen, schema
         if announce:
             self._placing.learn(schema)
+        if self._inbox is not None:
+            self._inbox.learn(schema)
         self._decoder.define(schema, announce=announce)

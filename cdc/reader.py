@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from threading import Event, Thread
 from typing import Final
 
@@ -25,7 +23,6 @@ from cdc.log.leftovers import remove_leftovers
 from cdc.log.patient import PatientWriter
 from cdc.log.pending import Pending, Ready
 from cdc.log.read import LogReader
-from cdc.log.segments import SegmentLimits
 from cdc.memory import give_back_what_is_freed
 from cdc.pgoutput.columnar import warm
 from cdc.pgoutput.frames import FrameBatch
@@ -35,7 +32,8 @@ from cdc.position import Position
 from cdc.postgres.history import source_state
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
 from cdc.resume import captured, check_source, confirmable, lineage_of
-from cdc.snapshot.initial import CopySource, prepare
+from cdc.settings import ReaderSettings
+from cdc.snapshot.initial import prepare
 from cdc.snapshot.placing import Placing
 
 FRAMES_WAITING: Final = 16 * 1024 * 1024
@@ -46,18 +44,6 @@ OPEN_LIMIT: Final = 16 * 1024 * 1024
 """Bytes of an unfinished transaction in memory; above it its rows go to data files that nobody sees yet."""
 ADVANCE_EVERY: Final = 1.0
 """Seconds between empty commits that answer a keepalive; a stopping server asks many times a second."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderSettings:
-    """What one reader needs to know."""
-
-    source: CopySource
-    log: Path
-    limits: SegmentLimits
-    commit_bytes: int
-    linger: float
-    """Seconds between commits under load; the first change after a rest is committed at once."""
 
 
 class Reader:

@@ -13,7 +13,6 @@ import pyarrow as pa
 from cdc import metrics
 from cdc.change import Operation, Place, control_row
 from cdc.config import Definition
-from cdc.connector import reader_settings
 from cdc.errors import ConfigError, LogError, SlotInUse, SlotMissing, SlotUnsuitable
 from cdc.failpoint import hit
 from cdc.log.append import LogWriter
@@ -24,6 +23,7 @@ from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.slot import PLUGIN, SlotStatus, advance_slot, exclusive, slot_status
+from cdc.settings import reader_settings
 from cdc.snapshot.initial import prepare
 from cdc.table import TableSchema, TableState
 

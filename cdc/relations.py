@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -23,7 +23,7 @@ from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.drift import Sight, divergence, look
 from cdc.postgres.tables import View, resolve, view
 from cdc.postgres.telling import read, typed
-from cdc.table import TableSchema, TableState
+from cdc.table import ADDED, TableSchema, TableState
 
 LOOK_EVERY: Final = 30.0
 """Seconds between two looks at the catalogue of all tables; one took 8 ms for one table, 80–150 ms for 1,000."""
@@ -32,22 +32,27 @@ _T = TypeVar("_T")
 log = structlog.get_logger("reader")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """The source as relations are resolved against it."""
+
+    dsn: str
+    publication: str
+    copies: bool = False
+    """Whether the rows that a table has when it is first seen are wanted as well."""
+
+
 class Relations:
     """Resolves Relation messages against the log's own schemas and the source's catalogue; used by one thread."""
 
     def __init__(
-        self,
-        dsn: str,
-        known: Mapping[int, TableSchema],
-        epoch: int,
-        publication: str | None = None,
-        look_every: float = LOOK_EVERY,
+        self, watched: Watched, known: Mapping[int, TableSchema], epoch: int, look_every: float = LOOK_EVERY
     ) -> None:
-        self._dsn = dsn
+        self._dsn, self._publication, self._copies = watched.dsn, watched.publication, watched.copies
         # of two tables that had one OID in two epochs the later is meant
         self._known = {schema.oid: schema for schema in known.values() if schema.state is not TableState.DROPPED}
         self._unannounced: dict[int, TableSchema] = {}
-        self._epoch, self._publication = epoch, publication
+        self._epoch = epoch
         self._every, self._due = look_every, time.monotonic()
         # a look never holds up the stream; the thread goes with this object
         self._looker = ThreadPoolExecutor(1, thread_name_prefix="drift")
@@ -83,6 +88,8 @@ class Relations:
             return schema if sight is None else _compared(schema, sight)
 
         schema = self._asked(answer)
+        if before is None and self._copies and schema.state is TableState.LIVE:
+            schema = schema.flagged(TableState.SNAPSHOTTING, ADDED)
         self._known[message.oid] = schema
         return schema, schema != before
 

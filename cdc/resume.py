@@ -26,6 +26,17 @@ from cdc.table import TableSchema, TableState
 RECOVER: Final = "run 'cdc slots recover -c FILE --new-epoch'"
 """The way on for everything that the stream cannot bring any more."""
 
+DISCONTINUED: Final = (
+    SlotMissing,
+    SlotInvalidated,
+    SourceGap,
+    SourceWentBack,
+    TimelineChanged,
+    PublicationMissing,
+    PublicationReplaced,
+)
+"""Errors that RECOVER mends; another cluster is none of them, for that may be a slip in the definition."""
+
 INVALIDATED: Final[Mapping[str, str]] = {
     "wal_removed": "raise max_slot_wal_keep_size (ALTER SYSTEM SET max_slot_wal_keep_size = '…'; "
     "SELECT pg_reload_conf();), then " + RECOVER,

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from cdc.change import SIGNAL_PREFIX
 from cdc.decoding import Decoding
 from cdc.lsn import Lsn
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, Insert, Message, Relation
 from cdc.pgoutput.transactions import Decoded
 from cdc.position import Position
-from cdc.relations import Relations
+from cdc.relations import Relations, Watched
+from cdc.snapshot.inbox import Inbox
 from cdc.snapshot.placing import Placing
 from cdc.spool import Spool
 from cdc.table import TableSchema
@@ -27,7 +29,7 @@ class Catalogue(Relations):
     """Knows one table, and counts how often it is asked."""
 
     def __init__(self) -> None:
-        super().__init__("", {}, 0)
+        super().__init__(Watched(dsn="", publication=""), {}, 0)
         self.asked: list[Position] = []
 
     def drifted(self) -> Iterator[TableSchema]:
@@ -56,6 +58,27 @@ def decoded(catalogue: Catalogue, folder: Path, *transactions: list[AnyMessage])
         counts.append(sum(event.rows.num_rows for event in events if isinstance(event, Decoded)))
     decoding.close()
     return counts
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_signals_are_kept_before_the_log_can_hold_their_transaction(
+    catalogue: Catalogue, tmp_path: Path, transactional: bool
+) -> None:
+    """A row of the table of signals, and a message in its transaction or behind it."""
+    placing = Placing()
+    placing.inbox = Inbox(tmp_path, ORDERS.topic)
+    signal = Message(transactional, Lsn(21), SIGNAL_PREFIX, b'{"type": "stop-snapshot"}', POSTGRES_EPOCH)
+    row = Insert(ORDERS.oid, ("r", "pause-snapshot", None))
+    inside, behind = ([signal], []) if transactional else ([], [signal])
+    messages = [*transaction(10, relation(ORDERS), row, *inside), *behind]
+    decoding = Decoding(Spool(tmp_path), catalogue, Position(0), placing)
+    (_decoded,) = kept = [
+        [signal.type.value for signal in placing.inbox.waiting()]
+        for event in decoding.rows(FrameBatch.of([frame(message) for message in messages]))
+        if isinstance(event, Decoded)
+    ]
+    decoding.close()
+    assert kept == [["pause-snapshot", "stop-snapshot"]]
 
 
 def test_a_description_that_its_transaction_repeats_is_resolved_once(catalogue: Catalogue, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from cdc.config.definition import Definition
 from cdc.config.document import Key
 from cdc.config.names import fixed_part, placeholders
+from cdc.table import matches
 
 _WILD: Final = frozenset("*?[")
 
@@ -23,6 +24,7 @@ def disagreements(definition: Definition) -> Iterator[Disagreement]:
     """All of them, each named at the key that a person would change."""
     yield from _names(definition)
     yield from _paths(definition)
+    yield from _signals(definition)
     if not definition.catalog.url:
         yield Disagreement(("catalog",), "required key is missing: catalog.url, for the log is not on this machine")
 
@@ -38,6 +40,12 @@ def _names(definition: Definition) -> Iterator[Disagreement]:
         if rule.match in matches:
             yield Disagreement(("tables", place, "match"), "another rule has this glob")
         matches.add(rule.match)
+
+
+def _signals(definition: Definition) -> Iterator[Disagreement]:
+    table = definition.snapshot.signals
+    if table is not None and (not matches(table, definition.patterns) or matches(table, definition.excludes)):
+        yield Disagreement(("snapshot", "signals"), "no rule captures this table: add it to tables")
 
 
 def _paths(definition: Definition) -> Iterator[Disagreement]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -30,6 +30,7 @@ from cdc.config.names import (
 )
 from cdc.config.quantities import Bytes, Seconds
 from cdc.config.secret import HIDDEN, Secret
+from cdc.table import parted, topic
 
 
 class Model(BaseModel):
@@ -175,6 +176,13 @@ class SourceLoad(Model):
     """Default none."""
 
 
+def _table_name(text: str) -> str:
+    schema, name = parted(text)
+    if not schema:
+        raise wrong("expected schema.table, for example public.debezium_signal")
+    return topic(schema, name)
+
+
 class Snapshot(Model):
     """How rows that exist already are copied."""
 
@@ -187,6 +195,8 @@ class Snapshot(Model):
     beside: Annotated[Bytes, Field(ge=0)] = 8 * 2**20
     """Tables larger than this are copied in chunks while the stream runs; others at once, before it begins."""
     max_source_load: SourceLoad = SourceLoad()
+    signals: Annotated[str, AfterValidator(_table_name)] | None = None
+    """A captured table of which each new row is a signal, with Debezium's columns id, type, data; default none."""
 
 
 class Commit(Model):
@@ -302,6 +312,22 @@ class CatalogLocation(Model):
     """An SQLAlchemy URL; default an SQLite file beside the log."""
 
 
+SHORTEST_TOKEN: Final = 16
+"""Characters; half a UUID, more than can be guessed over a network."""
+
+
+def _token(secret: Secret) -> Secret:
+    if secret.reference == HIDDEN:
+        raise wrong("a token stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
+    if not _is_token(secret.reveal()):
+        raise wrong("expected at least 16 characters of ASCII without spaces, for example of 'openssl rand -hex 32'")
+    return secret
+
+
+def _is_token(text: str) -> bool:
+    return len(text) >= SHORTEST_TOKEN and text.isascii() and text.isprintable() and " " not in text
+
+
 class Service(Model):
     """API and page."""
 
@@ -309,6 +335,15 @@ class Service(Model):
     """Address to listen on."""
     port: Annotated[Whole, Field(ge=0, le=65535)] = 8083
     """Port to listen on; 0 takes a free one."""
+    token: Annotated[Secret, AfterValidator(_token)] | None = None
+    """What API and page ask for as `Authorization: Bearer`; without one only this machine may change anything."""
+
+    def current_token(self) -> str | None:
+        """The token as its file holds it now, the known one while that is none; None where none is asked for."""
+        if self.token is None:
+            return None
+        found = self.token.current()
+        return found if _is_token(found) else self.token.reveal()
 
 
 def _beside_the_log(log: str) -> str:
@@ -345,6 +380,10 @@ class Definition(Model):
     def excludes(self) -> list[str]:
         """Globs of what is not captured, those of the rules included."""
         return [*self.exclude, *(glob for rule in self.tables for glob in rule.exclude)]
+
+    def with_rules_of(self, other: Self) -> Self:
+        """This definition with another's rules for tables."""
+        return self.model_copy(update={"tables": other.tables, "exclude": other.exclude})
 
     @model_validator(mode="after")
     def _named_after_the_pipeline(self) -> Self:

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from cdc.change import DDL_PREFIX, OWN_PREFIXES, WATERMARK_PREFIX, Operation
+from cdc.change import DDL_PREFIX, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.errors import SourceError, UnknownRelation
 from cdc.pgoutput import kernel
 from cdc.pgoutput.buffers import Capacity, RowBuffers, beside, new_state, new_values, pack, without
@@ -29,11 +29,11 @@ from cdc.pgoutput.messages import (
     row_oids,
 )
 from cdc.pgoutput.parse import malformed, parse_frame
-from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, WatermarkSeen
+from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.position import Position
 from cdc.table import TableSchema
 
-Event: TypeAlias = Decoded | RelationSeen | DdlSeen | WatermarkSeen | Keepalive
+Event: TypeAlias = Decoded | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
 
 _NONE: Final = -1
 
@@ -126,7 +126,8 @@ class ColumnarDecoder:
                     state[kernel.MOVED] = 1
                     self._take(frame, message)
                     if isinstance(message, Message) and (told := self._told(message)):
-                        yield from self._flushed()
+                        if not isinstance(told, SignalSeen):
+                            yield from self._flushed()
                         yield told
                 elif message.reply_requested:
                     yield from self._flushed()
@@ -241,15 +242,19 @@ class ColumnarDecoder:
             if layout.relation != IGNORED:
                 self._buffers.control(Operation.TRUNCATE, layout.relation, self._topic(layout.topic), None)
 
-    def _told(self, message: Message) -> DdlSeen | WatermarkSeen | None:
-        if not message.transactional or self._state[kernel.DROPPED]:
+    def _told(self, message: Message) -> DdlSeen | WatermarkSeen | SignalSeen | None:
+        state = self._state
+        if state[kernel.POSITION] <= state[kernel.AFTER]:  # of the transaction, or of the message outside of all
+            return None
+        position, ordinal = Position(int(state[kernel.POSITION])), int(state[kernel.ORDINAL])
+        if message.prefix == SIGNAL_PREFIX:
+            return SignalSeen(message.content, position, ordinal)
+        if not message.transactional:
             return None
         if message.prefix == DDL_PREFIX:
             return DdlSeen(message.content)
         if message.prefix != WATERMARK_PREFIX:
             return None
-        state = self._state
-        position, ordinal = Position(int(state[kernel.POSITION])), int(state[kernel.ORDINAL])
         xid, committed_at = int(state[kernel.XID]), int(state[kernel.COMMITTED_AT])
         return WatermarkSeen(message.content, position, ordinal, xid, committed_at)
 

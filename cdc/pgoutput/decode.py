@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.change import DDL_PREFIX, LOG_SCHEMA, OWN_PREFIXES, WATERMARK_PREFIX, Operation
+from cdc.change import DDL_PREFIX, LOG_SCHEMA, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.errors import SourceError, UnknownRelation
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.layout import IGNORED, Layout
@@ -41,7 +41,7 @@ from cdc.pgoutput.messages import (
     row_oids,
 )
 from cdc.pgoutput.parse import HEADER, malformed, parse_frame
-from cdc.pgoutput.transactions import DdlSeen, Decoded, OpenTransaction, RelationSeen, WatermarkSeen
+from cdc.pgoutput.transactions import DdlSeen, Decoded, OpenTransaction, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.position import Position
 from cdc.table import TableSchema
 
@@ -51,7 +51,7 @@ VALUE_LIMIT: Final = 16 << 20
 """Bytes of values after which a Decoded ends early; where exactly is not promised."""
 
 Image = dict[int, str | None]
-Event = Decoded | RelationSeen | DdlSeen | WatermarkSeen | Keepalive
+Event = Decoded | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,8 @@ class PlainDecoder:
         if message is not None:
             self._take(frame, message)
         if isinstance(message, Message) and (told := self._told(message)):
-            yield from self._flushed()
+            if not isinstance(told, SignalSeen):
+                yield from self._flushed()
             yield told
         if self._pending.nbytes >= VALUE_LIMIT:
             yield self._flush()
@@ -301,9 +302,13 @@ class PlainDecoder:
             if layout.relation != IGNORED:
                 self._row(op=Operation.TRUNCATE, relation=layout.relation, topic=layout.topic)
 
-    def _told(self, message: Message) -> DdlSeen | WatermarkSeen | None:
-        transaction = self._open
-        if transaction is None or transaction.dropped or not message.transactional:
+    def _told(self, message: Message) -> DdlSeen | WatermarkSeen | SignalSeen | None:
+        transaction = self._open or self._alone(message)
+        if transaction.dropped:
+            return None
+        if message.prefix == SIGNAL_PREFIX:
+            return SignalSeen(message.content, transaction.position, transaction.ordinal)
+        if not message.transactional:
             return None
         if message.prefix == DDL_PREFIX:
             return DdlSeen(message.content)
@@ -318,15 +323,18 @@ class PlainDecoder:
         elif self._open:
             raise malformed(frame, "a message outside transactions came inside one")
         else:
-            # its lsn can be that of the next commit record, so it stands one byte before
-            position = Position.of(message.lsn - 1, self._epoch)
-            transaction = OpenTransaction(position, 0, message.sent_at, position <= self._after)
+            transaction = self._alone(message)
         if transaction.dropped:
             return
         if message.prefix not in OWN_PREFIXES:
             self._row(transaction, op=Operation.MESSAGE, payload=message.content)
         if not message.transactional:
             self._pending.finish(transaction.position, transaction.committed_at)
+
+    def _alone(self, message: Message) -> OpenTransaction:
+        """What a message outside of transactions is; its LSN can be that of the next commit record, so one before."""
+        position = Position.of(message.lsn - 1, self._epoch)
+        return OpenTransaction(position, 0, message.sent_at, position <= self._after)
 
     def _layout(self, oid: int) -> Layout:
         if (layout := self._layouts.get(oid)) is None:

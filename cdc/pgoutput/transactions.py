@@ -46,6 +46,21 @@ class WatermarkSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class SignalSeen:
+    """A signal, inside a kept transaction or outside of all.
+
+    It comes before any Decoded whose `last` is at its position: a consumer that keeps it first loses none.
+    """
+
+    content: bytes
+    """Which one; anybody can write such a message, so it may be anything."""
+    position: Position
+    """The same whenever the message comes again."""
+    ordinal: int
+    """Of the next row of the transaction: the order of signals inside; 0 outside."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
     """Rows in WAL order, and how many of them are whole transactions."""
 

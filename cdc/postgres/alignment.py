@@ -96,7 +96,7 @@ def marked(schema: TableSchema, known: TableSchema | None, doubt: str | None) ->
         return schema.flagged(known.state, known.reason or "marked before")
     if doubt:
         return schema.flagged(TableState.NEEDS_RESYNC, doubt)
-    return schema if known is None else replace(schema, state=known.state)
+    return schema if known is None else replace(schema, state=known.state, reason=known.reason)
 
 
 def _wire(column: RelationColumn | Column) -> Wire:

@@ -1,8 +1,8 @@
-"""Chunks: some rows of a table in the order of its key, under a snapshot that says which transactions it sees.
+"""Chunks: some rows of a table, under a snapshot that says which transactions it sees.
 
-A chunk is asked for as "the next rows behind this key", never by OFFSET, so each costs the same in any table.
-Keys are given as the text that Postgres itself printed; the literals have no type, so the server reads them as the
-column's own type, whatever that is.
+A chunk is asked for by place, "the rows in these blocks", or by key, "the next rows behind this one", never by OFFSET,
+so each costs the same in any table. Keys are given as the text that Postgres itself printed; the literals have no
+type, so the server reads them as the column's own type, whatever that is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, SnapshotVoid
 from cdc.postgres.copy import hold_tables, rows_of_table
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import TableName
@@ -29,6 +29,23 @@ _ESTIMATE: Final = """
     SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint FROM pg_class c
     WHERE c.oid = %(oid)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass))
 """
+_LEAVES: Final = """
+    SELECT c.oid::bigint, n.nspname, c.relname, c.relfilenode::bigint, a.amname = 'heap',
+        pg_relation_size(c.oid) / current_setting('block_size')::int
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_am a ON a.oid = c.relam
+    WHERE c.relkind = 'r' AND (
+        c.oid = %(oid)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass) WHERE isleaf))
+    ORDER BY c.oid
+"""
+_SIZE: Final = """
+    SELECT coalesce(sum(pg_table_size(relid)), 0)::bigint FROM (
+        SELECT %(oid)s::oid AS relid UNION SELECT relid::oid FROM pg_partition_tree(%(oid)s::oid::regclass)) t
+"""
+_REPLAYED: Final = """
+    SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::bigint FROM pg_stat_replication
+    WHERE application_name = %s AND replay_lsn IS NOT NULL
+"""
+_SNAPSHOT: Final = "SELECT pg_current_snapshot()::text, pg_relation_filenode(%s::oid)::bigint"
 _OPEN: Final = """
     SELECT pg_current_snapshot()::text, least(
         now(), (SELECT min(xact_start) FROM pg_stat_activity), (SELECT min(prepared) FROM pg_prepared_xacts))
@@ -76,20 +93,72 @@ class Bounds:
     """Included; None: to the end."""
     where: str | None = None
     """A predicate in the source's SQL, run read-only."""
+    keys: tuple[tuple[str, ...], ...] | None = None
+    """Only these; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Where rows are stored: a table, or a leaf of a partitioned one."""
+
+    oid: int
+    name: TableName
+    file: int
+    """`pg_class.relfilenode`: with another one blocks have other numbers."""
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Which rows: those in some blocks of a leaf."""
+
+    leaf: Leaf
+    first: int
+    end: int
+    """Excluded."""
 
 
 @contextmanager
-def snapshot(conn: psycopg.Connection, schema: TableSchema) -> Iterator[Visibility]:
+def snapshot(conn: psycopg.Connection, schema: TableSchema, leaf: Leaf | None = None) -> Iterator[Visibility]:
     """A read-only REPEATABLE READ transaction on a connection in autocommit mode, the table held against TRUNCATE.
 
-    Raises SnapshotVoid if the table was rewritten between the snapshot and the lock, UnknownRelation if it is gone.
+    With a leaf only that is held. Raises SnapshotVoid if it was rewritten between the snapshot and the lock, or since
+    the leaf was looked at, UnknownRelation if it is gone.
     """
+    oid, name = (schema.oid, TableName(schema.schema, schema.name)) if leaf is None else (leaf.oid, leaf.name)
     with mapped(), conn.transaction():
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        row = conn.execute("SELECT pg_current_snapshot()::text").fetchone()
+        row = conn.execute(
+            "SELECT pg_current_snapshot()::text, pg_relation_filenode(%s::oid)::bigint", [oid]
+        ).fetchone()
         assert row is not None  # noqa: S101 - a SELECT without FROM has one row
-        hold_tables(conn, [(schema.oid, TableName(schema.schema, schema.name))])
+        hold_tables(conn, [(oid, name)])
+        if leaf is not None and row[1] != leaf.file:
+            raise SnapshotVoid(f"{schema.topic!r} was rewritten while it was copied: its blocks have other numbers now")
         yield Visibility.parse(row[0])
+
+
+def leaves(conn: psycopg.Connection, oid: int) -> list[Leaf] | None:
+    """Where the rows of a table are, by OID; None if some are where blocks cannot be asked for."""
+    with mapped():
+        found = conn.execute(_LEAVES, {"oid": oid}).fetchall()
+    if not all(heap for _, _, _, _, heap, _ in found):
+        return None
+    return [Leaf(leaf, TableName(schema, name), file, blocks) for leaf, schema, name, file, _, blocks in found]
+
+
+def table_size(conn: psycopg.Connection, oid: int) -> int:
+    """Bytes of a table with its leaves and what is TOASTed, without indexes."""
+    with mapped():
+        row = conn.execute(_SIZE, {"oid": oid}).fetchone()
+    return int(row[0]) if row else 0
+
+
+def replay_lag(conn: psycopg.Connection, standby: str) -> int | None:
+    """Bytes of WAL that a standby, by its `application_name`, has yet to replay; None if it is not connected."""
+    with mapped():
+        row = conn.execute(_REPLAYED, [standby]).fetchone()
+    return None if row is None else int(row[0])
 
 
 def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
@@ -100,13 +169,32 @@ def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
     return Visibility.parse(row[0]), row[1]
 
 
-def chunk_query(
+def keyed_query(
     conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, limit: int, publication: str
 ) -> sql.Composed:
     """SELECT of up to `limit` rows in the order of the key, as the publication sends them; for copy_rows."""
     key = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.key)
     rows, where = rows_of_table(conn, schema), _where(conn, schema, bounds, publication)
     return sql.SQL("{}{} ORDER BY {} LIMIT {}").format(rows, where, key, sql.Literal(limit))
+
+
+def span_query(conn: psycopg.Connection, schema: TableSchema, span: Span, publication: str) -> sql.Composed:
+    """SELECT of the rows in the span's blocks, as the publication sends them; for copy_rows."""
+    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
+    rows = sql.SQL("SELECT {} FROM ONLY {} WHERE ctid >= {}::tid AND ctid < {}::tid").format(
+        columns,
+        sql.Identifier(*span.leaf.name),
+        sql.Literal(f"({span.first},0)"),
+        sql.Literal(f"({span.end},0)"),
+    )
+    return _all([rows, *_row_filter(conn, schema, publication)])
+
+
+def whole_query(conn: psycopg.Connection, schema: TableSchema, publication: str) -> sql.Composed:
+    """SELECT of every row, as the publication sends them; for copy_rows."""
+    filtered = _row_filter(conn, schema, publication)
+    where = sql.SQL(" WHERE {}").format(_all(filtered)) if filtered else sql.SQL("")
+    return sql.SQL("{}{}").format(rows_of_table(conn, schema), where)
 
 
 def check_predicate(conn: psycopg.Connection, schema: TableSchema, where: str) -> None:
@@ -143,10 +231,22 @@ def _where(conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, public
         parts.append(sql.SQL("{} " + over + " {}").format(key, _row(start)))  # type: ignore[arg-type]
     if bounds.last is not None:
         parts.append(sql.SQL("{} <= {}").format(key, _row(bounds.last)))
-    filtered = conn.execute(_FILTER, [publication, schema.schema, schema.name]).fetchone()
-    predicates = (bounds.where, filtered[0] if filtered else None)
-    parts += [sql.SQL("({})").format(sql.SQL(predicate)) for predicate in predicates if predicate is not None]
-    return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(parts) if parts else sql.SQL("")
+    if bounds.keys is not None:
+        parts.append(sql.SQL("{} IN ({})").format(key, sql.SQL(", ").join(map(_row, bounds.keys))))
+    if bounds.where is not None:
+        parts.append(sql.SQL("({})").format(sql.SQL(bounds.where)))  # type: ignore[arg-type]
+    parts += _row_filter(conn, schema, publication)
+    return sql.SQL(" WHERE {}").format(_all(parts)) if parts else sql.SQL("")
+
+
+def _row_filter(conn: psycopg.Connection, schema: TableSchema, publication: str) -> list[sql.Composable]:
+    """What the publication asks of a row, as one predicate or none."""
+    row = conn.execute(_FILTER, [publication, schema.schema, schema.name]).fetchone()
+    return [sql.SQL("({})").format(sql.SQL(row[0]))] if row is not None and row[0] is not None else []
+
+
+def _all(parts: Sequence[sql.Composable]) -> sql.Composed:
+    return sql.SQL(" AND ").join(parts)
 
 
 def _row(key: Sequence[str]) -> sql.Composable:

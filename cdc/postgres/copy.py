@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -19,6 +20,10 @@ from cdc.table import TableSchema
 
 CHUNK: Final = 1 << 20
 """Bytes of one chunk, about."""
+REST: Final = 0.001
+"""Seconds from the first new byte to the read: the server sends 8 kB at a time, and each read has its price."""
+READS: Final = 16
+"""Socket reads before what came is taken out."""
 _USABLE: Final = {pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS}
 _KIND: Final = "SELECT relkind FROM pg_class WHERE oid = %s AND relkind IN ('r', 'p')"
 
@@ -96,13 +101,15 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed) -> Iterator[bytes]:
         answer = conn.wait(generators.execute(conn.pgconn))[-1]
     if answer.status != pq.ExecStatus.COPY_OUT:
         raise failure_of(answer)
-    finished = False
+    finished, lines, held = False, list[memoryview](), 0
     try:
         for drained in _chunks(conn):
-            if drained.status < libpq.PENDING:
-                finished = True
-            if len(drained.frames):
-                yield drained.frames.buffer.tobytes()
+            finished = drained.status < libpq.PENDING
+            lines.append(drained.frames.buffer.data)
+            held += len(lines[-1])
+            if held >= CHUNK or (finished and held):
+                yield b"".join(lines)
+                lines, held = [], 0
     finally:
         if not finished:
             conn.cancel_safe()
@@ -128,8 +135,12 @@ def _chunks(conn: psycopg.Connection) -> Iterator[libpq.Drained]:
             return
         if drained.status == libpq.PENDING:
             poll.poll()
-            with mapped():
-                conn.pgconn.consume_input()
+            time.sleep(REST)
+            for _ in range(READS):
+                with mapped():
+                    conn.pgconn.consume_input()
+                if not poll.poll(0):
+                    break
 
 
 def _finish(conn: psycopg.Connection) -> list[Exception]:

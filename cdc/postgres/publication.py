@@ -95,6 +95,14 @@ def missing_tables(conn: psycopg.Connection, name: str, tables: Sequence[TableNa
     return [table for table in tables if table not in listed and table.schema not in schemas]
 
 
+def withdraw(conn: psycopg.Connection, name: str, table: TableName) -> None:
+    """Take a table out of the publication; nothing if it is not listed there."""
+    with mapped():
+        if table in {TableName(*row) for row in conn.execute(_LISTED, [name])}:
+            statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}")
+            conn.execute(statement.format(sql.Identifier(name), sql.Identifier(*table)))
+
+
 def creation_sql(name: str, tables: Sequence[TableName]) -> str:
     """The statement that makes the publication, for a person to run."""
     return _create(name, tables).as_string(None) + ";"

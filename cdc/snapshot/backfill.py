@@ -1,95 +1,72 @@
 """Backfill: rows of a table read in chunks and placed into the stream, while it runs.
 
-A backfill can be a range of keys, what a predicate says, or the whole table; for every sink or for one. A **resync** is
-the whole table between a new version of its schema and a `g`: what vanished at the source while nobody watched vanishes
-from every sink. Progress is recorded once the rows are durable, so a killed reader reads again what was on its way
-and no more.
+A backfill can be a range of keys, what a predicate says, or the whole table; for every sink or for one. A **full
+copy**, the first one or a resync, is the whole table between an `s` row that says so and a `g`: what vanished at the
+source while nobody watched vanishes from every sink. Progress is recorded once the rows are durable, so a killed
+reader reads again what was on its way and no more.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from threading import Event
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum, auto
+from threading import Event, Lock
 from typing import Any, Final
-from uuid import uuid4
 
-import pyarrow as pa
-
-from cdc import metrics
-from cdc.change import LOG_SCHEMA, WATERMARK_PREFIX
-from cdc.errors import ConfigError, SnapshotVoid
-from cdc.failpoint import hit
-from cdc.mending import MendLines
-from cdc.pgoutput.copy_text import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk import Bounds, check_predicate, chunk_query, estimate, snapshot
-from cdc.postgres.copy import copy_rows
-from cdc.postgres.heartbeat import emit
+from cdc.postgres.chunk import Bounds, check_predicate, estimate, leaves
+from cdc.postgres.publication import wait_for_older
 from cdc.postgres.tables import read_schema
-from cdc.snapshot.placing import Chunk, Placed, Placing
+from cdc.snapshot.bases import without_base
+from cdc.snapshot.chunks import Chunks, Stopped, Surroundings
+from cdc.snapshot.cuts import ByBlocks, ByKey, ByList, Cut, Read
+from cdc.snapshot.placing import Chunk
+from cdc.snapshot.versions import COPIED, ending, in_state, renewed, said
 from cdc.snapshot.work import Request, TableWork, Work
-from cdc.table import TableSchema, TableState
+from cdc.table import ADDED, TableSchema, TableState
 
-CHUNK_ROWS: Final = 50_000
-CHUNK_BYTES: Final = 32 * 1024 * 1024
-FIRST_ROWS: Final = 5_000
-"""Rows of the first chunk, which tells how wide rows are."""
-AHEAD: Final = 4
-"""Chunks on their way to the log while the next is read."""
-PATIENCE: Final = 30.0
-"""Seconds for a watermark to come back; a large transaction before it can hold it up, then the chunk is read again."""
-_ALL: Final = 1 << 31
-HIDDEN_PAUSE: Final = 0.05
-"""Seconds before another snapshot when one does not see what the stream has brought already."""
+LOOK_EVERY: Final = 0.1
+"""Seconds between two records of what became durable, and two questions whether to go on."""
+
+
+OLDER: Final = 10.0
+"""Seconds to wait for transactions that may have written a table before it was published; then it is tried again."""
+
+
+class Verdict(Enum):
+    """What becomes of work that runs."""
+
+    GO_ON = auto()
+    PAUSE = auto()
+    END = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a backfill works with."""
+class Office:
+    """To whom a backfill answers."""
 
-    pipeline: str
-    conn: Any
-    """For chunks; autocommit."""
-    telling: Any
-    """For watermarks; autocommit."""
-    publication: str
-    placing: Placing
-    figures: metrics.Figures
-    mend: MendLines
-    may_go_on: Callable[[], bool]
-    """Asked between chunks; waits while the work is paused, False when it is to end."""
+    verdict: Callable[[], Verdict]
+    """Asked by the thread that called run alone."""
     record: Callable[[Work], None]
-    stop: Event
-
-
-@dataclass(frozen=True, slots=True)
-class _OnItsWay:
-    """A chunk whose watermark was sent."""
-
-    token: str
-    bounds: Bounds
-    last: tuple[str, ...] | None
-    """Its last key, behind which the next begins; None for the table's last chunk."""
-    end: tuple[str, ...] | None
-    """Its last key, None if it has no rows."""
-    width: float
-    position: Position = Position(0)  # noqa: RUF009 - an int
-    rows: int = 0
-    """Placed."""
-
-
-class Stopped(Exception):
-    """It was cancelled, or the reader stops."""
+    """Told by that thread alone."""
+    count: Callable[[str, int], None]
+    """Told by any of a table and so many rows that are durable."""
 
 
 class Backfill:
     """One request on its way."""
 
-    def __init__(self, request: Request, work: Work, around: Surroundings) -> None:
-        self._request, self._work, self._around = request, work, around
+    def __init__(
+        self, request: Request, work: Work, conns: Sequence[Any], around: Surroundings, office: Office
+    ) -> None:
+        """conns: one or more for reading, in autocommit; the first is also asked about tables."""
+        self._request, self._work, self._conns = request, work, conns
+        self._around, self._office = around, office
+        self._lock, self._news = Lock(), Event()
+        self._recorded: dict[str, Any] = {}
 
     def run(self, tables: list[TableSchema]) -> None:
         """Read and place everything that is not done yet.
@@ -99,154 +76,132 @@ class Backfill:
         """
         for schema in tables:
             if self._request.where is not None:
-                check_predicate(self._around.conn, schema, self._request.where)
+                check_predicate(self._conns[0], schema, self._request.where)
             self._work.tables.setdefault(schema.topic, TableWork())
-        self._work.state = "snapshotting"
-        self._around.record(self._work)
         for schema in tables:
             done = self._work.tables[schema.topic]
             if done.state != "done":
                 self._table(schema, done)
         self._work.state = "done"
-        self._around.record(self._work)
+        self._record()
 
     def _table(self, schema: TableSchema, done: TableWork) -> None:
-        done.state, done.estimate = "snapshotting", estimate(self._around.conn, schema.oid)
-        began = time.monotonic() - done.seconds
-        if self._request.resync and done.began is None:
-            schema = self._begin(schema)
-            done.began = int(self._place(Chunk(schema.relation, schema.topic, _nothing(), schema=schema)).position)
-            self._around.record(self._work)
-        self._chunks(schema, done, began)
-        if done.began is not None:
-            end = Chunk(schema.relation, schema.topic, _nothing(), generation=Position(done.began))
-            self._place(end)
-        done.state = "done"
-        self._around.record(self._work)
-
-    def _begin(self, schema: TableSchema) -> TableSchema:
-        """The version that a resync begins with: the table as it is now."""
-        now = read_schema(self._around.conn, schema.oid, publication=self._around.publication)
-        if now is None:
-            raise ConfigError(f"{schema.topic!r} is no longer at the source")
-        if schema.relation == schema.oid:
-            return now
-        if [(c.name, c.type_oid) for c in now.sent] != [(c.name, c.type_oid) for c in schema.sent]:
-            raise ConfigError(
-                f"{schema.topic!r} has other columns than the log knows, in a later epoch than its first",
-                remedy="cdc slots recover --new-epoch",
-            )
-        return replace(schema, state=TableState.LIVE, reason=None, standing=now.standing)
-
-    def _chunks(self, schema: TableSchema, done: TableWork, began: float) -> None:
-        """Read and place all that is behind the last key; AHEAD chunks are on their way while the next is read."""
-        request, waiting, landed = self._request, deque[_OnItsWay](), deque[_OnItsWay]()
-        bounds: Bounds | None = Bounds(_key(done.after), request.first, request.last, request.where)
-        width = 0.0
-        while bounds is not None or waiting:
-            if bounds is not None and len(waiting) < AHEAD:
-                limit = max(1, min(CHUNK_ROWS, int(CHUNK_BYTES / width))) if width else FIRST_ROWS
-                sent = self._send_chunk(schema.relation, bounds, limit)
-                waiting.append(sent)
-                width = sent.width or width
-                bounds = None if sent.last is None else replace(bounds, after=sent.last)
-                continue
-            landed.append(self._landed(schema.relation, waiting.popleft()))
-            self._note(schema, landed, done, time.monotonic() - began)
-            self._slow_down(done, began)
-        while landed:
-            self._durable(landed[0].position)
-            self._note(schema, landed, done, time.monotonic() - began)
-
-    def _landed(self, relation: int, sent: _OnItsWay) -> _OnItsWay:
-        """The chunk once it was placed, after another read where the first was worthless."""
-        while True:
-            placed = self._around.placing.outcome(sent.token, PATIENCE)
-            if not placed.again:
-                return replace(sent, position=placed.position, rows=placed.rows)
-            # the same rows, however many there are by now
-            again = replace(sent.bounds, last=sent.last or sent.bounds.last)
-            sent = replace(self._send_chunk(relation, again, _ALL), last=sent.last)
-
-    def _note(self, schema: TableSchema, landed: deque[_OnItsWay], done: TableWork, seconds: float) -> None:
-        """Record what is durable."""
-        durable, rows = self._position(), 0
-        while landed and landed[0].position <= durable:
-            chunk = landed.popleft()
-            done.after = list(chunk.end) if chunk.end is not None else done.after
-            rows += chunk.rows
-        if rows or not landed:
-            done.rows, done.seconds = done.rows + rows, seconds
-            self._around.figures.add(metrics.SNAPSHOT_ROWS, rows, self._around.pipeline, schema.topic)
-            self._around.record(self._work)
-            hit("chunk_durable")
-
-    def _send_chunk(self, relation: int, bounds: Bounds, limit: int) -> _OnItsWay:
-        while True:
-            self._go_on()
-            token = uuid4().hex
-            schema = self._around.placing.open(token, relation, PATIENCE)
-            if schema.state is not TableState.LIVE:
-                raise ConfigError(f"{schema.topic!r} became {schema.state.value}: {schema.reason}")
-            with snapshot(self._around.conn, schema) as visibility:
-                seen = self._around.placing.sees_all(token, visibility)
-                rows = self._read(schema, bounds, limit) if seen else _nothing()
-            if seen:
-                break
-            self._around.stop.wait(HIDDEN_PAUSE)
-        hit("chunk_read")
-        self._send(token, Chunk(schema.relation, schema.topic, rows, address=self._request.sink))
-        end = _key(rows["key"][-1].as_py()) if rows.num_rows else None
-        width = rows.nbytes / rows.num_rows if rows.num_rows else 0.0
-        return _OnItsWay(token, bounds, end if rows.num_rows == limit else None, end, width)
-
-    def _read(self, schema: TableSchema, bounds: Bounds, limit: int) -> pa.Table:
-        conn = self._around.conn
-        decoder = CopyDecoder(schema, position=Position(0), xid=0, committed_at=0, first_ordinal=0)
-        lines = map(
-            self._around.mend(schema),
-            copy_rows(conn, chunk_query(conn, schema, bounds, limit, self._around.publication)),
-        )
-        batches = [batch for chunk in lines if (batch := decoder.feed(chunk)) is not None]
-        decoder.finish()
-        return pa.Table.from_batches(batches, LOG_SCHEMA)
-
-    def _place(self, chunk: Chunk) -> Placed:
-        """Place a chunk without rows, and wait until it is durable."""
         self._go_on()
-        token = uuid4().hex
-        self._around.placing.open(token, chunk.relation, PATIENCE)
-        self._send(token, chunk)
-        placed = self._around.placing.outcome(token, PATIENCE)
-        self._durable(placed.position)
-        return placed
+        done.state, done.estimate = "snapshotting", estimate(self._conns[0], schema.oid)
+        self._record()
+        if schema.key:
+            self._by_parts(schema, done)
+        else:
+            self._whole(schema, done)
+        done.state = "done"
+        self._record()
 
-    def _send(self, token: str, chunk: Chunk) -> None:
-        self._around.placing.offer(token, chunk)
-        emit(self._around.telling, WATERMARK_PREFIX, token)
+    def _by_parts(self, schema: TableSchema, done: TableWork) -> None:
+        around, resync = self._around, self._request.resync
+        if schema.reason == ADDED:
+            wait_for_older(self._conns[0], OLDER)
+        if resync and done.began is None:
+            done.began = int(
+                around.stream.place(schema.relation, lambda version: self._beginning(version or schema)).position
+            )
+            self._record()
+        cut = self._cut(schema, done)
+        self._copy(schema, done, cut)
+        if done.began is None:
+            return
+        upto = around.stream.durable
+        moved = isinstance(cut, ByKey)
+        bare = without_base(around.log, schema.relation, Position(done.began), upto, moved=moved)
+        self._copy(schema, done, ByList(bare))
+        self._go_on()
+        began = Position(done.began)
+        around.stream.place(schema.relation, lambda version: ending(version or schema, began))
 
-    def _position(self) -> float:
-        return self._around.figures.value(metrics.LOG_POSITION, self._around.pipeline) or 0.0
+    def _cut(self, schema: TableSchema, done: TableWork) -> Cut:
+        request, limits = self._request, self._around.limits
+        if request.where is None and request.first is None and request.last is None:
+            stored = leaves(self._conns[0], schema.oid)
+            if stored is not None:
+                return ByBlocks(done, stored, limits)
+        return ByKey(done, Bounds(first=request.first, last=request.last, where=request.where), limits)
 
-    def _durable(self, position: Position) -> None:
-        """Wait for the log to hold it."""
-        deadline = time.monotonic() + PATIENCE
-        while self._position() < position:
-            if time.monotonic() > deadline or self._around.stop.wait(0.02):
-                raise SnapshotVoid("the log did not take the chunk")
+    def _beginning(self, version: TableSchema) -> Chunk:
+        """What a full copy begins with: the version that the stream is read by, anew if that is in doubt."""
+        if version.state not in COPIED:
+            now = read_schema(self._conns[0], version.oid, publication=self._around.publication)
+            version = renewed(version, now, self._around.stream.durable.epoch)
+        return said(in_state(version, TableState.SNAPSHOTTING))
+
+    def _whole(self, schema: TableSchema, done: TableWork) -> None:
+        """A table without a key begins anew with all its rows at once."""
+        epoch = self._around.stream.durable.epoch
+        reader = self._chunks(schema, 0)
+        placed = reader.whole(lambda version, now: in_state(renewed(version, now, epoch), TableState.LIVE))
+        done.rows = placed.rows
+        self._office.count(schema.topic, placed.rows)
+
+    def _copy(self, schema: TableSchema, done: TableWork, cut: Cut) -> None:
+        """Read and place all that the cut gives out, over one connection or over all."""
+        began = time.monotonic() - done.seconds
+
+        def note(read: Read, rows: int) -> None:
+            with self._lock:
+                cut.durable(read)
+                done.rows += rows
+                done.seconds = time.monotonic() - began
+            self._office.count(schema.topic, rows)
+            self._news.set()
+
+        readers = [self._chunks(schema, n) for n in range(len(self._conns) if cut.parallel else 1)]
+        with ThreadPoolExecutor(len(readers), thread_name_prefix="copy") as pool:
+            running = {pool.submit(reader.copy, cut, note) for reader in readers}
+            try:
+                self._oversee(running)
+            finally:
+                self._around.gate.end()
+        self._around.gate.reset()
+        self._record()
+
+    def _oversee(self, running: set[Future[None]]) -> None:
+        """Record what becomes durable, at once, and carry on what is said of the work, until all have ended."""
+        for future in running:
+            future.add_done_callback(lambda _: self._news.set())
+        asked = time.monotonic()
+        while running:
+            self._news.wait(LOOK_EVERY)
+            self._news.clear()
+            self._record()
+            if time.monotonic() - asked >= LOOK_EVERY:
+                self._look()
+                asked = time.monotonic()
+            for future in [future for future in running if future.done()]:
+                running.discard(future)
+                future.result()
+
+    def _chunks(self, schema: TableSchema, number: int) -> Chunks:
+        return Chunks(self._conns[number], self._around, schema.relation, self._request.sink)
 
     def _go_on(self) -> None:
-        if not self._around.may_go_on():
+        """Wait while it is paused; raises Stopped when it is to end."""
+        while not self._look():
+            self._around.stop.wait(LOOK_EVERY)
+
+    def _look(self) -> bool:
+        """Whether it may be read now; raises Stopped when it is to end."""
+        verdict = self._office.verdict()
+        if verdict is Verdict.END:
             raise Stopped
+        reason = self._around.pace.holds()
+        self._work.state = "paused" if verdict is Verdict.PAUSE else "snapshotting"
+        self._work.reason = reason
+        may = verdict is Verdict.GO_ON and reason is None
+        self._around.gate.set(is_open=may)
+        self._record()
+        return may
 
-    def _slow_down(self, done: TableWork, began: float) -> None:
-        if self._request.rate:
-            self._around.stop.wait(max(0.0, done.rows / self._request.rate - (time.monotonic() - began)))
-
-
-def _key(values: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if values is None else tuple(values)
-
-
-def _nothing() -> pa.Table:
-    return LOG_SCHEMA.empty_table()
+    def _record(self) -> None:
+        with self._lock:
+            said = self._work.to_json()
+        if said != self._recorded:
+            self._office.record(self._work)
+            self._recorded = said

@@ -1,22 +1,23 @@
-"""The copy that an epoch begins with: every row that exists before the stream, in one commit of the log.
+"""What an epoch begins with: one commit of the log that names every table and has the rows of the small ones.
 
-One REPEATABLE READ transaction under the slot's exported snapshot reads every table; the rows stand at the
-slot's consistent point − 1, because the next transaction's commit record can lie at the consistent point itself.
-A slot without that commit is worthless and is made anew.
+One REPEATABLE READ transaction under the slot's exported snapshot reads them; they stand at the slot's consistent
+point − 1, because the next transaction's commit record can lie at the consistent point itself. A slot without that
+commit is worthless and is made anew. Large tables are only marked here: they are copied in chunks beside the stream.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA, Operation, Place, control_row
-from cdc.config.definition import Undecodable
+from cdc.config.definition import Snapshot, SnapshotMode, Undecodable
 from cdc.epoch import Past, continue_relations
 from cdc.errors import LogFenced, PreflightFailed
 from cdc.failpoint import hit
@@ -28,6 +29,7 @@ from cdc.mending import line_mender
 from cdc.metrics import SNAPSHOT_ROWS, Figures
 from cdc.pgoutput.copy_text import CopyDecoder
 from cdc.position import Position
+from cdc.postgres.chunk import table_size
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, copy_table, hold_tables
 from cdc.postgres.history import source_state
@@ -35,10 +37,12 @@ from cdc.postgres.publication import ensure_publication
 from cdc.postgres.slot import create_slot, drop_slot, exclusive, slot_status
 from cdc.postgres.tables import match_tables, read_schemas
 from cdc.resume import lineage_of
-from cdc.table import TableSchema
+from cdc.table import TableSchema, TableState
 
 STAGE_BYTES: Final = 64 * 1024 * 1024
 """Rows in memory before they go to a data file."""
+AT_ONCE: Final = 64
+"""How many times the largest table that is copied at once all of those may have, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,8 @@ class CopySource:
     """Whether standbys shall follow the slot; from version 17."""
     undecodable: Undecodable = Undecodable.FAIL
     """What becomes of text that is not UTF-8."""
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    """What is copied, and which tables beside the stream."""
 
 
 def prepare(source: CopySource, root: Path, writer: LogWriter, figures: Figures) -> None:
@@ -99,15 +105,32 @@ def copy_everything(source: CopySource, root: Path, writer: LogWriter, figures: 
             position = Position.of(snapshot.consistent_point - 1, past.epoch)
             copy = _Copy(source, writer, figures, position)
             mend = line_mender(source.dsn, source.undecodable)
+            later = _beside(reading, plan.copied, source.snapshot)
             for schema in plan.copied:
-                copy.table(schema, map(mend(schema), copy_table(reading, schema)))
+                if source.snapshot.mode is SnapshotMode.NO_DATA:
+                    copy.mark(schema, ended=True)
+                elif schema.relation in later:
+                    copy.mark(replace(schema, state=TableState.SNAPSHOTTING))
+                else:
+                    copy.table(schema, map(mend(schema), copy_table(reading, schema)))
             for schema in plan.gone:
-                copy.mark(schema, vanished=True)
+                copy.mark(schema, ended=True)
             for schema in plan.left:
                 copy.mark(schema)
             state = source_state(source.dsn, source.slot, source.publication, ())
             copy.commit(lineage_of(state))
     return position
+
+
+def _beside(conn: Any, tables: Sequence[TableSchema], snapshot: Snapshot) -> set[int]:
+    """Relations whose rows wait for the stream: large ones with a key, and others when there are too many of them."""
+    sizes = {schema.relation: table_size(conn, schema.oid) for schema in tables if schema.key}
+    later, total = set[int](), 0
+    for relation, size in sorted(sizes.items(), key=itemgetter(1)):
+        total += size
+        if size > snapshot.beside or total > AT_ONCE * snapshot.beside:
+            later.add(relation)
+    return later
 
 
 class _Copy:
@@ -138,10 +161,10 @@ class _Copy:
         decoder.finish()
         self._ended.append(schema)
 
-    def mark(self, schema: TableSchema, *, vanished: bool = False) -> None:
-        """Tell the state of a table that is not copied; if it vanished, its rows go with their generation."""
+    def mark(self, schema: TableSchema, *, ended: bool = False) -> None:
+        """Tell the state of a table that is not copied here; with ended, all of its rows from before go."""
         self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
-        if vanished:
+        if ended:
             self._ended.append(schema)
 
     def commit(self, lineage: Lineage) -> None:

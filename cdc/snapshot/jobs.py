@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from glob import escape
 from pathlib import Path
 from threading import Event, Thread
 from typing import Final
@@ -11,17 +14,25 @@ import structlog
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.catalog.commands import Command
+from cdc.catalog.commands import Command, CommandState
 from cdc.config import Definition
+from cdc.config.definition import Snapshot, SnapshotMode
 from cdc.errors import CatalogUnavailable, CdcError, Reaction
 from cdc.log.read import LogReader
 from cdc.mending import line_mender
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill import Backfill, Stopped, Surroundings
+from cdc.snapshot.backfill import Backfill, Office, Verdict
+from cdc.snapshot.chunks import AHEAD, Gate, Stopped, Surroundings
+from cdc.snapshot.cuts import Limits
+from cdc.snapshot.membership import LOOK_EVERY, Membership
+from cdc.snapshot.pace import Pace
 from cdc.snapshot.placing import Placing
 from cdc.snapshot.received import hidden_in_log
+from cdc.snapshot.signals import Signals
+from cdc.snapshot.stream import Stream
 from cdc.snapshot.work import Request, Work, check_request
+from cdc.table import TableState, matches
 
 BACKFILL: Final = "backfill"
 """The kind of command that asks for one; its result is the work so far."""
@@ -29,8 +40,17 @@ PAUSE: Final = "backfill.pause"
 RESUME: Final = "backfill.resume"
 CANCEL: Final = "backfill.cancel"
 """Kinds of commands about one; the payload names it as `id`."""
+LOOK: Final = "tables.look"
+"""The kind that asks to hold the tables against the definition now."""
+SKIP: Final = "tables.skip"
+"""The kind that asks to take tables for exact as they are; the payload has their globs as `tables`."""
 POLL: Final = 0.5
 """Seconds between two looks at the catalog."""
+
+CHUNK_BYTES: Final = 32 * 1024 * 1024
+"""Of one chunk's rows as Arrow, at most."""
+IN_HAND: Final = 128 * 1024 * 1024
+"""Of all chunks that are in memory."""
 
 log = structlog.get_logger("backfill")
 
@@ -38,10 +58,22 @@ log = structlog.get_logger("backfill")
 class Jobs(Thread):
     """Runs until stop is set; a source or a catalog that is away is waited for."""
 
-    def __init__(self, definition: Definition, placing: Placing, figures: metrics.Figures, stop: Event) -> None:
+    def __init__(
+        self,
+        definition: Definition,
+        placing: Placing,
+        figures: metrics.Figures,
+        stop: Event,
+        again: Callable[[], Definition] | None = None,
+    ) -> None:
+        """again: reads the definition anew, whose rules for tables may change while the reader runs."""
         super().__init__(name="jobs", daemon=True)
         self._definition, self._placing, self._figures, self._stop_event = definition, placing, figures, stop
         self._paused: set[int] = set()
+        self._membership = Membership(again or (lambda: definition), definition, placing, figures, stop)
+        self._look_due = 0.0
+        self._signals = Signals(definition)
+        placing.inbox = self._signals.inbox
 
     def run(self) -> None:
         """Look for work, and do it."""
@@ -54,9 +86,57 @@ class Jobs(Thread):
 
     def _serve(self, catalog: Catalog) -> None:
         while not self._stop_event.wait(POLL):
+            self._signals.serve(catalog)
+            self._keep_tables(catalog)
+            self._ask_for_copies(catalog)
             for command in catalog.commands.pending(self._definition.name, BACKFILL):
                 if self._may_begin(catalog, command):
                     self._carry_out(catalog, command)
+            self._end_when_copied(catalog)
+
+    def _keep_tables(self, catalog: Catalog) -> None:
+        """Hold the tables against the definition, when it is time or somebody asks; skip those that are to be."""
+        asked = catalog.commands.pending(self._definition.name, LOOK)
+        if asked or time.monotonic() >= self._look_due:
+            self._look_due = time.monotonic() + LOOK_EVERY
+            try:
+                self._membership.look()
+            except CdcError as exc:
+                log.warning("the tables cannot be looked at", code=exc.code, message=exc.message, fix=exc.fix)
+                for command in asked:
+                    catalog.commands.finish(command.id, {"error": exc.to_json()}, ok=False)
+            for command in asked:
+                catalog.commands.finish(command.id, {})
+        for command in catalog.commands.pending(self._definition.name, SKIP):
+            for schema in self._placing.versions():
+                if matches(schema.topic, command.payload["tables"]) and schema.state is not TableState.DROPPED:
+                    self._membership.skip(schema)
+            catalog.commands.finish(command.id, {})
+
+    def _end_when_copied(self, catalog: Catalog) -> None:
+        """Let the reader end, if it is there for the copy alone and that is done."""
+        if self._definition.snapshot.mode is not SnapshotMode.INITIAL_ONLY:
+            return
+        versions = self._placing.versions()
+        waiting = catalog.commands.pending(self._definition.name, BACKFILL)
+        if versions and not waiting and all(s.state is not TableState.SNAPSHOTTING for s in versions):
+            log.info("all tables are copied: the reader ends")
+            self._stop_event.set()
+
+    def _ask_for_copies(self, catalog: Catalog) -> None:
+        """Post what the log says has to be copied and nobody has asked for, once per epoch."""
+        wanted = {s.topic for s in self._placing.versions() if s.state is TableState.SNAPSHOTTING}
+        if not wanted:
+            return
+        epoch = Position(int(self._figures.value(metrics.LOG_POSITION, self._definition.name) or 0)).epoch
+        for command in catalog.commands.ls(self._definition.name, BACKFILL):
+            asked = Request.from_json(command.payload)
+            given_up = command.state is CommandState.FAILED and asked.epoch == epoch
+            if asked.resync and (given_up or command.state is CommandState.PENDING):
+                wanted = {topic for topic in wanted if not matches(topic, asked.tables)}
+        if wanted:
+            request = Request(tuple(escape(topic) for topic in sorted(wanted)), resync=True, epoch=epoch)
+            catalog.commands.post(self._definition.name, BACKFILL, request.to_json())
 
     def _may_begin(self, catalog: Catalog, command: Command) -> bool:
         if not (cancelled := self._heard(catalog, command.id)) and command.id not in self._paused:
@@ -90,31 +170,37 @@ class Jobs(Thread):
         log.info("backfill done", id=command.id, rows=sum(table.rows for table in work.tables.values()))
 
     def _backfill(self, catalog: Catalog, job: int, request: Request, work: Work) -> None:
-        source, root = self._definition.source, Path(self._definition.log.path)
-        sinks = {sink.name: sink for sink in self._definition.sinks}
-        tables = check_request(request, LogReader(root).schemas(), sinks)
+        definition, source = self._definition, self._definition.source
+        root = Path(definition.log.path)
+        tables = check_request(request, LogReader(root).schemas(), {sink.name: sink for sink in definition.sinks})
         dsn = source.current_dsn()
         telling_dsn = dsn if source.primary is None else source.primary.reveal()
-        with (
-            connect(dsn, application_name="cdc backfill") as conn,
-            connect(telling_dsn, application_name="cdc watermarks") as telling,
-        ):
+        with ExitStack() as opened:
+            conns = [
+                opened.enter_context(connect(dsn, application_name="cdc backfill"))
+                for _ in range(definition.snapshot.parallel)
+            ]
+            telling = opened.enter_context(connect(telling_dsn, application_name="cdc watermarks"))
+            stream = Stream(definition.name, telling, self._placing, self._figures, self._stop_event)
             around = Surroundings(
-                pipeline=self._definition.name,
-                conn=conn,
-                telling=telling,
+                stream=stream,
                 publication=source.publication.name,
-                placing=self._placing,
-                figures=self._figures,
                 mend=line_mender(dsn, source.undecodable),
-                may_go_on=self._asker(catalog, job, work),
-                record=lambda so_far: catalog.commands.record(job, so_far.to_json()),
+                limits=_limits(definition.snapshot),
+                pace=Pace(request.rate, definition.snapshot.max_source_load, stream, self._stop_event),
+                gate=Gate(),
+                log=root,
                 stop=self._stop_event,
+            )
+            office = Office(
+                verdict=lambda: self._verdict(catalog, job),
+                record=lambda so_far: catalog.commands.record(job, so_far.to_json()),
+                count=lambda topic, rows: self._figures.add(metrics.SNAPSHOT_ROWS, rows, definition.name, topic),
             )
             self._wait_for(self._placing.track(on=True))
             try:
-                self._placing.add_received(hidden_in_log(conn, root))
-                Backfill(request, work, around).run(tables)
+                self._placing.add_received(hidden_in_log(conns[0], root))
+                Backfill(request, work, conns, around, office).run(tables)
             finally:
                 self._placing.track(on=False)
 
@@ -124,26 +210,14 @@ class Jobs(Thread):
             if self._stop_event.wait(POLL / 10):
                 raise Stopped
 
-    def _asker(self, catalog: Catalog, job: int, work: Work) -> Callable[[], bool]:
-        """Waits while the job is paused; False once it is cancelled or the reader stops."""
-
-        def may_go_on() -> bool:
-            while not self._stop_event.is_set():
-                if self._heard(catalog, job):
-                    return False
-                if job not in self._paused:
-                    work.state = "snapshotting"
-                    return True
-                if work.state != "paused":
-                    work.state = "paused"
-                    catalog.commands.record(job, work.to_json())
-                self._stop_event.wait(POLL)
-            return False
-
-        return may_go_on
+    def _verdict(self, catalog: Catalog, job: int) -> Verdict:
+        if self._stop_event.is_set() or self._heard(catalog, job):
+            return Verdict.END
+        return Verdict.PAUSE if job in self._paused else Verdict.GO_ON
 
     def _heard(self, catalog: Catalog, job: int) -> bool:
         """Take in what was said about the job; whether it is cancelled."""
+        self._signals.serve(catalog)
         cancelled = False
         for kind in (PAUSE, RESUME, CANCEL):
             for said in catalog.commands.pending(self._definition.name, kind):
@@ -153,3 +227,8 @@ class Jobs(Thread):
                 cancelled = cancelled or kind == CANCEL
                 (self._paused.add if kind == PAUSE else self._paused.discard)(job)
         return cancelled
+
+
+def _limits(snapshot: Snapshot) -> Limits:
+    in_hand = snapshot.parallel * (AHEAD + 1)
+    return Limits(snapshot.chunk_rows, min(CHUNK_BYTES, IN_HAND // in_hand))

@@ -1,6 +1,6 @@
 """Placing: where a chunk that one thread reads meets the stream that another decodes.
 
-The copying thread opens a window, reads its chunk, offers it and sends a watermark; the decoding thread collects what
+A copying thread opens a window, reads its chunk, offers it and sends a watermark; the decoding thread collects what
 the stream says of the relation meanwhile, and when the watermark comes it puts the chunk's rows into the watermark's
 own transaction. A watermark without its rows in hand (those of a process that was killed) means nothing.
 """
@@ -8,10 +8,10 @@ own transaction. A watermark without its rows in hand (those of a process that w
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from threading import Condition
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,8 @@ from cdc.errors import SnapshotVoid
 from cdc.pgoutput.transactions import Decoded, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk import Visibility
-from cdc.snapshot.window import placed, settle, window_of
+from cdc.snapshot.inbox import Inbox
+from cdc.snapshot.window import KEPT, WHOLE, brings_version, placed, settle, unseen, window_of
 from cdc.table import TableSchema
 
 TAIL_LIMIT: Final = 8 * 1024 * 1024
@@ -32,17 +33,20 @@ WINDOW_LIMIT: Final = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What is to be put at a watermark."""
+    """What is to be put at a watermark: `s`, `t`, the rows and `g`, those of them that there are, in this order."""
 
     relation: int
     topic: str
     rows: pa.Table
     """LOG_SCHEMA, `r`; positions and ordinals are given when it is placed."""
     schema: TableSchema | None = None
-    """A version to write, by which the stream is read from here on; such a chunk has no rows."""
-    generation: Position | None = None
-    """Close a full copy that began there."""
+    """A version to write, by which the stream is read from here on."""
+    generation: Position | Literal["here"] | None = None
+    """Close a full copy that began there; "here": that this chunk is all of, whose position nobody knows yet."""
     address: str | None = None
+    """The one sink that it is for. A version is for everyone, as what the stream says from here on is."""
+    visibility: Visibility | None = None
+    """What the one snapshot saw in which `rows` were read, all that a table without a key holds: it begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Placed:
 
     position: Position
     rows: int
+    """Of the chunk's own."""
     again: bool = False
     """The schema changed meanwhile, or too much else: nothing was written."""
 
@@ -61,8 +66,12 @@ class _Window:
     after: Position
     xids: np.ndarray
     """Received by then, and not known to be visible."""
+    whole: bool = False
+    """Its rows may have to be told once more."""
     rows: list[pa.Table] = field(default_factory=list)
     nbytes: int = 0
+    versioned: bool = False
+    """A new version of the schema came."""
     chunk: Chunk | None = None
     outcome: Placed | None = None
 
@@ -70,18 +79,30 @@ class _Window:
         """Keep what concerns the relation, until the chunk is placed."""
         if self.outcome is not None:
             return
-        found = window_of(batch, self.relation, int(self.after))
+        found = window_of(batch, self.relation, int(self.after), WHOLE if self.whole else KEPT)
         self.nbytes += found.nbytes
+        self.versioned = self.versioned or brings_version(found)
         if self.nbytes > WINDOW_LIMIT:
             self.rows.clear()
         else:
             self.rows.append(found)
 
-    def settled(self, rows: pa.Table) -> pa.Table | None:
-        """See settle; None also where the window took in too much to tell."""
+    def settled(self, chunk: Chunk) -> list[pa.Table] | None:
+        """The chunk's own rows, and those that follow it; None: the chunk is worthless, or too much came to tell."""
+        if chunk.schema is not None and self.versioned:  # the stream's is the newer one
+            return None
+        if chunk.visibility is None and not chunk.rows.num_rows:
+            return [chunk.rows]
         if self.nbytes > WINDOW_LIMIT:
             return None
-        return settle(rows, pa.concat_tables(self.rows)) if self.rows else rows
+        if not self.rows:
+            return [chunk.rows]
+        window = pa.concat_tables(self.rows)
+        if chunk.visibility is None:
+            rows = settle(chunk.rows, window)
+            return None if rows is None else [rows]
+        follows = unseen(window, chunk.visibility)
+        return None if follows is None else [chunk.rows, follows]
 
 
 @dataclass(slots=True)
@@ -94,7 +115,7 @@ class _Tail:
 
 
 class Placing:
-    """One reader's meeting place; safe for one thread that copies and one that decodes."""
+    """One reader's meeting place; safe for threads that copy and one that decodes."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -105,6 +126,8 @@ class Placing:
         self._tail = _Tail()
         self._windows: dict[str, _Window] = {}
         self._versions: dict[int, TableSchema] = {}
+        self.inbox: Inbox | None = None
+        """Where the decoding thread leaves signals; None while nobody carries any out."""
 
     # the decoding thread
 
@@ -143,26 +166,25 @@ class Placing:
                 self._keep(rows.slice(complete), decoded.nbytes)
             self._changed.notify_all()
 
-    def place(self, seen: WatermarkSeen) -> tuple[TableSchema | None, list[pa.RecordBatch]]:
+    def place(self, seen: WatermarkSeen) -> tuple[TableSchema | None, Iterable[pa.RecordBatch]]:
         """The version to read by from here, and the rows that belong into the watermark's transaction."""
         with self._changed:
             window = self._windows.get(seen.content.decode(errors="replace"))
             if window is None or window.chunk is None or window.outcome is not None:
                 return None, []
             chunk, window.chunk = window.chunk, None
-            settled = window.settled(chunk.rows)
-            again = settled is None and chunk.rows.num_rows > 0
-            place = Place(int(seen.position), seen.ordinal, seen.xid, seen.committed_at)
-            batches = [] if settled is None else list(placed(settled, place, chunk.address))
-            count = sum(batch.num_rows for batch in batches)
-            batches += _controls(chunk, replace(place, ordinal=place.ordinal + count))
-            window.outcome = Placed(seen.position, count, again)
+            settled, window.rows = window.settled(chunk), []
+            count = settled[0].num_rows if settled else 0
+            window.outcome = Placed(seen.position, count, again=settled is None)
+            self._changed.notify_all()
+            if settled is None:
+                return None, []
             if chunk.schema is not None:
                 self._versions[chunk.relation] = chunk.schema
-            self._changed.notify_all()
-            return chunk.schema, batches
+            place = Place(int(seen.position), seen.ordinal, seen.xid, seen.committed_at)
+            return chunk.schema, _told(chunk, settled, place, window.after)
 
-    # the copying thread
+    # the copying threads
 
     def track(self, *, on: bool) -> Position:
         """Begin or cease to note which transactions were received; gives the last one of before.
@@ -174,24 +196,30 @@ class Placing:
             self._windows.clear()
             return self._received
 
+    def versions(self) -> list[TableSchema]:
+        """Those that the stream is read by; none while nothing streams."""
+        with self._changed:
+            return list(self._versions.values()) if self._streaming else []
+
     def add_received(self, xids: np.ndarray) -> None:
         """Note transactions that had been received before, and may not be visible yet."""
         with self._changed:
             self._xids.append(xids)
 
-    def open(self, token: str, relation: int, patience: float) -> TableSchema:
+    def open(self, token: str, relation: int, patience: float, *, whole: bool = False) -> TableSchema | None:
         """Collect what comes from here on; gives the version of the relation at this place of the stream.
 
-        The log may not hold that version yet. Raises SnapshotVoid if nothing streams within so many seconds.
+        The log may not hold that version yet; None where the stream has not told of the relation. `whole` for a chunk
+        with a visibility. Raises SnapshotVoid if nothing streams within so many seconds.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._streaming and not self._tail.lost, patience):
                 raise SnapshotVoid("nothing streams, so nothing can be placed")
-            window = _Window(relation, self._received, _joined(self._xids))
+            window = _Window(relation, self._received, _joined(self._xids), whole)
             for batch in self._tail.batches:
                 window.add(batch)
             self._windows[token] = window
-            return self._versions[relation]
+            return self._versions.get(relation)
 
     def sees_all(self, token: str, visibility: Visibility) -> bool:
         """Whether a snapshot that was taken after open() sees all that had been received by then.
@@ -211,10 +239,16 @@ class Placing:
             return all_seen
 
     def offer(self, token: str, chunk: Chunk) -> None:
-        """Have the chunk in hand for the window's watermark, which may be sent from now on."""
+        """Have the chunk in hand for the window's watermark, which may be sent from now on.
+
+        Raises ValueError for a chunk with a visibility in a window that was not opened `whole`.
+        """
         with self._changed:
-            if (window := self._windows.get(token)) is not None:
-                window.chunk = chunk
+            if (window := self._windows.get(token)) is None:
+                return
+            if chunk.visibility is not None and not window.whole:
+                raise ValueError(f"the window keeps too little to begin {chunk.topic!r} anew")
+            window.chunk = chunk
 
     def outcome(self, token: str, patience: float) -> Placed:
         """What became of it; raises SnapshotVoid if the session ended meanwhile, or after so many seconds."""
@@ -246,13 +280,36 @@ def _distinct(xids: pa.Array) -> np.ndarray:
     return values[np.concatenate(([True], values[1:] != values[:-1]))]
 
 
-def _controls(chunk: Chunk, place: Place) -> Iterator[pa.RecordBatch]:
-    said: list[tuple[Operation, bytes]] = []
+def _told(chunk: Chunk, settled: list[pa.Table], place: Place, after: Position) -> Iterator[pa.RecordBatch]:
+    """All that the chunk says at the place, ordinals counting on, made while it is asked for; LOG_SCHEMA.
+
+    `settled` by a window that began behind `after`.
+    """
+    for rows, address in _parts(chunk, settled, place, after):
+        yield from placed(rows, place, address)
+        place = replace(place, ordinal=place.ordinal + rows.num_rows)
+
+
+def _parts(
+    chunk: Chunk, settled: list[pa.Table], place: Place, after: Position
+) -> Iterator[tuple[pa.Table, str | None]]:
+    """What stands at the place, in its order, and the sink that each part is for."""
+
+    def control(operation: Operation, payload: bytes | None = None) -> pa.Table:
+        return pa.Table.from_batches([control_row(place, operation, chunk.relation, chunk.topic, payload)])
+
+    own, *follows = settled
     if chunk.schema is not None:
-        said.append((Operation.SCHEMA, chunk.schema.to_json()))
-    if chunk.generation is not None:
-        said.append((Operation.GENERATION, str(int(chunk.generation)).encode()))
-    for number, (operation, payload) in enumerate(said):
-        yield control_row(
-            replace(place, ordinal=place.ordinal + number), operation, chunk.relation, chunk.topic, payload
-        )
+        yield control(Operation.SCHEMA, chunk.schema.to_json()), None
+    parts = [own]
+    if chunk.visibility is not None:
+        yield control(Operation.TRUNCATE), chunk.address
+        # in batches as they were read: all of a table may be too much for one
+        parts = [pa.Table.from_batches([batch]) for batch in own.to_batches()]
+    for rows in (*parts, *follows):
+        yield rows, chunk.address
+    if (began := chunk.generation) is not None:
+        if began == "here":
+            # of a keyed chunk what the window brought instead stands between the two; it must not go
+            began = Position(place.position if chunk.visibility is not None else after + 1)
+        yield control(Operation.GENERATION, str(int(began)).encode()), chunk.address

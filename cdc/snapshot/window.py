@@ -12,20 +12,33 @@ is the row's state at some moment of it. At H its state is:
 
 So a chunk can never put an older state over a newer one. A truncate in the window empties the chunk: whatever was
 inserted after it is in the window. A new version of the schema makes the chunk worthless: it is read again.
+
+Rows of a table without a key cannot be told apart, so such a table is read whole, in one snapshot, and begins anew at
+H: everything before is cleared, then come the snapshot's rows, then once more the rows of those transactions of the
+window that the snapshot did not see. It sees a transaction whole or not at all: sub-transactions end in the moment in
+which the topmost one leaves the list of the running, and its xid is the one in that list and in the stream; a prepared
+one stays listed under its own until COMMIT PREPARED. The snapshot may see a commit and not an earlier one. Those two
+touched no row in common, and neither is a truncate, for locks are held until their holder can be seen: so what was not
+seen can follow what was, in the order of the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA, Operation, Place
+from cdc.postgres.chunk import Visibility
 
 KEPT: Final = ("op", "key", "after", "partial")
-"""Columns of the stream's rows that a window needs."""
+"""Columns of the stream's rows that a window needs to settle a chunk."""
+WHOLE: Final = tuple(
+    name for name in LOG_SCHEMA.names if name not in {"position", "ordinal", "committed_at", "address"}
+)
+"""Columns that it needs where rows may be told once more, at another place."""
 
 
 def settle(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
@@ -33,10 +46,9 @@ def settle(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
 
     `window` has the KEPT columns of the relation's rows in (R, H], in the order of the log.
     """
-    operations = window["op"]
-    if _any(pc.equal(operations, Operation.SCHEMA.value)):
+    if brings_version(window):
         return None
-    if _any(pc.equal(operations, Operation.TRUNCATE.value)):
+    if _any(pc.equal(window["op"], Operation.TRUNCATE.value)):
         return chunk.slice(0, 0)
     rows = window.filter(pc.is_valid(window["key"]))
     if not rows.num_rows or not chunk.num_rows:
@@ -49,8 +61,21 @@ def settle(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
     return _overlaid(chunk, partial) if partial.num_rows else chunk
 
 
+def unseen(window: pa.Table, visibility: Visibility) -> pa.Table | None:
+    """The rows of transactions that a snapshot did not see, in the order of the log; None: read it again.
+
+    `window` has the WHOLE columns of the relation's rows in (R, H].
+    """
+    if brings_version(window):
+        return None
+    return window.filter(pa.array(~visibility.sees(window["xid"].to_numpy())))
+
+
 def placed(rows: pa.Table, first: Place, address: str | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows at the first one's place, ordinals counting up, for one sink or for all; LOG_SCHEMA."""
+    """The rows (WHOLE columns or more) at the first one's place, ordinals counting up, for one sink or for all.
+
+    Gives LOG_SCHEMA.
+    """
     count = rows.num_rows
     said: dict[str, Any] = {
         "position": pa.repeat(pa.scalar(first.position, pa.int64()), count),
@@ -80,10 +105,15 @@ def _overlaid(chunk: pa.Table, partial: pa.Table) -> pa.Table:
     return pa.concat_tables([chunk.filter(pc.invert(touched)), rows])
 
 
-def window_of(rows: pa.RecordBatch, relation: int, after: int) -> pa.Table:
-    """The KEPT columns of one relation's rows behind a position."""
+def window_of(rows: pa.RecordBatch, relation: int, after: int, columns: Sequence[str] = KEPT) -> pa.Table:
+    """Those columns of one relation's rows behind a position."""
     wanted = pc.and_(pc.equal(rows["relation"], relation), pc.greater(rows["position"], after))
-    return pa.Table.from_batches([rows.select(KEPT).filter(wanted)])
+    return pa.Table.from_batches([rows.select(columns).filter(wanted)])
+
+
+def brings_version(window: pa.Table) -> bool:
+    """Whether a new version of the schema is in it, which makes a chunk worthless."""
+    return _any(pc.equal(window["op"], Operation.SCHEMA.value))
 
 
 def _texts(keys: pa.ChunkedArray) -> pa.ChunkedArray:

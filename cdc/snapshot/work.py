@@ -26,6 +26,8 @@ class Request:
     """Rows per second at most."""
     resync: bool = False
     """The whole table, between a new version of its schema and a `g`."""
+    epoch: int | None = None
+    """Where nobody asked: of the log, which says that the tables have to be copied."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
@@ -102,13 +104,15 @@ class Work:
     """`queued`, `snapshotting`, `paused`, `done`, `cancelled`, or `failed`."""
     tables: dict[str, TableWork] = field(default_factory=dict)
     """By topic."""
+    reason: str | None = None
+    """Why nothing is read at the moment, where nobody asked for that."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any] | None) -> Self:
         """Read what to_json wrote; None is work that was not begun."""
         said = fields or {}
         tables = {topic: TableWork.from_json(done) for topic, done in said.get("tables", {}).items()}
-        return cls(said.get("state", "queued"), tables)
+        return cls(said.get("state", "queued"), tables, said.get("reason"))
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept in the catalog."""
@@ -127,16 +131,16 @@ def check_request(request: Request, known: Mapping[int, TableSchema], sinks: Map
             listed = ", ".join(sorted(s.topic for s in live)[:10]) or "none"
             raise ConfigError(f"no table of the log matches {glob!r}", remedy=f"tables there: {listed}")
     for schema in chosen:
-        if not schema.key:
+        if not schema.key and not request.resync:
             raise ConfigError(
                 f"{schema.topic!r} has no key, so its rows cannot be read in ranges",
-                remedy="give it a primary key, or copy everything with 'cdc slots recover --new-epoch'",
+                remedy=f"give it a primary key, or copy all of it: cdc tables resync '{schema.topic}'",
             )
         for bound in (request.first, request.last):
             if bound is not None and len(bound) != len(schema.key):
                 names = ", ".join(column.name for column in schema.key)
                 raise ConfigError(f"the key of {schema.topic!r} is ({names}), got {len(bound)} values")
-        if schema.state is not TableState.LIVE and not request.resync:
+        if schema.state not in {TableState.LIVE, TableState.SNAPSHOTTING} and not request.resync:
             raise ConfigError(
                 f"{schema.topic!r} is {schema.state.value}: {schema.reason}",
                 remedy=f"cdc tables resync '{schema.topic}'",

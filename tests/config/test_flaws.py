@@ -98,6 +98,18 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
         changed("path: log", "path: ftp://h/log"),
         "7:3: log.path: expected a local path or one of s3://, s3a://, gs://, abfss://, file://",
     ),
+    "signals of no schema": (
+        SOUND + "snapshot: {signals: debezium_signal}\n",
+        "12:12: snapshot.signals: expected schema.table, for example public.debezium_signal",
+    ),
+    "signals that nobody captures": (
+        SOUND + "snapshot: {signals: public.signals}\n",
+        "12:12: snapshot.signals: no rule captures this table: add it to tables",
+    ),
+    "signals that are excluded": (
+        SOUND + "exclude: [shop.sig*]\nsnapshot: {signals: shop.signals}\n",
+        "13:12: snapshot.signals: no rule captures this table: add it to tables",
+    ),
     "duplicate sink": (SOUND + SEARCH.replace("find,", "lake,", 1), "12:6: sinks.1.name: another sink has this name"),
     "duplicate rule": (
         changed("  - match: shop.*\n", "  - match: shop.*\n  - match: shop.*\n"),

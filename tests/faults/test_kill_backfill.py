@@ -10,9 +10,10 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
 from cdc.change import Operation
+from cdc.config.definition import Snapshot
 from cdc.log.read import LogReader
 from cdc.position import Position
-from cdc.snapshot.backfill import AHEAD, CHUNK_ROWS, FIRST_ROWS
+from cdc.snapshot.chunks import AHEAD
 from cdc.snapshot.jobs import BACKFILL
 from tests.cli.command import spawn
 from tests.faults.capture import fold
@@ -63,7 +64,7 @@ def test_a_reader_killed_in_a_resync_reads_again_only_what_was_on_its_way(pipeli
         if row["op"] == Operation.READ.value
     )
     again = sum(times - 2 for times in read.values() if times > 2)  # once by the copy, once by the resync
-    assert again <= (AHEAD + 1) * CHUNK_ROWS + FIRST_ROWS
+    assert again <= (AHEAD + 1) * Snapshot().parallel * Snapshot().chunk_rows
 
 
 def job(pipeline: Pipeline) -> Command:

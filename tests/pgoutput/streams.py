@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from cdc.change import HEARTBEAT_PREFIX, LOG_SCHEMA
+from cdc.change import LOG_SCHEMA, OWN_PREFIXES
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar import ColumnarDecoder
 from cdc.pgoutput.decode import PlainDecoder
@@ -31,13 +31,13 @@ from cdc.pgoutput.messages import (
     Type,
     Update,
 )
-from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, WatermarkSeen
+from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 
 DECODERS = (PlainDecoder, ColumnarDecoder)
 Decoder = PlainDecoder | ColumnarDecoder
-Event = Decoded | RelationSeen | DdlSeen | WatermarkSeen | Keepalive
+Event = Decoded | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
 
 
 def table(
@@ -144,7 +144,7 @@ def _row(schema: TableSchema) -> st.SearchStrategy:
 
 _lsns = st.integers(1, 2**40).map(Lsn)
 _keepalives = st.builds(Keepalive, _lsns, st.booleans())
-_prefix = st.sampled_from([HEARTBEAT_PREFIX, "audit"])
+_prefix = st.sampled_from([*sorted(OWN_PREFIXES), "audit"])
 
 
 def _message(*, transactional: bool) -> st.SearchStrategy:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, LiteralString
@@ -17,10 +16,10 @@ from cdc.postgres.publication import ensure_publication
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import match_tables, read_schema
-from cdc.relations import Relations
+from cdc.relations import Relations, Watched
 from cdc.table import TableSchema
 from tests.fixtures.postgres import run_sql
-from tests.postgres.stream import PATIENCE
+from tests.fixtures.waiting import until
 
 PUBLICATION = "pub"
 Row = dict[str, Any]
@@ -49,20 +48,24 @@ class Following:
         with connect(self.dsn) as conn:
             conn.execute("SELECT pg_logical_emit_message(true, 'mark', %s)", [mark])
         seen = len(self.rows)
-        deadline = time.monotonic() + PATIENCE
-        while not any(row["payload"] == mark.encode() for row in self.rows[seen:]):
-            assert time.monotonic() < deadline, f"the stream gave only {self.rows[seen:]!r}"
+
+        def marked() -> bool:
             if (frames := self._stream.receive(0.2)) is not None:
                 self._decode(frames)
+            return any(row["payload"] == mark.encode() for row in self.rows[seen:])
+
+        until(marked, lambda: f"more than {self.rows[seen:]!r}", every=0.0)
         return self.rows[seen:]
 
     def look(self) -> list[TableSchema]:
         """Let one whole look at the catalogue pass, and write what it found; the versions it gave."""
         wanted, found = self.relations.looks + 2, list[TableSchema]()  # the first may have begun before the call
-        deadline = time.monotonic() + PATIENCE
-        while self.relations.looks < wanted:
-            assert time.monotonic() < deadline, "no look ended"
-            found += self.relations.drifted()
+
+        def looked() -> bool:
+            found.extend(self.relations.drifted())
+            return self.relations.looks >= wanted
+
+        until(looked, "the end of a look", every=0.0)
         for schema in found:
             self._decoder.announce(schema)
         self.catch_up()
@@ -99,6 +102,6 @@ def following(dsn: str, pattern: str = "public.*") -> Iterator[Following]:
             pass
         found = [read_schema(conn, oid, publication=PUBLICATION) for oid, _ in match_tables(conn, [pattern])]
     known = {schema.relation: schema for schema in found if schema is not None}
-    relations = Relations(dsn, known, 0, PUBLICATION, look_every=0.0)
+    relations = Relations(Watched(dsn=dsn, publication=PUBLICATION), known, 0, look_every=0.0)
     with ReplicationStream.open(dsn, StreamOptions(slot=slot, publication=PUBLICATION, start=Lsn(0))) as stream:
         yield Following(dsn, stream, relations)

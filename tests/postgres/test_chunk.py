@@ -12,7 +12,7 @@ import pytest
 from cdc.errors import ConfigError, SnapshotVoid
 from cdc.pgoutput.copy_text import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk import Bounds, Visibility, check_predicate, chunk_query, estimate, snapshot
+from cdc.postgres.chunk import Bounds, Visibility, check_predicate, estimate, keyed_query, snapshot
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_rows, hold_tables
 from cdc.postgres.publication import ensure_publication
@@ -41,7 +41,7 @@ KEYS = {
 def read(conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, limit: int) -> list[Any]:
     decoder = CopyDecoder(schema, position=Position(1), xid=0, committed_at=0, first_ordinal=0)
     with snapshot(conn, schema):
-        chunks = list(copy_rows(conn, chunk_query(conn, schema, bounds, limit, "pub")))
+        chunks = list(copy_rows(conn, keyed_query(conn, schema, bounds, limit, "pub")))
     batches = [batch for chunk in chunks if (batch := decoder.feed(chunk)) is not None]
     return [row for batch in batches for row in batch.to_pylist()]
 

@@ -36,13 +36,13 @@ from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
 from cdc.postgres.slot import drop_slot, slot_status
 from cdc.postgres.tables import match_tables, read_schema
-from cdc.relations import Relations
+from cdc.relations import Relations, Watched
 from cdc.snapshot.initial import CopySource, prepare
 from cdc.snapshot.placing import Placing
 from cdc.spool import Spool
 from tests.fixtures.postgres import VERSIONS, run_sql
+from tests.fixtures.waiting import PATIENCE, until
 from tests.postgres.readings import captured, read_four_ways
-from tests.postgres.stream import PATIENCE, until
 
 
 @pytest.fixture(params=VERSIONS)
@@ -172,7 +172,7 @@ def log_of(source: CopySource, root: Path) -> Iterator[LogWriter]:
         yield LogWriter.open(root, log, SegmentLimits(size=1 << 20, age=3600.0))
     finally:
         with connect(source.dsn) as conn:
-            until(lambda: not (status := slot_status(conn, source.slot)) or not status.active)
+            until(lambda: not (status := slot_status(conn, source.slot)) or not status.active, "the slot free")
             drop_slot(conn, source.slot)
 
 
@@ -193,7 +193,9 @@ def test_the_policy_holds_from_the_first_copy_to_the_stream(
         options = StreamOptions(slot=source.slot, publication=source.publication, start=Lsn(0))
         with ReplicationStream.open(encoded, options) as stream:
             run_sql(encoded, "UPDATE t SET k = 'new'")
-            relations = Relations(encoded, LogReader(tmp_path).schemas(), 0, source.publication)
+            relations = Relations(
+                Watched(dsn=encoded, publication=source.publication), LogReader(tmp_path).schemas(), 0
+            )
             decoding = Decoding(Spool(tmp_path), relations, after, Placing(), frame_mender(encoded, policy, after))
             found = [row for row in streamed(stream, decoding, 2) if row["op"] == "u"]
         assert [value for _, value in found[0]["after"]] == ["new", *told[1:]]

@@ -2,90 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
-from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.catalog.commands import Command
 from cdc.change import Operation
-from cdc.connector import reader_settings
 from cdc.errors import ConfigError
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.reader import Reader
-from cdc.snapshot import backfill
-from cdc.snapshot.jobs import BACKFILL, CANCEL, PAUSE, RESUME, Jobs
-from cdc.snapshot.placing import Placing
+from cdc.snapshot.jobs import BACKFILL, CANCEL, PAUSE, RESUME
 from cdc.snapshot.work import Request, check_request
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.snapshot.running import Running, read_rows
 
-PATIENCE = 30.0
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-
-
-class Running:
-    """A reader with its jobs in threads of the test, over one captured database."""
-
-    def __init__(self, held: Captured) -> None:
-        self.held, self.figures = held, metrics.Figures()
-        self._stop, placing = Event(), Placing()
-        definition = held.definition
-        self._failures: list[BaseException] = []
-        self._reader = Thread(target=self._read, args=(placing,))
-        self._jobs = Jobs(definition, placing, self.figures, self._stop)
-        self.catalog = Catalog.open(definition.catalog.url)
-
-    def __enter__(self) -> Self:
-        self._reader.start()
-        self._jobs.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._reader.join()
-        self._jobs.join()
-        self.catalog.close()
-        assert not self._failures
-
-    def _read(self, placing: Placing) -> None:
-        try:
-            Reader(reader_settings(self.held.definition), self.figures, self._stop, placing).run()
-        except BaseException as exc:
-            self._failures.append(exc)
-
-    def ask(self, request: Request) -> int:
-        return self.catalog.commands.post("held", BACKFILL, request.to_json())
-
-    def ended(self, job: int) -> Command:
-        """The command once it is finished."""
-        return self.until(lambda: (c := self.catalog.commands.get(job)) and c.state != "pending" and c)
-
-    def state(self, job: int) -> str | None:
-        """As the catalog shows it."""
-        command = self.catalog.commands.get(job)
-        return None if command is None or command.result is None else command.result["state"]
-
-    def until(self, condition: Callable[[], Any]) -> Any:
-        deadline, never = time.monotonic() + PATIENCE, Event()
-        while not (found := condition()):
-            assert not self._failures, self._failures
-            assert time.monotonic() < deadline
-            never.wait(0.02)
-        return found
-
-    def caught_up(self) -> None:
-        """Wait until the log holds everything that has committed by now."""
-        end = self.held._wal_end()
-        self.until(lambda: self.held._holds(end))
 
 
 @pytest.fixture(name="held")
@@ -111,16 +48,6 @@ def _running(held: Captured) -> Iterator[Running]:
 def source_rows(held: Captured) -> list[tuple[str | None, ...]]:
     found = rows_of(held.dsn, "SELECT a::text, b, v, long FROM t")
     return sorted(tuple(row) for row in found)
-
-
-def read_rows(held: Captured) -> list[dict[str, Any]]:
-    log = held.log
-    return [
-        row
-        for batch in log.rows(Position(0), log.durable or Position(0))
-        for row in batch.to_pylist()
-        if row["op"] == Operation.READ.value
-    ]
 
 
 def test_a_backfill_beside_writers_leaves_the_log_in_the_sources_state(running: Running) -> None:
@@ -212,16 +139,16 @@ def test_a_paused_backfill_rests_a_cancelled_one_ends_and_both_keep_what_was_pla
 
 def test_progress_is_gone_on_from(held: Captured) -> None:
     """The rows behind the recorded key are read, and no others."""
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        job = catalog.commands.post("held", BACKFILL, Request(("public.t",), first=("0", "k0")).to_json())
+        work = {"tables": {"public.t": {"state": "snapshotting", "after": ["299", "k8"], "rows": 7}}}
+        catalog.commands.record(job, work)
+    before = len(read_rows(held))
     with Running(held) as running:
-        job = running.catalog.commands.post("held", "elsewhere", Request(("public.t",)).to_json())
-        running.catalog.commands.finish(job, {})
-        work = {"tables": {"public.t": {"state": "snapshotting", "after": ["299", "k9"], "rows": 7}}}
-        job = running.ask(Request(("public.t",)))
-        running.catalog.commands.record(job, work)
         ended = running.ended(job)
-        assert ended.state == "done"
-    rows = [row for row in read_rows(held) if row["key"][0] == "300"]
-    assert len(rows) >= 2
+    assert ended.result is not None
+    assert ended.result["tables"]["public.t"]["rows"] == 7 + 2
+    assert [row["key"] for row in read_rows(held)[before:]] == [["299", "k9"], ["300", "k0"]]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -288,4 +215,3 @@ def test_a_predicate_that_writes_or_does_not_parse_is_refused(running: Running) 
         assert ended.state == "failed"
         assert ended.result is not None
         assert ended.result["error"]["code"] == ConfigError.code
-    assert backfill.CHUNK_ROWS > 0

@@ -1,0 +1,115 @@
+"""Asking: how a person or a program asks for backfills and speaks about them, whatever they ask through.
+
+Nothing is read or written at the source but to see whether what is asked can be done; the running reader does the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+from uuid import uuid4
+
+from cdc.catalog import Catalog
+from cdc.config import Definition
+from cdc.errors import ConfigError, StateConflict
+from cdc.log.read import LogReader
+from cdc.postgres.chunk import check_predicate
+from cdc.postgres.connection import connect
+from cdc.snapshot.progress import BACKFILL, BackfillStatus, covers, found
+from cdc.snapshot.work import Request, check_request
+from cdc.table import TableSchema
+
+_ASKING: Final = 10.0
+"""Seconds after which who died while asking holds nobody up."""
+
+
+class Verb(StrEnum):
+    """What can be said about a backfill; each is a kind of command, as `backfill.pause`."""
+
+    #: Rest after the chunk that is on its way.
+    PAUSE = "pause"
+    #: Go on.
+    RESUME = "resume"
+    #: End after the chunk that is on its way; what was placed stays.
+    CANCEL = "cancel"
+
+    @property
+    def kind(self) -> str:
+        """Of the command; its payload names the backfill as `id`."""
+        return f"{BACKFILL}.{self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A backfill that was taken on."""
+
+    id: int
+    tables: tuple[str, ...]
+    """Topics that it is about now."""
+
+
+def ask(definition: Definition, catalog: Catalog, request: Request, actor: str) -> Asked:
+    """Take a request on if it can be done.
+
+    Raises ConfigError for what cannot, StateConflict if a table of it is in another backfill already, LogError without
+    a log, and the source's errors when a predicate is to be checked.
+    """
+    sinks = {sink.name: sink for sink in definition.sinks}
+    tables = check_request(request, LogReader(definition.log.path).schemas(), sinks)
+    if request.where is not None:
+        _check_predicate(definition, tables, request.where)
+    topics = tuple(sorted(schema.topic for schema in tables))
+    with _alone(catalog, definition.name):
+        _refuse_overlap(catalog, definition.name, topics)
+        job = catalog.commands.post(definition.name, BACKFILL, request.to_json())
+    action = "tables resync" if request.resync else "backfill"
+    catalog.audit.write(actor, action, definition.name, {"id": job, "tables": list(topics)})
+    return Asked(job, topics)
+
+
+def say(catalog: Catalog, pipeline: str, job: int, verb: Verb, actor: str) -> BackfillStatus:
+    """Tell the reader something about a backfill; raises UnknownName, or StateConflict if it has ended.
+
+    Hands back how it stands: the reader hears it within a second.
+    """
+    status = found(catalog, pipeline, job)
+    if not status.pending:
+        raise StateConflict(f"backfill {job} is {status.state} already", remedy="ask for another one")
+    catalog.commands.post(pipeline, verb.kind, {"id": job})
+    catalog.audit.write(actor, f"backfill {verb.value}", pipeline, {"id": job})
+    return status
+
+
+def _check_predicate(definition: Definition, tables: list[TableSchema], where: str) -> None:
+    with connect(definition.source.current_dsn(), application_name="cdc backfill") as conn:
+        for schema in tables:
+            try:
+                check_predicate(conn, schema, where)
+            except ConfigError as exc:
+                raise ConfigError(exc.message, remedy="write it as it would stand behind WHERE at the source") from exc
+
+
+def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) -> None:
+    for other in catalog.commands.pending(pipeline, BACKFILL):
+        standing = Request.from_json(other.payload)
+        shared = [topic for topic in topics if covers(standing, topic)]
+        if shared:
+            raise StateConflict(
+                f"backfill {other.id} is already on its way over {', '.join(shared)}",
+                remedy=f"wait for it, or run 'cdc backfill cancel {other.id} -c FILE'",
+            )
+
+
+@contextmanager
+def _alone(catalog: Catalog, pipeline: str) -> Iterator[None]:
+    """Nobody else takes a request on meanwhile: two at the same moment would not see each other."""
+    lease, holder = f"asking/{pipeline}", uuid4().hex
+    if not catalog.leases.acquire(lease, holder, _ASKING):
+        raise StateConflict("another request is being taken on at this moment", remedy="ask again")
+    try:
+        yield
+    finally:
+        catalog.leases.release(lease, holder)

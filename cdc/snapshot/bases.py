@@ -1,0 +1,29 @@
+"""Bases: keys of which the log may hold nothing but parts of rows, because a copy passed them by.
+
+A row that changes while its table is copied comes through the stream, in full or without its unchanged TOASTed columns.
+Without them it needs its base in the log. A copy in the order of the key brings that later, unless the row moved to a
+key that was read already; a copy in the order of blocks may never meet the row, for the update put it elsewhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from cdc.log.read import LogReader, read_file
+from cdc.position import Position
+
+_COLUMNS = ["relation", "key", "old_key", "partial"]
+
+
+def without_base(root: Path, relation: int, after: Position, upto: Position, *, moved: bool) -> list[tuple[str, ...]]:
+    """Keys of partial images in (after, upto], distinct; with moved only of those that came from another key."""
+    log, keys = LogReader(root), set[tuple[str, ...]]()
+    for file in log.files(after, upto):
+        rows = read_file(file, after, upto, _COLUMNS)
+        wanted = pc.and_(pc.equal(rows["relation"], relation), rows["partial"])
+        if moved:
+            wanted = pc.and_(wanted, pc.is_valid(rows["old_key"]))
+        keys.update(map(tuple, rows["key"].filter(wanted).to_pylist()))
+    return sorted(keys)

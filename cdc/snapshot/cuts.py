@@ -1,0 +1,245 @@
+"""Cuts: how a table is cut into chunks, which of them are read already, and where the next begins.
+
+A whole table is cut by blocks, in the order in which it lies on disk: the fastest way to read it, and any connection
+can take the next part. A range of keys, or what a predicate says, is cut by key, one part after another. Both learn
+from what they read how large a part should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Final, Protocol, Self
+
+import pyarrow as pa
+
+from cdc.postgres.chunk import Bounds, Leaf, Span
+from cdc.snapshot.work import Blocks, TableWork
+
+FIRST_ROWS: Final = 5_000
+"""Rows of the first part by key, which tells how wide rows are."""
+FIRST_BLOCKS: Final = 64
+"""Blocks of the first part by blocks."""
+ROWS_PER_BLOCK: Final = 200
+"""As many as narrow rows have; what a first part is measured by."""
+GROWTH: Final = 8
+"""By how much a part may be larger than the one before."""
+LIST_KEYS: Final = 1_000
+"""Keys of one part of a list."""
+NO_LIMIT: Final = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large a part may be, about."""
+
+    rows: int
+    nbytes: int
+    """Of the rows as Arrow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is read at once."""
+
+    rows: Bounds | Span
+    limit: int = NO_LIMIT
+    """Rows at most; of weight only for bounds."""
+
+    @property
+    def is_smallest(self) -> bool:
+        """Whether it cannot be cut any smaller."""
+        if isinstance(self.rows, Span):
+            return self.rows.end - self.rows.first == 1
+        if self.rows.keys is not None:
+            return len(self.rows.keys) == 1
+        return self.limit in {1, NO_LIMIT}
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What came of a part."""
+
+    part: Part
+    rows: int
+    nbytes: int
+    """As Arrow."""
+    last: tuple[str, ...] | None
+    """The last row's key; None without rows."""
+
+    @classmethod
+    def of(cls, part: Part, rows: pa.Table) -> Self:
+        """From the rows (LOG_SCHEMA)."""
+        key = rows["key"][-1].as_py() if rows.num_rows else None
+        return cls(part, rows.num_rows, rows.nbytes, None if key is None else tuple(key))
+
+
+class Cut(Protocol):
+    """One table on its way; safe for several threads."""
+
+    parallel: bool
+    """Whether several connections may read at once."""
+
+    def take(self) -> Part | None:
+        """The next part, or None when no more is to be read."""
+
+    def came(self, read: Read) -> None:
+        """Learn from what was read, and where the next part begins."""
+
+    def too_large(self, part: Part) -> None:
+        """It was given up, for it is too large; smaller ones take its place."""
+
+    def again(self, read: Read) -> Part:
+        """The part that has all the rows which that one had, as they are by now."""
+
+    def durable(self, read: Read) -> None:
+        """The log holds it: note it in the table's work."""
+
+
+class ByKey:
+    """A range, in the order of the key."""
+
+    parallel = False
+
+    def __init__(self, done: TableWork, bounds: Bounds, limits: Limits) -> None:
+        self._done, self._limits = done, limits
+        after = None if done.after is None else tuple(done.after)
+        self._next: Bounds | None = replace(bounds, after=after)
+        self._size = min(FIRST_ROWS, limits.rows)
+
+    def take(self) -> Part | None:
+        """See Cut; asked again only when the part before came."""
+        return None if self._next is None else Part(self._next, self._size)
+
+    def came(self, read: Read) -> None:
+        """See Cut."""
+        self._next = replace(_bounds(read.part), after=read.last) if read.rows == read.part.limit else None
+        if read.rows:
+            self._size = max(1, min(self._limits.rows, self._limits.nbytes * read.rows // max(1, read.nbytes)))
+
+    def too_large(self, part: Part) -> None:
+        """See Cut."""
+        self._size = max(1, part.limit // GROWTH)
+
+    def again(self, read: Read) -> Part:
+        """See Cut."""
+        bounds = _bounds(read.part)
+        last = read.last if read.rows == read.part.limit else bounds.last
+        return Part(replace(bounds, last=last))
+
+    def durable(self, read: Read) -> None:
+        """See Cut; parts come in their order."""
+        self._done.after = self._done.after if read.last is None else list(read.last)
+
+
+class ByList:
+    """Listed keys."""
+
+    parallel = True
+
+    def __init__(self, keys: Sequence[tuple[str, ...]]) -> None:
+        self._left = [tuple(keys[start : start + LIST_KEYS]) for start in range(0, len(keys), LIST_KEYS)]
+        self._lock = Lock()
+
+    def take(self) -> Part | None:
+        """See Cut."""
+        with self._lock:
+            return Part(Bounds(keys=self._left.pop())) if self._left else None
+
+    def came(self, read: Read) -> None:
+        """See Cut."""
+
+    def too_large(self, part: Part) -> None:
+        """See Cut."""
+        keys = _bounds(part).keys or ()
+        middle = len(keys) // 2
+        with self._lock:
+            self._left += [keys[middle:], keys[:middle]]
+
+    def again(self, read: Read) -> Part:
+        """See Cut."""
+        return read.part
+
+    def durable(self, read: Read) -> None:
+        """See Cut; nothing is noted, a list is read whole or not at all."""
+
+
+class ByBlocks:
+    """A whole table, as it lies on disk."""
+
+    parallel = True
+
+    def __init__(self, done: TableWork, leaves: Sequence[Leaf], limits: Limits) -> None:
+        self._limits, self._lock = limits, Lock()
+        self._leaves = {leaf.oid: leaf for leaf in leaves}
+        self._left = done.blocks = _left(done, leaves)
+        self._next = {part.oid: part.next for part in self._left}
+        self._returned: list[Span] = []
+        self._reading: set[Span] = set()
+        self._size = max(1, min(FIRST_BLOCKS, limits.rows // ROWS_PER_BLOCK))
+
+    def take(self) -> Part | None:
+        """See Cut."""
+        with self._lock:
+            span = self._returned.pop() if self._returned else self._following()
+            if span is None:
+                return None
+            self._reading.add(span)
+            return Part(span)
+
+    def _following(self) -> Span | None:
+        for part in self._left:
+            first = self._next[part.oid]
+            if first < part.end:
+                self._next[part.oid] = end = min(first + self._size, part.end)
+                return Span(self._leaves[part.oid], first, end)
+        return None
+
+    def came(self, read: Read) -> None:
+        """See Cut."""
+        span, limits = _span(read.part), self._limits
+        blocks = span.end - span.first
+        fits = min(limits.rows * blocks // max(1, read.rows), limits.nbytes * blocks // max(1, read.nbytes))
+        with self._lock:
+            self._size = max(1, min(fits, blocks * GROWTH))
+
+    def too_large(self, part: Part) -> None:
+        """See Cut."""
+        span = _span(part)
+        middle = (span.first + span.end) // 2
+        with self._lock:
+            self._reading.discard(span)
+            halves = [replace(span, first=middle), replace(span, end=middle)]
+            self._returned += halves
+            self._size = max(1, (span.end - span.first) // GROWTH)
+
+    def again(self, read: Read) -> Part:
+        """See Cut."""
+        return read.part
+
+    def durable(self, read: Read) -> None:
+        """See Cut; what counts is the first block that is not in the log."""
+        with self._lock:
+            self._reading.discard(_span(read.part))
+            for left in self._left:
+                waiting = [span.first for span in (*self._reading, *self._returned) if span.leaf.oid == left.oid]
+                left.next = min([self._next[left.oid], *waiting])
+
+
+def _left(done: TableWork, leaves: Sequence[Leaf]) -> list[Blocks]:
+    """What is to be read: of leaves that were begun and not rewritten since, the rest."""
+    begun = {(part.oid, part.file): part for part in done.blocks or ()}
+    left = [begun.get((leaf.oid, leaf.file), Blocks(leaf.oid, leaf.file, 0, leaf.blocks)) for leaf in leaves]
+    done.size = sum(part.end for part in left)
+    return left
+
+
+def _bounds(part: Part) -> Bounds:
+    assert isinstance(part.rows, Bounds)  # noqa: S101 - a cut gets back what it gave out
+    return part.rows
+
+
+def _span(part: Part) -> Span:
+    assert isinstance(part.rows, Span)  # noqa: S101 - a cut gets back what it gave out
+    return part.rows

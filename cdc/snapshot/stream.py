@@ -1,0 +1,73 @@
+"""Stream: the way of a copy into the log: hand a chunk over, send its watermark, wait until the log holds it.
+
+The connection for watermarks is the only one to the primary where the source is a standby, so that it is also asked how
+other standbys fare.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Event, Lock
+from typing import Any, Final
+from uuid import uuid4
+
+from cdc import metrics
+from cdc.change import WATERMARK_PREFIX
+from cdc.errors import SnapshotVoid
+from cdc.position import Position
+from cdc.postgres.chunk import replay_lag
+from cdc.postgres.heartbeat import emit
+from cdc.snapshot.placing import Chunk, Placed, Placing
+from cdc.table import TableSchema
+
+PATIENCE: Final = 30.0
+"""Seconds for a watermark to come back; a large transaction before it can hold it up, then the chunk is read again."""
+
+
+class Stream:
+    """Of one pipeline; for any thread."""
+
+    def __init__(self, pipeline: str, conn: Any, placing: Placing, figures: metrics.Figures, stop: Event) -> None:
+        """conn: in autocommit, at the primary."""
+        self._pipeline, self._conn, self._figures = pipeline, conn, figures
+        self.placing = placing
+        self._stop = stop
+        self._lock = Lock()
+
+    def place(self, relation: int, made: Callable[[TableSchema | None], Chunk]) -> Placed:
+        """Place what is made of the version that the stream has reached, and wait until it is durable."""
+        while True:
+            token = uuid4().hex
+            self.send(token, made(self.placing.open(token, relation, PATIENCE)))
+            placed = self.outcome(token)
+            if not placed.again:
+                self.await_durable(placed.position)
+                return placed
+
+    def send(self, token: str, chunk: Chunk) -> None:
+        """Hand a chunk over and send its watermark."""
+        self.placing.offer(token, chunk)
+        with self._lock:
+            emit(self._conn, WATERMARK_PREFIX, token)
+
+    def outcome(self, token: str) -> Placed:
+        """What became of it; raises SnapshotVoid if that takes too long."""
+        return self.placing.outcome(token, PATIENCE)
+
+    @property
+    def durable(self) -> Position:
+        """What the log holds."""
+        return Position(int(self._figures.value(metrics.LOG_POSITION, self._pipeline) or 0))
+
+    def await_durable(self, position: Position) -> None:
+        """Wait for the log to hold it; raises SnapshotVoid if that takes too long."""
+        deadline = time.monotonic() + PATIENCE
+        while self.durable < position:
+            if time.monotonic() > deadline or self._stop.wait(0.02):
+                raise SnapshotVoid("the log did not take the chunk")
+
+    def lag(self, standby: str) -> int | None:
+        """See replay_lag."""
+        with self._lock:
+            return replay_lag(self._conn, standby)

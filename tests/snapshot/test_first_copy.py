@@ -1,0 +1,174 @@
+"""First copies in chunks beside the stream: exact under writers, whatever order the rows are read in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import psycopg
+import pytest
+
+from cdc.change import Operation
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.snapshot.jobs import BACKFILL, LOOK
+from cdc.snapshot.work import Request
+from cdc.table import TableState
+from tests.faults.capture import Captured
+from tests.fixtures.postgres import rows_of, run_sql
+from tests.snapshot.multiset import left_of
+from tests.snapshot.running import Running, read_rows
+
+ROWS = 4_000
+IN_CHUNKS = "snapshot: {beside: 0, chunk_rows: 150, parallel: 3}\n"
+
+
+@contextmanager
+def written(dsn: str) -> Iterator[None]:
+    """Somebody changes the rows all the while: values beside an unsent one, keys, deletes, inserts."""
+    done = Event()
+
+    def write(seed: int) -> None:
+        number = seed
+        with connect(dsn) as conn:
+            while not done.is_set():
+                number += 7
+                row = number * 31 % ROWS
+                try:
+                    conn.execute("UPDATE t SET v = %s WHERE id = %s", [f"new {number}", row])
+                    conn.execute("UPDATE t SET id = id + 100000 WHERE id = %s", [(row + 1) % ROWS])
+                    conn.execute("UPDATE t SET id = id - 100000 WHERE id = %s", [(row + 11) % ROWS + 100000])
+                    conn.execute("DELETE FROM t WHERE id = %s", [(row + 2) % ROWS])
+                    conn.execute("INSERT INTO t VALUES (%s, 'again', repeat('y', 3000))", [number + 1_000_000])
+                except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
+                    continue
+
+    writers = [Thread(target=write, args=(seed,)) for seed in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for writer in writers:
+            writer.join()
+
+
+@pytest.fixture(name="large")
+def _large(tmp_path: Path, either_database: str) -> Captured:
+    """A table with a value that no update sends, not copied yet, which counts as large."""
+    run_sql(
+        either_database,
+        "CREATE TABLE t (id int PRIMARY KEY, v text, long text)",
+        "ALTER TABLE t ALTER long SET STORAGE EXTERNAL",
+        f"INSERT INTO t SELECT i, 'v' || i, repeat('x', 3000) || i FROM generate_series(1, {ROWS}) i",
+    )
+    held = Captured(tmp_path, either_database)
+    with held.path.open("a") as definition:
+        definition.write(IN_CHUNKS)
+    return held
+
+
+def source_rows(held: Captured) -> list[tuple[str | None, ...]]:
+    return sorted(tuple(row) for row in rows_of(held.dsn, "SELECT id::text, v, long FROM t"))
+
+
+def copied(running: Running) -> None:
+    """Wait until no table is being copied any more."""
+    running.until(lambda: (found := running.catalog.commands.ls("held", BACKFILL)) and found[0].state != "pending")
+    (command,) = running.catalog.commands.ls("held", BACKFILL)
+    assert command.state == "done", command.result
+
+
+def test_a_first_copy_beside_writers_ends_in_the_sources_state(large: Captured) -> None:
+    with written(large.dsn), Running(large) as running:
+        copied(running)
+    with Running(large) as running:
+        running.caught_up()
+    assert large.folded("t") == source_rows(large)
+    (schema,) = large.log.schemas().values()
+    assert schema.state is TableState.LIVE
+    assert len({row["position"] for row in read_rows(large)}) > 10
+    ends = [row for batch in large.log.rows(Position(0), large.log.durable or Position(0)) for row in batch.to_pylist()]
+    assert [row["op"] for row in ends].count(Operation.GENERATION.value) == 1
+
+
+def test_a_table_without_a_key_is_copied_again_while_it_is_written(tmp_path: Path, database: str) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE t (id int, v text)",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "INSERT INTO t SELECT i % 50, 'v' FROM generate_series(1, 500) i",
+    )
+    held = Captured(tmp_path, database)
+    held.copy()
+    done = Event()
+
+    def write() -> None:
+        with connect(database) as conn:
+            for number in range(10_000):
+                conn.execute("UPDATE t SET v = %s WHERE id = %s", [f"n{number}", number % 50])
+                conn.execute("INSERT INTO t VALUES (%s, 'new')", [number % 50])
+                if done.is_set():
+                    return
+
+    with Running(held) as running:
+        writer = Thread(target=write)
+        writer.start()
+        try:
+            for _ in range(3):
+                ended = running.ended(running.ask(Request(("public.t",), resync=True)))
+                assert ended.state == "done", ended.result
+        finally:
+            done.set()
+            writer.join()
+        running.caught_up()
+    rows = [row for batch in held.log.rows(Position(0), held.log.durable or Position(0)) for row in batch.to_pylist()]
+    found = sorted(tuple(value for _, value in image) for image in left_of(rows))
+    assert found == sorted(rows_of(database, "SELECT id::text, v FROM t"))
+
+
+def test_tables_that_a_rule_begins_to_match_are_copied_and_others_not_touched(tmp_path: Path, database: str) -> None:
+    run_sql(database, "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'one')")
+    held = Captured(tmp_path, database)
+    held.copy()
+    with Running(held) as running:
+        run_sql(
+            database,
+            "CREATE TABLE later (id int PRIMARY KEY, v text)",
+            "INSERT INTO later SELECT i, 'v' FROM generate_series(1, 100) i",
+        )
+        look = running.catalog.commands.post("held", LOOK, {})
+        assert running.ended(look).state == "done"
+        copied(running)
+        run_sql(database, "UPDATE later SET v = 'new' WHERE id = 7")
+        running.caught_up()
+    assert held.folded("later") == sorted(rows_of(database, "SELECT id::text, v FROM later"))
+    assert {schema.topic: schema.state for schema in held.log.schemas().values()} == {
+        "public.t": TableState.LIVE,
+        "public.later": TableState.LIVE,
+    }
+    assert sum(row["topic"] == "public.t" for row in read_rows(held)) == 1
+
+
+def test_a_reader_that_is_there_for_the_copy_alone_ends_when_it_is_done(large: Captured) -> None:
+    text = large.path.read_text().replace("snapshot: {", "snapshot: {mode: initial_only, ")
+    large.path.write_text(text)
+    with Running(large) as running:
+        running.until(lambda: not running.reads)
+    assert large.folded("t") == source_rows(large)
+
+
+@pytest.mark.parametrize("mode", ["no_data", "when_needed"])
+def test_a_mode_says_what_is_copied(tmp_path: Path, database: str, mode: str) -> None:
+    run_sql(database, "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'one')")
+    held = Captured(tmp_path, database)
+    with held.path.open("a") as definition:
+        definition.write(f"snapshot: {{mode: {mode}}}\n")
+    held.copy()
+    with Running(held) as running:
+        run_sql(database, "INSERT INTO t VALUES (2, 'two')")
+        running.caught_up()
+    assert held.folded("t") == ([("2", "two")] if mode == "no_data" else [("1", "one"), ("2", "two")])

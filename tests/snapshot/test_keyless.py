@@ -1,0 +1,264 @@
+"""A table without a key on a real server begins anew beside its writers: the log is the table, row for equal row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+from threading import Event, Thread
+from typing import Any, LiteralString, Self
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from cdc import metrics
+from cdc.change import LOG_SCHEMA, WATERMARK_PREFIX
+from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.position import Position
+from cdc.postgres.chunk import Visibility, snapshot
+from cdc.postgres.connection import connect
+from cdc.postgres.copy import copy_table
+from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.heartbeat import emit
+from cdc.reader import Reader
+from cdc.settings import reader_settings
+from cdc.snapshot.placing import Chunk, Placed, Placing
+from cdc.snapshot.received import hidden_in_log
+from cdc.table import TableSchema
+from tests.faults.capture import Captured
+from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import until
+from tests.snapshot.multiset import left_of
+
+Hook = Callable[[], object]
+PATIENCE = 30.0
+ANY_ROW: LiteralString = (
+    "ctid = (SELECT ctid FROM t ORDER BY md5(ctid::text || %(salt)s) LIMIT 1 FOR UPDATE SKIP LOCKED)"
+)
+STATEMENTS: list[LiteralString] = [
+    "INSERT INTO t VALUES (%(a)s, %(long)s), (%(a)s, %(long)s)",
+    f"UPDATE t SET a = %(a)s WHERE {ANY_ROW}",
+    f"UPDATE t SET long = %(long)s WHERE {ANY_ROW}",
+    f"DELETE FROM t WHERE {ANY_ROW}",
+]
+
+
+def nothing() -> None:
+    """No hook."""
+
+
+class Beside:
+    """A reader in a thread of the test, and one who copies beside it."""
+
+    def __init__(self, held: Captured) -> None:
+        self.held, self._stop, self._placing = held, Event(), Placing()
+        self._figures = metrics.Figures()
+        self._failures: list[BaseException] = []
+        self._reader = Thread(target=self._read)
+
+    def __enter__(self) -> Self:
+        self._reader.start()
+        self._conn = connect(self.held.dsn)
+        self._wait_for(self._placing.track(on=True))
+        self._placing.add_received(hidden_in_log(self._conn, self.held.folder / "log"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._conn.close()
+        self._stop.set()
+        self._reader.join()
+        assert not self._failures
+
+    def _read(self) -> None:
+        try:
+            Reader(reader_settings(self.held.definition), self._figures, self._stop, self._placing).run()
+        except BaseException as exc:
+            self._failures.append(exc)
+
+    def anew(self, *, before: Hook = nothing, under: Hook = nothing, after: Hook = nothing, **said: Any) -> Placed:
+        """Begin the table anew; hooks: in the window before the snapshot, under it, and when the rows are in hand."""
+        (schema,) = self.held.log.schemas().values()
+        while True:
+            token = uuid4().hex
+            self._placing.open(token, schema.relation, PATIENCE, whole=True)
+            before()
+            rows, visibility = self._everything(token, schema, under)
+            if rows is not None:
+                after()
+                self._placing.offer(
+                    token, Chunk(schema.relation, schema.topic, rows, schema, "here", visibility=visibility, **said)
+                )
+                emit(self._conn, WATERMARK_PREFIX, token)
+                placed = self._placing.outcome(token, PATIENCE)
+                if not placed.again:
+                    return placed
+
+    def _everything(self, token: str, schema: TableSchema, under: Hook) -> tuple[pa.Table | None, Visibility]:
+        with snapshot(self._conn, schema) as visibility:
+            if not self._placing.sees_all(token, visibility):
+                return None, visibility
+            under()
+            decoder = CopyDecoder(schema, position=Position(0), xid=0, committed_at=0, first_ordinal=0)
+            lines = copy_table(self._conn, schema)
+            return pa.Table.from_batches([b for part in lines if (b := decoder.feed(part))], LOG_SCHEMA), visibility
+
+    def _wait_for(self, position: Position) -> None:
+        held = lambda: self._figures.value(metrics.LOG_POSITION, "held") or 0.0  # noqa: E731
+        until(lambda: self._failures or held() >= max(1, position), "what was received in the log")
+
+    def caught_up(self) -> None:
+        """Wait until the log holds everything that has committed by now."""
+        end = self.held._wal_end()
+        until(lambda: self._failures or self.held._holds(end), "the end of the WAL in the log")
+        assert not self._failures, self._failures
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, database: str) -> Captured:
+    return captured(tmp_path, database)
+
+
+def captured(folder: Path, dsn: str) -> Captured:
+    """A table with equal rows, copied."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t (a int, long text)",
+        "ALTER TABLE t ALTER long SET STORAGE EXTERNAL",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "INSERT INTO t SELECT i % 50, nullif(repeat('x', i % 3 * 1500), '') FROM generate_series(1, 2000) i",
+    )
+    held = Captured(folder, dsn)
+    held.copy()
+    return held
+
+
+@pytest.fixture(name="beside")
+def _beside(held: Captured) -> Iterator[Beside]:
+    with Beside(held) as beside:
+        yield beside
+
+
+def log_rows(held: Captured) -> list[dict[str, Any]]:
+    log = held.log
+    return [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]
+
+
+def in_log(held: Captured) -> list[tuple[str | None, ...]]:
+    return sorted((tuple(value for _, value in image) for image in left_of(log_rows(held))), key=repr)
+
+
+def in_source(held: Captured) -> list[tuple[str | None, ...]]:
+    return sorted(rows_of(held.dsn, "SELECT a::text, long FROM t"), key=repr)
+
+
+def test_what_vanished_unseen_vanishes_from_the_log(beside: Beside) -> None:
+    held = beside.held
+    run_sql(
+        held.dsn,
+        "ALTER PUBLICATION cdc_held_pub SET (publish = 'insert')",
+        "DELETE FROM t WHERE a < 20",
+        "ALTER PUBLICATION cdc_held_pub SET (publish = 'insert, update, delete, truncate')",
+    )
+    beside.caught_up()
+    assert in_log(held) != in_source(held)
+    assert beside.anew().rows == len(in_source(held))
+    beside.caught_up()
+    assert in_log(held) == in_source(held)
+
+
+def test_a_transaction_counts_once_wherever_it_stands_to_the_snapshot(beside: Beside) -> None:
+    """Seen in the window; open under the snapshot, with sub-transactions; begun and ended under it, and after it."""
+    held = beside.held
+    delete: LiteralString = "DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t WHERE a = 7)"
+    with connect(held.dsn) as conn, conn.transaction():
+        with conn.transaction():
+            conn.execute("UPDATE t SET a = a + 100 WHERE a = 3")
+        with conn.transaction(force_rollback=True):
+            conn.execute("INSERT INTO t VALUES (1, 'rolled back')")
+        conn.execute("INSERT INTO t SELECT 5, NULL FROM generate_series(1, 3)")
+        placed = beside.anew(
+            before=lambda: run_sql(held.dsn, "INSERT INTO t SELECT 6, 'twice' FROM generate_series(1, 2)", delete),
+            under=lambda: run_sql(held.dsn, delete, "UPDATE t SET a = 8 WHERE a = 9"),
+            after=lambda: all([conn.execute("COMMIT"), conn.execute("BEGIN"), run_sql(held.dsn, delete)]),  # type: ignore[func-returns-value]
+        )
+    run_sql(held.dsn, "DELETE FROM t WHERE a = 8", delete)
+    beside.caught_up()
+    placed_rows = [row for row in log_rows(held) if row["position"] == placed.position]
+    told = [row["op"] for row in sorted(placed_rows, key=lambda row: row["ordinal"])]
+    again = ["d", *["u"] * 40, *["u"] * 40, *["c"] * 3, "d"]
+    assert told == ["s", "t", *["r"] * 2001, *again, "g"]
+    assert in_log(held) == in_source(held)
+
+
+def test_a_prepared_transaction_counts_when_it_is_committed(tmp_path: Path) -> None:
+    prepare: LiteralString = "BEGIN; UPDATE t SET a = 100 WHERE a = 3; SAVEPOINT s; DELETE FROM t WHERE a = 4; "
+    with EmbeddedPostgres(tmp_path / "server", settings={"max_prepared_transactions": "4"}) as server:
+        held = captured(tmp_path, server.dsn())
+        with Beside(held) as beside, connect(held.dsn) as conn:
+            conn.execute(prepare + "PREPARE TRANSACTION 'one'")
+            placed = beside.anew(after=lambda: run_sql(held.dsn, "COMMIT PREPARED 'one'"))
+            assert placed.rows == 2000
+            beside.caught_up()
+            assert in_log(held) == in_source(held)
+
+
+def test_a_truncate_in_the_window_has_the_table_read_again(beside: Beside) -> None:
+    """It gives the table another file, which a version of its schema tells of."""
+    held, tries = beside.held, list[None]()
+
+    def empty_once() -> None:
+        tries.append(None)
+        if len(tries) == 1:
+            run_sql(held.dsn, "TRUNCATE t", "INSERT INTO t VALUES (3, 'three')")
+
+    assert beside.anew(after=empty_once).rows == 1
+    assert len(tries) == 2
+    beside.caught_up()
+    assert in_log(held) == in_source(held) == [("3", "three")]
+
+
+def test_beside_writers_it_is_the_table_each_time(beside: Beside) -> None:
+    held = beside.held
+    for seed in range(3):
+        with writers(held.dsn, seed) as counts:
+            for _ in range(2):
+                beside.anew(before=partial(more, counts), after=partial(more, counts))
+        beside.caught_up()
+        assert in_log(held) == in_source(held)
+
+
+@contextmanager
+def writers(dsn: str, seed: int) -> Iterator[list[int]]:
+    """Three of them, and how many transactions each has committed."""
+    done, counts = Event(), [0, 0, 0]
+    threads = [Thread(target=write, args=(dsn, done, Random(10 * seed + n), counts, n)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield counts
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+def more(counts: list[int]) -> None:
+    """Wait for ten more."""
+    before = sum(counts)
+    until(lambda: sum(counts) >= before + 10, "writers")
+
+
+def write(dsn: str, done: Event, random: Random, counts: list[int], place: int) -> None:
+    """Transactions over a few values, so that many rows are equal."""
+    with connect(dsn) as conn:
+        while not done.is_set():
+            with conn.transaction():
+                for _ in range(random.randint(1, 4)):
+                    long = random.choice(["x", "y" * 3000, None])
+                    said = {"a": random.randint(1, 4), "long": long, "salt": str(random.random())}
+                    with conn.transaction(force_rollback=random.random() < 0.2):
+                        conn.execute(random.choice(STATEMENTS), said)
+            counts[place] += 1
