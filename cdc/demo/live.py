@@ -14,6 +14,7 @@ from cdc.demo.outcome import Outcome
 from cdc.demo.proof import compare_log, verify
 from cdc.demo.screen import Screen
 from cdc.demo.settings import Settings
+from cdc.demo.tour import Tour
 from cdc.demo.watch import FIND, LAKE, Freshness, Sight, Watch
 from cdc.demo.workload import Workload
 from cdc.errors import CutNotReached
@@ -29,6 +30,8 @@ FIGURES_EVERY: Final = 2.0
 """Seconds between two lines of figures."""
 ALTER_AFTER: Final = 30.0
 """Seconds to the schema change of a demo without end; with one it comes after a third."""
+TOUR_AFTER: Final = 40.0
+"""Seconds to the tour of a demo without end."""
 DRAIN_SECONDS: Final = 180.0
 """A first batch on two cores with a cold JVM takes 20 s; the rest is for slower machines."""
 SPEAK_AFTER: Final = 3.0
@@ -129,11 +132,14 @@ class Live:
         return workload
 
     def _watch_workload(self, workload: Workload) -> None:
+        """Until it is stopped, or its seconds are over; the tour comes then, or after a while where there is no end."""
         screen, seconds = self.stage.screen, self.stage.settings.seconds
         began, altered = screen.seconds, False
         while not self.stop.wait(LOOK_EVERY if self._awaited else LOOK_CALMLY_EVERY):
-            if seconds is not None and screen.seconds - began >= seconds:
-                return
+            if screen.seconds - began >= (TOUR_AFTER if seconds is None else seconds) and not self.outcome.tour:
+                self._tour()
+                if seconds is not None:
+                    return
             written = workload.written
             if written.altered and not altered:
                 altered = True
@@ -142,6 +148,10 @@ class Live:
             if screen.seconds - self._figures_at >= FIGURES_EVERY:
                 self._figures_at = screen.seconds
                 screen.passing(self._figures(sight, written.changes))
+
+    def _tour(self) -> None:
+        if self.stage.settings.spark and not self._awaited:
+            self.outcome.tour = Tour(self.stage.place, self.stage.screen, self.stop).go()
 
     @property
     def _awaited(self) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cdc.demo.proof import TableProof
+from cdc.demo.tour import Step
 
 
 @dataclass(slots=True)
@@ -19,10 +20,13 @@ class Outcome:
         default_factory=lambda: {"log": None, "delta": None, "search": None}
     )
 
+    tour: list[Step] = field(default_factory=list)
+
     @property
     def equal(self) -> bool:
-        """Whether there are tables and every one equals its source."""
-        return bool(self.tables) and all(table.equal for table in self.tables)
+        """Whether there are tables and every one equals its source, at each time it was asked."""
+        equal = all(table.equal for table in self.tables) and all(step.equal for step in self.tour)
+        return bool(self.tables) and equal
 
     def to_json(self) -> dict[str, Any]:
         """The `result` of the command's envelope."""
@@ -31,4 +35,5 @@ class Outcome:
             "freshness": self.freshness,
             "changes": self.changes,
             "first_row_seconds": self.first_row_seconds,
+            "tour": [asdict(step) for step in self.tour],
         }
