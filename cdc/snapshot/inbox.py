@@ -76,18 +76,13 @@ class Signal:
     ordinal: int
     """Of the next row of the transaction, or its own; may be another one when the transaction comes again."""
     arrival: int
-    """Counted by the process: tells messages between two rows apart."""
+    """Counted by the process: messages between two rows have one ordinal, and come before the second of them."""
     channel: Channel
     id: str
     """Its sender's; empty if there is none."""
     type: SignalType
     body: str
     """The JSON document in Debezium's column `data`; empty if there is none."""
-
-    @property
-    def order(self) -> tuple[int, int, bool, int]:
-        """Where it stands in the stream: a message before the row whose ordinal it has."""
-        return self.position, self.ordinal, self.channel is Channel.TABLE, self.arrival
 
     @property
     def key(self) -> str:
@@ -163,7 +158,7 @@ class Inbox:
 
     def waiting(self) -> list[Signal]:
         """All that are kept, in the order of the stream; raises LogCorrupt for a file that is none of ours."""
-        return sorted(map(_read, self._files()), key=attrgetter("order"))
+        return sorted(map(_read, self._files()), key=attrgetter("position", "ordinal", "arrival"))
 
     def remove(self, signal: Signal) -> None:
         """Forget one that was carried out."""

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from glob import escape
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from threading import Event, Thread
 from typing import Final
@@ -69,7 +71,7 @@ class Jobs(Thread):
         """again: reads the definition anew, whose rules for tables may change while the reader runs."""
         super().__init__(name="jobs", daemon=True)
         self._definition, self._placing, self._figures, self._stop_event = definition, placing, figures, stop
-        self._paused: set[int] = set()
+        self._paused: dict[int, bool] = {}
         self._membership = Membership(again or (lambda: definition), definition, placing, figures, stop)
         self._look_due = 0.0
         self._signals = Signals(definition)
@@ -139,7 +141,9 @@ class Jobs(Thread):
             catalog.commands.post(self._definition.name, BACKFILL, request.to_json())
 
     def _may_begin(self, catalog: Catalog, command: Command) -> bool:
-        if not (cancelled := self._heard(catalog, command.id)) and command.id not in self._paused:
+        was = (command.result or {}).get("state") == "paused"  # a restarted reader leaves it so
+        self._paused.setdefault(command.id, was)
+        if not (cancelled := self._heard(catalog, command.id)) and not self._paused[command.id]:
             return True
         work = Work.from_json(command.result)
         work.state = "cancelled" if cancelled else "paused"
@@ -213,19 +217,18 @@ class Jobs(Thread):
     def _verdict(self, catalog: Catalog, job: int) -> Verdict:
         if self._stop_event.is_set() or self._heard(catalog, job):
             return Verdict.END
-        return Verdict.PAUSE if job in self._paused else Verdict.GO_ON
+        return Verdict.PAUSE if self._paused.get(job) else Verdict.GO_ON
 
     def _heard(self, catalog: Catalog, job: int) -> bool:
         """Take in what was said about the job; whether it is cancelled."""
         self._signals.serve(catalog)
         cancelled = False
-        for kind in (PAUSE, RESUME, CANCEL):
-            for said in catalog.commands.pending(self._definition.name, kind):
-                if said.payload.get("id") != job:
-                    continue
+        pending = (catalog.commands.pending(self._definition.name, kind) for kind in (PAUSE, RESUME, CANCEL))
+        for said in sorted(chain.from_iterable(pending), key=attrgetter("id")):
+            if said.payload.get("id") == job:
                 catalog.commands.finish(said.id, {})
-                cancelled = cancelled or kind == CANCEL
-                (self._paused.add if kind == PAUSE else self._paused.discard)(job)
+                cancelled = cancelled or said.kind == CANCEL
+                self._paused[job] = said.kind == PAUSE
         return cancelled
 
 

@@ -15,7 +15,7 @@ from cdc.errors import ConfigError
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.jobs import BACKFILL, CANCEL, PAUSE, RESUME
+from cdc.snapshot.jobs import BACKFILL, CANCEL, LOOK, PAUSE, RESUME
 from cdc.snapshot.work import Request, check_request
 from cdc.table import TableState
 from tests.faults.capture import Captured
@@ -149,6 +149,19 @@ def test_progress_is_gone_on_from(held: Captured) -> None:
     assert ended.result is not None
     assert ended.result["tables"]["public.t"]["rows"] == 7 + 2
     assert [row["key"] for row in read_rows(held)[before:]] == [["299", "k9"], ["300", "k0"]]
+
+
+def test_a_paused_backfill_stays_so_when_the_reader_starts_again(held: Captured) -> None:
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        job = catalog.commands.post("held", BACKFILL, Request(("public.t",)).to_json())
+        catalog.commands.record(job, {"state": "paused", "tables": {}})
+    with Running(held) as running:
+        look = running.catalog.commands.post("held", LOOK, {})
+        assert running.ended(look).state == "done"
+        assert running.state(job) == "paused"
+        for kind in (RESUME, PAUSE, RESUME):
+            running.catalog.commands.post("held", kind, {"id": job})
+        assert running.ended(job).state == "done"
 
 
 @pytest.mark.parametrize("restarted", [False, True])
