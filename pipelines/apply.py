@@ -15,17 +15,17 @@ from threading import RLock
 import structlog
 from pyspark.sql import DataFrame
 
-from cdc.errors import CdcError, Reaction, SchemaNotApplicable
+from cdc.errors import CdcError, Reaction
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
-from cdc.table import TableSchema, TableState
+from cdc.table import TableSchema
 from pipelines.batch import Boundary, FoldedBatch, TableControls
 from pipelines.cuts import Cut, Cuts
 from pipelines.folding import SMALL, RangeFold
 from pipelines.progress import Progress
 from pipelines.sinks.sink import Sink, TableBatch
-from pipelines.standing import failed, median_lag, placed
+from pipelines.standing import check_captured, failed, median_lag, placed
 
 log = structlog.get_logger("apply")
 
@@ -81,10 +81,12 @@ class SinkLoop:
                 return
             self._log.refresh()
             self._keep_if_asked()
-            cuts = {cut.position for cut in self._cuts.between(self._sink.name, self.position, end)}
-            for upto in sorted({*cuts, end}):  # a cut is rare: it ends a batch exactly there
-                boundary = Boundary(upto, self._log.committed_at(Position(upto)))
-                self._apply(self._fold(rows, self.position, Position(upto)), boundary)
+            cuts = [cut.position for cut in self._cuts.between(self._sink.name, self.position, end)]
+            while self.position < end:
+                # rare: a cut, and a table that a crash left ahead: from there on its bases are known
+                ahead = [table.position for table in self._published.tables.values()]
+                upto = Position(min(stop for stop in (end, *cuts, *ahead) if stop > self.position))
+                self._apply(self._fold(rows, self.position, upto), Boundary(upto, self._log.committed_at(upto)))
                 self._keep_if_asked()
 
     def catch_up(self, table: TableRecord, rows: DataFrame) -> None:
@@ -117,8 +119,7 @@ class SinkLoop:
         schema = controls.schema or self._schemas[relation]
         self._schemas[relation] = schema
         try:
-            if schema.state is not TableState.LIVE:
-                raise SchemaNotApplicable(f"{schema.topic!r} is {schema.state}: {schema.reason}")
+            check_captured(schema)
             record = self._sink.apply(
                 TableBatch(
                     schema=schema,

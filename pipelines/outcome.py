@@ -64,7 +64,10 @@ class Report:
             size = sum(table.bytes for table in self.tables)
             return f"would build {what}, {size:,} bytes, in about {self.seconds:,.0f} s; nothing was done"
         where = "in place" if self.into is None else f"into {self.into}"
-        return f"built {what}, {where}, in {self.seconds:,.1f} s, {self.rows / max(self.seconds, 1e-3):,.0f} rows/s"
+        rate = f"{self.rows / max(self.seconds, 1e-3):,.0f} rows/s"
+        copying = sum(table.state == TargetState.SNAPSHOTTING for table in self.tables)
+        rest = f"; the full copy of {copying} has not ended" if copying else ""
+        return f"built {what}, {where}, in {self.seconds:,.1f} s, {rate}{rest}"
 
     def to_json(self) -> dict[str, Any]:
         """The envelope's result."""

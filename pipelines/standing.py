@@ -8,9 +8,25 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import CdcError
+from cdc.errors import CdcError, SchemaNotApplicable
 from cdc.stores.published import TableRecord, TargetState
-from cdc.table import TableSchema
+from cdc.table import TableSchema, TableState
+from pipelines.sinks.sink import TableBatch
+
+
+def check_captured(schema: TableSchema) -> None:
+    """Raise SchemaNotApplicable for a table whose changes the log does not have, or not all of them."""
+    if schema.state not in {TableState.LIVE, TableState.SNAPSHOTTING}:
+        raise SchemaNotApplicable(f"{schema.topic!r} is {schema.state}: {schema.reason}")
+
+
+def applied_state(batch: TableBatch, before: TableRecord | None, *, complete: bool) -> TargetState:
+    """The state of a target that a batch was merged into.
+
+    before: what was published of it last. complete: whether the target knows of a full copy that ended in it.
+    """
+    waits = before is not None and before.state == TargetState.SNAPSHOTTING and batch.generation is None
+    return TargetState.STREAMING if complete and not waits and not batch.copying else TargetState.SNAPSHOTTING
 
 
 def placed(record: TableRecord, upto: int) -> TableRecord:

@@ -26,6 +26,14 @@ def test_a_table_that_streams_is_left_alone_and_one_that_streams_again_is_shown_
     assert marks([LIVE], [replace(SHOWN, state="needs_resync", reason="why")], 9) == [replace(SHOWN, position=9)]
 
 
+def test_a_table_that_is_being_copied_is_shown_so_until_the_log_says_otherwise() -> None:
+    copied = LIVE.flagged(TableState.SNAPSHOTTING, "its rows are being copied")
+    (shown,) = marks([copied], [], 9)
+
+    assert (shown.state, shown.rows) == ("snapshotting", 0)
+    assert marks([LIVE], [shown], 12) == [replace(shown, state="streaming", reason=None, position=12)]
+
+
 def test_a_successor_of_a_dropped_table_is_shown_in_its_place() -> None:
     gone, successor = LIVE.flagged(TableState.DROPPED, "gone"), replace(LIVE, relation=8, oid=8)
 

@@ -20,8 +20,8 @@ class TargetState(StrEnum):
 
     #: Exactly at its position.
     STREAMING = "streaming"
-    #: Not complete yet: its first full copy has not ended.
-    BOOTSTRAPPING = "bootstrapping"
+    #: Not complete: a full copy of the table, the first one or a resync, has not ended.
+    SNAPSHOTTING = "snapshotting"
     #: Complete, but not at the record's position: a crash left it ahead, or it comes from behind.
     CATCHING_UP = "catching_up"
     #: Stands still at its position; the reason stands beside it.

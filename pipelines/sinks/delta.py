@@ -1,7 +1,8 @@
 """DeltaSink: one Delta table per source table, merged by position, and one published record beside them.
 
 Order inside `apply`: read the bases of partial images, follow the schema, erase what truncates and
-generations ended, merge. Only the merge carries the `txn`; everything before it can be done again.
+generations ended, merge. Only the last carries the `txn`: the merge, or the erasure where there is nothing to merge;
+everything before it can be done again.
 Honest ceiling: effectively once. Two drivers at a time are refused at `publish`; between two
 publishes on a store where Spark cannot fence (local, S3) that there is one rests on the lease.
 """
@@ -9,6 +10,7 @@ publishes on a store where Spark cannot fence (local, S3) that there is one rest
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from threading import Lock
@@ -23,6 +25,7 @@ from cdc.errors import SchemaNotApplicable
 from cdc.failpoint import hit
 from cdc.naming import column_name, published_uri, target_uri
 from cdc.table import TableSchema
+from pipelines.latest_files import Folder
 from pipelines.rows import target_schema
 from pipelines.sinks.delta_default import default_literal
 from pipelines.sinks.delta_merge import OP, merge_with_delta_rs, merge_with_spark, require_delta, speaks_delta
@@ -31,6 +34,8 @@ from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.delta_table import DeltaTarget
 from pipelines.sinks.sink import Published, SparkAwaited, TableBatch, TableRecord, TargetState
+from pipelines.standing import applied_state, placed
+from pipelines.statistics import DataFile
 from pipelines.types import TypePolicy
 
 if TYPE_CHECKING:
@@ -141,10 +146,25 @@ class DeltaSink:
         key = Shape(batch.schema, self._settings.types).key
         with self._one_spark_write:
             merge_with_spark(target, rows.selectExpr("*", f"'u' AS {OP}"), key, batch.upto)
+        return self._filled(batch, target)
+
+    def folder(self, schema: TableSchema) -> Folder | None:
+        """Where executors may write files for `adopt`; None where Spark's own writer is asked for or needed."""
+        target = self._target(schema)
+        if self._settings.writer is Writer.SPARK or "://" in target.uri:
+            return None
+        return Folder(target.uri, target.described)
+
+    def adopt(self, batch: TableBatch, files: Sequence[DataFile]) -> TableRecord:
+        """As fill, with rows that stand in files of the folder already."""
+        target = self._target(batch.schema)
+        target.add(files, batch.upto)
+        return self._filled(batch, target)
+
+    def _filled(self, batch: TableBatch, target: DeltaTarget) -> TableRecord:
         if batch.generation is not None:
             target.complete_generation(batch.generation)
-        state = TargetState.STREAMING if target.complete else TargetState.BOOTSTRAPPING
-        return self._record(batch.schema, target, batch.upto, state)
+        return self._record(batch, target, batch.upto)
 
     def publish(self, record: Published) -> None:
         """See Sink.publish."""
@@ -175,20 +195,19 @@ class DeltaSink:
 
     def _standing(self, record: TableRecord) -> TableRecord:
         """The record, or where its target really stands when a crash left it ahead of what was published."""
-        target = DeltaTarget.open(record.target) if record.state == TargetState.STREAMING else None
+        target = None if record.state == TargetState.FAILED else DeltaTarget.open(record.target)
         applied = 0 if target is None else target.applied or 0
         if target is None or applied <= record.position:
             return record
-        return replace(record, position=applied, version=target.version, state=TargetState.CATCHING_UP.value)
+        return placed(replace(record, position=applied, version=target.version), self._position)
 
     def _attempt(self, batch: TableBatch) -> TableRecord:
         """One try, safe to repeat: it begins with what the target says of itself now."""
         target = self._target(batch.schema)
         if (target.applied or -1) < batch.upto:
             self._bring(target, batch)
-        state = TargetState.STREAMING if target.complete else TargetState.BOOTSTRAPPING
         # a crash may have left it further than upto; then it does not belong to the cut at upto
-        return self._record(batch.schema, target, max(batch.upto, target.applied or 0), state)
+        return self._record(batch, target, max(batch.upto, target.applied or 0))
 
     def _bring(self, target: DeltaTarget, batch: TableBatch) -> None:
         shape = Shape(batch.schema, self._settings.types)
@@ -196,12 +215,13 @@ class DeltaSink:
         target.follow(shape.columns)
         target.refill(self._defaults(batch.schema, shape), self._began(batch))
         source = self._source(batch, shape, before, with_spark=self._with_spark(batch, target))
-        target.erase(batch.truncated, batch.generation)
+        merges = not isinstance(source, pa.Table) or source.num_rows > 0
         if batch.generation is not None:
             target.complete_generation(batch.generation)
+        target.erase(batch.truncated, batch.generation, ends=None if merges else batch.upto)
         hit("delta_before_merge")
         if isinstance(source, pa.Table):
-            if source.num_rows:
+            if merges:
                 merge_with_delta_rs(target, source, shape.key, batch.upto)
                 target.tidy()
         else:
@@ -275,7 +295,9 @@ class DeltaSink:
         self._targets[uri] = target
         return target
 
-    def _record(self, schema: TableSchema, target: DeltaTarget, position: int, state: TargetState) -> TableRecord:
+    def _record(self, batch: TableBatch, target: DeltaTarget, position: int) -> TableRecord:
+        schema = batch.schema
+        state = applied_state(batch, self._records.get(schema.relation), complete=target.complete)
         return TableRecord(
             relation=schema.relation,
             topic=schema.topic,

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 from deltalake import DeltaTable
 
 from cdc.errors import MissingBase
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
+from cdc.table import TableState
 from pipelines.rows import sent_cells, typed_keys, typed_rows
 from pipelines.sinks.delta_merge import double_quoted
 from pipelines.sinks.delta_source import Shape, as_upserts, source_frame, source_rows, split
@@ -29,6 +31,8 @@ MAX_LISTED: Final = 1_000
 """Keys named in the scan's predicate; above it their range is, and the rest is matched in memory."""
 _ROW: Final = "_row"
 _PLACE: Final = "_place"
+
+log = structlog.get_logger("apply")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +70,32 @@ def frame_source(frame: DataFrame, before: Before, shape: Shape) -> DataFrame:
 def complete(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
     """Incomplete upserts (folded shape) as whole rows of exactly shape.columns.
 
-    Raises MissingBase naming the position of the first image whose base is not there, or cannot be proved.
+    While the table is being copied, an image whose base is not there is left out. Raises MissingBase naming the
+    position of the first image whose base is not there otherwise, or cannot be proved.
     """
     schema, policy = shape.schema, shape.policy
     wanted = shape.columns
-    rows = typed_rows(images, schema, policy)
     bases = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
     keys = typed_keys(bases, schema, policy, images["position"])
     held = wanted.empty_table() if before.table is None else _rows_of(before.table, keys, wanted)
     if before.truncated is not None:
         held = held.filter(_after(held, before.truncated))
     places = _match(keys, held)
+    moved = images["base"].combine_chunks().is_valid()
+    if schema.state is TableState.SNAPSHOTTING:
+        kept = places.is_valid() if before.exact else pc.or_(places.is_valid(), moved)
+        if waiting := images.num_rows - (pc.sum(kept).as_py() or 0):
+            log.debug("images wait for the copy of their rows", table=schema.topic, images=waiting)
+        images, places, moved = images.filter(kept), places.filter(kept), moved.filter(kept)
     if not before.exact:
-        places = pc.if_else(images["base"].combine_chunks().is_valid(), None, places)
+        places = pc.if_else(moved, None, places)
     if places.null_count:
         first = int(np.flatnonzero(places.is_null().to_numpy(zero_copy_only=False))[0])
         position = Position(images["position"][first].as_py())
         raise MissingBase(
             f"table {schema.topic!r} lacks the base of {places.null_count} partial images, the first at {position}"
         )
+    rows = typed_rows(images, schema, policy)
     base = held.take(places)
     cells = sent_cells(images, schema)
     columns = [

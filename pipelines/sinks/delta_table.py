@@ -7,19 +7,22 @@ whose it is. Reading goes through `scan` only: the `to_pyarrow*` ways return sil
 from __future__ import annotations
 
 import re
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.schema import Schema
+from deltalake.transaction import AddAction
 
 from cdc.errors import SchemaNotApplicable, SinkBelongsElsewhere
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.table import TableSchema
 from pipelines.rows import COLUMN_ID_KEY
+from pipelines.statistics import DataFile
 
 APP_ID: Final = "cdc.app_id"
 LOG_ID: Final = "cdc.log_id"
@@ -27,6 +30,7 @@ RELATION: Final = "cdc.relation"
 GENERATION: Final = "cdc.generation"
 """B of the last generation end applied; while it is missing the first full copy has not ended."""
 
+STATISTICS: Final = "delta.dataSkippingStatsColumns"
 MAX_STATISTICS: Final = 32
 """Columns with statistics, as Delta's own default (`dataSkippingNumIndexedCols`)."""
 COMPACT_ABOVE_FILES: Final = 64
@@ -60,7 +64,7 @@ class DeltaTarget:
     def create(cls, uri: str, log_id: str, schema: TableSchema, columns: pa.Schema) -> Self:
         """An empty target with its identity; `columns` as rows.target_schema gives them."""
         identity = {LOG_ID: log_id, RELATION: str(schema.relation), APP_ID: str(uuid.uuid4())}
-        statistics = {"delta.dataSkippingStatsColumns": ",".join(statistics_columns(schema, columns))}
+        statistics = {STATISTICS: ",".join(statistics_columns(schema, columns))}
         table = DeltaTable.create(
             uri,
             columns,
@@ -127,13 +131,30 @@ class DeltaTarget:
         """Commit properties that carry the `txn` of a range ending at position."""
         return CommitProperties(app_transactions=[Transaction(self.app_id, position)])
 
+    @property
+    def described(self) -> tuple[str, ...]:
+        """The columns of whose files statistics are kept."""
+        return tuple(filter(None, (self._property(STATISTICS) or "").split(",")))
+
+    def add(self, files: Sequence[DataFile], position: int) -> None:
+        """Make files of its folder part of it, in one commit that carries the `txn` of a range ending at position."""
+        now = int(time.time() * 1000)
+        actions = [AddAction(file.name, file.size, {}, now, True, file.statistics) for file in files]
+        self.table.create_write_transaction(
+            actions, "append", self.table.schema(), commit_properties=self.commit(position)
+        )
+        self.refresh()
+
     def complete_generation(self, position: int) -> None:
         """Note that a full copy which began at position has ended; changes no row."""
         if self._property(GENERATION) != str(position):
             self.table.alter.set_table_properties({GENERATION: str(position)}, raise_if_not_exists=False)
 
-    def erase(self, truncated: tuple[int, int] | None, generation: int | None) -> None:
-        """Delete every row older than the truncate and the generation; once more changes nothing."""
+    def erase(self, truncated: tuple[int, int] | None, generation: int | None, ends: int | None) -> None:
+        """Delete every row older than the truncate and the generation; once more changes nothing.
+
+        ends: the position of the range whose last commit this is, None if the merge of its rows follows.
+        """
         older = []
         if truncated is not None:
             position, ordinal = (int(part) for part in truncated)
@@ -143,7 +164,8 @@ class DeltaTarget:
         if generation is not None:
             older.append(f"{POSITION_COLUMN} < {int(generation)}")
         if older and self.files()[0]:
-            self.table.delete(" OR ".join(f"({condition})" for condition in older))
+            properties = None if ends is None else self.commit(ends)
+            self.table.delete(" OR ".join(f"({condition})" for condition in older), commit_properties=properties)
 
     def follow(self, wanted: pa.Schema) -> None:
         """Add the columns of `wanted` that are missing; a column that only the target has stays and takes nulls.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 import tantivy
 
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkBelongsElsewhere, SinkFenced, SinkUnavailable
@@ -36,6 +37,7 @@ from cdc.stores.search import (
 )
 from cdc.table import Column, TableSchema
 from pipelines.sinks.sink import Published, TableBatch, TableRecord, TargetState
+from pipelines.standing import applied_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,6 +61,8 @@ NO_ROWS: Final = pa.schema(
 TEXT_TYPES: Final = frozenset({19, 25, 1042, 1043, 1009, 1015})
 """name, text, char, varchar, text[], varchar[]; citext has no fixed OID and is known by its name."""
 
+log = structlog.get_logger("apply")
+
 
 @dataclass(frozen=True, slots=True)
 class PendingTable:
@@ -70,8 +74,8 @@ class PendingTable:
     erase_below: int | None
     rows: pa.Table
     """FOLDED_ARROW, only rows the index does not have yet."""
-    completed: Mapping[int, Mapping[int, str | None]] = field(default_factory=dict)
-    """Row number → whole image, for rows whose image came without its unchanged TOAST columns."""
+    completed: Mapping[int, Mapping[int, str | None] | None] = field(default_factory=dict)
+    """Row number → whole image, for rows whose image came without its unchanged TOAST columns; None: no row."""
 
 
 class SearchSink:
@@ -140,7 +144,7 @@ class SearchSink:
             erase_all=batch.truncated is not None and batch.truncated[0] > floor,
             erase_below=batch.generation,
             rows=rows,
-            completed=self._complete(batch.schema, rows),
+            completed=self._complete(batch, rows),
         )
         return TableRecord(
             relation=relation,
@@ -148,7 +152,7 @@ class SearchSink:
             target=str(self._path),
             position=batch.upto,
             version=None,
-            state=TargetState.STREAMING.value,
+            state=applied_state(batch, stands, complete=True).value,
             schema=batch.schema.to_json().decode(),
         )
 
@@ -256,19 +260,24 @@ class SearchSink:
             )
         return rows
 
-    def _complete(self, schema: TableSchema, rows: pa.Table) -> dict[int, dict[int, str | None]]:
+    def _complete(self, batch: TableBatch, rows: pa.Table) -> dict[int, dict[int, str | None] | None]:
         """Whole images of the incomplete upserts, from the index as it is before this batch."""
-        completed: dict[int, dict[int, str | None]] = {}
+        schema, completed = batch.schema, dict[int, dict[int, str | None] | None]()
         columns = zip(*(rows[c].to_pylist() for c in ("op", "complete", "key", "base")), strict=True)
         for number, (op, complete, key, base) in enumerate(columns):
             if op != "u" or complete:
                 continue
             stored = self._stored(document_id(schema.relation, base if base is not None else key))
+            if stored is None and batch.copying:
+                completed[number] = None
+                continue
             if stored is None:
                 raise MissingBase(f"a row of {schema.topic!r} came without all its columns and is not in the index")
             earlier = decode_image(stored)
             sent = dict(rows["after"][number].as_py() or [])
             completed[number] = {c.id: sent.get(c.id, earlier.get(c.id, c.missing)) for c in schema.sent}
+        if waiting := sum(image is None for image in completed.values()):
+            log.debug("images wait for the copy of their rows", table=schema.topic, images=waiting)
         return completed
 
     @contextmanager
@@ -287,9 +296,11 @@ class SearchSink:
             writer.delete_documents_by_query(rows_of(schema, relation, below=pending.erase_below))
         searched = [c for c in pending.schema.sent if self._searched(c)]
         for number, row in enumerate(_rows(pending.rows)):
+            image = pending.completed.get(number, dict(row["after"] or []))
+            if image is None:
+                continue
             writer.delete_documents_by_term("_id", document_id(relation, row["key"]))
             if row["op"] == "u":
-                image = pending.completed.get(number, dict(row["after"] or []))
                 writer.add_document(_document(pending.schema, row, image, searched))
 
     def _searched(self, column: Column) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from cdc.stores.published import Published, TableRecord, TargetState
-from cdc.table import TableSchema
+from cdc.table import TableSchema, TableState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,6 +53,14 @@ class TableBatch:
             raise ValueError(f"batch of {self.schema.topic!r} has rows and a frame: expected one of them")
         if self.after > self.upto:
             raise ValueError(f"batch of {self.schema.topic!r} ends before it begins")
+
+    @property
+    def copying(self) -> bool:
+        """Whether a full copy of the table is on its way at upto.
+
+        The row of a partial image may then not have been read yet, wherever it lies; it comes before the copy ends.
+        """
+        return self.schema.state is TableState.SNAPSHOTTING
 
 
 class SparkAwaited(Exception):
@@ -97,7 +105,11 @@ class Sink(Protocol):
         schema change that cannot be followed): the target then stands where it stood, the loop
         records it as failed and goes on with the others. Any other error stops the sink.
 
-        The state is STREAMING from the first generation end on, BOOTSTRAPPING before; never FAILED.
+        While `batch.copying`, a partial image whose base the target does not have makes no row and is no error;
+        everything else of it counts, such as the delete of the key that it came from.
+
+        The state is SNAPSHOTTING while a full copy is on its way and until a generation end closed it, then
+        STREAMING; never FAILED.
         """
 
     def publish(self, record: Published) -> None:

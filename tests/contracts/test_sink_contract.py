@@ -18,11 +18,13 @@ from cdc.errors import (
     ValueNotRepresentable,
 )
 from cdc.stores.lake import read_target
+from cdc.table import TableState
 from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
 from pipelines.sinks.sink import Published, Sink, TableBatch, TableRecord, TargetState
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, gone, part, put
 
 LOG = "log-1"
+COPYING = replace(ORDERS, state=TableState.SNAPSHOTTING)
 
 
 @dataclass
@@ -154,6 +156,60 @@ def test_a_partial_image_without_base_is_refused_and_changes_nothing(store):
     assert items(store, replace(before, version=None)) == {"1": "a"}
 
 
+def test_during_a_copy_an_image_without_base_makes_no_row_and_everything_else_counts(store):
+    sink = store.opened()
+    first = sink.apply(batch([put(1, "a", 10), put(3, "c", 11)], 0, 20, COPYING))
+    waiting = [part(2, 30, {3: "2.00"}), gone(5, 31), part(6, 31, {3: None}, ordinal=1, base=("5",))]
+    record = sink.apply(batch([put(1, "A", 29), gone(3, 32), *waiting, put(7, "g", 33)], 20, 40, COPYING))
+
+    assert items(store, record) == {"1": "A", "7": "g"}
+    assert (first.state, record.state, record.position) == (TargetState.SNAPSHOTTING, TargetState.SNAPSHOTTING, 40)
+
+
+def test_during_a_copy_a_batch_of_nothing_but_images_without_base_is_applied(store):
+    sink = store.opened()
+    before = sink.apply(batch([put(1, "a", 10)], 0, 20, COPYING))
+    record = sink.apply(batch([part(2, 30, {3: "2.00"})], 20, 40, COPYING))
+
+    assert (record.position, items(store, record)) == (40, items(store, before))
+
+
+def test_an_image_without_base_is_refused_again_once_the_copy_ended(store):
+    sink = store.opened()
+    sink.apply(batch([put(1, "a", 10)], 0, 20, COPYING))
+    with pytest.raises(MissingBase):
+        sink.apply(batch([part(2, 30, {3: "2.00"})], 20, 40, generation=10))
+
+
+def test_a_complete_table_is_snapshotting_from_the_start_of_a_resync_to_its_generation_end(store):
+    sink = store.opened()
+    publish(sink, sink.apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20, generation=10)))
+    states = []
+    for rows, after, schema, control in [
+        ([part(1, 30, {3: "2.00"}), part(9, 31, {3: "2.00"})], 20, COPYING, {}),
+        ([put(1, "A", 50)], 40, COPYING, {}),
+        (None, 60, ORDERS, {}),
+        (None, 80, ORDERS, {"generation": 30}),
+        (None, 100, ORDERS, {}),
+    ]:
+        record = sink.apply(batch(rows, after, after + 20, schema, **control))
+        publish(sink, record)
+        states.append((record.state, sorted(items(store, record))))
+
+    copying = [(TargetState.SNAPSHOTTING, ["1", "2"])] * 3
+    assert states == [*copying, (TargetState.STREAMING, ["1"]), (TargetState.STREAMING, ["1"])]
+
+
+def test_a_truncate_that_a_crash_left_ahead_is_passed_over_by_a_shorter_range(store):
+    crashed = store.opened()
+    publish(crashed, crashed.apply(batch([put(1, "long text", 10)], 0, 20)))
+    crashed.apply(batch(None, 20, 40, truncated=(35, 0)))
+    crashed.close()
+    record = store.opened().apply(batch([part(1, 25, {3: "2.00"})], 20, 30))
+
+    assert (record.position, items(store, record)) == (40, {})
+
+
 def test_a_truncate_removes_older_rows_and_keeps_those_inserted_after_it(store):
     sink = store.opened()
     sink.apply(batch([put(1, "a", 10), put(2, "b", 11), put(3, "c", 12)], 0, 20))
@@ -175,7 +231,7 @@ def test_a_generation_end_removes_what_the_copy_did_not_find_and_makes_the_table
     first = sink.apply(batch([put(1, "a", 10), put(2, "b", 10, ordinal=1)], 0, 20))
     record = sink.apply(batch([put(1, "a", 30)], 20, 40, generation=30))
 
-    assert first.state == TargetState.BOOTSTRAPPING
+    assert first.state == TargetState.SNAPSHOTTING
     assert record.state == TargetState.STREAMING
     assert items(store, record) == {"1": "a"}
 
@@ -300,6 +356,7 @@ def test_rows_on_executors_give_what_rows_on_the_driver_give(spark, tmp_path):
         batch([gone(1, 30), part(2, 31, {3: None}), part(7, 32, {3: "5.00"}, base=("1",)), put(8, "x", 33)], 20, 40),
         batch([put(7, "y", 50, ordinal=2), put(9, "z", 51)], 40, 60, truncated=(50, 1)),
         batch([put(7, "y", 50, ordinal=2)], 40, 60),
+        batch([part(7, 70, {3: "6.00"}), part(8, 71, {3: None}), gone(9, 72)], 60, 80, COPYING),
     ]
     found: list[list[dict[str, Any]]] = []
     for writer, shaped in [

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkBelongsElsewhere, SinkFenced, SinkUnavailable
+from cdc.stores.published import TargetState
 from cdc.stores.search import PUBLISHED_ID, SearchIndex
-from cdc.table import Column, ReplicaIdentity, TableSchema
+from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
 from pipelines.sinks.search import SearchSink, _replace_reserved
 from pipelines.sinks.sink import Published, TableBatch, TableRecord
 
@@ -43,6 +45,7 @@ ROWS = pa.schema(
         ("base", pa.list_(pa.string())),
     ]
 )
+COPYING = replace(PRODUCTS, state=TableState.SNAPSHOTTING)
 BLUE = {1: "1", 2: "blue mug", 3: "holds tea"}
 RED = {1: "2", 2: "red mug", 3: None}
 
@@ -184,6 +187,29 @@ def test_unsent_columns_of_an_unknown_row_are_a_missing_base_and_write_nothing(s
         sink.apply(batch(10, 20, delete("1", 11), upsert({1: "7"}, 12, complete=False)))
     sink.publish(Published(20, 0, record.tables))
     assert names(path) == {"1": "blue mug"}
+
+
+def test_during_a_copy_an_image_without_base_makes_no_row_and_everything_else_counts(
+    sink: SearchSink, path: Path
+) -> None:
+    publish(sink, batch(0, 10, upsert(BLUE, 5), schema=COPYING))
+    moved = upsert({1: "8", 2: "from 2"}, 13, complete=False, base=["2"])
+    waiting = [upsert({1: "7", 2: "later"}, 12, complete=False), delete("2", 13), moved]
+    record = publish(sink, batch(10, 20, delete("1", 11), *waiting, upsert({**RED, 1: "3"}, 14), schema=COPYING))
+    assert names(path) == {"3": "red mug"}
+    assert record.tables[PRODUCTS.relation].state == TargetState.SNAPSHOTTING
+
+
+def test_a_table_is_snapshotting_until_the_generation_end_of_its_copy(sink: SearchSink) -> None:
+    batches = [
+        batch(0, 10, upsert(BLUE, 5), schema=COPYING),
+        batch(10, 20, schema=PRODUCTS),
+        batch(20, 30, generation=5),
+        batch(30, 40, upsert(RED, 35)),
+        batch(40, 50, schema=COPYING),
+    ]
+    states = [publish(sink, one).tables[PRODUCTS.relation].state for one in batches]
+    assert states == ["snapshotting", "snapshotting", "streaming", "streaming", "snapshotting"]
 
 
 def test_a_table_without_a_key_is_refused(sink: SearchSink) -> None:
