@@ -85,7 +85,27 @@ SINK_POSITION: Final = Metric("cdc_sink_position", Kind.GAUGE, "the sink's publi
 APPLY_ROWS: Final = Metric("cdc_apply_rows_total", Kind.COUNTER, "folded rows merged into the sink", _SINK)
 APPLY_SECONDS: Final = Metric("cdc_apply_seconds", Kind.GAUGE, "duration of the last batch from fold to publish", _SINK)
 BATCHES: Final = Metric("cdc_apply_batches_total", Kind.COUNTER, "batches published", _SINK)
-SNAPSHOT_ROWS: Final = Metric("cdc_backfill_rows_total", Kind.COUNTER, "rows copied by the snapshot", _TABLE)
+SNAPSHOT_ROWS: Final = Metric(
+    "cdc_backfill_rows_total", Kind.COUNTER, "rows put in the log by copies, backfills and resyncs", _TABLE
+)
+BACKFILL_ESTIMATED: Final = Metric(
+    "cdc_backfill_rows_estimated",
+    Kind.GAUGE,
+    "rows of a table that is being copied, as the planner thinks; absent when it is done, or if nobody has counted",
+    _TABLE,
+)
+BACKFILL_SHARE: Final = Metric(
+    "cdc_backfill_share",
+    Kind.GAUGE,
+    "0-1, how much of the copy of a table is in the log; absent when it is done",
+    _TABLE,
+)
+BACKFILL_ETA: Final = Metric(
+    "cdc_backfill_eta_seconds",
+    Kind.GAUGE,
+    "seconds until a copy is done at the pace so far; absent while it rests",
+    _TABLE,
+)
 ERRORS: Final = Metric("cdc_errors_total", Kind.COUNTER, "errors met, by code", ("pipeline", "process", "code"))
 
 EVERY: Final[Mapping[str, Metric]] = {m.name: m for m in list(globals().values()) if isinstance(m, Metric)}

@@ -30,10 +30,14 @@ class Command:
     """One command."""
 
     id: int
+    pipeline: str
     kind: str
     payload: dict[str, Any]
     state: CommandState
     result: dict[str, Any] | None
+    """What came of it; of a pending one, how far it has come."""
+    posted_at: datetime
+    finished_at: datetime | None
 
 
 class Commands:
@@ -76,13 +80,12 @@ class Commands:
             if row is not None and row.state == CommandState.PENDING.value:
                 row.result = dict(result)
 
-    def ls(self, pipeline: str, kind: str) -> list[Command]:
-        """All commands of the kind, newest first."""
+    def ls(self, pipeline: str, kind: str, limit: int | None = None) -> list[Command]:
+        """Commands of the kind, newest first: all, or so many."""
         wanted = (CommandRow.pipeline == pipeline, CommandRow.kind == kind)
+        newest = select(CommandRow).where(*wanted).order_by(CommandRow.id.desc()).limit(limit)
         with self._database.reading() as session:
-            return [
-                _command(row) for row in session.scalars(select(CommandRow).where(*wanted).order_by(-CommandRow.id))
-            ]
+            return [_command(row) for row in session.scalars(newest)]
 
     def finish(self, command: int, result: Mapping[str, Any], *, ok: bool = True) -> None:
         """Say what came of it; a command that is finished already, or unknown, stays as it is."""
@@ -95,4 +98,13 @@ class Commands:
 
 
 def _command(row: CommandRow) -> Command:
-    return Command(row.id, row.kind, row.payload, CommandState(row.state), row.result)
+    return Command(
+        id=row.id,
+        pipeline=row.pipeline,
+        kind=row.kind,
+        payload=row.payload,
+        state=CommandState(row.state),
+        result=row.result,
+        posted_at=row.posted_at,
+        finished_at=row.finished_at,
+    )

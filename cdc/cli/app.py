@@ -20,6 +20,7 @@ from cdc.cli import (
     search,
     slots,
     source,
+    tables,
     validate,
     verify,
 )
@@ -32,6 +33,7 @@ GROUPS: Final = (
     doctor,
     run,
     backfill,
+    tables,
     slots,
     source,
     log,

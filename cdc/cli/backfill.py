@@ -1,19 +1,19 @@
-"""`cdc backfill` and `cdc tables resync`: read rows of the source again, beside the stream."""
+"""`cdc backfill`: read rows of the source again, beside the stream."""
 
 from __future__ import annotations
 
-from getpass import getuser
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
-from cdc.errors import ConfigError, UnknownName
+from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cdc.catalog.commands import Command
-    from cdc.config import Definition
+    from pathlib import Path
+
+    from cdc.snapshot.progress import BackfillStatus
     from cdc.snapshot.work import Request
 
 TablesArgument = Annotated[list[str], typer.Argument(help="Globs of schema.table.", metavar="TABLE…")]
@@ -40,7 +40,7 @@ class DefaultsToStart(TyperGroup):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the groups."""
+    """Add the group."""
     group = typer.Typer(
         cls=DefaultsToStart,
         no_args_is_help=True,
@@ -50,9 +50,6 @@ def register(app: typer.Typer) -> None:
     for command in (start, ls, show, pause, resume, cancel):
         group.command()(command)
     app.add_typer(group, name="backfill")
-    tables = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Tables of the pipeline.")
-    tables.command()(resync)
-    app.add_typer(tables, name="tables")
 
 
 def start(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -68,64 +65,48 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     Rows that are gone at the source stay in the sinks: `cdc tables resync` takes them away.
     """
-    from cdc.config import load
     from cdc.snapshot.work import Request
 
     first, last = _range(keys)
     request = Request(tuple(tables), where=where, first=first, last=last, sink=sink, rate=rate)
-    _ask(load(config), request, command="backfill", config=str(config), json=json)
-
-
-def resync(
-    tables: TablesArgument,
-    rate: RateOption = None,
-    config: ConfigOption = DEFAULT_CONFIG,
-    json: JsonOption = False,
-) -> None:
-    """Copy whole tables again beside the stream.
-
-    What vanished at the source while nobody watched vanishes from every sink; a needs_resync mark is taken away.
-    """
-    from cdc.config import load
-    from cdc.snapshot.work import Request
-
-    request = Request(tuple(tables), rate=rate, resync=True)
-    _ask(load(config), request, command="tables resync", config=str(config), json=json)
+    ask_for(request, command="backfill", config=config, json=json)
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """List the backfills, newest first."""
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.jobs import BACKFILL
+    from cdc.snapshot.progress import listing
 
     definition = load(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        found = catalog.commands.ls(definition.name, BACKFILL)
-    summary = f"{len(found)} backfills"
-    if not json:
-        for command in found:
-            print(_line(command))
-    emit("backfill ls", json=json, summary=summary, result={"backfills": [_told(command) for command in found]})
+        told = listing(catalog, definition.name, ended=100)
+    summary = f"{len(told)} backfills"
+    if json:
+        emit("backfill ls", json=True, summary=summary, result={"backfills": [_plain(one) for one in told]})
+        return
+    for one in told:
+        print(_line(one))
+    emit("backfill ls", json=False, summary=summary)
 
 
 def show(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Say how far one has come, table by table."""
     from cdc.catalog import Catalog
     from cdc.config import load
+    from cdc.snapshot.progress import found, said
 
     definition = load(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        command = _found(catalog, definition, job)
-    told = _told(command)
+        told = found(catalog, definition.name, job)
     if json:
-        emit("backfill show", json=True, summary=_line(command), result=told)
+        emit("backfill show", json=True, summary=_line(told).strip(), result=_plain(told))
         return
-    print(_line(command))
-    for topic, done in told["tables"].items():
-        print(f"  {topic:<40}{done['state']:<14}{_progress(done)}")
-    if (error := told.get("error")) is not None:
-        line(Mark.BAD, f"{error['code']} {error['message']}", fix=error["suggestion"])
+    print(_line(told))
+    for topic, done in told.tables.items():
+        print(f"  {topic:<40}{done.state:<14}{said(done)}")
+    if told.error is not None:
+        line(Mark.BAD, f"{told.error['code']} {told.error['message']}", fix=told.error["suggestion"])
 
 
 def pause(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
@@ -143,93 +124,48 @@ def cancel(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
     _say(job, "cancel", config=config, json=json)
 
 
-def _ask(definition: Definition, request: Request, *, command: str, config: str, json: bool) -> None:
-    from cdc.catalog import Catalog
-    from cdc.log.read import LogReader
-    from cdc.postgres.chunk import check_predicate
-    from cdc.postgres.connection import connect
-    from cdc.snapshot.jobs import BACKFILL
-    from cdc.snapshot.work import check_request
+def ask_for(request: Request, *, command: str, config: Path, json: bool) -> None:
+    """Ask for a backfill or a resync, and say which number it got."""
+    from getpass import getuser
 
-    sinks = {sink.name: sink for sink in definition.sinks}
-    tables = check_request(request, LogReader(definition.log.path).schemas(), sinks)
-    if request.where is not None:
-        with connect(definition.source.dsn.reveal(), application_name="cdc backfill") as conn:
-            for schema in tables:
-                check_predicate(conn, schema, request.where)
-    topics = sorted(schema.topic for schema in tables)
-    with Catalog.open(definition.catalog.url) as catalog:
-        for other in catalog.commands.pending(definition.name, BACKFILL):
-            shared = sorted(set(topics) & set(_topics(other, topics)))
-            if shared:
-                raise ConfigError(
-                    f"backfill {other.id} is already on its way over {', '.join(shared)}",
-                    remedy=f"wait for it, or cdc backfill cancel {other.id} -c {config}",
-                )
-        job = catalog.commands.post(definition.name, BACKFILL, request.to_json())
-        catalog.audit.write(getuser(), command, definition.name, {"id": job, "tables": topics})
-    summary = f"backfill {job}: {len(topics)} tables, done by the running reader"
-    if not json:
-        line(Mark.GOOD, summary, fix=f"cdc backfill show {job} -c {config}")
-    else:
-        emit(command, json=True, summary=summary, result={"id": job, "tables": topics})
-
-
-def _topics(command: Command, topics: list[str]) -> list[str]:
-    from fnmatch import fnmatchcase
-
-    return [t for t in topics if any(fnmatchcase(t, glob) for glob in command.payload["tables"])]
-
-
-def _say(job: int, what: str, *, config: Any, json: bool) -> None:
     from cdc.catalog import Catalog
     from cdc.config import load
+    from cdc.snapshot.asking import ask
 
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:
-        command = _found(catalog, definition, job)
-        if command.state != "pending":
-            raise ConfigError(f"backfill {job} is {_told(command)['state']} already")
-        catalog.commands.post(definition.name, f"backfill.{what}", {"id": job})
-        catalog.audit.write(getuser(), f"backfill {what}", definition.name, {"id": job})
-    emit(f"backfill {what}", json=json, summary=f"asked backfill {job} to {what}", result={"id": job})
+        asked = ask(definition, catalog, request, getuser())
+    summary = f"backfill {asked.id}: {len(asked.tables)} tables, done by the running reader"
+    if json:
+        emit(command, json=True, summary=summary, result={"id": asked.id, "tables": list(asked.tables)})
+    else:
+        line(Mark.GOOD, summary, fix=f"cdc backfill show {asked.id} -c {config}")
 
 
-def _found(catalog: Any, definition: Definition, job: int) -> Command:
-    from cdc.snapshot.jobs import BACKFILL
+def _say(job: int, verb: str, *, config: Path, json: bool) -> None:
+    from getpass import getuser
 
-    known: list[Command] = catalog.commands.ls(definition.name, BACKFILL)
-    for command in known:
-        if command.id == job:
-            return command
-    listed = ", ".join(str(command.id) for command in known[:10]) or "none"
-    raise UnknownName(f"no backfill has the number {job}", remedy=f"there are: {listed}")
+    from cdc.catalog import Catalog
+    from cdc.config import load
+    from cdc.snapshot.asking import Verb, say
 
-
-def _told(command: Command) -> dict[str, Any]:
-    work = {"state": "queued", "tables": {}} | (command.result or {})
-    return {"id": command.id, "request": command.payload, **work}
+    definition = load(config)
+    with Catalog.open(definition.catalog.url) as catalog:
+        say(catalog, definition.name, job, Verb(verb), getuser())
+    emit(f"backfill {verb}", json=json, summary=f"asked backfill {job} to {verb}", result={"id": job})
 
 
-def _line(command: Command) -> str:
-    told = _told(command)
-    rows = sum(done["rows"] for done in told["tables"].values())
-    what = ", ".join(command.payload["tables"]) + (f" into {s}" if (s := command.payload.get("sink")) else "")
-    kind = "resync" if command.payload.get("resync") else "backfill"
-    return f"{command.id:>4}  {kind:<9}{told['state']:<14}{rows:>12,} rows  {what}"
+def _plain(told: BackfillStatus) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(told)
 
 
-def _progress(done: dict[str, Any]) -> str:
-    """Rows, the share of the estimate, rate and what is left."""
-    rows, estimate, seconds = done["rows"], max(done["estimate"], done["rows"]), done["seconds"]
-    text = f"{rows:>12,} rows"
-    if seconds <= 0 or not rows:
-        return text
-    rate = rows / seconds
-    text += f"  {rate:,.0f}/s"
-    if done["state"] != "done" and estimate:
-        text += f"  {rows / estimate:.0%} of about {estimate:,}  {(estimate - rows) / rate:,.0f} s left"
-    return text
+def _line(told: BackfillStatus) -> str:
+    from cdc.snapshot.progress import said, tables_of
+
+    what = tables_of(told.request) + (f" into {told.request.sink}" if told.request.sink else "")
+    return f"{told.id:>4}  {told.kind:<9}{told.state:<14}{what}  {said(told)}".rstrip()
 
 
 def _range(keys: str | None) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:

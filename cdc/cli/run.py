@@ -81,7 +81,7 @@ def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = For
     from cdc.service.logs import LogFormat, configure
 
     configure(LogFormat(log_format.value))
-    raise typer.Exit(main(load(config)))
+    raise typer.Exit(main(load(config), again=lambda: load(config)))
 
 
 def server(
@@ -97,7 +97,7 @@ def server(
     from cdc.service.server import main
 
     configure(LogFormat(log_format.value))
-    raise typer.Exit(main(load(config), strict_port=strict_port))
+    raise typer.Exit(main(load(config), config.resolve(), strict_port=strict_port))
 
 
 def status(
@@ -141,6 +141,8 @@ def _print_status(catalog: Catalog, name: str, *, json: bool) -> PipelineStatus:
 
 
 def _print_lines(found: PipelineStatus, summary: str) -> None:
+    from cdc.snapshot.progress import said, tables_of
+
     line(Mark.GOOD if found.state == "running" else Mark.BAD, summary)
     for problem in found.problems:
         code = f"{problem.code} " if problem.code else ""
@@ -154,6 +156,12 @@ def _print_lines(found: PipelineStatus, summary: str) -> None:
     for table in found.tables:
         where, counted = (table.sink, "merged") if table.sink else ("source", "copied")
         print(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")
+        if table.progress is not None and (words := said(table.progress)):
+            print(f"      {words}")
+    for backfill in found.backfills:
+        if backfill.pending:
+            what = tables_of(backfill.request)
+            print(f"  {backfill.kind:<9} {backfill.id:>4}  {backfill.state:<14}{what}  {said(backfill)}".rstrip())
 
 
 def _seconds(lag: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -13,6 +14,7 @@ import uvicorn
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.errors import PortTaken
+from cdc.service.api.access import may_change
 from cdc.service.api.app import create_app
 
 NEIGHBOURS: Final = 20
@@ -24,16 +26,18 @@ CLOSING: Final = 2
 log = structlog.get_logger("server")
 
 
-def main(definition: Definition, *, strict_port: bool = False) -> int:
-    """Serve API and page; with strict_port a taken port is PortTaken instead of the next free one."""
+def main(definition: Definition, file: Path, *, strict_port: bool = False) -> int:
+    """Serve API and page of the definition in the file; with strict_port a taken port is PortTaken."""
     service = definition.service
     listener = bind(service.host, service.port, neighbours=0 if strict_port else NEIGHBOURS)
     with Catalog.open(definition.catalog.url) as catalog, listener:
         catalog.pipelines.put(definition.name, definition.model_dump_json(exclude_none=True))
-        app = create_app(catalog, definition, definition.log.path)
+        app = create_app(catalog, definition, definition.log.path, file=file)
         port = listener.getsockname()[1]
         if service.port not in {0, port}:
             log.warning("port is taken, using the next free one", asked=service.port, port=port)
+        if not may_change(service):
+            log.warning("read-only: nothing can be changed over this address without service.token", host=service.host)
         log.info("serving", url=f"http://{_shown(service.host)}:{port}")
         serve(app, listener)
     return 0

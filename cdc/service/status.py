@@ -24,6 +24,8 @@ from cdc.metrics import (
     Metric,
 )
 from cdc.position import Position
+from cdc.service.copying import TableStatus, table_statuses
+from cdc.snapshot.progress import BackfillStatus, listing
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog
@@ -79,19 +81,6 @@ class SinkStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class TableStatus:
-    """One table in one place; sink is empty for the source's side."""
-
-    sink: str
-    topic: str
-    state: str
-    reason: str | None
-    position: str | None
-    version: int | None
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class Problem:
     """Something that a person must look at."""
 
@@ -114,6 +103,8 @@ class PipelineStatus:
     sinks: tuple[SinkStatus, ...]
     tables: tuple[TableStatus, ...]
     problems: tuple[Problem, ...] = field(default=())
+    backfills: tuple[BackfillStatus, ...] = field(default=())
+    """On their way or lately ended, newest first."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the API, the page and `cdc status --json`."""
@@ -130,7 +121,8 @@ def pipeline_status(catalog: Catalog, name: str, now: datetime) -> PipelineStatu
     durable = figures.get("reader", Readings(())).get(LOG_POSITION)
     applied = figures.get("apply", Readings(()))
     sinks = tuple(_sink(progress, applied, durable, silence["apply"]) for progress in catalog.sinks.ls(name))
-    tables = tuple(_table(progress) for progress in catalog.tables.ls(name))
+    backfills = tuple(listing(catalog, name))
+    tables = table_statuses(catalog.tables.ls(name), backfills)
     problems = (*_process_problems(processes), *_sink_problems(sinks), *_table_problems(tables))
     return PipelineStatus(
         name=name,
@@ -141,6 +133,7 @@ def pipeline_status(catalog: Catalog, name: str, now: datetime) -> PipelineStatu
         sinks=sinks,
         tables=tables,
         problems=problems,
+        backfills=backfills,
     )
 
 
@@ -196,18 +189,6 @@ def _sink(progress: Any, figures: Readings, durable: float | None, silence: floa
         lag_seconds=_grown(progress.lag_seconds, silence),
         lag_bytes=figures.get(SINK_LAG_BYTES, progress.sink) if behind is None else behind,
         rows=figures.get(APPLY_ROWS, progress.sink) or 0.0,
-    )
-
-
-def _table(progress: Any) -> TableStatus:
-    return TableStatus(
-        sink=progress.sink,
-        topic=progress.topic,
-        state=progress.state,
-        reason=progress.reason,
-        position=str(Position(progress.position)),
-        version=progress.version,
-        rows=progress.rows,
     )
 
 

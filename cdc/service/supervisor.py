@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import FrameType
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from tenacity import RetryCallState, Retrying, wait_exponential, wait_random
 
@@ -159,7 +159,7 @@ class Supervisor:
             stderr=subprocess.STDOUT,
             # a group of its own: the terminal's ^C reaches us alone, and we stop children in order
             start_new_session=True,
-            preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509 - one prctl call, no locks taken
+            preexec_fn=die_with_parent(),  # noqa: PLW1509 - one prctl call, no locks taken
         )
         place.started = now
         place.reader = Thread(target=self._pass_on, args=(place.child.name, place.process.stdout), daemon=True)
@@ -187,10 +187,10 @@ class Supervisor:
                 forced = self._awaited(place.process)
             if place.process.poll() is None:
                 self._say(place.child.name, "killed: it did not end in time")
-                _kill_group(place.process)
+                kill_group(place.process)
             place.process.wait()
             # grandchildren (a JVM, workers) go with the group
-            _kill_group(place.process)
+            kill_group(place.process)
             _drained(place)
         return forced
 
@@ -229,13 +229,15 @@ def _drained(place: _Place) -> None:
         place.reader.join(timeout=1.0)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[Any]) -> None:
+    """End what a child of its own session left behind."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _die_with_parent(parent: int) -> Callable[[], None] | None:
-    libc = _LIBC
+def die_with_parent() -> Callable[[], None] | None:
+    """For preexec_fn: let the kernel end the child when the thread that starts it ends; None where it cannot."""
+    libc, parent = _LIBC, os.getpid()
     if libc is None:
         return None
 

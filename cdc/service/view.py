@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -14,6 +16,7 @@ import structlog
 from cdc.catalog import Catalog, ProcessReport
 from cdc.config import Definition
 from cdc.errors import CdcError
+from cdc.service.api.access import may_change
 from cdc.service.events import History
 from cdc.service.page.document import Surroundings, page, render
 from cdc.service.status import PipelineStatus, pipeline_status
@@ -37,7 +40,12 @@ class View:
     """
 
     def __init__(
-        self, catalog: Catalog, definition: Definition, log_root: str, clock: Callable[[], datetime] = utc_now
+        self,
+        catalog: Catalog,
+        definition: Definition,
+        log_root: str,
+        clock: Callable[[], datetime] = utc_now,
+        file: Path | None = None,
     ) -> None:
         self.catalog = catalog
         self.name = definition.name
@@ -51,6 +59,8 @@ class View:
             source=where(definition.source.dsn.reveal()),
             log=log_root,
             sink_types={sink.name: sink.type for sink in definition.sinks},
+            definition="FILE" if file is None else shlex.quote(str(file)),
+            may_change=may_change(definition.service),
         )
         self._latest: PipelineStatus | None = None
 

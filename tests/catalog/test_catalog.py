@@ -186,3 +186,14 @@ def test_a_moment_without_zone_is_refused(catalog: Catalog) -> None:
     naive = NOON.replace(tzinfo=None)
     with pytest.raises(CatalogUnavailable):
         catalog.sinks.record("shop", SinkProgress("lake", 1, naive, 0.0, "streaming"))
+
+
+def test_a_command_says_whose_it_is_and_when_it_was_posted_and_finished(catalog: Catalog) -> None:
+    before = datetime.now(UTC)
+    first, second = catalog.commands.post("shop", "stop", {}), catalog.commands.post("shop", "stop", {})
+    catalog.commands.finish(first, {})
+    newest, older = catalog.commands.ls("shop", "stop")
+    assert (newest.id, newest.pipeline, newest.finished_at) == (second, "shop", None)
+    assert older.finished_at is not None
+    assert before <= older.posted_at <= older.finished_at
+    assert catalog.commands.ls("shop", "stop", limit=1) == [newest]

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, sync_playwright
 
 from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.service.api.app import create_app
-from tests.service.pipeline import NAME, definition, fill
+from cdc.snapshot.asking import Verb
+from cdc.snapshot.work import Request, TableWork, Work
+from tests.fixtures.waiting import until
+from tests.service.pipeline import LOG_END, NAME, TOKEN, copying, definition, fill
 from tests.service.running import answering
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -104,6 +107,101 @@ def test_markup_in_a_name_is_text(page: Page, catalog: Catalog) -> None:
     expect(page.locator("#tables")).to_contain_text("<img src=x")
     assert page.locator("img").count() == 0
     expect(page).to_have_title("shop · degraded · cdc")
+
+
+@pytest.fixture
+def copy(catalog: Catalog, page: Page) -> int:
+    """The first copy of a table, a quarter done; its number."""
+    expect(page.locator("#link")).to_have_text("live")
+    catalog.tables.record(NAME, [TableProgress("", "shop.orders", "snapshotting", None, LOG_END, None, 0)])
+    return copying(
+        catalog, "shop.orders", Request(("shop.orders",), resync=True, epoch=0),
+        state="snapshotting", rows=25_000, estimate=100_000, seconds=5.0,
+    )  # fmt: skip
+
+
+def test_a_copy_shows_how_far_it_has_come_in_the_list_of_tables_and_by_itself(page: Page, copy: int) -> None:
+    words = "25\u202f000 rows of about 100\u202f000 · 25% · 5\u202f000 rows/s · 15 s left"
+    expect(page.locator("#backfills tbody tr")).to_have_count(1)
+    expect(page.locator("#backfills")).to_contain_text(words)
+    expect(page.locator("#backfills th[scope=row]")).to_have_text(str(copy))
+    row = page.locator("#tables tbody tr", has_text="orders").filter(has_text="snapshotting").first
+    expect(row).to_contain_text(words)
+    expect(row.get_by_role("progressbar")).to_have_attribute("value", "0.2500")
+
+
+def test_buttons_speak_the_verbs_and_keep_the_focus_while_figures_change(
+    page: Page, copy: int, catalog: Catalog
+) -> None:
+    pause = page.get_by_role("button", name=f"pause copy {copy}")
+    pause.focus()
+    more = TableWork("snapshotting", rows=50_000, estimate=100_000, seconds=9.0)
+    catalog.commands.record(copy, Work("snapshotting", {"shop.orders": more}).to_json())
+    expect(page.locator("#backfills")).to_contain_text("50%")
+    expect(pause).to_be_focused()
+    page.keyboard.press("Enter")
+    (heard,) = until(lambda: catalog.commands.pending(NAME, Verb.PAUSE.kind), "the pause to be posted")
+    assert heard.payload == {"id": copy}
+    catalog.commands.record(copy, Work("paused", {"shop.orders": more}).to_json())
+    expect(page.get_by_role("button", name=f"resume copy {copy}")).to_be_visible()
+
+
+def test_a_cancel_is_asked_for_twice(page: Page, copy: int, catalog: Catalog) -> None:
+    cancel = page.get_by_role("button", name=f"cancel copy {copy}")
+    asked: list[str] = []
+
+    def decline(dialog: Dialog) -> None:
+        asked.append(dialog.message)
+        dialog.dismiss()
+
+    page.once("dialog", decline)
+    cancel.click()
+    page.once("dialog", lambda dialog: dialog.accept())
+    cancel.click()
+    until(lambda: catalog.commands.pending(NAME, Verb.CANCEL.kind), "the cancel to be posted")
+    assert asked == [f"Cancel copy {copy}? What was placed stays."]
+    assert len(catalog.commands.ls(NAME, Verb.CANCEL.kind)) == 1
+
+
+def test_a_service_that_takes_no_verbs_shows_no_buttons_for_them(
+    browser: Browser, catalog: Catalog, tmp_path: Path
+) -> None:
+    copying(catalog, "shop.orders", Request(("shop.orders",)), state="snapshotting", rows=1)
+    reading = definition(tmp_path, host="0.0.0.0")
+    with answering(create_app(catalog, reading, "/log")) as address, browser.new_page() as page:
+        page.goto(address)
+        expect(page.locator("#link")).to_have_text("live")
+        expect(page.locator("#backfills tbody tr")).to_have_count(1)
+        assert page.locator("button[data-verb]").count() == 0
+
+
+def test_the_page_asks_for_the_token_and_speaks_with_it(browser: Browser, catalog: Catalog, tmp_path: Path) -> None:
+    job = copying(catalog, "shop.orders", Request(("shop.orders",)), state="snapshotting", rows=1)
+    guarded = definition(tmp_path, token={"env": "SHOP_TOKEN"})
+    with answering(create_app(catalog, guarded, "/log")) as address, browser.new_page() as page:
+        page.goto(address)
+        expect(page.get_by_text("This service wants a token")).to_be_visible()
+        assert "shop.orders" not in page.content()
+        page.locator("#token").fill("not-the-right-one")
+        page.get_by_role("button", name="Unlock").click()
+        expect(page.locator("#unlock-notice")).to_have_text("The server does not take this token.")
+        page.locator("#token").fill(TOKEN)
+        page.keyboard.press("Enter")
+        expect(page).to_have_title("shop · running · cdc")
+        expect(page.get_by_text("This service wants a token")).to_be_hidden()
+        page.get_by_role("button", name=f"pause backfill {job}").click()
+        until(lambda: catalog.commands.pending(NAME, Verb.PAUSE.kind), "the pause to be posted")
+        page.reload()
+        expect(page.locator("#tables")).to_contain_text("orders")
+
+
+def test_a_refused_verb_says_why(browser: Browser, catalog: Catalog, url: str) -> None:
+    job = copying(catalog, "shop.orders", Request(("shop.orders",)), state="snapshotting", rows=1)
+    with browser.new_page() as page:
+        page.goto(url)
+        page.get_by_role("button", name=f"pause backfill {job}").evaluate("b => b.dataset.verb = b.dataset.verb + 'x'")
+        page.get_by_role("button", name=f"pause backfill {job}").click()
+        expect(page.locator("#notice")).to_contain_text("→")
 
 
 def test_a_narrow_screen_needs_no_sideways_scrolling(page: Page) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -146,7 +148,7 @@ def test_the_page_may_load_nothing_from_elsewhere(client: httpx.Client) -> None:
 
 
 def test_a_foreign_host_name_that_points_here_is_refused(client: httpx.Client) -> None:
-    assert client.get("/api/v1/status", headers={"host": "evil.example"}).status_code == 400
+    assert client.get("/api/v1/status", headers={"host": "evil.example"}).status_code == 403
 
 
 def test_the_secret_part_of_the_source_is_nowhere(catalog: Catalog, tmp_path: Path) -> None:
@@ -173,3 +175,10 @@ def test_events_come_one_per_sample_and_end_with_the_server(app: FastAPI) -> Non
 
     first, second = asyncio.run(two())
     assert set(first["sections"]) == set(second["sections"]) >= {"headline", "flow", "tables"}
+
+
+def test_a_server_that_nobody_asks_anything_loads_neither_log_nor_source() -> None:
+    heavy = ("psycopg", "pyarrow", "deltalake", "numba")
+    probe = f"import sys, cdc.service.server; print([name for name in {heavy!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response, Security
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from fastapi.security import HTTPBearer
 from starlette.staticfiles import StaticFiles
 
 from cdc.catalog import Catalog
 from cdc.config import Definition
+from cdc.config.definition import Service
 from cdc.errors import UnknownName, every_error
 from cdc.service.api import refusals
+from cdc.service.api.access import Access, has_token
+from cdc.service.api.copies import Desk, copy_routes
 from cdc.service.api.exposition import exposition
+from cdc.service.copying import TableStatus
+from cdc.service.page.document import locked_page
+from cdc.service.replays import Replays
+from cdc.service.status import PipelineStatus, SinkStatus
 from cdc.service.view import View, utc_now
 
+# tells who reads the description where the token goes; Access is who asks for it
+_BEARER: Final = Security(HTTPBearer(auto_error=False, description="Where service.token is set."))
 SAMPLE_EVERY: Final = 1.0
 """Seconds."""
 LOOK_EVERY: Final = 0.1
 """Seconds between looks for a new sample; bounds how late a page is and how long a stop waits for it."""
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _HEADERS: Final = {
     "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -38,13 +48,22 @@ _HEADERS: Final = {
 
 
 def create_app(
-    catalog: Catalog, definition: Definition, log_root: str, clock: Callable[[], datetime] = utc_now
+    catalog: Catalog,
+    definition: Definition,
+    log_root: str,
+    clock: Callable[[], datetime] = utc_now,
+    file: Path | None = None,
 ) -> FastAPI:
-    """The app of one pipeline's server; read-only but for its own report to the catalog."""
-    view = View(catalog, definition, log_root, clock)
+    """The app of one pipeline's server; what changes something is written to the catalog, for the reader to do.
+
+    `file` is the definition's: children of the server need it.
+    """
+    view = View(catalog, definition, log_root, clock, file)
+    replays = Replays(catalog, definition.name, file)
 
     @asynccontextmanager
     async def sampling(_: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(replays.forget_earlier)
         await run_in_threadpool(view.take)
         task = asyncio.create_task(_sample(view))
         try:
@@ -53,6 +72,7 @@ def create_app(
             view.ending = True
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            await run_in_threadpool(replays.end)
             await run_in_threadpool(view.say_stopped)
 
     # the stock documentation page loads scripts from elsewhere: the schema alone is served
@@ -60,14 +80,32 @@ def create_app(
     app.state.view = view
     app.mount("/static", StaticFiles(directory=str(files("cdc.service.page") / "static")), name="static")
     app.include_router(_process_routes(view))
-    app.include_router(_status_routes(view), prefix="/api/v1")
-    app.include_router(_page_routes(view))
+    described: dict[str, Any] = {"prefix": "/api/v1", "responses": refusals.DESCRIBED, "dependencies": [_BEARER]}
+    app.include_router(_status_routes(view), **described)
+    app.include_router(copy_routes(Desk(catalog, definition, replays)), **described)
+    app.include_router(_page_routes(view, definition.service))
+    app.add_middleware(Access, service=definition.service)
     app.middleware("http")(_guarded)
-    if definition.service.host in _LOOPBACK:
-        # a page elsewhere may let its own name point here; its Host header gives it away
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, "[::1]"], www_redirect=False)
     refusals.install(app)
     return app
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineState:
+    """One pipeline in a list of them."""
+
+    name: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment(PipelineStatus):
+    """A status with what the last minutes were like; an edge is `source`, or `sink:` and a name."""
+
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """By edge, rows per second."""
+    lags: Mapping[str, list[float]] = field(default_factory=dict)
+    """By edge, seconds, oldest first."""
 
 
 def _process_routes(view: View) -> APIRouter:
@@ -96,7 +134,7 @@ def _process_routes(view: View) -> APIRouter:
 def _status_routes(view: View) -> APIRouter:
     routes = APIRouter(tags=["status"])
 
-    @routes.get("/status")
+    @routes.get("/status", response_model=Moment)
     def status() -> dict[str, Any]:
         """The whole status of this server's pipeline, with rates and lags of the last minutes."""
         return _whole(view)
@@ -107,44 +145,45 @@ def _status_routes(view: View) -> APIRouter:
         return _stream(view, "status", lambda: _whole(view))
 
     @routes.get("/pipelines")
-    def pipelines() -> list[dict[str, Any]]:
+    def pipelines() -> list[PipelineState]:
         """Every pipeline of the catalog with its state."""
         names = sorted({view.name, *(pipeline.name for pipeline in view.catalog.pipelines.ls())})
-        return [{"name": name, "state": view.status_of(name).state} for name in names]
+        return [PipelineState(name, view.status_of(name).state) for name in names]
 
     @routes.get("/pipelines/{name}")
-    def pipeline(name: str) -> dict[str, Any]:
+    def pipeline(name: str) -> PipelineStatus:
         """One pipeline."""
         return _known(view, name)
 
     @routes.get("/pipelines/{name}/tables")
-    def tables(name: str) -> list[dict[str, Any]]:
+    def tables(name: str) -> list[TableStatus]:
         """Its tables, at the source (`sink` empty) and in every sink."""
-        return list(_known(view, name)["tables"])
+        return list(_known(view, name).tables)
 
     @routes.get("/pipelines/{name}/sinks")
-    def sinks(name: str) -> list[dict[str, Any]]:
+    def sinks(name: str) -> list[SinkStatus]:
         """Its sinks."""
-        return list(_known(view, name)["sinks"])
+        return list(_known(view, name).sinks)
 
     @routes.get("/errors/{code}")
-    def error(code: str) -> dict[str, str]:
+    def error(code: str) -> refusals.Explained:
         """What an error code means, what the process does about it, and what an operator does next."""
         found = next((kind for kind in every_error() if kind.code == code.upper()), None)
         if found is None:
             raise UnknownName(f"no error has the code {code!r}")
         meaning = (found.__doc__ or "").strip().splitlines()[0]
-        return {**refusals.body(found.code, meaning, found.remedy), "reaction": found.reaction.value}
+        return refusals.Explained(**found(meaning).to_json(), reaction=found.reaction.value)
 
     return routes
 
 
-def _page_routes(view: View) -> APIRouter:
+def _page_routes(view: View, service: Service) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/", response_class=HTMLResponse)
-    def index() -> HTMLResponse:
-        return HTMLResponse(view.page())
+    def index(request: Request) -> HTMLResponse:
+        token = service.current_token()
+        return HTMLResponse(view.page() if token is None or has_token(request.headers, token) else locked_page())
 
     @routes.get("/page/events")
     async def sections() -> StreamingResponse:
@@ -153,10 +192,10 @@ def _page_routes(view: View) -> APIRouter:
     return routes
 
 
-def _known(view: View, name: str) -> dict[str, Any]:
+def _known(view: View, name: str) -> PipelineStatus:
     if name != view.name and view.catalog.pipelines.get(name) is None:
         raise UnknownName(f"no pipeline is called {name!r}")
-    return view.status_of(name).to_json()
+    return view.status_of(name)
 
 
 def _whole(view: View) -> dict[str, Any]:

@@ -11,6 +11,9 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from cdc.metrics import (
+    BACKFILL_ESTIMATED,
+    BACKFILL_ETA,
+    BACKFILL_SHARE,
     EVERY,
     HEALTH,
     SINK_LAG_SECONDS,
@@ -22,6 +25,7 @@ from cdc.metrics import (
 )
 from cdc.position import Position
 from cdc.service.status import PipelineStatus
+from cdc.snapshot.progress import BackfillStatus
 
 MOST_TABLES: Final = 500
 """Above this many, only tables that are not streaming get a series: scrapes must not grow without end."""
@@ -60,6 +64,23 @@ class Figures(Collector):
         for table in status.tables:
             if not many or table.state not in _QUIET:
                 self._set(TABLE_STATE, 1.0, status.name, table.sink, table.topic, table.state)
+        for backfill in status.backfills:
+            if backfill.pending:
+                self._overlay_backfill(status.name, backfill)
+
+    def _overlay_backfill(self, pipeline: str, backfill: BackfillStatus) -> None:
+        """How far the tables have come: the catalog keeps it, so that a reader that starts again does not forget it."""
+        for topic, progress in backfill.tables.items():
+            if progress.state == "done" or (progress.state == "queued" and len(backfill.tables) > MOST_TABLES):
+                continue
+            figures = (
+                (BACKFILL_ESTIMATED, progress.estimate),
+                (BACKFILL_SHARE, progress.share),
+                (BACKFILL_ETA, progress.seconds_left),
+            )
+            for metric, value in figures:
+                if value is not None:
+                    self._set(metric, float(value), pipeline, topic)
 
     def _set(self, metric: Metric, value: float, *labels: str) -> None:
         self._values.setdefault(metric.name, {})[labels] = value

@@ -15,35 +15,18 @@ from string import Template
 from typing import Final
 from urllib.parse import quote
 
-from cdc.service.page import figures
+from cdc.service.copying import TableStatus
+from cdc.service.page import backfills, figures
+from cdc.service.page.pill import TONES, pill
 from cdc.service.page.sparkline import sparkline
-from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus, TableStatus
+from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus
 from cdc.table import parted
 
+SECTIONS: Final = ("headline", "problems", "totals", "flow", "tables", "backfills", "processes")
+"""Ids of what `render` makes."""
 TABLES_SHOWN: Final = 500
 """More rows than a person scrolls through; the API has them all."""
 _COMMAND: Final = re.compile(r"'(cdc [^']+)'")
-_TONES: Final[Mapping[str, str]] = {
-    "running": "good",
-    "streaming": "good",
-    "live": "good",
-    "copied": "good",
-    "starting": "busy",
-    "snapshotting": "busy",
-    "copying": "busy",
-    "bootstrapping": "busy",
-    "catching_up": "busy",
-    "queued": "busy",
-    "degraded": "warn",
-    "needs_resync": "warn",
-    "paused": "warn",
-    "waiting": "warn",
-    "stale": "bad",
-    "down": "bad",
-    "failed": "bad",
-    "missing": "bad",
-    "stopped": "bad",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +39,25 @@ class Surroundings:
     """Root of the log."""
     sink_types: Mapping[str, str]
     """Sink → its type."""
+    definition: str
+    """Its file, as commands name it."""
+    may_change: bool
+    """Whether the service takes verbs that change something, from anybody."""
 
 
 def page(status: PipelineStatus, surroundings: Surroundings, history: Mapping[str, Mapping[str, object]]) -> str:
     """The whole document."""
-    shell = Template(files(__package__).joinpath("static/page.html").read_text(encoding="utf-8"))
     sections = render(status, surroundings, history)
-    return shell.substitute({**sections, "title": escape(status.name), "state": escape(status.state)})
+    return _shell({**sections, "title": escape(status.name), "state": escape(status.state), "lock": ""})
+
+
+def locked_page() -> str:
+    """The document with nothing of a pipeline in it: its script asks for the token and then for the sections."""
+    return _shell({**dict.fromkeys(SECTIONS, ""), "title": "cdc", "state": "locked", "lock": "data-locked"})
+
+
+def _shell(parts: Mapping[str, str]) -> str:
+    return Template(files(__package__).joinpath("static/page.html").read_text(encoding="utf-8")).substitute(parts)
 
 
 def render(
@@ -76,17 +71,15 @@ def render(
         "totals": _totals(status, rates),
         "flow": _flow(status, surroundings, rates, lags),
         "tables": _tables(status),
+        "backfills": backfills.table(
+            status.name, status.backfills, surroundings.definition, may_change=surroundings.may_change
+        ),
         "processes": "".join(_process(p) for p in status.processes),
     }
 
 
 def _headline(status: PipelineStatus) -> str:
-    return f"<h1>{escape(status.name)}</h1>{_pill(status.state)}"
-
-
-def _pill(state: str) -> str:
-    tone = _TONES.get(state, "plain")
-    return f'<span class="pill {tone}"><i aria-hidden="true"></i>{escape(state.replace("_", " "))}</span>'
+    return f"<h1>{escape(status.name)}</h1>{pill(status.state)}"
 
 
 def _problem(subject: str, code: str | None, message: str, remedy: str) -> str:
@@ -145,7 +138,7 @@ def _branch(sink: SinkStatus, around: Surroundings, rates: Mapping[str, object],
     edge = _edge(f"sink:{sink.name}", f"log to {sink.name}", (rates, lags), sink.lag_seconds, sink.lag_bytes)
     return (
         f'<li class="branch">{edge}<div class="node"><h3>{escape(sink.name)} <small>{escape(kind)}</small></h3>'
-        f'{_pill(sink.state)}<p class="lsn">{escape(sink.position or figures.UNKNOWN)}</p></div></li>'
+        f'{pill(sink.state)}<p class="lsn">{escape(sink.position or figures.UNKNOWN)}</p></div></li>'
     )
 
 
@@ -191,17 +184,21 @@ def _tables(status: PipelineStatus) -> str:
 
 
 def _ailing(tables: Iterable[TableStatus]) -> bool:
-    return any(_TONES.get(t.state) in {"bad", "warn"} for t in tables)
+    return any(TONES.get(t.state) in {"bad", "warn"} for t in tables)
 
 
 def _table_row(topic: str, places: Mapping[str, TableStatus], sinks: Iterable[str]) -> str:
     schema, name = parted(topic)
     source = places.get("")
-    state = _pill(source.state) if source else figures.UNKNOWN
+    state = pill(source.state) if source else figures.UNKNOWN
     rows = figures.count(source.rows if source else None)
+    copying = backfills.bar(source.progress) if source and source.progress else ""
     cells = "".join(f"<td>{_cell(places.get(sink))}</td>" for sink in sinks)
     prefix = f'<span class="schema">{escape(schema)}.</span>' if schema else ""
-    return f'<tr><th scope="row">{prefix}{escape(name)}</th><td>{state}</td><td class="num">{rows}</td>{cells}</tr>'
+    return (
+        f'<tr><th scope="row">{prefix}{escape(name)}</th><td>{state}{copying}</td>'
+        f'<td class="num">{rows}</td>{cells}</tr>'
+    )
 
 
 def _cell(table: TableStatus | None) -> str:
@@ -211,14 +208,14 @@ def _cell(table: TableStatus | None) -> str:
     rows = f"<span>{figures.count(table.rows)} merged</span>" if table.rows else ""
     reason = f'<span class="reason">{escape(table.reason)}</span>' if table.reason else ""
     position = f'<span class="lsn">{escape(table.position or figures.UNKNOWN)}</span>'
-    return f'{_pill(table.state)}<p class="detail">{position}{version}{rows}</p>{reason}'
+    return f'{pill(table.state)}<p class="detail">{position}{version}{rows}</p>{reason}'
 
 
 def _process(process: ProcessStatus) -> str:
     age = figures.UNKNOWN if process.age_seconds is None else f"{' '.join(figures.seconds(process.age_seconds))} ago"
     pid = "" if process.pid is None else f"pid {process.pid}"
     return (
-        f"<li><strong>{escape(process.process)}</strong>{_pill(process.state)}"
+        f"<li><strong>{escape(process.process)}</strong>{pill(process.state)}"
         f'<span class="quiet">{escape(pid)}</span><span class="quiet">{escape(age)}</span></li>'
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 UNKNOWN: Final = "–"
+THIN: Final = "\u202f"
+"""Between thousands."""
 _SIZES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 _THOUSAND: Final = 1000
 _MINUTE: Final = 60
@@ -36,7 +38,7 @@ def size(value: float | None) -> tuple[str, str]:
 
 def count(value: float | None) -> str:
     """A whole number with thin spaces between thousands."""
-    return UNKNOWN if value is None else f"{value:,.0f}".replace(",", "\u202f")
+    return UNKNOWN if value is None else f"{value:,.0f}".replace(",", THIN)
 
 
 def rate(value: float | None) -> str:

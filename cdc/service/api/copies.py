@@ -1,0 +1,227 @@
+"""Routes about rows that are read or built again: backfills, resyncs, replays. Each has its command in `cdc`.
+
+What reads the log and the source is loaded when somebody first asks for something: it takes a second and 100 MB, and
+a server that only shows a pipeline needs neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from cdc.catalog import Catalog
+from cdc.config import Definition
+from cdc.errors import UnknownName
+from cdc.service.replays import ReplayRequest, Replays, ReplayStatus
+from cdc.snapshot import work
+from cdc.snapshot.progress import BackfillStatus, found, listing
+from cdc.table import exactly
+
+ACCEPTED = 202
+"""It was taken on; the reader, or a child, does it."""
+
+Text = Annotated[str, Field(min_length=1, max_length=10_000)]
+PipelinePath = Annotated[str, Path(description="As the definition names it.")]
+TablePath = Annotated[str, Path(description="`schema.table`, itself and no glob.")]
+SinkPath = Annotated[str, Path(description="As the definition names it.")]
+JobPath = Annotated[int, Path(description="Its number.", ge=0, lt=2**63)]
+EndedQuery = Annotated[int, Query(description="How many of those that ended.", ge=0, le=1000)]
+
+
+class Asking(BaseModel):
+    """What every body has in common: nothing that we do not know is taken."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class BackfillBody(Asking):
+    """Rows to read again."""
+
+    tables: Annotated[list[Text], Field(min_length=1, max_length=1000)]
+    """Globs of `schema.table`."""
+    where: Text | None = None
+    """Rows for which this holds, in the source's SQL; it is run read-only."""
+    first: list[str] | None = None
+    """The key to begin with, one text per column, included."""
+    last: list[str] | None = None
+    """The key to end with, included."""
+    sink: str | None = None
+    """For this sink alone; the others write nothing for it."""
+    rate: Annotated[int, Field(ge=1)] | None = None
+    """Rows per second at most."""
+
+
+class ResyncBody(Asking):
+    """How to copy a whole table again."""
+
+    rate: Annotated[int, Field(ge=1)] | None = None
+    """Rows per second at most."""
+
+
+class VerbBody(Asking):
+    """Nothing: `{}`."""
+
+
+class ReplayBody(Asking):
+    """What to build anew from the log; a path of the server's to build it at is for the command line alone."""
+
+    start: Text = Field(default="beginning", alias="from")
+    """A position, an ISO 8601 time, or `beginning`."""
+    end: Text = Field(default="latest", alias="to")
+    """A position, an ISO 8601 time, or `latest`."""
+    tables: Annotated[list[Text], Field(max_length=1000)] = []
+    """Only these, globs of `schema.table`; none is all."""
+    dry_run: bool = False
+    """Say rows, bytes and expected time, and do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Where requests of one pipeline are taken on."""
+
+    catalog: Catalog
+    definition: Definition
+    replays: Replays
+
+    def check(self, pipeline: str) -> None:
+        """Raise UnknownName for a pipeline that another server serves, or none."""
+        if pipeline != self.definition.name:
+            raise UnknownName(
+                f"this server serves {self.definition.name!r}, not {pipeline!r}",
+                remedy="ask the server of that pipeline",
+            )
+
+    def check_sink(self, pipeline: str, sink: str) -> None:
+        """Raise UnknownName for a sink that the definition does not have."""
+        self.check(pipeline)
+        names = [known.name for known in self.definition.sinks]
+        if sink not in names:
+            listed = ", ".join(map(repr, names)) or "none"
+            raise UnknownName(f"no sink is called {sink!r}", remedy=f"sinks of this pipeline: {listed}")
+
+    def check_table(self, pipeline: str, table: str) -> None:
+        """Raise UnknownName for a table that the log does not know."""
+        self.check(pipeline)
+        if table not in import_module("cdc.service.tables").latest(self.definition.log.path):
+            raise UnknownName(
+                f"no table of the log is called {table!r}", remedy=f"GET /api/v1/pipelines/{pipeline}/tables"
+            )
+
+    def take_on(self, request: work.Request, actor: str) -> BackfillStatus:
+        """Ask for it, and say how it stands."""
+        asked = _asking().ask(self.definition, self.catalog, request, actor)
+        return found(self.catalog, self.definition.name, asked.id)
+
+    def say(self, pipeline: str, job: int, verb: str, actor: str) -> BackfillStatus:
+        """Tell the reader something about a backfill, and say how it stands."""
+        self.check(pipeline)
+        asking = _asking()
+        status: BackfillStatus = asking.say(self.catalog, pipeline, job, asking.Verb(verb), actor)
+        return status
+
+
+def copy_routes(desk: Desk) -> APIRouter:
+    """Every route of this module."""
+    routes = APIRouter(prefix="/pipelines/{pipeline}")
+    routes.include_router(_backfill_routes(desk))
+    routes.include_router(_verb_routes(desk))
+    routes.include_router(_replay_routes(desk))
+    return routes
+
+
+def _backfill_routes(desk: Desk) -> APIRouter:
+    routes = APIRouter(tags=["backfills"])
+
+    @routes.post("/backfills", status_code=ACCEPTED)
+    def backfill(pipeline: PipelinePath, asked: BackfillBody, request: Request) -> BackfillStatus:
+        """Read rows again and place them into the stream (`cdc backfill`); 409 if a table of it is in another one."""
+        desk.check(pipeline)
+        wanted = work.Request(
+            tables=tuple(asked.tables),
+            where=asked.where,
+            first=None if asked.first is None else tuple(asked.first),
+            last=None if asked.last is None else tuple(asked.last),
+            sink=asked.sink,
+            rate=asked.rate,
+        )
+        return desk.take_on(wanted, _actor(request))
+
+    @routes.get("/backfills")
+    def backfills(pipeline: PipelinePath, ended: EndedQuery = 100) -> list[BackfillStatus]:
+        """Those on their way and the newest that ended, newest first (`cdc backfill ls`)."""
+        desk.check(pipeline)
+        return listing(desk.catalog, pipeline, ended)
+
+    @routes.get("/backfills/{job}")
+    def backfill_of(pipeline: PipelinePath, job: JobPath) -> BackfillStatus:
+        """How far one has come, table by table (`cdc backfill show`)."""
+        desk.check(pipeline)
+        return found(desk.catalog, pipeline, job)
+
+    @routes.post("/tables/{table:path}/resync", status_code=ACCEPTED)
+    def resync(pipeline: PipelinePath, table: TablePath, asked: ResyncBody, request: Request) -> BackfillStatus:
+        """Copy a whole table again (`cdc tables resync`): what vanished unseen vanishes from every sink."""
+        desk.check_table(pipeline, table)
+        return desk.take_on(work.Request((exactly(table),), rate=asked.rate, resync=True), _actor(request))
+
+    return routes
+
+
+def _verb_routes(desk: Desk) -> APIRouter:
+    routes = APIRouter(prefix="/backfills/{job}", tags=["backfills"])
+
+    @routes.post("/pause", status_code=ACCEPTED)
+    def pause(pipeline: PipelinePath, job: JobPath, _asked: VerbBody, request: Request) -> BackfillStatus:
+        """Let it rest after the chunk that is on its way (`cdc backfill pause`); 409 once it has ended."""
+        return desk.say(pipeline, job, "pause", _actor(request))
+
+    @routes.post("/resume", status_code=ACCEPTED)
+    def resume(pipeline: PipelinePath, job: JobPath, _asked: VerbBody, request: Request) -> BackfillStatus:
+        """Let it go on (`cdc backfill resume`); 409 once it has ended."""
+        return desk.say(pipeline, job, "resume", _actor(request))
+
+    @routes.post("/cancel", status_code=ACCEPTED)
+    def cancel(pipeline: PipelinePath, job: JobPath, _asked: VerbBody, request: Request) -> BackfillStatus:
+        """End it after the chunk that is on its way; what was placed stays (`cdc backfill cancel`)."""
+        return desk.say(pipeline, job, "cancel", _actor(request))
+
+    return routes
+
+
+def _replay_routes(desk: Desk) -> APIRouter:
+    routes = APIRouter(prefix="/sinks/{sink}", tags=["replays"])
+
+    @routes.post("/replay", status_code=ACCEPTED)
+    def replay(pipeline: PipelinePath, sink: SinkPath, asked: ReplayBody, request: Request) -> ReplayStatus:
+        """Build the sink's target anew from the log, in a child of this server (`cdc replay`); 409 while one runs."""
+        desk.check_sink(pipeline, sink)
+        wanted = ReplayRequest(
+            sink=sink, start=asked.start, end=asked.end, tables=tuple(asked.tables), dry_run=asked.dry_run
+        )
+        return desk.replays.begin(wanted, _actor(request))
+
+    @routes.get("/replay")
+    def replay_of(pipeline: PipelinePath, sink: SinkPath) -> ReplayStatus:
+        """The last replay of the sink that was asked for here, running or ended; 404 if there was none."""
+        desk.check_sink(pipeline, sink)
+        last = desk.replays.last(sink)
+        if last is None:
+            raise UnknownName(
+                f"nobody asked here for a replay of {sink!r}", remedy="POST to the same path asks for one"
+            )
+        return last
+
+    return routes
+
+
+def _actor(request: Request) -> str:
+    """For the audit: who asked, as far as we know."""
+    return "api" if request.client is None else f"api from {request.client.host}"
+
+
+def _asking() -> Any:
+    return import_module("cdc.snapshot.asking")

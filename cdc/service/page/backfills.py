@@ -1,0 +1,81 @@
+"""Backfills on the page: what is read again, how far it has come, and the verbs about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+from urllib.parse import quote
+
+from cdc.service.page import figures
+from cdc.service.page.pill import pill
+from cdc.snapshot.progress import BackfillStatus, Progress, said, tables_of
+
+ENDED_SHOWN: Final = 5
+"""The newest; the command and the API have more."""
+_VERBS: Final = {"paused": ("resume", "cancel")}
+"""By state; every other that has not ended takes the two below."""
+_WHILE_ON_ITS_WAY: Final = ("pause", "cancel")
+
+
+def table(pipeline: str, backfills: Sequence[BackfillStatus], definition: str, *, may_change: bool) -> str:
+    """The section; backfills are newest first, definition is the file that commands name."""
+    shown = [b for b in backfills if b.pending] + [b for b in backfills if not b.pending][:ENDED_SHOWN]
+    if not shown:
+        return '<p class="quiet">No table has been read again. <code>cdc backfill TABLE</code> asks for it.</p>'
+    acts = '<th scope="col">Actions</th>' if may_change else ""
+    rows = "".join(_row(pipeline, backfill, definition, may_change=may_change) for backfill in shown)
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Backfills"><table><thead><tr>'
+        '<th scope="col">Number</th><th scope="col">What</th><th scope="col">State</th>'
+        f'<th scope="col">Progress</th>{acts}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def bar(progress: Progress) -> str:
+    """How far it has come, as a line and in words."""
+    words = said(progress).replace(",", figures.THIN)
+    if not words:
+        return ""
+    line = ""
+    if progress.share is not None and progress.state not in {"done", "cancelled"}:
+        percent = f"{progress.share:.0%}"
+        line = f'<progress max="1" value="{progress.share:.4f}" aria-label="{percent} copied">{percent}</progress>'
+    return f'{line}<p class="detail">{escape(words)}</p>'
+
+
+def _row(pipeline: str, backfill: BackfillStatus, definition: str, *, may_change: bool) -> str:
+    command = escape(backfill.command.removesuffix("FILE") + definition)
+    error = backfill.error
+    why = backfill.reason or "" if error is None else f"{error['code']} {error['message']}"
+    reason = f'<span class="reason">{escape(why)}</span>' if why else ""
+    acts = f'<td class="acts">{_acts(pipeline, backfill, definition)}</td>' if may_change else ""
+    return (
+        f'<tr><th scope="row">{backfill.id}</th><td><p>{escape(_what(backfill))}</p>'
+        f'<p class="command"><code>{command}</code>'
+        f'<button type="button" data-copy="{command}" aria-label="Copy the command {command}">Copy</button></p></td>'
+        f"<td>{pill(backfill.state)}{reason}</td><td>{bar(backfill)}</td>{acts}</tr>"
+    )
+
+
+def _what(backfill: BackfillStatus) -> str:
+    asked = backfill.request
+    part = "" if asked.where is None and asked.first is None and asked.last is None else ", some rows"
+    sink = "" if asked.sink is None else f", for {asked.sink} alone"
+    return f"{backfill.kind} of {tables_of(asked)}{part}{sink}"
+
+
+def _acts(pipeline: str, backfill: BackfillStatus, definition: str) -> str:
+    if not backfill.pending:
+        return ""
+    return "".join(_act(pipeline, backfill, verb, definition) for verb in _VERBS.get(backfill.state, _WHILE_ON_ITS_WAY))
+
+
+def _act(pipeline: str, backfill: BackfillStatus, verb: str, definition: str) -> str:
+    path = f"/api/v1/pipelines/{quote(pipeline, safe='')}/backfills/{backfill.id}/{verb}"
+    command = escape(f"cdc backfill {verb} {backfill.id} -c {definition}")
+    sure = f' data-sure="Cancel {backfill.kind} {backfill.id}? What was placed stays."' if verb == "cancel" else ""
+    return (
+        f'<button type="button" data-verb="{path}" title="{command}"{sure} '
+        f'aria-label="{verb} {backfill.kind} {backfill.id}">{verb.title()}</button>'
+    )

@@ -1,0 +1,138 @@
+"""`cdc backfill` and `cdc tables`: what they ask of the reader, what they refuse, and what they show of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.catalog import Catalog, TableProgress
+from cdc.snapshot.asking import Verb
+from cdc.snapshot.progress import BACKFILL
+from cdc.snapshot.work import Request, TableWork, Work
+from tests.cli.command import Outcome, run
+from tests.faults.capture import Captured
+from tests.fixtures.postgres import run_sql
+
+WORK = {"public.t": TableWork("snapshotting", rows=250, estimate=1_000, seconds=0.5)}
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, database: str) -> Captured:
+    run_sql(database, "CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
+    held = Captured(tmp_path, database)
+    held.copy()
+    return held
+
+
+@pytest.fixture(name="catalog")
+def _catalog(held: Captured) -> Iterator[Catalog]:
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        yield catalog
+
+
+class Command:
+    """`cdc` with the definition, in lines and as JSON."""
+
+    def __init__(self, held: Captured, capsys: pytest.CaptureFixture[str]) -> None:
+        self._held, self._capsys = held, capsys
+
+    def __call__(self, *arguments: object) -> Outcome:
+        return run(self._capsys, *arguments, "-c", self._held.path)
+
+    def result(self, *arguments: object) -> Any:
+        outcome = self(*arguments, "--json")
+        assert outcome.status == 0
+        return outcome.envelope["result"]
+
+
+@pytest.fixture(name="cdc")
+def _cdc(held: Captured, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(held, capsys)
+
+
+def test_a_backfill_is_asked_for_and_shown_until_it_is_done(cdc: Command, catalog: Catalog) -> None:
+    asked = cdc.result("backfill", "public.t", "--where", "id > 5", "--rate", "100")
+    assert asked["tables"] == ["public.t"]
+    (command,) = catalog.commands.pending("held", BACKFILL)
+    assert Request.from_json(command.payload) == Request(("public.t",), where="id > 5", rate=100)
+    assert cdc.result("backfill", "show", asked["id"])["state"] == "queued"
+    catalog.commands.record(command.id, Work("snapshotting", dict(WORK)).to_json())
+    shown = cdc.result("backfill", "show", asked["id"])
+    assert shown["tables"]["public.t"] | {"rows": 250, "rows_per_second": 500.0} == shown["tables"]["public.t"]
+    catalog.commands.finish(command.id, Work("done", {"public.t": TableWork("done", rows=300)}).to_json())
+    assert [one["state"] for one in cdc.result("backfill", "ls")["backfills"]] == ["done"]
+    assert [line.action for line in catalog.audit.ls()] == ["backfill"]
+
+
+def test_people_read_the_figures_that_programs_get(cdc: Command, catalog: Catalog) -> None:
+    job = cdc.result("tables", "resync", "public.t")["id"]
+    catalog.commands.record(job, Work("snapshotting", dict(WORK)).to_json())
+    words = "250 rows of about 1,000 · 25% · 500 rows/s · 2 s left"
+    for arguments in (("backfill", "show", job), ("backfill", "ls"), ("status",)):
+        assert words in cdc(*arguments).output
+    catalog.tables.record("held", [TableProgress("", "public.t", "snapshotting", None, 1, None, 0)])
+    for arguments in (("tables", "ls"), ("status",)):
+        assert words in cdc(*arguments).output
+    (table,) = (t for t in cdc.result("status")["tables"] if t["topic"] == "public.t")
+    assert (table["state"], table["progress"]["share"]) == ("snapshotting", 0.25)
+
+
+IMPOSSIBLE: list[tuple[object, ...]] = [
+    ("backfill", "public.none"),
+    ("backfill", "public.t", "--sink", "none"),
+    ("backfill", "public.t", "--where", "v >"),
+    ("backfill", "public.t", "--where", "1) OR (1"),
+    ("backfill", "public.t", "--keys", "5"),
+    ("backfill", "public.t", "--keys", "1,2..3,4"),
+    ("backfill", "public.t", "--rate", "0"),
+    ("tables", "resync", "public.none"),
+    ("backfill", "show", "77"),
+    ("backfill", "pause", "77"),
+]
+
+
+def test_what_cannot_be_done_is_a_usage_error_with_the_way_out_and_starts_nothing(
+    cdc: Command, catalog: Catalog
+) -> None:
+    for arguments in IMPOSSIBLE:
+        outcome = cdc(*arguments)
+        assert (outcome.status, "→" in outcome.errors) == (2, True), arguments
+    assert catalog.commands.ls("held", BACKFILL) == []
+    assert catalog.audit.ls() == []
+
+
+def test_a_table_is_in_one_backfill_at_a_time(cdc: Command) -> None:
+    first = cdc.result("backfill", "public.t", "--keys", "..5")["id"]
+    refused = cdc("backfill", "public.*", "--keys", "6..", "--json").envelope
+    assert (refused["error"]["code"], str(first) in refused["error"]["suggestion"]) == ("CDC-1006", True)
+    assert cdc("backfill", "public.u").status == 0
+
+
+@pytest.mark.parametrize("verb", list(Verb))
+def test_a_verb_reaches_the_reader_while_the_backfill_has_not_ended(cdc: Command, catalog: Catalog, verb: Verb) -> None:
+    job = cdc.result("backfill", "public.t")["id"]
+    assert cdc("backfill", verb.value, job).status == 0
+    assert [command.payload for command in catalog.commands.pending("held", verb.kind)] == [{"id": job}]
+    catalog.commands.finish(job, Work("cancelled").to_json(), ok=False)
+    refused = cdc("backfill", verb.value, job)
+    assert (refused.status, "cancelled already" in refused.errors) == (2, True)
+
+
+def test_tables_are_listed_with_their_number_and_where_they_stand(cdc: Command, catalog: Catalog) -> None:
+    tables = [
+        TableProgress("", "public.t", "needs_resync", "why", 1, None, 12),
+        TableProgress("lake", "public.t", "failed", "full", 1, 3, 7),
+    ]
+    catalog.tables.record("held", tables)
+    first, second = cdc.result("tables", "ls")["tables"]
+    assert (first["topic"], first["state"], first["reason"], first["rows"]) == ("public.t", "needs_resync", "why", 12)
+    assert [(sink["sink"], sink["state"], sink["version"]) for sink in first["sinks"]] == [("lake", "failed", 3)]
+    assert (second["topic"], second["state"], second["sinks"]) == ("public.u", "streaming", [])
+    assert {type(first["relation"]), type(second["relation"])} == {int}
+    people = cdc("tables", "ls").output
+    assert all(
+        word in people for word in ("public.t", "needs_resync", "why", "lake failed", "full", str(first["relation"]))
+    )
