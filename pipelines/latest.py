@@ -35,8 +35,10 @@ SPLIT_BYTES: Final = 8 << 20
 BATCH_ROWS: Final = 65_536
 """Rows typed at once."""
 _COLUMNS: Final = ("position", "ordinal", "relation", "topic", "op", "key", "after", "address")
-_KEY: Final = "_key"
-_GONE: Final = "_gone"
+KEY: Final = "_key"
+"""The key's parts as one text."""
+GONE: Final = "_gone"
+"""Whether the row says that the key is deleted."""
 _PLACE: Final = "_place"
 
 
@@ -54,7 +56,7 @@ class Wanted:
     def columns(self) -> pa.Schema:
         """The target's columns, the key as one text, and whether the row is deleted."""
         columns = target_schema(self.table.schema, self.policy)
-        return columns.append(pa.field(_KEY, pa.string())).append(pa.field(_GONE, pa.bool_()))
+        return columns.append(pa.field(KEY, pa.string())).append(pa.field(GONE, pa.bool_()))
 
 
 def latest(spark: SparkSession, files: Sequence[LogFile], wanted: Wanted) -> DataFrame:
@@ -65,22 +67,24 @@ def latest(spark: SparkSession, files: Sequence[LogFile], wanted: Wanted) -> Dat
         for batch in numbers:
             for number in batch["id"].to_pylist():
                 for file in parts[number]:
-                    yield from _typed(file, wanted)
+                    yield from typed_file(file, wanted)
 
     numbers = spark.range(0, len(parts), 1, len(parts))
     rows = numbers.mapInArrow(read, from_arrow_schema(wanted.columns))
     # one sort of wide rows; an aggregate sorts them before the shuffle as well, where next to nothing is alike
-    newest = Window.partitionBy(_KEY).orderBy(F.desc(POSITION_COLUMN), F.desc(ORDINAL_COLUMN))
+    newest = Window.partitionBy(KEY).orderBy(F.desc(POSITION_COLUMN), F.desc(ORDINAL_COLUMN))
     ranked = rows.withColumn(_PLACE, F.row_number().over(newest))
-    return ranked.where(f"{_PLACE} = 1 AND NOT {_GONE}").drop(_PLACE, _KEY, _GONE)
+    return ranked.where(f"{_PLACE} = 1 AND NOT {GONE}").drop(_PLACE, KEY, GONE)
 
 
-def _typed(file: LogFile, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def typed_file(file: LogFile, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    """The table's rows in one file of the log that no truncate and no generation has ended, as `wanted.columns`."""
     rows = read_file(file, Position(0), Position(wanted.upto), list(_COLUMNS))
     rows = rows.filter(pc.equal(rows["relation"], wanted.table.relation))
     rows = of_sink(rows, wanted.sink, wanted.globs)
     rows = rows.filter(pc.is_in(rows["op"], pa.array(["c", "d", "r", "u"])))
-    rows = _standing(rows, wanted.table.survey.fences.get(wanted.table.relation, Fence()))
+    fence = wanted.table.survey.fences.get(wanted.table.relation, Fence())
+    rows = rows.filter(pc.invert(fence.hides(rows)))
     for start in range(0, rows.num_rows, BATCH_ROWS):
         part = rows.slice(start, BATCH_ROWS)
         gone = pc.equal(part["op"], "d")
@@ -91,10 +95,3 @@ def _typed(file: LogFile, wanted: Wanted) -> Iterator[pa.RecordBatch]:
         )
         key = pc.binary_join(part["key"], "\0")
         yield from pa.table([*typed.columns, key, gone], schema=wanted.columns).to_batches()
-
-
-def _standing(rows: pa.Table, fence: Fence) -> pa.Table:
-    position, ordinal = rows["position"], rows["ordinal"]
-    same = pc.and_(pc.equal(position, fence.position), pc.less(ordinal, fence.ordinal))
-    gone = pc.or_(pc.or_(pc.less(position, fence.position), same), pc.less(position, fence.generation))
-    return rows.filter(pc.invert(gone))

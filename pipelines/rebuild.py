@@ -21,20 +21,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from cdc.change import LOG_SCHEMA
-from cdc.errors import CdcError, Reaction, SchemaNotApplicable, ValueNotRepresentable
+from cdc.errors import CdcError, Reaction, ValueNotRepresentable
 from cdc.failpoint import hit
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord
-from cdc.table import TableState
+from cdc.table import TableState, matches
 from pipelines.batch import take_apart
-from pipelines.contents import TableContents, matches_any
+from pipelines.contents import TableContents
 from pipelines.fold import FOLDED_ARROW, fold
 from pipelines.fold_spark import fold_frame
 from pipelines.latest import Wanted, latest
+from pipelines.latest_files import latest_files
 from pipelines.sinks.delta import DeltaSink
 from pipelines.sinks.sink import Sink, SparkAwaited, TableBatch
-from pipelines.standing import failed, placed
+from pipelines.source import rows_between
+from pipelines.standing import check_captured, failed, placed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,6 +45,8 @@ LARGE: Final = 200_000
 """Rows of the log that are folded on the driver at once: about a second, and 200 MB. A larger table goes to Spark."""
 PART: Final = 200_000
 """Rows of the log behind one part that Spark hands to the driver; the fold only makes it smaller."""
+PART_BYTES: Final = 32 << 20
+"""Bytes of the log behind one part that executors write, several times as much in a worker's memory."""
 _PACKED: Final = "part binary"
 _REFUSED: Final = re.compile(r"ValueNotRepresentable: ([^\n]+)")
 
@@ -59,14 +63,7 @@ class Source:
 
     def frame(self, spark: SparkSession, after: Position, upto: Position) -> DataFrame:
         """The rows of the sink's tables in (after, upto]."""
-        return (
-            spark.read.format("cdc")
-            .option("path", self.path)
-            .option("tables", ",".join(self.globs))
-            .option("startingPosition", str(after) if after else "earliest")
-            .option("endingPosition", str(upto))
-            .load()
-        )
+        return rows_between(spark, self.path, self.globs, after, upto)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +110,7 @@ class Rebuild:
         log, topics = self._source.log, self._source.globs
         found = [
             rows.filter(pc.is_in(rows["relation"], wanted))
-            for rows in log.rows(Position(0), upto, topics=lambda topic: matches_any(topic, topics))
+            for rows in log.rows(Position(0), upto, topics=lambda topic: matches(topic, topics))
         ]
         batch = take_apart(fold(pa.Table.from_batches(found, LOG_SCHEMA), sink=self._source.sink))
         with ThreadPoolExecutor(self._sink.parallel) as pool:
@@ -142,9 +139,13 @@ class Rebuild:
     def _by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
         if isinstance(self._sink, DeltaSink) and table.schema.key and not table.survey.partial:
             wanted = Wanted(table, self._source.sink, self._source.globs, int(upto), self._sink.types)
-            rows = latest(spark, self._source.log.files(Position(0), upto), wanted)
+            files, whole = self._source.log.files(Position(0), upto), _whole(table, None, None, upto)
+            folder = self._sink.folder(table.schema)
             try:
-                return self._sink.fill(_whole(table, None, None, upto), rows)
+                if folder is None:
+                    return self._sink.fill(whole, latest(spark, files, wanted))
+                parts = max(-(-table.rows // self._means.part), -(-table.size // PART_BYTES))
+                return self._sink.adopt(whole, latest_files(spark, files, wanted, folder, parts))
             except PySparkException as exc:
                 # the value may be one that a later change replaced
                 if _quarantine(exc) is None:
@@ -154,6 +155,9 @@ class Rebuild:
     def _folded(self, spark: SparkSession, table: TableContents, upto: Position) -> DataFrame:
         rows = self._source.frame(spark, Position(0), upto).where(F.col("relation") == table.relation)
         alive = fold_frame(rows, sink=self._source.sink, survey=table.survey).where("op = 'u'")
+        if table.survey.partial and table.schema.state is TableState.SNAPSHOTTING:
+            # what the log does not complete waits for its copy: a part put before may hold another row of its old key
+            alive = alive.where("complete")
         # said as a literal, Spark knows without a job that there are no incomplete rows
         return alive if table.survey.partial else alive.withColumn("complete", F.lit(True))
 
@@ -169,8 +173,7 @@ class Rebuild:
 
     def _guarded(self, table: TableContents, build: Callable[[TableContents], TableRecord], upto: Position) -> None:
         try:
-            if table.schema.state is not TableState.LIVE:
-                raise SchemaNotApplicable(f"{table.topic!r} is {table.schema.state}: {table.schema.reason}")
+            check_captured(table.schema)
             self._records[table.relation] = placed(self._built(table, build), upto)
         except PySparkException as exc:
             refused = _quarantine(exc)

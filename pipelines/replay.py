@@ -107,15 +107,7 @@ class _Spark:
 
     def __call__(self) -> SparkSession:
         if self.session is None:
-            wanted = self._definition.spark
-            self.session = spark_session(
-                SparkSettings(
-                    master=wanted.master,
-                    app_name=f"cdc-{self._definition.name}-replay",
-                    conf=dict(wanted.conf),
-                    delta_jars=tuple(wanted.delta_jars),
-                )
-            )
+            self.session = spark_session(SparkSettings.of(self._definition, f"cdc-{self._definition.name}-replay"))
             register(self.session)
         return self.session
 

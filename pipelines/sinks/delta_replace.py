@@ -27,12 +27,12 @@ from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from pipelines.sinks.delta_published import PublishedTable
-from pipelines.sinks.delta_table import GENERATION, RELATION, DeltaTarget
+from pipelines.sinks.delta_table import GENERATION, RELATION, STATISTICS, DeltaTarget
+from pipelines.statistics import spelled
 
 PREFIX: Final = "replay-"
 """Of the folder of a staged table inside the table it replaces, and of its record beside the sink's."""
 _NTZ: Final = "timestampNtz"
-_STATISTICS: Final = "delta.dataSkippingStatsColumns"
 
 
 class StagedDelta:
@@ -142,11 +142,11 @@ def _make_ready(target: DeltaTarget, staged: DeltaTarget) -> None:
     if _NTZ in wanted and _NTZ not in held:
         feature = TableFeatures.TimestampWithoutTimezone
         target.table.alter.add_feature(feature, allow_protocol_versions_increase=True)
-    chosen, other = (table.metadata().configuration.get(_STATISTICS) for table in (staged.table, target.table))
+    chosen, other = (table.metadata().configuration.get(STATISTICS) for table in (staged.table, target.table))
     if chosen is not None and chosen != other:
         # columns that only one of the two has must not be named while the schema changes
         both = [name for name in chosen.split(",") if name in target.columns.names]
-        target.table.alter.set_table_properties({_STATISTICS: ",".join(both)})
+        target.table.alter.set_table_properties({STATISTICS: ",".join(both)})
 
 
 def _overwrite(target: DeltaTarget, staged: DeltaTarget, mark: str, position: int) -> None:
@@ -168,7 +168,7 @@ def _overwrite(target: DeltaTarget, staged: DeltaTarget, mark: str, position: in
 def _take_over(target: DeltaTarget, staged: DeltaTarget) -> None:
     """Give the target what the staged table says of itself; until then it claims less than it holds."""
     held, wanted = target.table.metadata().configuration, staged.table.metadata().configuration
-    changed = {n: wanted[n] for n in (RELATION, GENERATION, _STATISTICS) if n in wanted and held.get(n) != wanted[n]}
+    changed = {n: wanted[n] for n in (RELATION, GENERATION, STATISTICS) if n in wanted and held.get(n) != wanted[n]}
     if changed:
         target.table.alter.set_table_properties(changed, raise_if_not_exists=False)
 
@@ -194,23 +194,9 @@ def _told(files: pa.Table, kind: str) -> dict[str, list[Any]]:
     told: dict[str, list[Any]] = {}
     for name in files.column_names:
         of, _, column = name.partition(".")
-        if of == kind and (values := _spelled(files[name])) is not None:
+        if of == kind and (values := spelled(files[name])) is not None:
             told[column] = values
     return told
-
-
-def _spelled(values: pa.ChunkedArray) -> list[Any] | None:
-    kind = values.type
-    if pa.types.is_integer(kind) or pa.types.is_string(kind):
-        spelled: list[Any] = values.to_pylist()
-        return spelled
-    if pa.types.is_date(kind):
-        return [None if day is None or day.startswith("-") else day for day in values.cast(pa.string()).to_pylist()]
-    if pa.types.is_timestamp(kind):
-        # Delta's statistics end at the millisecond, and its readers know
-        texts = values.cast(pa.timestamp("ms", tz=kind.tz), safe=False).cast(pa.string()).to_pylist()
-        return [None if text is None or text.startswith("-") else text.replace(" ", "T") for text in texts]
-    return None
 
 
 def _at(bounds: Mapping[str, list[Any]], place: int) -> dict[str, Any]:

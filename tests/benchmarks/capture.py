@@ -6,20 +6,16 @@ makes its log with the tables as they are then. The clock of both begins when it
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from cdc.change import HEARTBEAT_PREFIX
+from cdc.change import HEARTBEAT_PREFIX, ROW_OPERATIONS
 from cdc.log.layout import CHANGES
 from cdc.log.read import LogReader
 from cdc.lsn import Lsn
@@ -29,6 +25,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.slot import drop_slot, slot_status
 from tests.benchmarks import kernel, workloads
+from tests.benchmarks.commits import lags
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.peers import Reader, ReaderPlace, Usage, receive_to_null, until
 from tests.benchmarks.workloads import Workload
@@ -140,8 +137,7 @@ class Bench:
                 self._trickle(seconds)
                 end = self._end()
                 until(partial(_reached, place, end), 60)
-            lags = list(_lags(place.log, first))
-            cuts = quantiles(lags, n=100)
+            cuts = quantiles(lags(place.log, ROW_OPERATIONS, after=first), n=100)
             self._note("lag_p50_ms", cuts[49])
             self._note("lag_p99_ms", cuts[98])
             self._drop(place.slot)
@@ -213,20 +209,3 @@ def _reached(place: ReaderPlace, end: Lsn) -> bool:
 def _at(log: LogReader, end: Lsn) -> bool:
     log.refresh()
     return (log.durable or 0) >= end
-
-
-def _lags(log: Path, after_version: int) -> Iterator[float]:
-    """Milliseconds from each row's commit to the moment its Delta commit stood on disk."""
-    root = log / CHANGES
-    for commit in sorted((root / "_delta_log").glob("*.json")):
-        if int(commit.stem) <= after_version:
-            continue
-        durable_at = commit.stat().st_mtime_ns / 1e6
-        for action in map(json.loads, commit.read_text(encoding="utf-8").splitlines()):
-            if "add" in action:
-                times: Sequence[datetime] = pq.read_table(root / _path(action), columns=["committed_at"])[0].to_pylist()
-                yield from (durable_at - moment.astimezone(UTC).timestamp() * 1e3 for moment in times)
-
-
-def _path(action: Mapping[str, Any]) -> str:
-    return str(action["add"]["path"])

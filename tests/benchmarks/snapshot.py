@@ -1,0 +1,262 @@
+"""Snapshot: a table's first copy into a fresh log against `COPY … TO STDOUT`, the stream meanwhile, and replay.
+
+The clock of a copy begins with the reader's first COPY statement of the table, as the server tells it, and ends
+when the commit with the table's `g` row stands on disk: neither Python's start nor compiled code's loading counts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import quantiles
+from threading import Event
+from typing import Any, Final
+
+from cdc.change import HEARTBEAT_PREFIX, Operation
+from cdc.log.read import LogReader
+from cdc.lsn import Lsn
+from cdc.postgres import heartbeat
+from cdc.postgres.connection import connect
+from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.slot import drop_slot, slot_status
+from tests.benchmarks import workloads
+from tests.benchmarks.commits import CopyEnd, lags
+from tests.benchmarks.figures import Figure
+from tests.benchmarks.peers import Reader, ReaderPlace, copy_to_null, until
+
+SETTINGS: Final = {
+    "fsync": "off",
+    "wal_level": "logical",
+    "max_wal_size": "8GB",
+    "shared_buffers": "512MB",
+    # latency is measured with `on`; while tables are made it does not matter
+    "synchronous_commit": "on",
+}
+ROWS: Final = 5_000_000
+QUICK_ROWS: Final = 300_000
+"""More than replay folds without Spark."""
+PARALLEL: Final = (1, 2, 4)
+"""Connections of the copies."""
+RATE: Final = 500.0
+"""Transactions per second beside the copy."""
+ALONE_SECONDS: Final = 10.0
+TOPIC: Final = "bench_mixed.items"
+PARTS: Final = ("copy", "stream", "replay")
+_BEGAN: Final = """
+    SELECT extract(epoch FROM min(query_start))::float8 FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND query LIKE 'COPY %bench_mixed%'
+"""
+_CHANGES: Final = (Operation.CREATE, Operation.UPDATE, Operation.DELETE)
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """One first copy."""
+
+    place: ReaderPlace
+    began: float
+    """Unix time."""
+    ended: float
+    cpu_seconds: float
+    """Of the reader meanwhile."""
+    peak_rss_mib: float
+    """Of the reader since it was started."""
+
+    @property
+    def seconds(self) -> float:
+        """From the first COPY statement to the `g` row on disk."""
+        return self.ended - self.began
+
+
+def run(
+    *, quick: bool, rows: int | None = None, runs: int | None = None, parts: Sequence[str] = PARTS
+) -> tuple[int, dict[str, Figure]]:
+    """(runs, figures by key); parts that are not asked for stay unmeasured."""
+    rows, runs = rows or (QUICK_ROWS if quick else ROWS), runs or (1 if quick else 3)
+    figures = _figures()
+    with tempfile.TemporaryDirectory(prefix="cdc-bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # the server runs as another user
+        with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS) as server:
+            bench = Bench(server.dsn(), folder, figures, rows)
+            for workload in (workloads.mixed(rows), workloads.tpcb(0)):
+                bench.execute(*workload.setup)
+            for _ in range(runs):
+                if "copy" in parts:
+                    bench.copies()
+                if "stream" in parts:
+                    bench.stream(3.0 if quick else ALONE_SECONDS)
+                if "replay" in parts:
+                    bench.replay()
+    return runs, figures
+
+
+def _figures() -> dict[str, Figure]:
+    bars = {1: 2.0, 2: 1.6, 4: None}
+    return {
+        **{f"time_vs_copy.parallel_{n}": Figure("ratio", at_most=bar) for n, bar in bars.items()},
+        "rss_mib": Figure("MiB", at_most=512),
+        "stream_p99_ratio": Figure("ratio", at_most=2),
+        "replay_vs_spark": Figure("ratio", at_least=0.4),
+        "copy_seconds": Figure("s"),
+        **{f"snapshot_seconds.parallel_{n}": Figure("s") for n in bars},
+        **{f"snapshot_cpu_seconds.parallel_{n}": Figure("s") for n in bars},
+        **{f"rss_mib.parallel_{n}": Figure("MiB") for n in bars},
+        **{f"stream_p{cut}_ms.{when}": Figure("ms") for when in ("alone", "beside") for cut in (50, 99)},
+        "replay_rows_per_second": Figure("rows/s"),
+        "spark_rows_per_second": Figure("rows/s"),
+    }
+
+
+class Bench:
+    """One server and everything that is measured on it."""
+
+    def __init__(self, dsn: str, folder: Path, figures: Mapping[str, Figure], rows: int) -> None:
+        self._dsn, self._folder, self._figures, self._rows = dsn, folder, figures, rows
+        self._places = 0
+
+    def copies(self) -> None:
+        """The reader and psql taking turns, the reader with more and more connections."""
+        for parallel in PARALLEL:
+            seconds = copy_to_null(self._dsn, TOPIC)
+            with self._first_copy("bench_mixed.*", parallel) as copied:
+                pass
+            shutil.rmtree(copied.place.folder)
+            self._note("copy_seconds", seconds)
+            self._note(f"time_vs_copy.parallel_{parallel}", copied.seconds / seconds)
+            self._note(f"snapshot_seconds.parallel_{parallel}", copied.seconds)
+            self._note(f"snapshot_cpu_seconds.parallel_{parallel}", copied.cpu_seconds)
+            self._note(f"rss_mib.parallel_{parallel}", copied.peak_rss_mib)
+            if parallel == PARALLEL[-1]:
+                self._note("rss_mib", copied.peak_rss_mib)
+
+    def stream(self, seconds: float) -> None:
+        """Commit at the source to durable in the log, while the table is copied and, by the same reader, after."""
+        with self._first_copy("bench_*.*", 2, load=self._trickle) as copied:
+            self._catch_up(copied.place)
+            began = time.time()
+            with self._trickle():
+                until(lambda: time.time() > began + seconds, seconds + 60)
+            self._catch_up(copied.place)
+        beside = lags(copied.place.log, _CHANGES, began=copied.began, ended=copied.ended)
+        alone = lags(copied.place.log, _CHANGES, began=began)
+        cuts = {"beside": quantiles(beside, n=100), "alone": quantiles(alone, n=100)}
+        for when, found in cuts.items():
+            self._note(f"stream_p50_ms.{when}", found[49])
+            self._note(f"stream_p99_ms.{when}", found[98])
+        self._note("stream_p99_ratio", cuts["beside"][98] / cuts["alone"][98])
+        shutil.rmtree(copied.place.folder)
+
+    def replay(self) -> None:
+        """The table's rows from the log into a new Delta table, then from that into another by Spark alone."""
+        with self._first_copy("bench_mixed.*", 2) as copied:
+            pass
+        folder = copied.place.folder
+        built = _spark_job("replay", copied.place.write(), "lake", folder / "new")
+        plain = _spark_job("rewrite", built["target"], folder / "plain")
+        if not built["rows"] == plain["rows"] == self._rows:
+            raise RuntimeError(f"of {self._rows:,} rows {built['rows']:,} were replayed, {plain['rows']:,} rewritten")
+        self._note("replay_rows_per_second", self._rows / built["seconds"])
+        self._note("spark_rows_per_second", self._rows / plain["seconds"])
+        self._note("replay_vs_spark", plain["seconds"] / built["seconds"])
+        shutil.rmtree(folder)
+
+    def execute(self, *statements: str) -> None:
+        """Run statements, each its own transaction."""
+        with connect(self._dsn) as conn:
+            for statement in statements:
+                conn.execute(statement.encode())
+
+    @contextmanager
+    def _first_copy(self, tables: str, parallel: int, load: Callable[[], Any] | None = None) -> Iterator[Copied]:
+        """A reader that has just copied into a new log, under load from the first COPY on; it runs in the block."""
+        place = self._place(tables, parallel)
+        with connect(self._dsn) as conn:
+            with Reader(place) as reader:
+                until(lambda: reader.runs() and _began(conn), 120, pause=0.005)
+                began, before = _began(conn), reader.usage()
+                end = CopyEnd(place.log, TOPIC)
+                with load() if load is not None else _nothing():
+                    until(lambda: reader.runs() and end.look(), 900, pause=0.1)
+                after = reader.usage()
+                ended = end.look()
+                assert began is not None
+                assert ended is not None
+                yield Copied(place, began, ended, after.cpu_seconds - before.cpu_seconds, after.peak_rss_mib)
+            until(partial(_idle, conn, place.slot), 30)
+            drop_slot(conn, place.slot)
+
+    def _place(self, tables: str, parallel: int) -> ReaderPlace:
+        self._places += 1
+        name = f"snapshot{self._places}"
+        folder = self._folder / name
+        folder.mkdir()
+        more = [
+            f"snapshot: {{parallel: {parallel}, beside: 0}}",
+            f"sinks: [{{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}'}}]",
+        ]
+        return ReaderPlace(name, folder, self._dsn, tables, f"{name}_pub", "\n".join(more))
+
+    @contextmanager
+    def _trickle(self) -> Iterator[None]:
+        """Transactions at RATE inside the block, committed synchronously, paced by the server itself."""
+        stop = Event()
+
+        def work() -> None:
+            with connect(self._dsn) as conn:
+                conn.execute("SET synchronous_commit = on")
+                while not stop.is_set():
+                    conn.execute("CALL bench_tpcb.paced(%s, %s)", [int(RATE / 5), RATE])
+
+        with ThreadPoolExecutor(1) as pool:
+            working = pool.submit(work)
+            try:
+                yield
+            finally:
+                stop.set()
+                working.result()
+
+    def _catch_up(self, place: ReaderPlace) -> None:
+        """Wait until the log holds all that is committed now."""
+        with connect(self._dsn) as conn:
+            row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+            heartbeat.emit(conn, HEARTBEAT_PREFIX, "benchmark")
+        assert row is not None
+        end = Lsn.parse(row[0])
+        until(lambda: (LogReader(place.log).durable or 0) >= end, 120)
+
+    def _note(self, key: str, value: float) -> None:
+        self._figures[key].values.append(value)
+
+
+def _spark_job(job: str, *arguments: object) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.benchmarks.spark_jobs", job, *map(str, arguments)]
+    done = subprocess.run(command, check=True, timeout=900, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _began(conn: Any) -> float | None:
+    """When the reader's first COPY of the table began, as long as its connection is there."""
+    began: float | None = conn.execute(_BEGAN).fetchone()[0]
+    return began
+
+
+def _idle(conn: Any, slot: str) -> bool:
+    status = slot_status(conn, slot)
+    return status is None or not status.active
