@@ -61,7 +61,9 @@ def main(definition: Definition, again: Callable[[], Definition] | None = None) 
     reporter = Reporter(definition, figures, stop)
     reporter.start()
     placing = Placing()
-    Jobs(definition, placing, figures, stop, again).start()
+    jobs = Jobs(definition, placing, figures, stop, again)
+    jobs.at_end = reporter.copied
+    jobs.start()
     attempts = _Attempts(definition, figures)
     try:
         Retrying(

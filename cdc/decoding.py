@@ -88,7 +88,7 @@ class Decoding:
             self._decoder.define(schema, announce=False)
         for batch in batches:
             self._decoder.leave_room(batch.num_rows)
-            yield Decoded(batch, 0, None, 0, 0)
+            yield Decoded(batch, 0, None, 0, 0, copied=True)
 
     def _announce(self, schema: TableSchema) -> None:
         self._resolved.clear()

@@ -141,6 +141,7 @@ class Reader:
     def _append(self) -> None:
         pending, staged = Pending(), list[StagedFile]()
         due = advance_due = 0.0
+        copied = False
         while True:
             now = time.monotonic()
             try:
@@ -151,6 +152,9 @@ class Reader:
                 return
             if isinstance(arrived, Decoded):
                 pending.add(arrived)
+                copied = copied or arrived.copied
+                if copied and arrived.last is not None:  # the next chunk is not read before this one is durable
+                    copied, due = False, 0.0
             elif arrived is not None and not (staged or pending.open_bytes) and time.monotonic() >= advance_due:
                 advance_due = time.monotonic() + ADVANCE_EVERY
                 pending.advance(max(arrived, self._durable), 0)

@@ -47,7 +47,7 @@ class Reporter(Thread):
     def __init__(self, definition: Definition, figures: metrics.Figures, stop: Event) -> None:
         super().__init__(name="reporter", daemon=True)
         self._definition, self._figures, self._stop_event = definition, figures, stop
-        self._state = "starting"
+        self._state, self._last = "starting", "stopped"
         self._error: dict[str, str] | None = None
         self._beat_due = time.monotonic() + definition.source.heartbeat
         self._catalog: Catalog | None = None
@@ -66,6 +66,10 @@ class Reporter(Thread):
         """The reader streams or copies."""
         self._state, self._error = "running", None
         self._captured = None
+
+    def copied(self) -> None:
+        """The reader is about to end, for it was there for the copy alone."""
+        self._last = "copied"
 
     def waiting(self, attempt: RetryCallState) -> None:
         """The reader failed and will try again."""
@@ -89,7 +93,7 @@ class Reporter(Thread):
                 self._look_at_source()
                 self._look_at_log()
                 self._report(self._state)
-            self._report(self._state if self._error else "stopped")
+            self._report(self._state if self._error else self._last)
 
     def _look_at_log(self) -> None:
         """Show that the reader waits for its storage, and that it no longer does."""

@@ -25,6 +25,16 @@ KeysOption = Annotated[
     str | None,
     typer.Option(metavar="FROM..TO", help="Keys from and to, both included; either may be left out; composite: a,b."),
 ]
+KeyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY", help='This key; may be repeated. Composite: a,b. A value with a comma in double quotes: "a,b".'
+    ),
+]
+KeysFromOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="The keys in this file, one per line, written as --key; - is the input."),
+]
 SinkOption = Annotated[str | None, typer.Option(help="For this sink alone; the others write nothing for it.")]
 RateOption = Annotated[int | None, typer.Option(min=1, help="Rows per second at most.")]
 
@@ -56,6 +66,8 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
     tables: TablesArgument,
     where: WhereOption = None,
     keys: KeysOption = None,
+    key: KeyOption = None,
+    keys_from: KeysFromOption = None,
     sink: SinkOption = None,
     rate: RateOption = None,
     config: ConfigOption = DEFAULT_CONFIG,
@@ -63,12 +75,14 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Read rows again and place them into the stream; the running reader does it.
 
-    Rows that are gone at the source stay in the sinks: `cdc tables resync` takes them away.
+    Of keys that are listed (--key, --keys-from) rows that are gone at the source vanish from the sinks too. Of a range
+    or a predicate they stay: `cdc tables resync` takes them away.
     """
     from cdc.snapshot.work import Request
 
     first, last = _range(keys)
-    request = Request(tuple(tables), where=where, first=first, last=last, sink=sink, rate=rate)
+    listed = _listed(key, keys_from)
+    request = Request(tuple(tables), where=where, first=first, last=last, sink=sink, rate=rate, keys=listed)
     ask_for(request, command="backfill", config=config, json=json)
 
 
@@ -166,6 +180,26 @@ def _line(told: BackfillStatus) -> str:
 
     what = tables_of(told.request) + (f" into {told.request.sink}" if told.request.sink else "")
     return f"{told.id:>4}  {told.kind:<9}{told.state:<14}{what}  {said(told)}".rstrip()
+
+
+def _listed(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ...], ...] | None:
+    """The keys of both options, each once; None if neither was given."""
+    if keys is None and file is None:
+        return None
+    import sys
+    from contextlib import nullcontext
+    from pathlib import Path
+
+    from cdc.snapshot.listed import parse_keys
+
+    found = [key for text in keys or () for key in parse_keys([text], f"--key {text!r}")]
+    if file is not None:
+        try:
+            with nullcontext(sys.stdin) if file == "-" else Path(file).open(encoding="utf-8-sig", newline="") as lines:
+                found += parse_keys(lines, repr(file))
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"cannot read the keys in {file!r}: {exc}", remedy="one key per line, in UTF-8") from exc
+    return tuple(dict.fromkeys(found))
 
 
 def _range(keys: str | None) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:

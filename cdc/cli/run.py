@@ -58,13 +58,17 @@ def run(
 ) -> None:
     """Run the pipeline on this machine: reader, apply and server as children, started again when they fall.
 
-    ^C and SIGTERM let each finish its batch; a second ^C ends them at once.
+    ^C and SIGTERM let each finish its batch; a second ^C ends them at once. With snapshot.mode initial_only the reader
+    ends when everything is copied, and the others go on.
     """
     from cdc.config import load
+    from cdc.config.definition import SnapshotMode
     from cdc.service.supervisor import Supervisor, pipeline_children
 
     definition = load(config)
-    supervisor = Supervisor(pipeline_children(str(config.resolve()), [part.value for part in only or []]))
+    copies_only = definition.snapshot.mode is SnapshotMode.INITIAL_ONLY
+    parts = [part.value for part in only or []]
+    supervisor = Supervisor(pipeline_children(str(config.resolve()), parts, copies_only=copies_only))
     supervisor.handle_signals()
     if not json:
         line(Mark.GOOD, f"running {definition.name!r}, ^C stops it", fix=f"cdc status -c {config}")

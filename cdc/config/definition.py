@@ -191,7 +191,7 @@ class Snapshot(Model):
     parallel: Annotated[Whole, Field(ge=1, le=16)] = 2
     """Connections that read at the same time."""
     chunk_rows: Annotated[Whole, Field(ge=1, le=1_000_000)] = 50_000
-    """Rows of a chunk at most; one ends at 32 MiB as well."""
+    """Rows of a chunk at most, about; one ends at a few MiB as well."""
     beside: Annotated[Bytes, Field(ge=0)] = 8 * 2**20
     """Tables larger than this are copied in chunks while the stream runs; others at once, before it begins."""
     max_source_load: SourceLoad = SourceLoad()

@@ -64,10 +64,13 @@ def dotted(key: Key) -> str:
     return ".".join(str(part) if _SHOWN.match(str(part)) else "…" for part in key)
 
 
-def read(path: Path, shown: str, environment: Mapping[str, str]) -> Document:
-    """The file's values with variables filled in; flaws are kept in the document, none is raised."""
-    document = Document(shown, places={(): Place(1, 1)})
-    text = _text(path, document)
+def read(path: Path, environment: Mapping[str, str], content: bytes | None = None) -> Document:
+    """The file's values with variables filled in; flaws are kept in the document, none is raised.
+
+    `content` is what would stand in the file, for one that is not written yet.
+    """
+    document = Document(str(path), places={(): Place(1, 1)})
+    text = _text(path, document) if content is None else _decoded(content, document)
     if text is None:
         return document
     root = _compose(text, document)
@@ -85,6 +88,10 @@ def _text(path: Path, document: Document) -> str | None:
     except OSError as error:
         document.note((), f"cannot be read: {(error.strerror or 'unknown reason').lower()}")
         return None
+    return _decoded(content, document)
+
+
+def _decoded(content: bytes, document: Document) -> str | None:
     if len(content) > LARGEST:
         document.note((), f"the file is larger than {LARGEST // 1024} KiB")
         return None

@@ -42,10 +42,10 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Definition
     raise (UnsetVariable if unset else InvalidDefinition).of(fatal)
 
 
-def check(path: Path, environment: Mapping[str, str] | None = None) -> Checked:
-    """As load, but hands the flaws back instead of raising them."""
+def check(path: Path, environment: Mapping[str, str] | None = None, content: bytes | None = None) -> Checked:
+    """As load, but hands the flaws back instead of raising them; `content` is what is going to stand in the file."""
     environment = os.environ if environment is None else environment
-    document = read(path, str(path), environment)
+    document = read(path, environment, content)
     definition = None
     if isinstance(document.values, dict):
         definition = _validated(document, path, environment)

@@ -75,6 +75,8 @@ class Decoded:
     """Of that transaction, microseconds UTC since 1970; 0 if none."""
     transactions: int
     """Finished in this Decoded, empty ones counted."""
+    copied: bool = False
+    """The rows were read beside the stream: whoever sent them waits until they are durable."""
 
     @property
     def nbytes(self) -> int:

@@ -187,12 +187,12 @@ def span_query(conn: psycopg.Connection, schema: TableSchema, span: Span, public
         sql.Literal(f"({span.first},0)"),
         sql.Literal(f"({span.end},0)"),
     )
-    return _all([rows, *_row_filter(conn, schema, publication)])
+    return _all([rows, *row_filter(conn, schema, publication)])
 
 
 def whole_query(conn: psycopg.Connection, schema: TableSchema, publication: str) -> sql.Composed:
     """SELECT of every row, as the publication sends them; for copy_rows."""
-    filtered = _row_filter(conn, schema, publication)
+    filtered = row_filter(conn, schema, publication)
     where = sql.SQL(" WHERE {}").format(_all(filtered)) if filtered else sql.SQL("")
     return sql.SQL("{}{}").format(rows_of_table(conn, schema), where)
 
@@ -235,11 +235,11 @@ def _where(conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, public
         parts.append(sql.SQL("{} IN ({})").format(key, sql.SQL(", ").join(map(_row, bounds.keys))))
     if bounds.where is not None:
         parts.append(sql.SQL("({})").format(sql.SQL(bounds.where)))  # type: ignore[arg-type]
-    parts += _row_filter(conn, schema, publication)
+    parts += row_filter(conn, schema, publication)
     return sql.SQL(" WHERE {}").format(_all(parts)) if parts else sql.SQL("")
 
 
-def _row_filter(conn: psycopg.Connection, schema: TableSchema, publication: str) -> list[sql.Composable]:
+def row_filter(conn: psycopg.Connection, schema: TableSchema, publication: str) -> list[sql.Composable]:
     """What the publication asks of a row, as one predicate or none."""
     row = conn.execute(_FILTER, [publication, schema.schema, schema.name]).fetchone()
     return [sql.SQL("({})").format(sql.SQL(row[0]))] if row is not None and row[0] is not None else []

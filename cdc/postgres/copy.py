@@ -83,12 +83,17 @@ def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[bytes]
 
 def rows_of_table(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
     """SELECT of the sent columns, in their order, of what pgoutput sends as the table's; raises UnknownRelation."""
+    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
+    return sql.SQL("SELECT {} FROM {}").format(columns, source_of(conn, schema))
+
+
+def source_of(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
+    """What stands behind FROM for the rows that pgoutput sends as the table's; raises UnknownRelation."""
     row = conn.execute(_KIND, [schema.oid]).fetchone()
     if row is None:
         raise UnknownRelation(f"no table {schema.topic!r} with oid {schema.oid} to copy")
-    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
     only = sql.SQL("") if row[0] == "p" else sql.SQL("ONLY ")
-    return sql.SQL("SELECT {} FROM {}{}").format(columns, only, sql.Identifier(schema.schema, schema.name))
+    return sql.SQL("{}{}").format(only, sql.Identifier(schema.schema, schema.name))
 
 
 def copy_rows(conn: psycopg.Connection, query: sql.Composed) -> Iterator[bytes]:

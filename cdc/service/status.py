@@ -46,7 +46,9 @@ class ProcessStatus:
     process: str
     pid: int | None
     state: str
-    """What it last reported; `stale` when that is too old, `missing` when it never reported."""
+    """What it last reported; `stale` when that is too old, `missing` when it never reported.
+
+    `copied` is a reader that was there for the copy alone, and has ended."""
     age_seconds: float | None
     """Since its last report."""
     error: Mapping[str, Any] | None
@@ -162,7 +164,7 @@ def _process(process: str, report: Any, now: datetime) -> ProcessStatus:
     if report is None:
         return ProcessStatus(process, None, "missing", None, None)
     age = age_of(report.reported_at, now)
-    ended = report.state in {"stopped", "failed"}
+    ended = report.state in {"stopped", "failed", "copied"}
     state = report.state if age <= REPORT_LIFE or ended else "stale"
     return ProcessStatus(process, report.pid, state, age, report.error)
 

@@ -4,6 +4,8 @@ A child that ends is started again after a wait that grows (0.5 s, doubling, at 
 and is forgotten after a minute of health. Exit status 2 (the definition is wrong) ends everything: no
 restart mends it. Status 3 (the surroundings) is tried again, but never hot: it begins at 5 s.
 
+A child that may end is done when it ends with 0 without being asked; when all are done, so is the supervisor.
+
 Stopping is SIGTERM to the children one after the other, in the order they were given (who reads the
 log before who writes it), each with a deadline, then SIGKILL. A second signal kills at once. On Linux
 the kernel ends the children when the supervisor dies, so that kill -9 of it leaves none.
@@ -49,6 +51,8 @@ class Child:
 
     name: str
     command: tuple[str, ...]
+    may_end: bool = False
+    """Whether exit status 0 is its end, after which it is not started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class _Place:
     started: float = 0.0
     falls: int = 0
     due: float = 0.0
+    done: bool = False
     reader: Thread | None = field(default=None, repr=False)
 
 
@@ -106,7 +111,7 @@ class Supervisor:
         """
         forced = False
         try:
-            while not self._asked(self._step()):
+            while not self._asked(self._step()) and not all(place.done for place in self._places):
                 pass
         finally:
             forced = self._end()
@@ -129,7 +134,7 @@ class Supervisor:
         """Look after every child once; returns the seconds until something is due."""
         for place in self._places:
             self._look_after(place)
-        waiting = [p.due - time.monotonic() for p in self._places if p.process is None]
+        waiting = [p.due - time.monotonic() for p in self._places if p.process is None and not p.done]
         return max(0.0, min([0.25, *waiting]))
 
     def _asked(self, timeout: float) -> bool:
@@ -142,7 +147,7 @@ class Supervisor:
     def _look_after(self, place: _Place) -> None:
         now = time.monotonic()
         if place.process is None:
-            if now >= place.due:
+            if now >= place.due and not place.done:
                 self._start(place, now)
             return
         code = place.process.poll()
@@ -170,6 +175,10 @@ class Supervisor:
         place.process = None
         if code == ExitCode.USAGE:
             raise ChildFailed(f"{place.child.name!r} ended with exit status {code}: starting it again cannot help")
+        if place.child.may_end and code == ExitCode.OK:
+            place.done = True
+            self._say(place.child.name, "is done")
+            return
         place.falls = 1 if now - place.started >= self._policy.healthy_after else place.falls + 1
         wait = self._policy.wait(place.falls, code)
         place.due = now + wait
@@ -207,12 +216,15 @@ class Supervisor:
             self._say(name, line.decode(errors="replace").rstrip("\n"))
 
 
-def pipeline_children(config: str, only: Sequence[str] = ()) -> list[Child]:
-    """The processes of one pipeline in stopping order; `only` keeps the named ones."""
+def pipeline_children(config: str, only: Sequence[str] = (), *, copies_only: bool = False) -> list[Child]:
+    """The processes of one pipeline in stopping order; `only` keeps the named ones.
+
+    copies_only: whether the reader ends by itself when everything is copied.
+    """
     python = sys.executable
     every = [
         Child("apply", (python, "-u", "-m", "pipelines", "apply", "-c", config)),
-        Child("reader", (python, "-u", "-m", "cdc", "reader", "-c", config)),
+        Child("reader", (python, "-u", "-m", "cdc", "reader", "-c", config), may_end=copies_only),
         Child("server", (python, "-u", "-m", "cdc", "server", "-c", config)),
     ]
     return [child for child in every if not only or child.name in only]

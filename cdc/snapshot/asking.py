@@ -18,6 +18,7 @@ from cdc.errors import ConfigError, StateConflict
 from cdc.log.read import LogReader
 from cdc.postgres.chunk import check_predicate
 from cdc.postgres.connection import connect
+from cdc.postgres.keys import check_keys
 from cdc.snapshot.progress import BACKFILL, BackfillStatus, covers, found
 from cdc.snapshot.work import Request, check_request
 from cdc.table import TableSchema
@@ -55,12 +56,15 @@ def ask(definition: Definition, catalog: Catalog, request: Request, actor: str) 
     """Take a request on if it can be done.
 
     Raises ConfigError for what cannot, StateConflict if a table of it is in another backfill already, LogError without
-    a log, and the source's errors when a predicate is to be checked.
+    a log, and the source's errors when a predicate or keys are to be checked.
     """
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.path).schemas(), sinks)
     if request.where is not None:
         _check_predicate(definition, tables, request.where)
+    if request.keys is not None:
+        with connect(definition.source.current_dsn(), application_name="cdc backfill") as conn:
+            check_keys(conn, tables[0], request.keys)
     topics = tuple(sorted(schema.topic for schema in tables))
     with _alone(catalog, definition.name):
         _refuse_overlap(catalog, definition.name, topics)

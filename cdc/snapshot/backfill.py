@@ -1,9 +1,10 @@
 """Backfill: rows of a table read in chunks and placed into the stream, while it runs.
 
-A backfill can be a range of keys, what a predicate says, or the whole table; for every sink or for one. A **full
-copy**, the first one or a resync, is the whole table between an `s` row that says so and a `g`: what vanished at the
-source while nobody watched vanishes from every sink. Progress is recorded once the rows are durable, so a killed
-reader reads again what was on its way and no more.
+A backfill can be a range of keys, a list of them, what a predicate says, or the whole table; for every sink or for one.
+Of a list it also tells which keys have no row, and those vanish from the sinks. A **full copy**, the first one or a
+resync, is the whole table between an `s` row that says so and a `g`: what vanished at the source while nobody watched
+vanishes from every sink. Progress is recorded once the rows are durable, so a killed reader reads again what was on its
+way and no more; but a list of keys from its beginning.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 from cdc.position import Position
 from cdc.postgres.chunk import Bounds, check_predicate, estimate, leaves
+from cdc.postgres.keys import check_keys
 from cdc.postgres.publication import wait_for_older
 from cdc.postgres.tables import read_schema
 from cdc.snapshot.bases import without_base
@@ -28,8 +30,8 @@ from cdc.snapshot.versions import COPIED, ending, in_state, renewed, said
 from cdc.snapshot.work import Request, TableWork, Work
 from cdc.table import ADDED, TableSchema, TableState
 
-LOOK_EVERY: Final = 0.1
-"""Seconds between two records of what became durable, and two questions whether to go on."""
+LOOK_EVERY: Final = 0.3
+"""Seconds between two questions whether to go on; what became durable is recorded at once."""
 
 
 OLDER: Final = 10.0
@@ -77,6 +79,8 @@ class Backfill:
         for schema in tables:
             if self._request.where is not None:
                 check_predicate(self._conns[0], schema, self._request.where)
+            if self._request.keys is not None:
+                check_keys(self._conns[0], schema, self._request.keys)
             self._work.tables.setdefault(schema.topic, TableWork())
         for schema in tables:
             done = self._work.tables[schema.topic]
@@ -119,6 +123,9 @@ class Backfill:
 
     def _cut(self, schema: TableSchema, done: TableWork) -> Cut:
         request, limits = self._request, self._around.limits
+        if request.keys is not None:
+            done.rows, done.seconds = 0, 0.0  # a list is begun anew
+            return ByList(request.keys, gone=True)
         if request.where is None and request.first is None and request.last is None:
             stored = leaves(self._conns[0], schema.oid)
             if stored is not None:

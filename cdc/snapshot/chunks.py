@@ -1,7 +1,8 @@
 """Chunks: one connection of a copy reads part after part and sends each on its way into the stream.
 
-A part is read under a snapshot of its own; its rows are handed over and their watermark is sent. Some are on their way
-while the next is read; one counts once the log holds it.
+A part is read under a snapshot of its own; its rows are handed over and their watermark is sent. Few are on their way
+while the next is read, so that neither memory nor the stream's changes, which come behind them, have much to bear. One
+counts once the log holds it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Condition, Event
+from threading import BoundedSemaphore, Condition, Event
 from typing import Any, Final
 from uuid import uuid4
 
@@ -25,16 +26,20 @@ from cdc.position import Position
 from cdc.postgres.chunk import Span, keyed_query, snapshot, span_query, whole_query
 from cdc.postgres.copy import copy_rows
 from cdc.postgres.heartbeat import is_standby
+from cdc.postgres.keys import absent
 from cdc.postgres.tables import read_schema
 from cdc.snapshot.cuts import Cut, Limits, Part, Read
+from cdc.snapshot.gone import gone
 from cdc.snapshot.pace import Pace
 from cdc.snapshot.placing import Chunk, Placed
 from cdc.snapshot.stream import PATIENCE, Stream
 from cdc.snapshot.versions import COPIED
 from cdc.table import TableSchema
 
-AHEAD: Final = 3
-"""Chunks of one connection on their way to the log while the next is read."""
+AHEAD: Final = 2
+"""Chunks on their way to the log beside those that connections read: what the stream brings has to wait behind them."""
+SLOT_PAUSE: Final = 0.005
+"""Seconds until a connection asks again whether a chunk of another one is durable."""
 TRIES: Final = 100
 """Times that a table without a key is read before it is left for a quieter moment."""
 HIDDEN_PAUSE: Final = 0.05
@@ -91,6 +96,8 @@ class Surroundings:
     limits: Limits
     pace: Pace
     gate: Gate
+    slots: BoundedSemaphore
+    """One for each chunk that may be in memory."""
     log: Path
     stop: Event
 
@@ -120,22 +127,29 @@ class Chunks:
         to change.
         """
         part = cut.take()
-        while part is not None or self._waiting:
-            if part is not None and len(self._waiting) < AHEAD:
-                try:
-                    sent = self._send(part)
-                except TooLarge:
-                    cut.too_large(part)
-                else:
-                    cut.came(sent.read)
-                    self._waiting.append(sent)
+        while part is not None or self._waiting or self._landed:
+            if part is not None and self._around.slots.acquire(blocking=False):
+                self._read_and_send(part, cut)
                 part = cut.take()
-            else:
+            elif self._waiting:
                 self._landed.append(self._land(self._waiting.popleft(), cut))
+            elif self._landed:
+                self._around.stream.await_durable(_position(self._landed[0]))
+            elif self._around.gate.through():
+                self._around.stop.wait(SLOT_PAUSE)  # the others have all slots
+            else:
+                raise Stopped
             self._note(note)
-        while self._landed:
-            self._around.stream.await_durable(_position(self._landed[0]))
-            self._note(note)
+
+    def _read_and_send(self, part: Part, cut: Cut) -> None:
+        try:
+            sent = self._send(part)
+        except TooLarge:
+            self._around.slots.release()
+            cut.too_large(part)
+        else:
+            cut.came(sent.read)
+            self._waiting.append(sent)
 
     def whole(self, renewed: Callable[[TableSchema, TableSchema | None], TableSchema]) -> Placed:
         """Let a table without a key begin anew with all its rows; returns once that is durable.
@@ -192,6 +206,7 @@ class Chunks:
         while self._landed and _position(self._landed[0]) <= durable:
             landed = self._landed.popleft()
             note(landed.read, landed.placed.rows if landed.placed else 0)
+            self._around.slots.release()
             hit("chunk_durable")
 
     def _send(self, part: Part) -> _OnItsWay:
@@ -220,7 +235,10 @@ class Chunks:
         limit = None if part.is_smallest else 2 * self._around.limits.nbytes
         if isinstance(asked, Span):
             return self._rows(schema, span_query(conn, schema, asked, publication), limit)
-        return self._rows(schema, keyed_query(conn, schema, asked, part.limit, publication), limit)
+        rows, nbytes = self._rows(schema, keyed_query(conn, schema, asked, part.limit, publication), limit)
+        if part.gone and asked.keys is not None:
+            rows = pa.concat_tables([rows, gone(schema, absent(conn, schema, asked.keys, publication))])
+        return rows, nbytes
 
     def _rows(self, schema: TableSchema, query: Any, limit: int | None) -> tuple[pa.Table, int]:
         decoder = CopyDecoder(schema, position=Position(0), xid=0, committed_at=0, first_ordinal=0)

@@ -2,7 +2,7 @@
 
 A whole table is cut by blocks, in the order in which it lies on disk: the fastest way to read it, and any connection
 can take the next part. A range of keys, or what a predicate says, is cut by key, one part after another. Both learn
-from what they read how large a part should be.
+from what they read how large a part should be. Listed keys are cut into lists.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Part:
     rows: Bounds | Span
     limit: int = NO_LIMIT
     """Rows at most; of weight only for bounds."""
+    gone: bool = False
+    """Whether a listed key without a row is told as deleted."""
 
     @property
     def is_smallest(self) -> bool:
@@ -134,18 +136,19 @@ class ByKey:
 
 
 class ByList:
-    """Listed keys."""
+    """Listed keys: their rows, and with `gone` a deletion of those that have none."""
 
     parallel = True
 
-    def __init__(self, keys: Sequence[tuple[str, ...]]) -> None:
+    def __init__(self, keys: Sequence[tuple[str, ...]], *, gone: bool = False) -> None:
+        self._gone = gone
         self._left = [tuple(keys[start : start + LIST_KEYS]) for start in range(0, len(keys), LIST_KEYS)]
         self._lock = Lock()
 
     def take(self) -> Part | None:
         """See Cut."""
         with self._lock:
-            return Part(Bounds(keys=self._left.pop())) if self._left else None
+            return Part(Bounds(keys=self._left.pop()), gone=self._gone) if self._left else None
 
     def came(self, read: Read) -> None:
         """See Cut."""
@@ -162,7 +165,7 @@ class ByList:
         return read.part
 
     def durable(self, read: Read) -> None:
-        """See Cut; nothing is noted, a list is read whole or not at all."""
+        """See Cut; nothing is noted: after a crash a list is read again, which costs little and changes nothing."""
 
 
 class ByBlocks:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from glob import escape
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from threading import Event, Thread
+from threading import BoundedSemaphore, Event, Thread
 from typing import Final
 
 import structlog
@@ -27,7 +26,8 @@ from cdc.postgres.connection import connect
 from cdc.snapshot.backfill import Backfill, Office, Verdict
 from cdc.snapshot.chunks import AHEAD, Gate, Stopped, Surroundings
 from cdc.snapshot.cuts import Limits
-from cdc.snapshot.membership import LOOK_EVERY, Membership
+from cdc.snapshot.keeping import Keeping
+from cdc.snapshot.membership import Membership
 from cdc.snapshot.pace import Pace
 from cdc.snapshot.placing import Placing
 from cdc.snapshot.received import hidden_in_log
@@ -42,17 +42,11 @@ PAUSE: Final = "backfill.pause"
 RESUME: Final = "backfill.resume"
 CANCEL: Final = "backfill.cancel"
 """Kinds of commands about one; the payload names it as `id`."""
-LOOK: Final = "tables.look"
-"""The kind that asks to hold the tables against the definition now."""
-SKIP: Final = "tables.skip"
-"""The kind that asks to take tables for exact as they are; the payload has their globs as `tables`."""
 POLL: Final = 0.5
 """Seconds between two looks at the catalog."""
 
-CHUNK_BYTES: Final = 32 * 1024 * 1024
-"""Of one chunk's rows as Arrow, at most."""
-IN_HAND: Final = 128 * 1024 * 1024
-"""Of all chunks that are in memory."""
+IN_HAND: Final = 24 * 1024 * 1024
+"""Bytes of the rows, as Arrow, of all chunks that are in memory, about."""
 
 log = structlog.get_logger("backfill")
 
@@ -72,48 +66,32 @@ class Jobs(Thread):
         super().__init__(name="jobs", daemon=True)
         self._definition, self._placing, self._figures, self._stop_event = definition, placing, figures, stop
         self._paused: dict[int, bool] = {}
-        self._membership = Membership(again or (lambda: definition), definition, placing, figures, stop)
-        self._look_due = 0.0
+        membership = Membership(again or (lambda: definition), definition, placing, figures, stop)
+        self._keeping = Keeping(membership, placing, definition.name, definition.catalog.url, stop)
+        self.at_end: Callable[[], None] | None = None
+        """Called before the reader ends because everything that it is there for is copied."""
         self._signals = Signals(definition)
         placing.inbox = self._signals.inbox
 
     def run(self) -> None:
         """Look for work, and do it."""
+        self._keeping.start()
         while not self._stop_event.wait(POLL):
             try:
                 with Catalog.open(self._definition.catalog.url) as catalog:
                     self._serve(catalog)
             except CatalogUnavailable as exc:
                 log.warning("catalog is unreachable", code=exc.code)
+        self._keeping.join()
 
     def _serve(self, catalog: Catalog) -> None:
         while not self._stop_event.wait(POLL):
             self._signals.serve(catalog)
-            self._keep_tables(catalog)
             self._ask_for_copies(catalog)
             for command in catalog.commands.pending(self._definition.name, BACKFILL):
                 if self._may_begin(catalog, command):
                     self._carry_out(catalog, command)
             self._end_when_copied(catalog)
-
-    def _keep_tables(self, catalog: Catalog) -> None:
-        """Hold the tables against the definition, when it is time or somebody asks; skip those that are to be."""
-        asked = catalog.commands.pending(self._definition.name, LOOK)
-        if asked or time.monotonic() >= self._look_due:
-            self._look_due = time.monotonic() + LOOK_EVERY
-            try:
-                self._membership.look()
-            except CdcError as exc:
-                log.warning("the tables cannot be looked at", code=exc.code, message=exc.message, fix=exc.fix)
-                for command in asked:
-                    catalog.commands.finish(command.id, {"error": exc.to_json()}, ok=False)
-            for command in asked:
-                catalog.commands.finish(command.id, {})
-        for command in catalog.commands.pending(self._definition.name, SKIP):
-            for schema in self._placing.versions():
-                if matches(schema.topic, command.payload["tables"]) and schema.state is not TableState.DROPPED:
-                    self._membership.skip(schema)
-            catalog.commands.finish(command.id, {})
 
     def _end_when_copied(self, catalog: Catalog) -> None:
         """Let the reader end, if it is there for the copy alone and that is done."""
@@ -123,6 +101,8 @@ class Jobs(Thread):
         waiting = catalog.commands.pending(self._definition.name, BACKFILL)
         if versions and not waiting and all(s.state is not TableState.SNAPSHOTTING for s in versions):
             log.info("all tables are copied: the reader ends")
+            if self.at_end is not None:
+                self.at_end()
             self._stop_event.set()
 
     def _ask_for_copies(self, catalog: Catalog) -> None:
@@ -193,6 +173,7 @@ class Jobs(Thread):
                 limits=_limits(definition.snapshot),
                 pace=Pace(request.rate, definition.snapshot.max_source_load, stream, self._stop_event),
                 gate=Gate(),
+                slots=BoundedSemaphore(_slots(definition.snapshot)),
                 log=root,
                 stop=self._stop_event,
             )
@@ -232,6 +213,9 @@ class Jobs(Thread):
         return cancelled
 
 
+def _slots(snapshot: Snapshot) -> int:
+    return snapshot.parallel + AHEAD
+
+
 def _limits(snapshot: Snapshot) -> Limits:
-    in_hand = snapshot.parallel * (AHEAD + 1)
-    return Limits(snapshot.chunk_rows, min(CHUNK_BYTES, IN_HAND // in_hand))
+    return Limits(snapshot.chunk_rows, IN_HAND // _slots(snapshot))

@@ -1,14 +1,15 @@
 """Membership: which tables of the source are captured, as the definition says now; looked at every half minute.
 
 A table that a rule has begun to match is published, told to the log and then copied like those of the first day; one
-that no rule matches any longer is taken out and marked. The others are not touched.
+that no rule matches any longer is taken out and marked. The others are not touched. One whose capture would do harm at
+the source, or that nobody may publish, is left out, and the reason told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from glob import escape
 from threading import Event
 from typing import Any, Final
@@ -18,12 +19,12 @@ import structlog
 from cdc import metrics
 from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
-from cdc.errors import CdcError, ConfigError
+from cdc.errors import CdcError
 from cdc.position import Position
 from cdc.postgres.alignment import EPOCH_SHIFT
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import Wants, preflight
-from cdc.postgres.publication import addition_sql, ensure_publication, missing_tables, withdraw
+from cdc.postgres.publication import ensure_publication, withdraw
 from cdc.postgres.tables import TableName, match_tables, read_schema
 from cdc.snapshot.placing import Placing
 from cdc.snapshot.stream import Stream
@@ -44,6 +45,22 @@ class Difference:
     added: Mapping[int, TableName]
     """By OID."""
     removed: tuple[TableSchema, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What came of one look; tables by topic."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Tables that a rule matches and that are not captured: why, and the SQL that mends it."""
+    unread: str | None = None
+    """Why the definition cannot be read again, if it cannot: the rules are the old ones then."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As the catalog keeps it."""
+        return asdict(self)
 
 
 def difference(
@@ -71,34 +88,34 @@ class Membership:
         self._again, self._definition = again, definition
         self._placing, self._figures, self._stop = placing, figures, stop
         self._refused: dict[str, str] = {}
+        self._unread: str | None = None
 
-    def look(self) -> None:
-        """Look once, and do what has to be done; nothing while nothing streams."""
-        self._reread()
+    def look(self) -> Looked | None:
+        """Look once, and do what has to be done; None, and nothing is done, while nothing streams."""
+        unread = self._reread()
         known = self._placing.versions()
         definition, source = self._definition, self._definition.source
         if not known:
-            return
+            return None
         with closing(connect(source.current_dsn(), application_name="cdc tables")) as conn:
             wanted = dict(match_tables(conn, definition.patterns, definition.excludes))
             found = difference(known, wanted, dict(match_tables(conn, ["*"])))
-            added = self._fit(found.added)
-            if not added and not found.removed:
-                return
-            primary = source.current_dsn() if source.primary is None else source.primary.reveal()
-            with closing(connect(primary, application_name="cdc watermarks")) as telling:
+            fit, refused = self._fit(found.added)
+            if not fit and not found.removed:
+                return Looked(refused=refused, unread=unread)
+            with closing(connect(self._primary(), application_name="cdc watermarks")) as telling:
                 stream = Stream(definition.name, telling, self._placing, self._figures, self._stop)
-                self._add(conn, telling, stream, added)
+                added = self._add(conn, telling, stream, fit)
                 for schema in found.removed:
                     self._remove(telling, stream, schema)
+        return Looked(added, tuple(schema.topic for schema in found.removed), refused, unread)
 
     def skip(self, chosen: TableSchema) -> None:
         """Take a table for exact from here on, without a copy; raises ConfigError where its columns are in doubt."""
         source = self._definition.source
-        primary = source.current_dsn() if source.primary is None else source.primary.reveal()
         with (
             closing(connect(source.current_dsn(), application_name="cdc tables")) as conn,
-            closing(connect(primary, application_name="cdc watermarks")) as telling,
+            closing(connect(self._primary(), application_name="cdc watermarks")) as telling,
         ):
             stream = Stream(self._definition.name, telling, self._placing, self._figures, self._stop)
             epoch = stream.durable.epoch
@@ -110,41 +127,59 @@ class Membership:
                     at_hand = renewed(at_hand, now, epoch)
                 return said(in_state(at_hand, TableState.LIVE), Position(0))
 
+            made(chosen)  # what cannot be made raises before anything waits for it
             stream.place(chosen.relation, made)
 
-    def _reread(self) -> None:
+    def _primary(self) -> str:
+        source = self._definition.source
+        return source.current_dsn() if source.primary is None else source.primary.current()
+
+    def _reread(self) -> str | None:
+        """Take the rules of now; why that cannot be done, if it cannot."""
         try:
             self._definition = self._definition.with_rules_of(self._again())
         except CdcError as exc:
-            log.warning("the definition cannot be read again: its tables stay as they are", message=exc.message)
+            if exc.message != self._unread:
+                log.warning("the definition cannot be read again: its tables stay as they are", message=exc.message)
+            self._unread = exc.message
+        else:
+            self._unread = None
+        return self._unread
 
-    def _fit(self, added: Mapping[int, TableName]) -> dict[int, TableName]:
-        """Those that can be captured without harm to the source; of the others the reason is told once."""
-        if not added:
-            return {}
+    def _fit(self, added: Mapping[int, TableName]) -> tuple[dict[int, TableName], dict[str, str]]:
+        """Those that can be captured without harm to the source, and why the others cannot, which is told once."""
+        names = list(map(str, added.values()))
+        wrong = self._wrong(names) if names else {}
+        for name in wrong.keys() & names:
+            if self._refused.get(name) != wrong[name]:
+                log.warning("a table that a rule matches is not captured", table=name, reason=wrong[name])
+        self._refused = {name: wrong[name] for name in names if name in wrong}
+        return {oid: name for oid, name in added.items() if str(name) not in wrong}, self._refused
+
+    def _wrong(self, names: list[str]) -> dict[str, str]:
+        """What keeps which of the tables from being captured; of the publication every table is asked for itself."""
         source = self._definition.source
-        wants = Wants(source.slot.name, source.publication.name, [escape(str(name)) for name in added.values()])
+        wants = Wants(
+            source.slot.name,
+            source.publication.name,
+            [escape(name) for name in names],
+            create_publication=source.publication.create,
+        )
         wrong: dict[str, str] = {}
-        for problem in preflight(source.current_dsn(), wants):
+        for problem in preflight(self._primary(), wants):
             if problem.fatal:
                 wrong.setdefault(problem.subject, f"{problem.message}; {problem.sql or ''}".rstrip("; "))
-        for name in added.values():
-            said_of = wrong.get(str(name))
-            if said_of is not None and self._refused.get(str(name)) != said_of:
-                log.warning("a table that a rule matches is not captured", table=str(name), reason=said_of)
-                self._refused[str(name)] = said_of
-        return {oid: name for oid, name in added.items() if str(name) not in wrong}
+        publication = f"publication {source.publication.name}"
+        if publication not in wrong:
+            return wrong
+        if len(names) == 1:
+            return {names[0]: f"{publication} {wrong[publication]}"} | wrong
+        return {subject: reason for name in names for subject, reason in self._wrong([name]).items()}
 
-    def _add(self, conn: Any, telling: Any, stream: Stream, added: Mapping[int, TableName]) -> None:
-        source, names = self._definition.source, list(added.values())
-        lacking = missing_tables(telling, source.publication.name, names)
-        if lacking and not source.publication.create:
-            raise ConfigError(
-                f"publication {source.publication.name!r} lacks {', '.join(map(str, lacking))}",
-                remedy=addition_sql(source.publication.name, lacking),
-            )
-        if names:
-            ensure_publication(telling, source.publication.name, names)
+    def _add(self, conn: Any, telling: Any, stream: Stream, added: Mapping[int, TableName]) -> tuple[str, ...]:
+        source, told = self._definition.source, []
+        if added:
+            ensure_publication(telling, source.publication.name, list(added.values()))
         for oid, name in added.items():
             relation = stream.durable.epoch << EPOCH_SHIFT | oid
             schema = read_schema(conn, oid, relation=relation, publication=source.publication.name)
@@ -156,6 +191,8 @@ class Membership:
                 begun = schema.flagged(TableState.SNAPSHOTTING, ADDED)
                 stream.place(relation, lambda _, begun=begun: said(begun))  # type: ignore[misc]
             log.info("table added", table=str(name))
+            told.append(str(name))
+        return tuple(told)
 
     def _remove(self, telling: Any, stream: Stream, schema: TableSchema) -> None:
         publication = self._definition.source.publication

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.errors import UnknownName
+from cdc.snapshot.listed import csv_line
 from cdc.snapshot.work import Request, TableWork, Work
 from cdc.table import matches, named
 
@@ -20,6 +21,8 @@ _RESTING: Final = frozenset({"paused", "cancelled", "failed"})
 """States in which nothing is left to wait for."""
 _TELLING: Final = 0.05
 """Share of a table from which on the rows so far tell how many there are."""
+KEYS_SHOWN: Final = 20
+"""Of a list of keys, so many are shown."""
 _NAMED: Final = 4
 """Tables in a line."""
 _MINUTE: Final = 60
@@ -61,7 +64,9 @@ class BackfillStatus(Progress):
     """ISO 8601."""
     finished_at: str | None
     command: str
-    """What asks for the same on a command line."""
+    """What asks for the same on a command line; LIST has one key per line."""
+    keys: int | None = None
+    """How many are listed, if they are; `request` has the first of them."""
 
     @property
     def pending(self) -> bool:
@@ -87,13 +92,14 @@ def backfill_status(command: Command) -> BackfillStatus:
     return BackfillStatus(
         id=command.id,
         kind=_kind(request),
-        request=request,
+        request=request if request.keys is None else replace(request, keys=request.keys[:KEYS_SHOWN]),
         tables={topic: _table(table, part=part, resting=resting) for topic, table in work.tables.items()},
         reason=work.reason if command.state is CommandState.PENDING else None,
         error=(command.result or {}).get("error"),
         posted_at=command.posted_at.isoformat(),
         finished_at=None if command.finished_at is None else command.finished_at.isoformat(),
         command=command_of(request),
+        keys=None if request.keys is None else len(request.keys),
         **{name: getattr(whole, name) for name in Progress.__dataclass_fields__},
     )
 
@@ -124,7 +130,7 @@ def covers(request: Request, topic: str) -> bool:
 
 def is_part(request: Request) -> bool:
     """Whether it asks for some rows of a table: then the table's size says nothing of how many there are."""
-    return request.where is not None or request.first is not None or request.last is not None
+    return any(said is not None for said in (request.where, request.first, request.last, request.keys))
 
 
 def command_of(request: Request) -> str:
@@ -134,6 +140,10 @@ def command_of(request: Request) -> str:
         words += ["--where", request.where]
     if request.first is not None or request.last is not None:
         words += ["--keys", f"{','.join(request.first or ())}..{','.join(request.last or ())}"]
+    if request.keys is not None and len(request.keys) <= KEYS_SHOWN:
+        words += [word for key in request.keys for word in ("--key", csv_line(key))]
+    elif request.keys is not None:
+        words += ["--keys-from", "LIST"]
     words += [] if request.sink is None else ["--sink", request.sink]
     words += [] if request.rate is None else ["--rate", str(request.rate)]
     return shlex.join(words) + " -c FILE"

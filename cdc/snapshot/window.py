@@ -10,6 +10,10 @@ is the row's state at some moment of it. At H its state is:
   of them the snapshot saw. Dropping the row instead would lose the columns that were not sent for ever;
 - the chunk's row, if the window is silent.
 
+A key that was asked for and has no row in the snapshot comes as a deletion. It stands if the window is silent about the
+key: then it has not changed since R, and has no row at H either. Whatever the window says of the key decides instead,
+a partial image too: the row came or was moved there after the snapshot.
+
 So a chunk can never put an older state over a newer one. A truncate in the window empties the chunk: whatever was
 inserted after it is in the window. A new version of the schema makes the chunk worthless: it is read again.
 
@@ -42,7 +46,7 @@ WHOLE: Final = tuple(
 
 
 def settle(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
-    """The chunk's rows (LOG_SCHEMA, `r`, with keys) as they are at the end of the window; None: read it again.
+    """The chunk's rows (LOG_SCHEMA, `r` or `d`, with keys) as they are at the end of the window; None: read it again.
 
     `window` has the KEPT columns of the relation's rows in (R, H], in the order of the log.
     """
@@ -56,7 +60,12 @@ def settle(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
     keys = _texts(rows["key"])
     deleted = pc.equal(rows["op"], Operation.DELETE.value)
     decided = keys.filter(pc.or_(deleted, pc.invert(rows["partial"])))
-    chunk = chunk.filter(pc.invert(pc.is_in(_texts(chunk["key"]), decided.combine_chunks())))
+    own = _texts(chunk["key"])
+    overruled = pc.is_in(own, decided.combine_chunks())
+    gone = pc.equal(chunk["op"], Operation.DELETE.value)
+    if _any(gone):
+        overruled = pc.or_(overruled, pc.and_(gone, pc.is_in(own, keys.combine_chunks())))
+    chunk = chunk.filter(pc.invert(overruled))
     partial = rows.filter(pc.and_(rows["partial"], pc.invert(pc.is_in(keys, decided.combine_chunks()))))
     return _overlaid(chunk, partial) if partial.num_rows else chunk
 

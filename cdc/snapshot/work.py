@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from cdc.errors import ConfigError
 from cdc.table import TableSchema, TableState
+
+KEYS: Final = 10_000
+"""Keys of one request: the catalog keeps them, and whoever lists the newest requests reads them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class Request:
     """The whole table, between a new version of its schema and a `g`."""
     epoch: int | None = None
     """Where nobody asked: of the log, which says that the tables have to be copied."""
+    keys: tuple[tuple[str, ...], ...] | None = None
+    """Of one table, as text that its columns take: their rows, and for a key without a row that it is gone."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
@@ -35,6 +40,8 @@ class Request:
         said: dict[str, Any] = dict(fields)
         for name in ("tables", "first", "last"):
             said[name] = tuple(said[name]) if said.get(name) else None
+        if said.get("keys") is not None:  # an empty list must not become the whole table
+            said["keys"] = tuple(map(tuple, said["keys"]))
         return cls(**said)
 
     def to_json(self) -> dict[str, Any]:
@@ -136,13 +143,33 @@ def check_request(request: Request, known: Mapping[int, TableSchema], sinks: Map
                 f"{schema.topic!r} has no key, so its rows cannot be read in ranges",
                 remedy=f"give it a primary key, or copy all of it: cdc tables resync '{schema.topic}'",
             )
-        for bound in (request.first, request.last):
-            if bound is not None and len(bound) != len(schema.key):
+        for key in (request.first, request.last, *(request.keys or ())):
+            if key is not None and len(key) != len(schema.key):
                 names = ", ".join(column.name for column in schema.key)
-                raise ConfigError(f"the key of {schema.topic!r} is ({names}), got {len(bound)} values")
+                raise ConfigError(
+                    f"the key of {schema.topic!r} is ({names}), got {len(key)} values",
+                    remedy="separate its values by commas; one that holds a comma stands in double quotes",
+                )
         if schema.state not in {TableState.LIVE, TableState.SNAPSHOTTING} and not request.resync:
             raise ConfigError(
                 f"{schema.topic!r} is {schema.state.value}: {schema.reason}",
                 remedy=f"cdc tables resync '{schema.topic}'",
             )
+    if request.keys is not None:
+        _check_listed(request, request.keys, chosen)
     return chosen
+
+
+def _check_listed(request: Request, keys: tuple[tuple[str, ...], ...], tables: list[TableSchema]) -> None:
+    if request.resync or any(said is not None for said in (request.where, request.first, request.last)):
+        raise ConfigError("listed keys go with no range, no predicate and no resync", remedy="ask for one of them")
+    if len(tables) > 1:
+        topics = ", ".join(sorted(schema.topic for schema in tables)[:10])
+        raise ConfigError(f"keys are those of one table, and {len(tables)} are named: {topics}", remedy="name one")
+    if not keys:
+        raise ConfigError("the list of keys is empty", remedy="name at least one, or leave the list out")
+    if len(keys) > KEYS:
+        raise ConfigError(
+            f"{len(keys):,} keys are too many for one request: at most {KEYS:,}",
+            remedy="ask one part after the other, or for a range or a predicate",
+        )

@@ -64,7 +64,7 @@ def test_a_reader_killed_in_a_resync_reads_again_only_what_was_on_its_way(pipeli
         if row["op"] == Operation.READ.value
     )
     again = sum(times - 2 for times in read.values() if times > 2)  # once by the copy, once by the resync
-    assert again <= (AHEAD + 1) * Snapshot().parallel * Snapshot().chunk_rows
+    assert again <= (AHEAD + Snapshot().parallel) * Snapshot().chunk_rows
 
 
 def job(pipeline: Pipeline) -> Command:

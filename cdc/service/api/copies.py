@@ -49,6 +49,8 @@ class BackfillBody(Asking):
     """The key to begin with, one text per column, included."""
     last: list[str] | None = None
     """The key to end with, included."""
+    keys: Annotated[list[list[str]], Field(max_length=work.KEYS)] | None = None
+    """Of one table, its rows with these keys, one text per column; keys without a row vanish from the sinks."""
     sink: str | None = None
     """For this sink alone; the others write nothing for it."""
     rate: Annotated[int, Field(ge=1)] | None = None
@@ -147,6 +149,7 @@ def _backfill_routes(desk: Desk) -> APIRouter:
             last=None if asked.last is None else tuple(asked.last),
             sink=asked.sink,
             rate=asked.rate,
+            keys=None if asked.keys is None else tuple(map(tuple, asked.keys)),
         )
         return desk.take_on(wanted, _actor(request))
 

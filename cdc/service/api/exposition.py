@@ -52,7 +52,7 @@ class Figures(Collector):
     def _overlay(self, status: PipelineStatus) -> None:
         """What the server knows better than the processes: that one is silent, and lags that grow meanwhile."""
         for process in status.processes:
-            self._set(HEALTH, float(process.state == "running"), status.name, process.process)
+            self._set(HEALTH, float(process.state in {"running", "copied"}), status.name, process.process)
         if status.source.lag_seconds is not None:
             self._set(SOURCE_LAG_SECONDS, status.source.lag_seconds, status.name)
         for sink in status.sinks:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from cdc.service.page import figures
 from cdc.service.page.pill import pill
-from cdc.snapshot.progress import BackfillStatus, Progress, said, tables_of
+from cdc.snapshot.progress import BackfillStatus, Progress, is_part, said, tables_of
 
 ENDED_SHOWN: Final = 5
 """The newest; the command and the API have more."""
@@ -60,7 +60,7 @@ def _row(pipeline: str, backfill: BackfillStatus, definition: str, *, may_change
 
 def _what(backfill: BackfillStatus) -> str:
     asked = backfill.request
-    part = "" if asked.where is None and asked.first is None and asked.last is None else ", some rows"
+    part = ", some rows" if is_part(asked) else ""
     sink = "" if asked.sink is None else f", for {asked.sink} alone"
     return f"{backfill.kind} of {tables_of(asked)}{part}{sink}"
 

@@ -1,0 +1,288 @@
+"""Edit: tables added to a definition's rules or taken out of them, in its text; every other character stays.
+
+The text is cut at the places that the parser gives for its lists, never printed anew: a printer would move comments and
+change indentation. What comes out is read like any definition, and has to mean what was asked for; where it does not,
+because of anchors or a layout that we do not know, nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+
+from cdc import durable
+from cdc.config.definition import Definition
+from cdc.config.load import check, load
+from cdc.errors import ConfigError
+from cdc.table import exactly, matches
+
+_GLOB: Final = re.compile(r"[^\x00-\x1f\x7f]+\.[^\x00-\x1f\x7f]+\Z")
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z0-9_]+(?:\.?\*)?\Z")
+"""What YAML takes for text without quotes."""
+_BOM: Final = "\ufeff"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A definition as it stands and as it would stand."""
+
+    path: Path
+    before: str
+    after: str
+    done: tuple[str, ...]
+    """What was asked of each table, in words; empty if there is nothing to do."""
+    by_hand: tuple[str, ...]
+    """The lines that a person would write."""
+    definition: Definition
+    """What the new text means."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to write."""
+        return self.before != self.after
+
+    @property
+    def diff(self) -> str:
+        """The change as `diff -u` shows it; empty without one."""
+        old, new = (text.splitlines(keepends=True) for text in (self.before, self.after))
+        lines = unified_diff(old, new, str(self.path), f"{self.path} (new)")
+        return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def add_tables(path: Path, tables: Sequence[str]) -> Edit:
+    """Have rules match the tables, globs of `schema.table`; raises ConfigError where that takes a person."""
+    return _edited(path, tables, _add)
+
+
+def remove_tables(path: Path, tables: Sequence[str]) -> Edit:
+    """Have no rule match the tables; raises ConfigError where that takes a person."""
+    return _edited(path, tables, _remove)
+
+
+def write(edit: Edit) -> None:
+    """Put the new text in the file's place in one step; raises ConfigError, and then the file is as it was."""
+    path = edit.path.resolve()
+    try:
+        if path.read_bytes() != edit.before.encode():
+            raise ConfigError(f"{edit.path} was changed meanwhile", remedy="ask again")
+        held = path.stat()
+        durable.replace(path, edit.after.encode())
+        path.chmod(stat.S_IMODE(held.st_mode))
+        if (path.stat().st_uid, path.stat().st_gid) != (held.st_uid, held.st_gid):
+            os.chown(path, held.st_uid, held.st_gid)
+    except OSError as error:
+        raise ConfigError(
+            f"{edit.path} cannot be written: {(error.strerror or 'unknown reason').lower()}",
+            remedy=f"by hand: {'; '.join(edit.by_hand)}; a running reader sees it within half a minute",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one table asks of the text."""
+
+    text: str
+    done: str | None = None
+    by_hand: str | None = None
+
+
+def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _Step]) -> Edit:
+    for table in tables:
+        if not _GLOB.match(table):
+            raise ConfigError(f"malformed table {table!r}", remedy="write schema.table, or a glob over it as shop.*")
+    load(path)  # an invalid definition is not edited
+    content = path.read_bytes()
+    before = text = content.decode()
+    done: list[str] = []
+    by_hand: list[str] = []
+    for table in tables:
+        step = change(_Text(path, text), table)
+        text = step.text
+        done += [step.done] if step.done else []
+        by_hand += [step.by_hand] if step.by_hand else []
+    definition = check(path, content=text.encode()).definition
+    if definition is None or not _means(definition, load(path), tables, wanted=change is _add):
+        raise ConfigError(
+            f"{path} is written in a way that cannot be edited safely", remedy=f"by hand: {'; '.join(by_hand)}"
+        )
+    return Edit(path, before, text, tuple(done), tuple(by_hand), definition)
+
+
+def _means(now: Definition, before: Definition, tables: Sequence[str], *, wanted: bool) -> bool:
+    """Whether the rules say of the tables what they have to, and everything else is as it was."""
+    if now.with_rules_of(before) != before:
+        return False
+    captured = [_covers(now.patterns, table) and not _covers(now.excludes, table) for table in tables]
+    return captured == [wanted] * len(tables)
+
+
+def _add(text: _Text, table: str) -> _Step:
+    for place, said in text.named_exclusions(table):
+        shorter = text.without(place, said)
+        rest = _add(_Text(text.path, shorter), table)
+        return _Step(rest.text, f"{table} is no longer excluded", f"take {table} out of 'exclude'")
+    if excluding := next((glob for glob in text.definition.excludes if _covers([glob], table)), None):
+        raise ConfigError(
+            f"{table!r} is excluded by {excluding!r}, which excludes other tables as well",
+            remedy=f"change 'exclude' in {text.path} by hand",
+        )
+    if _covers(text.definition.patterns, table):
+        return _Step(text.text)
+    by_hand = f"- match: {_written(table)}"
+    return _Step(text.with_item(("tables",), "match", table), f"a rule for {table}", f"{by_hand} under 'tables'")
+
+
+def _remove(text: _Text, table: str) -> _Step:
+    definition = text.definition
+    rules = definition.tables
+    own = [n for n, rule in enumerate(rules) if rule.match in {table, exactly(table)} and not rule.exclude]
+    if own:
+        if len(rules) == len(own):
+            raise ConfigError(
+                f"{table!r} is the only rule: a pipeline captures at least one table",
+                remedy="stop the pipeline instead, or add another table first",
+            )
+        shorter = text.without(("tables",), own[0])
+        rest = _remove(_Text(text.path, shorter), table)
+        return _Step(rest.text, f"no rule for {table}", f"take the rule for {table} out of 'tables'")
+    touched = any(_covers([rule.match], table) or _covers([table], rule.match) for rule in rules)
+    if not touched or _covers(definition.excludes, table):
+        return _Step(text.text)
+    by_hand = f"- {_written(table)} under 'exclude'"
+    return _Step(text.with_item(("exclude",), None, table), f"{table} is excluded", by_hand)
+
+
+class _Text:
+    """The text of a definition with the places of its rules."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path, self.text = path, text
+        found = check(path, content=text.encode()).definition
+        try:
+            self._root: Node | None = YAML(typ="safe", pure=True).compose(text.removeprefix(_BOM))
+        except YAMLError:
+            self._root = None
+        if found is None or not isinstance(self._root, MappingNode) or self._root.flow_style:
+            raise ConfigError(f"{path} is written in a way that cannot be edited safely", remedy="edit it by hand")
+        self.definition = found
+        self._shift = len(text) - len(text.removeprefix(_BOM))
+
+    def named_exclusions(self, table: str) -> list[tuple[tuple[str | int, ...], int]]:
+        """(key of the list, place in it) of exclusions that name this very table."""
+        lists: list[tuple[tuple[str | int, ...], Sequence[str]]] = [(("exclude",), self.definition.exclude)]
+        lists += [(("tables", n, "exclude"), rule.exclude) for n, rule in enumerate(self.definition.tables)]
+        names = {table, exactly(table)}
+        return [(key, n) for key, globs in lists for n, glob in enumerate(globs) if glob in names]
+
+    def without(self, key: tuple[str | int, ...], number: int) -> str:
+        """The text without one item of the list at the key."""
+        found = self._list(key)
+        items = found.value
+        if found.flow_style:
+            if number + 1 < len(items):
+                return self._spliced(items[number].start_mark.index, items[number + 1].start_mark.index, "")
+            begin = items[number - 1].end_mark.index if number else items[number].start_mark.index
+            return self._spliced(begin, items[number].end_mark.index, "")
+        if len(items) == 1:
+            return self._spliced(self._colon(key), _end(items[0]), " []")
+        begin = self._line(self._dash(items[number]))
+        return self._spliced(begin, self._next_line(_end(items[number])), "")
+
+    def with_item(self, key: tuple[str | int, ...], name: str | None, value: str) -> str:
+        """The text with one more item in the list at the key: a value, or a mapping of a name to it."""
+        item = _written(value) if name is None else f"{name}: {_written(value)}"
+        try:
+            found = self._list(key)
+        except KeyError:
+            return self._inserted(self._next_line(_end(self._list(("tables",)))), f"{key[0]}:{self._newline}  - {item}")
+        if not found.flow_style:
+            first = self._dash(found.value[0])
+            indent = self._text[self._line(first) : first]
+            indent = indent if not indent.strip() else " " * len(indent)
+            return self._inserted(self._next_line(_end(found)), f"{indent}- {item}")
+        item = item if name is None else f"{{{item}}}"
+        if found.value:
+            end = found.value[-1].end_mark.index
+            return self._spliced(end, end, f", {item}")
+        return self._spliced(found.start_mark.index, found.end_mark.index, f"[{item}]")
+
+    @property
+    def _text(self) -> str:
+        return self.text[self._shift :]
+
+    @property
+    def _newline(self) -> str:
+        return "\r\n" if "\r\n" in self.text else "\n"
+
+    def _list(self, key: tuple[str | int, ...]) -> SequenceNode:
+        """The list at the key; raises KeyError if there is none."""
+        node: Any = self._root
+        for part in key:
+            node = node.value[part] if isinstance(part, int) else dict(_entries(node))[str(part)][1]
+        if not isinstance(node, SequenceNode):
+            raise KeyError(key)
+        return node
+
+    def _colon(self, key: tuple[str | int, ...]) -> int:
+        """Behind the colon of the key whose value is the list."""
+        node: Any = self._root
+        for part in key[:-1]:
+            node = node.value[part] if isinstance(part, int) else dict(_entries(node))[str(part)][1]
+        name = dict(_entries(node))[str(key[-1])][0]
+        return self._text.index(":", name.end_mark.index) + 1
+
+    def _dash(self, item: Node) -> int:
+        return self._text.rindex("-", 0, item.start_mark.index)
+
+    def _line(self, index: int) -> int:
+        """Where the line of a place begins."""
+        return self._text.rfind("\n", 0, index) + 1
+
+    def _next_line(self, index: int) -> int:
+        end = self._text.find("\n", index)
+        return len(self._text) if end < 0 else end + 1
+
+    def _inserted(self, index: int, line: str) -> str:
+        """With a line of its own at the place, which begins one."""
+        before = "" if index == 0 or self._text[index - 1] == "\n" else self._newline
+        after = self._newline if before == "" or index < len(self._text) else ""
+        return self._spliced(index, index, f"{before}{line}{after}")
+
+    def _spliced(self, begin: int, end: int, new: str) -> str:
+        return f"{self.text[: self._shift + begin]}{new}{self.text[self._shift + end :]}"
+
+
+def _entries(node: Node) -> list[tuple[str, tuple[Node, Node]]]:
+    return [(name.value, (name, value)) for name, value in node.value] if isinstance(node, MappingNode) else []
+
+
+def _end(node: Node) -> int:
+    """Behind the last character; of a block the parser counts the comments and blank lines that follow it."""
+    if isinstance(node, MappingNode) and node.value and not node.flow_style:
+        return _end(node.value[-1][1])
+    if isinstance(node, SequenceNode) and node.value and not node.flow_style:
+        return _end(node.value[-1])
+    return int(node.end_mark.index)
+
+
+def _covers(globs: Sequence[str], table: str) -> bool:
+    """Whether one of the globs matches all that the table's glob does, as far as the two texts tell."""
+    if not any(char in table for char in "*?["):
+        return matches(table, globs)
+    simple = [glob for glob in globs if not any(char in glob for char in "?[")]
+    return table in globs or matches(table, simple)
+
+
+def _written(value: str) -> str:
+    escaped = value.replace("${", "$${")
+    return escaped if _PLAIN.match(escaped) else "'" + escaped.replace("'", "''") + "'"
