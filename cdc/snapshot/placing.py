@@ -251,12 +251,17 @@ class Placing:
             window.chunk = chunk
 
     def outcome(self, token: str, patience: float) -> Placed:
-        """What became of it; raises SnapshotVoid if the session ended meanwhile, or after so many seconds."""
-        deadline = time.monotonic() + patience
+        """What became of it; raises SnapshotVoid if the session ended, or brought nothing for so many seconds.
+
+        A stream that is far behind takes its time until the watermark comes.
+        """
         with self._changed:
+            received, deadline = self._received, time.monotonic() + patience
             while (window := self._windows.get(token)) is not None and window.outcome is None:
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     break
+                if self._received != received:
+                    received, deadline = self._received, time.monotonic() + patience
             window = self._windows.pop(token, None)
             if window is None or window.outcome is None:
                 raise SnapshotVoid("the watermark did not come back")

@@ -22,7 +22,7 @@ from cdc.snapshot.placing import Chunk, Placed, Placing
 from cdc.table import TableSchema
 
 PATIENCE: Final = 30.0
-"""Seconds for a watermark to come back; a large transaction before it can hold it up, then the chunk is read again."""
+"""Seconds without anything new from the stream after which a chunk that waits for its watermark is read again."""
 
 
 class Stream:
@@ -61,10 +61,12 @@ class Stream:
         return Position(int(self._figures.value(metrics.LOG_POSITION, self._pipeline) or 0))
 
     def await_durable(self, position: Position) -> None:
-        """Wait for the log to hold it; raises SnapshotVoid if that takes too long."""
-        deadline = time.monotonic() + PATIENCE
-        while self.durable < position:
-            if time.monotonic() > deadline or self._stop.wait(0.02):
+        """Wait for the log to hold it; raises SnapshotVoid if the log does not get on for so long."""
+        before, deadline = self.durable, time.monotonic() + PATIENCE
+        while (durable := self.durable) < position:
+            if durable != before:
+                before, deadline = durable, time.monotonic() + PATIENCE
+            if time.monotonic() > deadline or self._stop.wait(0.01):
                 raise SnapshotVoid("the log did not take the chunk")
 
     def lag(self, standby: str) -> int | None:
