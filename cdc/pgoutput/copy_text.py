@@ -12,8 +12,6 @@ from cdc.pgoutput.layout import Layout
 from cdc.position import Position
 from cdc.table import TableSchema
 
-_NEWLINE = 10
-
 
 class CopyDecoder:
     r"""One COPY of the columns `schema.sent`, in that order: tab-separated lines, `\N` for NULL.
@@ -49,7 +47,8 @@ class CopyDecoder:
             if chunk:
                 self._tail.append(chunk)
             return None
-        lines = np.frombuffer(b"".join((*self._tail, chunk[:cut])), np.uint8)
+        whole = not self._tail and cut == len(chunk)
+        lines = chunk if whole else b"".join((*self._tail, chunk[:cut]))
         self._tail = [chunk[cut:]] if cut < len(chunk) else []
         return self._rows(lines)
 
@@ -58,14 +57,14 @@ class CopyDecoder:
         if self._tail:
             raise MalformedFrame(f"copy of {self._layout.topic!r} ended inside the line of row {self.rows}")
 
-    def _rows(self, lines: np.ndarray) -> pa.RecordBatch:
+    def _rows(self, lines: bytes) -> pa.RecordBatch:
         self._state[kernel.CURSOR] = self._state[kernel.ROWS] = 0
-        count = int(np.count_nonzero(lines == _NEWLINE))
+        count = lines.count(b"\n")
         # all that these lines can need, so the kernel never has to ask; untouched memory costs nothing
         columns, keys, size = len(self._layout.ids), len(self._layout.key), len(lines)
         capacity = Capacity(count, (count * keys, 0, 0, count * columns), (size if keys else 0, 0, 0, size))
         buffers = RowBuffers(self._state, capacity)
-        if not kernel.walk_copy(lines, self._state, buffers.rows, self._packed):
+        if not kernel.walk_copy(np.frombuffer(lines, np.uint8), self._state, buffers.rows, self._packed):
             row = self.rows + int(self._state[kernel.ROWS]) - 1
             raise MalformedFrame(
                 f"copy of {self._layout.topic!r}: expected {columns} columns of UTF-8 text in the line of row {row}"
