@@ -558,7 +558,7 @@ class VerifyMismatch(Finding):
     """A target does not equal its source."""
 
     code = "CDC-6001"
-    remedy = "the report names the keys; rebuild the table in this sink"
+    remedy = "run 'cdc verify --repair', which has the keys that differ read again, or rebuild the table: 'cdc replay'"
 
 
 def every_error() -> tuple[type[CdcError], ...]:

@@ -41,6 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("tables", nargs="*", metavar="TABLE", help="globs over schema.table; default all")
     verify.add_argument("--sink", action="append", default=[], help="only this sink; may be repeated")
     verify.add_argument("--timeout", type=float, default=60.0, help="seconds until the sinks must stand at the cut")
+    verify.add_argument(
+        "--repair", action="store_true", help="read the rows that differ again, by key, and compare again"
+    )
     verify.add_argument("--json", action="store_true", help="print one JSON envelope")
     replay = _replay_parser(verbs)
     for verb in (apply, verify, replay):
@@ -69,9 +72,15 @@ def _apply(asked: argparse.Namespace) -> int:
 def _verify(asked: argparse.Namespace) -> int:
     verify = import_module("pipelines.verify")
     options = verify.VerifyOptions(tuple(asked.tables), tuple(asked.sink), asked.timeout)
-    report = verify.verify(load(asked.config), options)
-    (_print_json if asked.json else _print)(report)
-    return int((ExitCode.OK if report.equal else ExitCode.FINDING).value)
+    if asked.repair:
+        outcome = import_module("pipelines.repair").repair(load(asked.config), options)
+    else:
+        outcome = verify.verify(load(asked.config), options)
+    if asked.json:
+        _print_json(outcome)
+    else:
+        _print(outcome.report if asked.repair else outcome, outcome.mended if asked.repair else ())
+    return int((ExitCode.OK if outcome.equal else ExitCode.FINDING).value)
 
 
 def _replay(asked: argparse.Namespace) -> int:
@@ -111,7 +120,9 @@ def _print_json(report: Any) -> None:
     print(Envelope(command="verify", ok=report.equal, summary=report.summary, result=result, error=error), flush=True)  # noqa: T201
 
 
-def _print(report: Any) -> None:
+def _print(report: Any, mended: Sequence[Any]) -> None:
+    for one in mended:
+        line(Mark.GOOD if one.equal else Mark.BAD, one.summary)
     for verdict in report.tables:
         line(Mark.GOOD if verdict.equal else Mark.BAD, f"{verdict.sink} {verdict.topic}: {_words(verdict)}")
         for entry in verdict.missing:

@@ -6,6 +6,7 @@ both sides there. Nothing of the sinks' own conversion is used; what is equal he
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -25,7 +26,8 @@ from cdc.stores.lake import read_target
 from cdc.stores.published import TableRecord, TargetState
 from cdc.stores.search import SearchIndex
 from cdc.table import TableSchema, matches, named
-from pipelines.proof.compare import Comparison, Rows, Shape, compare
+from pipelines.proof.canonical import source_words
+from pipelines.proof.compare import LISTED, Comparison, Differences, Rows, Shape, compare
 from pipelines.proof.cut import ConsistentCut, CutRequest, Kept, consistent_cut
 from pipelines.proof.sides import document_batches, source_batch, target_batch
 
@@ -41,6 +43,8 @@ class VerifyOptions:
     """Globs over `schema.table`; a bare name means that table in any schema."""
     sinks: tuple[str, ...] = ()
     timeout: float = TIMEOUT
+    listed: int = LISTED
+    """Keys named per kind of difference, per table and sink."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +62,11 @@ class TableVerdict:
     reason: str | None = None
     """Why nothing was compared, or what the target lacks."""
     missing: list[list[str | None]] = field(default_factory=list)
-    """Keys that only the source has, the first 20."""
+    """Keys that only the source has, the first of them."""
     extra: list[list[str | None]] = field(default_factory=list)
-    """Keys that only the target has, the first 20."""
+    """Keys that only the target has, the first of them."""
     differing: list[dict[str, Any]] = field(default_factory=list)
-    """{"key", "columns"} of rows that differ, the first 20."""
+    """{"key", "columns"} of rows that differ, the first of them."""
     counts: dict[str, int] = field(default_factory=dict)
     """How many of each, all counted while `complete`."""
     complete: bool = True
@@ -115,7 +119,9 @@ def verify(definition: Definition, options: VerifyOptions) -> Report:
     with Catalog.open(definition.catalog.url) as catalog, consistent_cut(catalog, wish) as cut:
         captured = match_tables(cut.source, definition.patterns, definition.excludes)
         tables = [(oid, str(name)) for oid, name in captured]
-        verdicts = [v for sink in sinks for v in _sink(cut, sink, _wanted(tables, sink.tables, options.tables))]
+        verdicts = [
+            v for sink in sinks for v in _sink(cut, sink, _wanted(tables, sink.tables, options.tables), options.listed)
+        ]
     if not verdicts:
         raise ConfigError(f"no captured table matches {list(options.tables)!r}", remedy="'cdc status' lists the tables")
     return Report(cut.position, tuple(verdicts))
@@ -126,7 +132,7 @@ def _wanted(tables: Sequence[tuple[int, str]], of_sink: Sequence[str], asked: Se
 
 
 def _sink(
-    cut: ConsistentCut, sink: DeltaSink | SearchSink, tables: Sequence[tuple[int, str]]
+    cut: ConsistentCut, sink: DeltaSink | SearchSink, tables: Sequence[tuple[int, str]], listed: int
 ) -> Iterator[TableVerdict]:
     kept = cut.sinks[sink.name]
     by_oid = {_oid(record): record for record in kept.record.tables.values()}
@@ -139,7 +145,7 @@ def _sink(
             why = record.reason or _unready(record)
             yield TableVerdict(sink=sink.name, topic=topic, equal=False, state=record.state, reason=why)
         else:
-            yield _table(cut, sink, kept, record)
+            yield _table(cut, sink, kept, record, listed)
 
 
 def _unready(record: TableRecord) -> str:
@@ -153,12 +159,14 @@ def _oid(record: TableRecord) -> int:
     return record.relation & 0xFFFFFFFF if record.schema is None else TableSchema.from_json(record.schema).oid
 
 
-def _table(cut: ConsistentCut, sink: DeltaSink | SearchSink, kept: Kept, record: TableRecord) -> TableVerdict:
+def _table(
+    cut: ConsistentCut, sink: DeltaSink | SearchSink, kept: Kept, record: TableRecord, listed: int
+) -> TableVerdict:
     schema = read_schema(cut.source, _oid(record), relation=record.relation)
     if schema is None or not schema.sent:
         why = "the source has no such table, or no column of it"
         return TableVerdict(sink=sink.name, topic=record.topic, equal=False, reason=why)
-    target = _delta(record) if isinstance(sink, DeltaSink) else _documents(kept.handle, record)
+    target = _delta(kept.handle, record) if isinstance(sink, DeltaSink) else _documents(kept.handle, record)
     present = [place for place, column in enumerate(schema.sent) if target.has(column.name)]
     lacking = [column.name for column in schema.sent if not target.has(column.name)]
     if not set(lacking).isdisjoint(column.name for column in schema.key) or not present:
@@ -166,7 +174,8 @@ def _table(cut: ConsistentCut, sink: DeltaSink | SearchSink, kept: Kept, record:
         return TableVerdict(sink=sink.name, topic=record.topic, equal=False, reason=why)
     shape = shape_of(schema, present)
     kinds = [target.kind(name) for name in shape.columns]
-    found = compare(_source(cut, schema, present, kinds), target.rows(shape.columns), shape)
+    found = compare(_source(cut, schema, present, kinds), target.rows(shape.columns), shape, listed)
+    readable(found.differences, [kinds[place] for place in shape.identity])
     return verdict(sink.name, record, found, lacking)
 
 
@@ -174,6 +183,12 @@ def shape_of(schema: TableSchema, present: Sequence[int]) -> Shape:
     """The compared columns (places among the sent ones) and where the key is among them."""
     columns = tuple(schema.sent[place].name for place in present)
     return Shape(columns, tuple(columns.index(column.name) for column in schema.key))
+
+
+def readable(found: Differences, kinds: Sequence[pa.DataType]) -> None:
+    """Name keys in words that the source takes, where they were compared in others."""
+    for key in (*found.missing, *found.extra, *(entry["key"] for entry in found.differing)):
+        key[:] = [source_words(text, kind) for text, kind in zip(key, kinds, strict=True)]
 
 
 def verdict(sink: str, record: TableRecord, found: Comparison, lacking: Sequence[str]) -> TableVerdict:
@@ -251,8 +266,8 @@ class _SearchTarget:
         return rows
 
 
-def _delta(record: TableRecord) -> _DeltaTarget:
-    return _DeltaTarget(record.target, record.version)
+def _delta(handle: str, record: TableRecord) -> _DeltaTarget:
+    return _DeltaTarget(record.target, json.loads(handle).get(record.target, record.version))
 
 
 def _documents(handle: str, record: TableRecord) -> _SearchTarget:

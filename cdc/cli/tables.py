@@ -1,22 +1,31 @@
-"""`cdc tables`: the tables of a pipeline, where each stands, and a whole copy of one again."""
+"""`cdc tables`: the tables of a pipeline, where each stands, which are captured, and a whole copy of one again."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cdc.cli.backfill import RateOption, TablesArgument, ask_for
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
+from cdc.errors import CdcError, ExitCode
 
 if TYPE_CHECKING:
+    from cdc.catalog import Catalog
+    from cdc.catalog.commands import Command
+    from cdc.config import Definition
+    from cdc.config.edit import Edit
     from cdc.service.tables import TableLine
+
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would change in the file, and change nothing.")]
+WATCH = "cdc tables ls -c {}"
+LATER = "the reader does not run now: it does this when it starts"
 
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Tables of the pipeline.")
-    for command in (ls, resync):
+    for command in (ls, add, remove, resync, skip):
         group.command()(command)
     app.add_typer(group, name="tables")
 
@@ -58,6 +67,179 @@ def resync(
 
     request = Request(tuple(tables), rate=rate, resync=True)
     ask_for(request, command="tables resync", config=config, json=json)
+
+
+def add(
+    tables: TablesArgument,
+    dry_run: DryOption = False,
+    config: ConfigOption = DEFAULT_CONFIG,
+    json: JsonOption = False,
+) -> None:
+    """Write a rule for each table into the definition, and have the running reader publish and copy it.
+
+    Comments and layout of the file stay. A glob also means the tables that it will match later.
+    """
+    from cdc.config.edit import add_tables
+
+    _edit("tables add", add_tables(config, tables), tables, dry_run=dry_run, json=json)
+
+
+def remove(
+    tables: TablesArgument,
+    dry_run: DryOption = False,
+    config: ConfigOption = DEFAULT_CONFIG,
+    json: JsonOption = False,
+) -> None:
+    """Take the rules for tables out of the definition, or exclude them, and have the running reader let them go.
+
+    What the log and the sinks hold of a table stays there.
+    """
+    from cdc.config.edit import remove_tables
+
+    _edit("tables remove", remove_tables(config, tables), tables, dry_run=dry_run, json=json)
+
+
+def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """Take tables for exact as they are, without a copy: what they lack in the sinks, they lack from then on.
+
+    Takes away a needs_resync mark, or ends a first copy that was given up.
+    """
+    from getpass import getuser
+
+    from cdc.catalog import Catalog
+    from cdc.config import load
+    from cdc.snapshot.tables import ask_skip
+
+    definition = load(config)
+    with Catalog.open(definition.catalog.url) as catalog:
+        job, topics = ask_skip(definition, catalog, tables, getuser())
+        said = _answer(catalog, definition.name, job)
+    result: dict[str, Any] = {"id": job, "tables": topics, "reader": _told(said)}
+    failed = (_told(said) or {}).get("error")
+    named = ", ".join(topics)
+    ok = failed is None
+    if json:
+        emit(
+            "tables skip", json=True, summary=f"{'skipped' if said else 'asked to skip'} {named}", result=result, ok=ok
+        )
+    elif failed is not None:
+        line(Mark.BAD, f"{failed['code']} {failed['message']}", fix=failed["suggestion"])
+    elif said is None:
+        line(Mark.GOOD, f"asked the reader to skip {named}", fix=WATCH.format(config))
+    else:
+        line(Mark.GOOD, f"{named}: live as they are, without a copy", fix=WATCH.format(config))
+    if not ok:
+        raise typer.Exit(ExitCode.FINDING.value)
+
+
+def _edit(command: str, edit: Edit, tables: list[str], *, dry_run: bool, json: bool) -> None:
+    """Write the edit, have the reader look, and say what came of it."""
+    from cdc.config.edit import write
+
+    definition, changes = edit.definition, list(edit.done)
+    absent = _absent(definition, tables) if command == "tables add" else []
+    result: dict[str, Any] = {"tables": tables, "changes": changes, "diff": edit.diff, "absent": absent}
+    if dry_run or not edit.changes:
+        summary = "nothing to do: the rules say so already" if not edit.changes else "would change the definition"
+        if not json and edit.diff:
+            print(edit.diff, end="")
+        if not json:
+            _warn_absent(absent)
+        emit(command, json=json, summary=summary, result={**result, "written": False, "reader": None})
+        return
+    write(edit)
+    said, trouble = _look(command, definition, tables)
+    told = _told(said)
+    refused = _refused(told, tables)
+    summary = f"{edit.path}: {'; '.join(changes)}"
+    ok = not refused
+    if json:
+        emit(command, json=True, summary=summary, result={**result, "written": True, "reader": told}, ok=ok)
+    else:
+        line(Mark.GOOD, summary)
+        _warn_absent(absent)
+        _print_answer(told, refused, trouble, watch=WATCH.format(edit.path))
+    if not ok:
+        raise typer.Exit(ExitCode.FINDING.value)
+
+
+def _look(command: str, definition: Definition, tables: list[str]) -> tuple[Command | None, str | None]:
+    """The reader's answer, and why there is none."""
+    from getpass import getuser
+
+    from cdc.catalog import Catalog
+    from cdc.snapshot.tables import ask_look
+
+    try:
+        with Catalog.open(definition.catalog.url) as catalog:
+            catalog.audit.write(getuser(), command, definition.name, {"tables": tables})
+            if not _runs(catalog, definition.name):
+                return None, LATER
+            said = _answer(catalog, definition.name, ask_look(catalog, definition.name))
+    except CdcError as error:
+        return None, f"{error.message}: a running reader looks by itself within half a minute"
+    return said, None if said else "the reader has not answered yet: it may wait for transactions that are open"
+
+
+def _answer(catalog: Catalog, pipeline: str, job: int) -> Command | None:
+    """What a running reader makes of a command; None if none runs, or it takes longer."""
+    from cdc.snapshot.tables import answer
+
+    return answer(catalog, job) if _runs(catalog, pipeline) else None
+
+
+def _runs(catalog: Catalog, pipeline: str) -> bool:
+    from datetime import UTC, datetime
+
+    from cdc.service.status import pipeline_status
+
+    processes = pipeline_status(catalog, pipeline, datetime.now(UTC)).processes
+    return any(found.process == "reader" and found.state == "running" for found in processes)
+
+
+def _absent(definition: Definition, tables: list[str]) -> list[str]:
+    """Those that the source has no table for now; none if it cannot be asked."""
+    from cdc.postgres.connection import connect
+    from cdc.postgres.tables import match_tables
+
+    try:
+        with connect(definition.source.current_dsn(), application_name="cdc tables") as conn:
+            return [table for table in tables if not match_tables(conn, [table])]
+    except CdcError:
+        return []
+
+
+def _warn_absent(absent: list[str]) -> None:
+    for table in absent:
+        line(Mark.ADVICE, f"the source has no table {table} now", fix="it is captured from when it is made on")
+
+
+def _told(said: Command | None) -> dict[str, Any] | None:
+    return None if said is None else said.result
+
+
+def _refused(told: dict[str, Any] | None, tables: list[str]) -> dict[str, str]:
+    """Subject → why the reader does not do it."""
+    from cdc.table import matches
+
+    if told is None:
+        return {}
+    failed = told.get("error")
+    if failed is not None:
+        return {"the reader": f"{failed['code']} {failed['message']}; {failed['suggestion']}"}
+    unread = {} if told["unread"] is None else {"the reader": f"goes on with the old rules: {told['unread']}"}
+    return {topic: reason for topic, reason in told["refused"].items() if matches(topic, tables)} | unread
+
+
+def _print_answer(told: dict[str, Any] | None, refused: dict[str, str], trouble: str | None, *, watch: str) -> None:
+    if trouble is not None:
+        line(Mark.ADVICE, trouble, fix=watch)
+    for subject, reason in refused.items():
+        line(Mark.BAD, f"{subject}: {reason}")
+    for topic in (told or {}).get("added", ()):
+        line(Mark.GOOD, f"{topic}: published, its copy begins", fix=watch)
+    for topic in (told or {}).get("removed", ()):
+        line(Mark.GOOD, f"{topic}: no longer captured; what log and sinks hold of it stays")
 
 
 def _print(table: TableLine) -> None:

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from cdc.errors import ConfigError, SnapshotVoid
-from cdc.postgres.copy import hold_tables, rows_of_table
+from cdc.postgres.copy import rows_of_table
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import TableName
 from cdc.table import TableSchema
@@ -45,7 +45,15 @@ _REPLAYED: Final = """
     SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::bigint FROM pg_stat_replication
     WHERE application_name = %s AND replay_lsn IS NOT NULL
 """
-_SNAPSHOT: Final = "SELECT pg_current_snapshot()::text, pg_relation_filenode(%s::oid)::bigint"
+_SNAPSHOT: Final = """
+    SELECT pg_current_snapshot()::text, (SELECT relfilenode::bigint FROM pg_class WHERE oid = %(oid)s), (
+        SELECT c.oid::bigint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = %(schema)s AND c.relname = %(name)s)
+"""
+_COLUMNS: Final = """
+    SELECT attname, atttypid::bigint FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+    ORDER BY attnum
+"""
 _OPEN: Final = """
     SELECT pg_current_snapshot()::text, least(
         now(), (SELECT min(xact_start) FROM pg_stat_activity), (SELECT min(prepared) FROM pg_prepared_xacts))
@@ -120,22 +128,33 @@ class Span:
 
 @contextmanager
 def snapshot(conn: psycopg.Connection, schema: TableSchema, leaf: Leaf | None = None) -> Iterator[Visibility]:
-    """A read-only REPEATABLE READ transaction on a connection in autocommit mode, the table held against TRUNCATE.
+    """A read-only REPEATABLE READ transaction on a connection in autocommit mode; with a leaf only that is held.
 
-    With a leaf only that is held. Raises SnapshotVoid if it was rewritten between the snapshot and the lock, or since
-    the leaf was looked at, UnknownRelation if it is gone.
+    The lock comes before the snapshot, so no DDL stands between the two, and what is asked of the catalogue is what
+    the rows will be read by. Raises SnapshotVoid if the name is another table's by now or a leaf was rewritten since
+    it was looked at, UnknownRelation if the table is gone.
     """
     oid, name = (schema.oid, TableName(schema.schema, schema.name)) if leaf is None else (leaf.oid, leaf.name)
     with mapped(), conn.transaction():
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        row = conn.execute(
-            "SELECT pg_current_snapshot()::text, pg_relation_filenode(%s::oid)::bigint", [oid]
-        ).fetchone()
+        conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(*name)))
+        row = conn.execute(_SNAPSHOT, {"oid": oid, "schema": name.schema, "name": name.name}).fetchone()
         assert row is not None  # noqa: S101 - a SELECT without FROM has one row
-        hold_tables(conn, [(oid, name)])
-        if leaf is not None and row[1] != leaf.file:
+        visibility, file, named = row
+        if named != oid:
+            raise SnapshotVoid(f"{str(name)!r} is the name of another table by now")
+        if leaf is not None and file != leaf.file:
             raise SnapshotVoid(f"{schema.topic!r} was rewritten while it was copied: its blocks have other numbers now")
-        yield Visibility.parse(row[0])
+        yield Visibility.parse(visibility)
+
+
+def has_columns(conn: psycopg.Connection, schema: TableSchema) -> bool:
+    """Whether the columns of a version are those of the catalogue, in their order; asked under a snapshot."""
+    with mapped():
+        columns = conn.execute(_COLUMNS, [schema.oid]).fetchall()
+    sent = [(column.name, column.type_oid) for column in schema.sent]
+    names = {name for name, _ in sent}
+    return [(name, of) for name, of in columns if name in names] == sent
 
 
 def leaves(conn: psycopg.Connection, oid: int) -> list[Leaf] | None:

@@ -17,12 +17,13 @@ from enum import Enum, auto
 from threading import Event, Lock
 from typing import Any, Final
 
+from cdc.errors import CdcError, Reaction
 from cdc.position import Position
 from cdc.postgres.chunk import Bounds, check_predicate, estimate, leaves
 from cdc.postgres.keys import check_keys
 from cdc.postgres.publication import wait_for_older
 from cdc.postgres.tables import read_schema
-from cdc.snapshot.bases import without_base
+from cdc.snapshot.bases import moved_from, without_base
 from cdc.snapshot.chunks import Chunks, Stopped, Surroundings
 from cdc.snapshot.cuts import ByBlocks, ByKey, ByList, Cut, Read
 from cdc.snapshot.placing import Chunk
@@ -82,15 +83,29 @@ class Backfill:
             if self._request.keys is not None:
                 check_keys(self._conns[0], schema, self._request.keys)
             self._work.tables.setdefault(schema.topic, TableWork())
+        failures: list[CdcError] = []
         for schema in tables:
             done = self._work.tables[schema.topic]
-            if done.state != "done":
-                self._table(schema, done)
+            try:
+                if done.state != "done":
+                    self._table(schema, done)
+            except CdcError as exc:  # of this table alone; the others go on
+                if exc.reaction is Reaction.RETRY:
+                    raise
+                done.state = "failed"
+                failures.append(exc)
+        if failures:
+            raise failures[0]
         self._work.state = "done"
         self._record()
 
     def _table(self, schema: TableSchema, done: TableWork) -> None:
         self._go_on()
+        if done.began is not None and Position(done.began).epoch != self._around.stream.durable.epoch:
+            self._work.tables[schema.topic] = done = TableWork()  # what was read is of an earlier life of the source
+        if done.began is not None and schema.state is TableState.LIVE:  # it ended, and was not recorded
+            done.state = "done"
+            return
         done.state, done.estimate = "snapshotting", estimate(self._conns[0], schema.oid)
         self._record()
         if schema.key:
@@ -111,15 +126,21 @@ class Backfill:
             self._record()
         cut = self._cut(schema, done)
         self._copy(schema, done, cut)
-        if done.began is None:
-            return
-        upto = around.stream.durable
-        moved = isinstance(cut, ByKey)
-        bare = without_base(around.log, schema.relation, Position(done.began), upto, moved=moved)
-        self._copy(schema, done, ByList(bare))
-        self._go_on()
-        began = Position(done.began)
-        around.stream.place(schema.relation, lambda version: ending(version or schema, began))
+        if done.began is not None:
+            began = Position(done.began)
+            self._complete(schema, done, began, moved=isinstance(cut, ByKey))
+            self._go_on()
+            around.stream.place(schema.relation, lambda version: ending(version or schema, began))
+
+    def _complete(self, schema: TableSchema, done: TableWork, began: Position, *, moved: bool) -> None:
+        """Read once more what the parts may have passed by; a row may move to another key while that is done."""
+        stream, log, after = self._around.stream, self._around.log, began
+        upto = stream.durable
+        bare = without_base(log, schema.relation, after, upto, moved=moved)
+        while bare:
+            self._copy(schema, done, ByList(bare))
+            after, upto = upto, stream.durable
+            bare = moved_from(log, schema.relation, after, upto, bare)
 
     def _cut(self, schema: TableSchema, done: TableWork) -> Cut:
         request, limits = self._request, self._around.limits

@@ -7,10 +7,12 @@ key that was read already; a copy in the order of blocks may never meet the row,
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pyarrow.compute as pc
 
+from cdc.change import Operation
 from cdc.log.read import LogReader, read_file
 from cdc.position import Position
 
@@ -27,3 +29,26 @@ def without_base(root: Path, relation: int, after: Position, upto: Position, *, 
             wanted = pc.and_(wanted, pc.is_valid(rows["old_key"]))
         keys.update(map(tuple, rows["key"].filter(wanted).to_pylist()))
     return sorted(keys)
+
+
+def moved_from(
+    root: Path, relation: int, after: Position, upto: Position, keys: Collection[tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """Keys that rows of `keys` moved to in (after, upto] before their base was there, one move after another."""
+    log, bare, found = LogReader(root), set(keys), set[tuple[str, ...]]()
+    left: tuple[str, ...] | None = None
+    for file in sorted(log.files(after, upto), key=lambda file: file.last):
+        rows = read_file(file, after, upto, [*_COLUMNS, "op", "position", "ordinal"])
+        rows = rows.filter(pc.and_(pc.equal(rows["relation"], relation), pc.is_valid(rows["key"])))
+        for row in rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
+            key, old = tuple(row["key"]), tuple(row["old_key"] or ())
+            # a move is a delete of the old key and, just behind it, the image under the new one
+            moves = row["partial"] and bool(old) and (old in bare or old == left)
+            left = key if row["op"] == Operation.DELETE and key in bare else None
+            if moves:
+                bare.add(key)
+                found.add(key)
+            elif not row["partial"]:
+                bare.discard(key)
+                found.discard(key)
+    return sorted(found)

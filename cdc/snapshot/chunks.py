@@ -23,7 +23,7 @@ from cdc.failpoint import hit
 from cdc.mending import MendLines
 from cdc.pgoutput.copy_text import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk import Span, keyed_query, snapshot, span_query, whole_query
+from cdc.postgres.chunk import Span, has_columns, keyed_query, snapshot, span_query, whole_query
 from cdc.postgres.copy import copy_rows
 from cdc.postgres.heartbeat import is_standby
 from cdc.postgres.keys import absent
@@ -33,7 +33,7 @@ from cdc.snapshot.gone import gone
 from cdc.snapshot.pace import Pace
 from cdc.snapshot.placing import Chunk, Placed
 from cdc.snapshot.stream import PATIENCE, Stream
-from cdc.snapshot.versions import COPIED
+from cdc.snapshot.versions import COPIED, renewed, said
 from cdc.table import TableSchema
 
 AHEAD: Final = 2
@@ -151,10 +151,10 @@ class Chunks:
             cut.came(sent.read)
             self._waiting.append(sent)
 
-    def whole(self, renewed: Callable[[TableSchema, TableSchema | None], TableSchema]) -> Placed:
+    def whole(self, made: Callable[[TableSchema, TableSchema | None], TableSchema]) -> Placed:
         """Let a table without a key begin anew with all its rows; returns once that is durable.
 
-        renewed: the version of the stream and what the catalogue says, in one snapshot with the rows → the version to
+        made: the version of the stream and what the catalogue says, in one snapshot with the rows → the version to
         read them by. Raises ConfigError if it is too large to be in memory at once.
         """
         around = self._around
@@ -167,8 +167,8 @@ class Chunks:
             known = around.stream.placing.open(token, self._relation, PATIENCE, whole=True)
             if known is None:
                 raise ConfigError("the table is unknown")
-            with snapshot(self._conn, known) as visibility:
-                schema = renewed(known, read_schema(self._conn, known.oid, publication=around.publication))
+            with around.stream.placing.closing(token), snapshot(self._conn, known) as visibility:
+                schema = made(known, read_schema(self._conn, known.oid, publication=around.publication))
                 seen = around.stream.placing.sees_all(token, visibility)
                 rows = self._everything(schema) if seen else LOG_SCHEMA.empty_table()
             if not seen:
@@ -218,16 +218,30 @@ class Chunks:
             schema = around.stream.placing.open(token, self._relation, PATIENCE)
             if schema is None or schema.state not in COPIED:
                 raise ConfigError("the table is unknown" if schema is None else _became(schema))
-            with snapshot(self._conn, schema, leaf) as visibility:
+            with around.stream.placing.closing(token), snapshot(self._conn, schema, leaf) as visibility:
+                known = has_columns(self._conn, schema)
                 seen = around.stream.placing.sees_all(token, visibility)
-                rows, nbytes = self._read(schema, part) if seen else (LOG_SCHEMA.empty_table(), 0)
-            if seen:
+                rows, nbytes = self._read(schema, part) if seen and known else (LOG_SCHEMA.empty_table(), 0)
+            if seen and known:
                 break
-            around.stop.wait(HIDDEN_PAUSE)
+            around.stop.wait(HIDDEN_PAUSE) if known else self._renew()
         hit("chunk_read")
         around.stream.send(token, Chunk(schema.relation, schema.topic, rows, address=self._address))
         around.pace.spend(rows.num_rows, nbytes)
         return _OnItsWay(token, Read.of(part, rows))
+
+    def _renew(self) -> None:
+        """Tell the version that the catalogue shows, which the stream will not before a row follows it."""
+        stream = self._around.stream
+
+        def made(version: TableSchema | None) -> Chunk:
+            if version is None or version.state not in COPIED:
+                raise ConfigError("the table is unknown" if version is None else _became(version))
+            now = read_schema(self._conn, version.oid, publication=self._around.publication)
+            seen = renewed(version, now, stream.durable.epoch)
+            return said(replace(seen, state=version.state, reason=version.reason))
+
+        stream.place(self._relation, made)
 
     def _read(self, schema: TableSchema, part: Part) -> tuple[pa.Table, int]:
         """The rows, and how many bytes of text they were."""

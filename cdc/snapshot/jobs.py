@@ -18,15 +18,14 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import Command, CommandState
 from cdc.config import Definition
 from cdc.config.definition import Snapshot, SnapshotMode
-from cdc.errors import CatalogUnavailable, CdcError, Reaction
-from cdc.log.read import LogReader
+from cdc.errors import CatalogUnavailable, CdcError, Reaction, SnapshotVoid
 from cdc.mending import line_mender
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill import Backfill, Office, Verdict
 from cdc.snapshot.chunks import AHEAD, Gate, Stopped, Surroundings
 from cdc.snapshot.cuts import Limits
-from cdc.snapshot.keeping import Keeping
+from cdc.snapshot.keeping import Keeping, doubled
 from cdc.snapshot.membership import Membership
 from cdc.snapshot.pace import Pace
 from cdc.snapshot.placing import Placing
@@ -107,7 +106,9 @@ class Jobs(Thread):
 
     def _ask_for_copies(self, catalog: Catalog) -> None:
         """Post what the log says has to be copied and nobody has asked for, once per epoch."""
-        wanted = {s.topic for s in self._placing.versions() if s.state is TableState.SNAPSHOTTING}
+        versions = self._placing.versions()
+        # of a name that two have, one is gone, and will be marked in a moment
+        wanted = {s.topic for s in versions if s.state is TableState.SNAPSHOTTING} - doubled(versions)
         if not wanted:
             return
         epoch = Position(int(self._figures.value(metrics.LOG_POSITION, self._definition.name) or 0)).epoch
@@ -146,9 +147,8 @@ class Jobs(Thread):
         except CdcError as exc:
             log.warning("backfill stopped", id=command.id, code=exc.code, message=exc.message, fix=exc.fix)
             if exc.reaction is not Reaction.RETRY:
-                said = {"code": exc.code, "message": exc.message, "suggestion": exc.fix}
                 work.state = "failed"
-                catalog.commands.finish(command.id, work.to_json() | {"error": said}, ok=False)
+                catalog.commands.finish(command.id, work.to_json() | {"error": exc.to_json()}, ok=False)
             return  # otherwise it goes on at the next look
         catalog.commands.finish(command.id, work.to_json())
         log.info("backfill done", id=command.id, rows=sum(table.rows for table in work.tables.values()))
@@ -156,7 +156,10 @@ class Jobs(Thread):
     def _backfill(self, catalog: Catalog, job: int, request: Request, work: Work) -> None:
         definition, source = self._definition, self._definition.source
         root = Path(definition.log.path)
-        tables = check_request(request, LogReader(root).schemas(), {sink.name: sink for sink in definition.sinks})
+        known = {schema.relation: schema for schema in self._placing.versions()}
+        if not known:
+            raise SnapshotVoid("nothing streams")
+        tables = check_request(request, known, {sink.name: sink for sink in definition.sinks})
         dsn = source.current_dsn()
         telling_dsn = dsn if source.primary is None else source.primary.reveal()
         with ExitStack() as opened:

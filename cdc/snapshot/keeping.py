@@ -6,7 +6,8 @@ Beside the one that copies, so that a new table is found, published and marked w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from threading import Event, Thread
 from typing import Any, Final
 
@@ -18,12 +19,21 @@ from cdc.errors import CatalogUnavailable, CdcError, Reaction
 from cdc.snapshot.membership import LOOK_EVERY, Membership
 from cdc.snapshot.placing import Placing
 from cdc.snapshot.tables import LOOK, SKIP, refuse_copying
-from cdc.table import TableState, matches
+from cdc.table import TableSchema, TableState, matches
 
 POLL: Final = 0.5
 """Seconds between two looks at the catalog."""
 
+SOON: Final = 2.0
+"""Seconds to the next look while two tables have one name."""
+
 log = structlog.get_logger("tables")
+
+
+def doubled(versions: Iterable[TableSchema]) -> set[str]:
+    """Topics that more than one table has that is not marked as gone."""
+    counted = Counter(schema.topic for schema in versions if schema.state is not TableState.DROPPED)
+    return {topic for topic, count in counted.items() if count > 1}
 
 
 class Keeping(Thread):
@@ -34,7 +44,7 @@ class Keeping(Thread):
         super().__init__(name="tables", daemon=True)
         self._membership, self._placing, self._pipeline, self._url = membership, placing, pipeline, url
         self._stop_event = stop
-        self._look_due = 0.0
+        self._looked_at = float("-inf")
 
     def run(self) -> None:
         """Look, and carry out what is asked."""
@@ -50,9 +60,10 @@ class Keeping(Thread):
     def _look(self, catalog: Catalog) -> None:
         """Hold the tables against the definition, when it is time or somebody asks."""
         asked = catalog.commands.pending(self._pipeline, LOOK)
-        if not asked and time.monotonic() < self._look_due:
+        pause = SOON if doubled(self._placing.versions()) else LOOK_EVERY
+        if not asked and time.monotonic() < self._looked_at + pause:
             return
-        self._look_due = time.monotonic() + LOOK_EVERY
+        self._looked_at = time.monotonic()
 
         def looked() -> Mapping[str, Any] | None:
             found = self._membership.look()

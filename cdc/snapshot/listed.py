@@ -29,5 +29,5 @@ def parse_keys(lines: Iterable[str], where: str) -> tuple[Key, ...]:
 def csv_line(key: Sequence[str]) -> str:
     """One key as a line, without its end."""
     line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(key)
-    return line.getvalue()
+    csv.writer(line, lineterminator="\r\n").writerow(key)  # values with a part of that are quoted
+    return line.getvalue().removesuffix("\r\n")

@@ -29,11 +29,12 @@ from cdc.postgres.tables import TableName, match_tables, read_schema
 from cdc.snapshot.placing import Placing
 from cdc.snapshot.stream import Stream
 from cdc.snapshot.versions import in_state, renewed, said
-from cdc.table import ADDED, TableSchema, TableState, topic
+from cdc.table import ADDED, TableSchema, TableState
 
 LOOK_EVERY: Final = 30.0
 """Seconds between two looks."""
 REMOVED: Final = "no rule of the definition matches it any longer"
+GONE: Final = "the table is no longer at the source"
 
 log = structlog.get_logger("tables")
 
@@ -45,6 +46,8 @@ class Difference:
     added: Mapping[int, TableName]
     """By OID."""
     removed: tuple[TableSchema, ...]
+    missing: tuple[TableSchema, ...]
+    """Captured and not among those that could be: gone, or no longer such a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ def difference(
     captured = {schema.oid: schema for schema in known if schema.state is not TableState.DROPPED}
     added = {oid: name for oid, name in wanted.items() if oid not in captured}
     removed = tuple(s for oid, s in captured.items() if oid in existing and oid not in wanted)
-    return Difference(added, removed)
+    missing = tuple(s for oid, s in captured.items() if oid not in existing)
+    return Difference(added, removed, missing)
 
 
 class Membership:
@@ -100,11 +104,15 @@ class Membership:
         with closing(connect(source.current_dsn(), application_name="cdc tables")) as conn:
             wanted = dict(match_tables(conn, definition.patterns, definition.excludes))
             found = difference(known, wanted, dict(match_tables(conn, ["*"])))
+            gone = [schema for schema in found.missing if read_schema(conn, schema.oid) is None]
             fit, refused = self._fit(found.added)
-            if not fit and not found.removed:
+            if not fit and not found.removed and not gone:
                 return Looked(refused=refused, unread=unread)
             with closing(connect(self._primary(), application_name="cdc watermarks")) as telling:
                 stream = Stream(definition.name, telling, self._placing, self._figures, self._stop)
+                # one that was made anew under the name is copied by it: the two must not be mixed up
+                for schema in gone:
+                    self._mark(stream, schema, GONE)
                 added = self._add(conn, telling, stream, fit)
                 for schema in found.removed:
                     self._remove(telling, stream, schema)
@@ -198,5 +206,9 @@ class Membership:
         publication = self._definition.source.publication
         if publication.create:
             withdraw(telling, publication.name, TableName(schema.schema, schema.name))
-        stream.place(schema.relation, lambda version: said((version or schema).flagged(TableState.DROPPED, REMOVED)))
-        log.info("table removed", table=topic(schema.schema, schema.name))
+        self._mark(stream, schema, REMOVED)
+
+    def _mark(self, stream: Stream, schema: TableSchema, reason: str) -> None:
+        """Say that nothing more comes of the table; behind all rows that it had."""
+        stream.place(schema.relation, lambda version: said((version or schema).flagged(TableState.DROPPED, reason)))
+        log.info("table removed", table=schema.topic, reason=reason)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Condition
 from typing import Final, Literal
@@ -220,6 +221,16 @@ class Placing:
                 window.add(batch)
             self._windows[token] = window
             return self._versions.get(relation)
+
+    @contextmanager
+    def closing(self, token: str) -> Iterator[None]:
+        """Forget the window if reading its chunk fails."""
+        try:
+            yield
+        except BaseException:
+            with self._changed:
+                self._windows.pop(token, None)
+            raise
 
     def sees_all(self, token: str, visibility: Visibility) -> bool:
         """Whether a snapshot that was taken after open() sees all that had been received by then.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from threading import Event
-from typing import Any, Final
+from typing import Final
 
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command, CommandState
@@ -72,12 +72,6 @@ def answer(catalog: Catalog, job: int, patience: float = ANSWER_WITHIN) -> Comma
         if time.monotonic() >= deadline:
             return None
         never.wait(_ASK_EVERY)
-
-
-def said_of(command: Command) -> dict[str, Any]:
-    """What a finished look found: topics `added` and `removed`, reasons of the `refused`, why the file is `unread`."""
-    result = command.result or {}
-    return {"added": [], "removed": [], "refused": {}, "unread": None} | result
 
 
 def _meant(known: Sequence[TableSchema], glob: str) -> list[TableSchema]:

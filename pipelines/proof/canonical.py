@@ -48,6 +48,18 @@ def source_text(texts: pa.Array, target: pa.DataType) -> pa.Array:
     return texts.cast(pa.string())
 
 
+def source_words(text: str | None, target: pa.DataType) -> str | None:
+    """Canonical text of a column as the source takes it: bits of a float become a number again."""
+    if text is None or not pa.types.is_floating(target):
+        return text
+    kind = np.float32 if target.bit_width == 32 else np.float64  # noqa: PLR2004
+    bits = np.int32 if target.bit_width == 32 else np.int64  # noqa: PLR2004
+    try:
+        return str(bits(int(text)).view(kind))
+    except ValueError:
+        return text  # it was no float
+
+
 def _bool(array: pa.Array) -> pa.Array:
     return pc.if_else(array, "t", "f").cast(pa.string())
 

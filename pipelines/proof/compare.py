@@ -17,7 +17,7 @@ import pyarrow as pa
 from pipelines.proof.checksum import BUCKETS, Checksum, buckets_of
 
 LISTED: Final = 20
-"""Keys named per kind of difference; the counts go on."""
+"""Keys named per kind of difference, if nobody asks for more; the counts go on."""
 ROWS_AT_ONCE: Final = 500_000
 """Rows of both sides held as Python tuples in one pass: below 1 GB for rows of a few hundred bytes."""
 PASSES: Final = 8
@@ -43,7 +43,7 @@ class Shape:
 
 @dataclass(slots=True)
 class Differences:
-    """What differs; lists end at LISTED, counts do not."""
+    """What differs; lists end somewhere, counts do not."""
 
     missing: list[list[str | None]] = field(default_factory=list)
     extra: list[list[str | None]] = field(default_factory=list)
@@ -52,11 +52,11 @@ class Differences:
     complete: bool = True
     """False when PASSES ended before every differing bucket was read: counts are then lower bounds."""
 
-    def note(self, kind: str, entry: Any) -> None:
-        """Count one difference and list it while there is room."""
+    def note(self, kind: str, entry: Any, room: int) -> None:
+        """Count one difference, and list it while there are fewer than that."""
         self.counts[kind] += 1
         listed = getattr(self, kind)
-        if len(listed) < LISTED:
+        if len(listed) < room:
             listed.append(entry)
 
 
@@ -74,8 +74,8 @@ class Comparison:
         return not any(self.differences.counts.values()) and self.differences.complete
 
 
-def compare(source: Rows, target: Rows, shape: Shape) -> Comparison:
-    """Compare both sides; each is read once, and again only where a bucket differs."""
+def compare(source: Rows, target: Rows, shape: Shape, listed: int = LISTED) -> Comparison:
+    """Compare both sides; each is read once, and again only where a bucket differs. Names so many keys of a kind."""
     of_source, of_target = _checksum(source, shape), _checksum(target, shape)
     buckets = of_source.differing(of_target)
     found = Differences()
@@ -83,7 +83,8 @@ def compare(source: Rows, target: Rows, shape: Shape) -> Comparison:
     for group in groups[:PASSES]:
         wanted = np.zeros(BUCKETS, np.bool_)
         wanted[group] = True
-        _compare_rows(_rows_in(source, wanted, shape), _rows_in(target, wanted, shape), shape, found)
+        sides = _rows_in(source, wanted, shape), _rows_in(target, wanted, shape)
+        _compare_rows(sides, shape, found, listed)
     found.complete = len(groups) <= PASSES
     return Comparison(of_source.rows, of_target.rows, found)
 
@@ -119,10 +120,11 @@ def _rows_in(side: Rows, wanted: np.ndarray, shape: Shape) -> Iterator[Row]:
             yield from zip(*(column.to_pylist() for column in kept.columns), strict=True)
 
 
-def _compare_rows(source: Iterable[Row], target: Iterable[Row], shape: Shape, found: Differences) -> None:
+def _compare_rows(sides: tuple[Iterable[Row], Iterable[Row]], shape: Shape, found: Differences, listed: int) -> None:
+    """Add what differs between the rows of the source and those of the target."""
     by_key: defaultdict[Row, Counter[Row]] = defaultdict(Counter)
     # +1 for every source row, -1 for every target row: what is equal leaves nothing
-    for rows, sign in ((source, 1), (target, -1)):
+    for rows, sign in zip(sides, (1, -1), strict=True):
         for row in rows:
             by_key[tuple(row[place] for place in shape.identity)][row] += sign
     for key, balance in by_key.items():
@@ -131,8 +133,8 @@ def _compare_rows(source: Iterable[Row], target: Iterable[Row], shape: Shape, fo
         paired = min(len(lacking), len(surplus))
         for ours, theirs in zip(lacking[:paired], surplus[:paired], strict=True):
             columns = [name for name, a, b in zip(shape.columns, ours, theirs, strict=True) if a != b]
-            found.note("differing", {"key": list(key), "columns": columns})
+            found.note("differing", {"key": list(key), "columns": columns}, listed)
         for _ in lacking[paired:]:
-            found.note("missing", list(key))
+            found.note("missing", list(key), listed)
         for _ in surplus[paired:]:
-            found.note("extra", list(key))
+            found.note("extra", list(key), listed)

@@ -174,8 +174,14 @@ class DeltaSink:
 
     def keep(self, record: Published) -> str:
         """See Sink.keep; versions stay readable until a vacuum, for a week by Delta's default."""
-        versions = {table.target: table.version for table in record.tables.values() if table.version is not None}
+        versions = {table.target: self._newest(table) for table in record.tables.values() if table.version is not None}
         return json.dumps(versions, sort_keys=True)
+
+    def _newest(self, record: TableRecord) -> int | None:
+        """The version that a reader finds now, unless the table stands elsewhere: another hand may have been there."""
+        target = None if record.state == TargetState.FAILED else DeltaTarget.open(record.target)
+        stands = target is not None and (target.applied or 0) <= record.position
+        return target.version if target is not None and stands else record.version
 
     def release(self, handle: str) -> None:
         """Nothing to give back: a version costs nothing until a vacuum removes it."""

@@ -81,7 +81,9 @@ class MergeSpec:
         position, ordinal = POSITION_COLUMN, ORDINAL_COLUMN
         same = f"{self._source(position)} = {self._target(position)}"
         within = f"{self._source(ordinal)} {than} {self._target(ordinal)}"
-        return f"({self._source(position)} > {self._target(position)} OR ({same} AND {within}))"
+        # another hand put a row there without a place: what the log says is newer
+        placeless = f"{self._target(position)} IS NULL"
+        return f"({self._source(position)} > {self._target(position)} OR ({same} AND {within}) OR {placeless})"
 
     def _source(self, name: str) -> str:
         return f"{SOURCE}.{self.quote(name)}"

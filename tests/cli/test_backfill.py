@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Catalog, TableProgress
+from cdc.errors import ConfigError
 from cdc.snapshot.asking import Verb
-from cdc.snapshot.progress import BACKFILL
-from cdc.snapshot.work import Request, TableWork, Work
+from cdc.snapshot.listed import csv_line, parse_keys
+from cdc.snapshot.progress import BACKFILL, KEYS_SHOWN
+from cdc.snapshot.work import KEYS, Request, TableWork, Work
 from tests.cli.command import Outcome, run
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
@@ -80,6 +82,36 @@ def test_people_read_the_figures_that_programs_get(cdc: Command, catalog: Catalo
     assert (table["state"], table["progress"]["share"]) == ("snapshotting", 0.25)
 
 
+def test_listed_keys_come_from_options_and_a_file_each_once(cdc: Command, catalog: Catalog, tmp_path: Path) -> None:
+    file = tmp_path / "keys.csv"
+    file.write_text('7\n\n"8"\n007\n', encoding="utf-8-sig")
+    job = cdc.result("backfill", "public.t", "--key", "9", "--key", "8", "--keys-from", file)["id"]
+    (command,) = catalog.commands.pending("held", BACKFILL)
+    assert Request.from_json(command.payload).keys == (("9",), ("8",), ("7",), ("007",))
+    shown = cdc.result("backfill", "show", job)
+    assert (shown["keys"], shown["request"]["keys"]) == (4, [["9"], ["8"], ["7"], ["007"]])
+    assert shown["command"] == "cdc backfill public.t --key 9 --key 8 --key 7 --key 007 -c FILE"
+
+
+def test_of_a_long_list_only_the_beginning_is_shown(cdc: Command, tmp_path: Path) -> None:
+    file = tmp_path / "keys.csv"
+    file.write_text("".join(f"{number}\n" for number in range(KEYS)))
+    cdc.result("backfill", "public.t", "--keys-from", file)
+    (shown,) = cdc.result("backfill", "ls")["backfills"]
+    assert (shown["keys"], len(shown["request"]["keys"])) == (KEYS, KEYS_SHOWN)
+    assert shown["command"] == "cdc backfill public.t --keys-from LIST -c FILE"
+
+
+KEYS_AS_TEXT = [("a", "b"), ("a,b", 'c"d'), ("", "x"), ("line\nbreak", " ")]
+
+
+def test_keys_are_read_from_lines_as_they_are_written() -> None:
+    lines = "".join(f"{csv_line(key)}\n" for key in KEYS_AS_TEXT)
+    assert parse_keys(lines.splitlines(keepends=True), "it") == tuple(KEYS_AS_TEXT)
+    with pytest.raises(ConfigError, match="malformed key in line 2 of it"):
+        parse_keys(["a\n", '"b"c\n'], "it")
+
+
 IMPOSSIBLE: list[tuple[object, ...]] = [
     ("backfill", "public.none"),
     ("backfill", "public.t", "--sink", "none"),
@@ -88,6 +120,13 @@ IMPOSSIBLE: list[tuple[object, ...]] = [
     ("backfill", "public.t", "--keys", "5"),
     ("backfill", "public.t", "--keys", "1,2..3,4"),
     ("backfill", "public.t", "--rate", "0"),
+    ("backfill", "public.t", "--key", "7", "--key", "seven"),
+    ("backfill", "public.t", "--key", "7,8"),
+    ("backfill", "public.t", "--key", ""),
+    ("backfill", "public.t", "--key", '"7'),
+    ("backfill", "public.*", "--key", "7"),
+    ("backfill", "public.t", "--key", "7", "--keys", "1..9"),
+    ("backfill", "public.t", "--keys-from", "/nowhere"),
     ("tables", "resync", "public.none"),
     ("backfill", "show", "77"),
     ("backfill", "pause", "77"),

@@ -139,6 +139,10 @@ IMPOSSIBLE: list[tuple[Any, tuple[int, str]]] = [
     ({**ORDERS, "sink": "none"}, (422, "CDC-1000")),
     ({**ORDERS, "first": ["1", "2"]}, (422, "CDC-1000")),
     ({**ORDERS, "where": "id > 5"}, (503, "CDC-2001")),
+    ({**ORDERS, "keys": [["1", "2"]]}, (422, "CDC-1000")),
+    ({**ORDERS, "keys": []}, (422, "CDC-1000")),
+    # whether the column takes it is asked of the source, which is not there
+    ({**ORDERS, "keys": [["1"], ["2"]]}, (503, "CDC-2001")),
     ({**ORDERS, "rate": 0}, (422, "CDC-1000")),
     ({**ORDERS, "bogus": 1}, (422, "CDC-1000")),
     ({"tables": []}, (422, "CDC-1000")),

@@ -31,7 +31,7 @@ class Running:
         definition = held.definition
         self._failures: list[BaseException] = []
         self._reader = Thread(target=self._read, args=(placing,))
-        self._jobs = Jobs(definition, placing, self.figures, self._stop)
+        self._jobs = Jobs(definition, placing, self.figures, self._stop, lambda: held.definition)
         self.catalog = Catalog.open(definition.catalog.url)
 
     def __enter__(self) -> Self:

@@ -15,7 +15,8 @@ from cdc.errors import ConfigError
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.jobs import BACKFILL, CANCEL, LOOK, PAUSE, RESUME
+from cdc.snapshot.jobs import BACKFILL, CANCEL, PAUSE, RESUME
+from cdc.snapshot.tables import LOOK
 from cdc.snapshot.work import Request, check_request
 from cdc.table import TableState
 from tests.faults.capture import Captured

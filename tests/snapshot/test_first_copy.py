@@ -13,7 +13,8 @@ import pytest
 from cdc.change import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.jobs import BACKFILL, LOOK
+from cdc.snapshot.jobs import BACKFILL
+from cdc.snapshot.tables import LOOK
 from cdc.snapshot.work import Request
 from cdc.table import TableState
 from tests.faults.capture import Captured

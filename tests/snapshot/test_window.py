@@ -11,10 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA, Place
+from cdc.snapshot.gone import gone
 from cdc.snapshot.window import placed, settle, window_of
+from cdc.table import Column, ReplicaIdentity, TableSchema
 
 RELATION = 7
 COLUMNS = (1, 2, 3)
+SCHEMA = TableSchema(
+    relation=RELATION,
+    oid=RELATION,
+    schema="t",
+    name="t",
+    replica_identity=ReplicaIdentity.DEFAULT,
+    columns=tuple(
+        Column(id=n, name=f"c{n}", type_oid=25, type_name="text", key=0 if n == 1 else None) for n in COLUMNS
+    ),
+)
 Row = dict[int, str | None]
 
 
@@ -78,9 +90,15 @@ def chunk_of(state: dict[str, Row]) -> pa.Table:
     )
 
 
-def replayed(rows: list[dict[str, Any]]) -> dict[str, Row]:
+def list_of(state: dict[str, Row], keys: set[str]) -> pa.Table:
+    """What a copy of listed keys gives under a snapshot of that state: their rows, and deletions of the others."""
+    rows = chunk_of({key: row for key, row in state.items() if key in keys})
+    return pa.concat_tables([rows, gone(SCHEMA, [(key,) for key in sorted(keys - state.keys())])])
+
+
+def replayed(rows: list[dict[str, Any]], held: dict[str, Row] | None = None) -> dict[str, Row]:
     """What a target holds that applies the rows in order; a move without its base waits for nothing, it has a hole."""
-    state: dict[str, Row] = {}
+    state: dict[str, Row] = dict(held or {})
     left: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: (row["position"], row["ordinal"])):
         if row["op"] == "t":
@@ -152,6 +170,49 @@ def test_a_target_that_knew_nothing_has_every_row_of_the_chunk_whole(changes, da
         if key not in moved:
             assert found[key] == row
     assert found.keys() == source.states[watermark].keys()
+
+
+@often
+@given(CHANGES, st.data())
+def test_listed_keys_leave_a_true_target_true_and_mend_whatever_another_hand_did_to_them(changes, data):
+    """But for a row that moved in the window from a key that was spoiled: it took what it found there with it."""
+    source = lived(changes)
+    received, seen, watermark = moments(data, source)
+    keys = data.draw(st.sets(st.sampled_from("abcdxyz"), min_size=1))
+    behind = [row for row in source.told if received < row["position"] <= watermark]
+    settled = settle(list_of(source.states[seen], keys), window(behind, received))
+    assert settled is not None
+    rows = [row for batch in placed(settled, Place(watermark, 100, 1, 0)) for row in batch.to_pylist()]
+    true = source.states[received]
+    assert replayed([*behind, *rows], true) == source.states[watermark]
+
+    stray: Row = {1: "?", 2: "?", 3: "?"}
+    spoiled = data.draw(st.fixed_dictionaries({key: st.booleans() for key in keys}))
+    there = {key: row for key, row in true.items() if key not in spoiled}
+    found = replayed([*behind, *rows], there | {key: stray for key, is_there in spoiled.items() if is_there})
+    moved = {row["key"][0] for row in behind if row["old_key"]}
+    assert found.keys() == source.states[watermark].keys()
+    assert {k: v for k, v in found.items() if k not in moved} == {
+        k: v for k, v in source.states[watermark].items() if k not in moved
+    }
+
+
+def test_a_deletion_of_a_listed_key_is_told_as_the_stream_tells_one():
+    (row,) = gone(SCHEMA, [("7",)]).to_pylist()
+    assert (row["relation"], row["topic"], row["op"]) == (RELATION, "t.t", "d")
+    assert (row["key"], row["before"], row["after"], row["partial"]) == (["7"], [(1, "7")], None, False)
+
+
+@pytest.mark.parametrize("said", ["short", "full", "delete", "truncate"])
+def test_what_the_window_says_of_a_key_that_was_not_found_decides(said):
+    source = Source()
+    for kind in ("full", said):
+        source.change(kind, "a", "x")
+    told = window(source.told, 1)
+    assert told.num_rows == 1
+    settled = settle(list_of({}, {"a"}), told)
+    assert settled is not None
+    assert settled.num_rows == 0
 
 
 def window(rows: list[dict[str, Any]], received: int) -> pa.Table:

@@ -82,6 +82,15 @@ class ReplayBody(Asking):
 
 
 @dataclass(frozen=True, slots=True)
+class Skip:
+    """A request to skip a table that was taken on."""
+
+    id: int
+    """Of the command."""
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
 class Desk:
     """Where requests of one pipeline are taken on."""
 
@@ -117,6 +126,12 @@ class Desk:
         """Ask for it, and say how it stands."""
         asked = _asking().ask(self.definition, self.catalog, request, actor)
         return found(self.catalog, self.definition.name, asked.id)
+
+    def skip(self, table: str, actor: str) -> Skip:
+        """Ask the reader to take a table for exact as it is."""
+        asked = import_module("cdc.snapshot.tables").ask_skip
+        job, _ = asked(self.definition, self.catalog, [exactly(table)], actor)
+        return Skip(job, table)
 
     def say(self, pipeline: str, job: int, verb: str, actor: str) -> BackfillStatus:
         """Tell the reader something about a backfill, and say how it stands."""
@@ -170,6 +185,16 @@ def _backfill_routes(desk: Desk) -> APIRouter:
         """Copy a whole table again (`cdc tables resync`): what vanished unseen vanishes from every sink."""
         desk.check_table(pipeline, table)
         return desk.take_on(work.Request((exactly(table),), rate=asked.rate, resync=True), _actor(request))
+
+    @routes.post("/tables/{table:path}/skip", status_code=ACCEPTED)
+    def skip(pipeline: PipelinePath, table: TablePath, _asked: VerbBody, request: Request) -> Skip:
+        """Take a table for exact as it is, without a copy (`cdc tables skip`); 409 if it is live or being copied.
+
+        Which tables are captured stands in the definition, a file that `cdc tables add` and `remove` change where the
+        pipeline runs; nothing here does.
+        """
+        desk.check_table(pipeline, table)
+        return desk.skip(table, _actor(request))
 
     return routes
 

@@ -1,0 +1,179 @@
+"""kill -9 of the reader anywhere in a first copy beside writers: the log ends exact, and little is read again."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+from threading import Event, Thread
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.change import Operation
+from cdc.log.read import LogReader
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.snapshot.chunks import AHEAD
+from cdc.snapshot.jobs import BACKFILL
+from cdc.table import TableState
+from tests.faults.capture import fold
+from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import until
+
+ROWS = 3_000
+CHUNK_ROWS, PARALLEL = 60, 3
+SLOWLY = 3_000_000
+"""Bytes of text per second, so that no machine is through before it is killed."""
+POINTS = [
+    "chunk_read:1",
+    "chunk_read:9",
+    "chunk_durable:1",
+    "chunk_durable:12",
+    "after_data_file:4",
+    "after_log_commit:1",
+    "after_log_commit:5",
+    "before_confirm:20",
+    "after_confirm:20",
+    "after_receive:12",
+    "before_data_file:3",
+    "after_copy_staged",
+]
+QUICK = {"chunk_durable:12"}
+SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 50))]
+
+
+@pytest.fixture(name="copied")
+def _copied(pipeline: Pipeline) -> Pipeline:
+    """A table of long values that updates do not send, and one of a few wide ones, to be copied in chunks."""
+    run_sql(
+        pipeline.dsn,
+        "CREATE SCHEMA shop",
+        "CREATE TABLE shop.t (id int PRIMARY KEY, v text, long text)",
+        "ALTER TABLE shop.t ALTER long SET STORAGE EXTERNAL",
+        f"INSERT INTO shop.t SELECT i, 'v' || i, repeat('x', 2500) || i FROM generate_series(1, {ROWS}) i",
+        "CREATE TABLE shop.emptied (id int PRIMARY KEY, v text)",
+        "INSERT INTO shop.emptied SELECT i, repeat('v', 500) FROM generate_series(1, 300) i",
+    )
+    pipeline.write()
+    load = f"{{bytes_per_second: {SLOWLY}}}"
+    with pipeline.definition.open("a") as definition:
+        definition.write(
+            f"snapshot: {{beside: 0, chunk_rows: {CHUNK_ROWS}, parallel: {PARALLEL}, max_source_load: {load}}}\n"
+        )
+    return pipeline
+
+
+@contextmanager
+def written(dsn: str, seed: int) -> Iterator[None]:
+    """Somebody changes what is copied: values beside an unsent one, keys, deletes, inserts, a truncate."""
+    done, random = Event(), Random(seed)
+
+    def write(conn: Any, number: int) -> None:
+        row = random.randrange(1, ROWS + 1)
+        some: list[tuple[Any, ...]] = [
+            ("UPDATE shop.t SET v = %s WHERE id = %s", f"new {number}", row),
+            ("UPDATE shop.t SET id = id + 100000 WHERE id = %s", row),
+            ("UPDATE shop.t SET id = id - 100000 WHERE id = %s", row + 100000),
+            ("UPDATE shop.t SET id = id + 100000, long = 'short' WHERE id = %s", row),
+            ("DELETE FROM shop.t WHERE id = %s", row),
+            ("INSERT INTO shop.t VALUES (%s, 'again', repeat('y', 3000))", row),
+            ("UPDATE shop.emptied SET v = 'n' WHERE id = %s", row),
+            ("INSERT INTO shop.emptied VALUES (%s, 'new')", number + 1000),
+        ]
+        with conn.transaction():
+            for statement, *values in random.sample(some, 3):
+                conn.execute(statement, values)
+            if number == 40:
+                conn.execute("TRUNCATE shop.emptied")
+
+    def run() -> None:
+        number = 0
+        with connect(dsn) as conn:
+            while not done.is_set():
+                number += 1
+                try:
+                    write(conn, number)
+                except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
+                    continue
+                done.wait(0.002)
+
+    writer = Thread(target=run)
+    writer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        writer.join()
+
+
+def work_of(pipeline: Pipeline) -> dict[str, Any] | None:
+    """The first copy's command: its state, and how far it is."""
+    with Catalog.open(f"sqlite:///{pipeline.folder}/catalog.db") as catalog:
+        found = catalog.commands.ls(pipeline.name, BACKFILL)
+    assert len(found) <= 1, found
+    return {**(found[0].result or {}), "state": found[0].state} if found else None
+
+
+def rows_so_far(pipeline: Pipeline) -> int:
+    work = work_of(pipeline) if (pipeline.folder / "catalog.db").exists() else None
+    return sum(table["rows"] for table in (work or {}).get("tables", {}).values())
+
+
+def finish(pipeline: Pipeline) -> None:
+    """Let a new reader end the copy, at full speed."""
+    text = pipeline.definition.read_text().replace(f"bytes_per_second: {SLOWLY}", "bytes_per_second: 1GiB")
+    pipeline.definition.write_text(text)
+    pipeline.reader()
+    pipeline.wait(lambda: (work := work_of(pipeline)) and work["state"] != "pending", "the end of the copy")
+    work = work_of(pipeline)
+    assert work is not None
+    assert work["state"] == "done", work
+
+
+def exact(pipeline: Pipeline, killed: int) -> None:
+    """The log tells the source's rows, each table is live and ended once, and no more was read again than may be."""
+    log = LogReader(pipeline.log)
+    for schema in log.schemas().values():
+        assert schema.state is TableState.LIVE
+        told = sorted(tuple(image.get(c.id) for c in schema.columns) for image in fold(log, schema.relation))
+        columns = ", ".join(f"{c.name}::text" for c in schema.columns)
+        truth = sorted(rows_of(pipeline.dsn, f"SELECT {columns} FROM shop.{schema.name}"))  # type: ignore[arg-type]
+        assert told == truth, schema.topic
+    rows = [r for b in log.rows(Position(0), log.durable or Position(0)) for r in b.to_pylist()]
+    ends = Counter(row["topic"] for row in rows if row["op"] == Operation.GENERATION.value)
+    assert ends == {"shop.t": 1, "shop.emptied": 1}
+    read = Counter((row["topic"], *row["key"]) for row in rows if row["op"] == Operation.READ.value)
+    moved = {(row["topic"], *row["key"]) for row in rows if row["op"] in "cud"}
+    again = sum(times - 1 for key, times in read.items() if key not in moved)
+    assert again <= killed * (AHEAD + 1) * PARALLEL * CHUNK_ROWS
+
+
+@pytest.mark.parametrize("point", [pytest.param(p, marks=[] if p in QUICK else pytest.mark.slow) for p in POINTS])
+def test_a_reader_killed_at_a_point_of_a_first_copy_ends_it_exactly(copied: Pipeline, point: str) -> None:
+    with written(copied.dsn, 0):
+        killed = copied.reader(failpoint=point)
+        assert killed.wait(120) == -signal.SIGKILL, copied.output()
+        finish(copied)
+    copied.settle()
+    exact(copied, 1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_reader_killed_at_a_random_moment_of_a_first_copy_ends_it_exactly(copied: Pipeline, seed: int) -> None:
+    random = Random(seed)
+    with written(copied.dsn, seed):
+        for share in sorted(random.random() for _ in range(2)):
+            reader = copied.reader()
+            rows = share * ROWS * 0.8
+            until(lambda rows=rows: rows_so_far(copied) > rows, "some of the copy", every=random.random() / 20)  # type: ignore[misc]
+            reader.kill()
+            reader.wait()
+        finish(copied)
+    copied.settle()
+    exact(copied, 2)
