@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum, auto
-from threading import Event, Lock
+from threading import BoundedSemaphore, Event, Lock
 from typing import Any, Final
 
 from cdc.errors import CdcError, Reaction
@@ -181,14 +181,17 @@ class Backfill:
             self._news.set()
 
         readers = [self._chunks(schema, n) for n in range(len(self._conns) if cut.parallel else 1)]
-        with ThreadPoolExecutor(len(readers), thread_name_prefix="copy") as pool:
-            running = {pool.submit(reader.copy, cut, note) for reader in readers}
-            try:
-                self._oversee(running)
-            finally:
-                self._around.gate.end()
-        self._around.gate.reset()
-        self._record()
+        slots = BoundedSemaphore(self._around.in_hand)
+        try:
+            with ThreadPoolExecutor(len(readers), thread_name_prefix="copy") as pool:
+                running = {pool.submit(reader.copy, cut, slots, note) for reader in readers}
+                try:
+                    self._oversee(running)
+                finally:
+                    self._around.gate.end()
+        finally:
+            self._around.gate.reset()
+            self._record()
 
     def _oversee(self, running: set[Future[None]]) -> None:
         """Record what becomes durable, at once, and carry on what is said of the work, until all have ended."""

@@ -96,8 +96,8 @@ class Surroundings:
     limits: Limits
     pace: Pace
     gate: Gate
-    slots: BoundedSemaphore
-    """One for each chunk that may be in memory."""
+    in_hand: int
+    """Chunks of a table that may be in memory."""
     log: Path
     stop: Event
 
@@ -120,16 +120,18 @@ class Chunks:
         self._waiting: deque[_OnItsWay] = deque()
         self._landed: deque[_OnItsWay] = deque()
 
-    def copy(self, cut: Cut, note: Callable[[Read, int], None]) -> None:
+    def copy(self, cut: Cut, slots: BoundedSemaphore, note: Callable[[Read, int], None]) -> None:
         """Read all that the cut gives out; note is told of every part that is durable, with the rows placed.
 
+        slots: one for each chunk that may be in memory, shared with the other connections.
         Raises Stopped, SnapshotVoid and source errors that may go by themselves, ConfigError for what a person has
         to change.
         """
         part = cut.take()
         while part is not None or self._waiting or self._landed:
-            if part is not None and self._around.slots.acquire(blocking=False):
-                self._read_and_send(part, cut)
+            if part is not None and slots.acquire(blocking=False):
+                if not self._read_and_send(part, cut):
+                    slots.release()
                 part = cut.take()
             elif self._waiting:
                 self._landed.append(self._land(self._waiting.popleft(), cut))
@@ -139,17 +141,19 @@ class Chunks:
                 self._around.stop.wait(SLOT_PAUSE)  # the others have all slots
             else:
                 raise Stopped
-            self._note(note)
+            for _ in range(self._note(note)):
+                slots.release()
 
-    def _read_and_send(self, part: Part, cut: Cut) -> None:
+    def _read_and_send(self, part: Part, cut: Cut) -> bool:
+        """Whether it is on its way; else it was too large."""
         try:
             sent = self._send(part)
         except TooLarge:
-            self._around.slots.release()
             cut.too_large(part)
-        else:
-            cut.came(sent.read)
-            self._waiting.append(sent)
+            return False
+        cut.came(sent.read)
+        self._waiting.append(sent)
+        return True
 
     def whole(self, made: Callable[[TableSchema, TableSchema | None], TableSchema]) -> Placed:
         """Let a table without a key begin anew with all its rows; returns once that is durable.
@@ -201,13 +205,15 @@ class Chunks:
                 return replace(sent, placed=placed)
             sent = replace(self._send(cut.again(sent.read)), read=sent.read)
 
-    def _note(self, note: Callable[[Read, int], None]) -> None:
-        durable = self._around.stream.durable
+    def _note(self, note: Callable[[Read, int], None]) -> int:
+        """Tell of what is durable by now; how many parts that were."""
+        durable, count = self._around.stream.durable, 0
         while self._landed and _position(self._landed[0]) <= durable:
             landed = self._landed.popleft()
             note(landed.read, landed.placed.rows if landed.placed else 0)
-            self._around.slots.release()
             hit("chunk_durable")
+            count += 1
+        return count
 
     def _send(self, part: Part) -> _OnItsWay:
         around, leaf = self._around, part.rows.leaf if isinstance(part.rows, Span) else None

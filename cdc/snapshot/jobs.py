@@ -8,7 +8,7 @@ from glob import escape
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from threading import BoundedSemaphore, Event, Thread
+from threading import Event, Thread
 from typing import Final
 
 import structlog
@@ -18,7 +18,7 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import Command, CommandState
 from cdc.config import Definition
 from cdc.config.definition import Snapshot, SnapshotMode
-from cdc.errors import CatalogUnavailable, CdcError, Reaction, SnapshotVoid
+from cdc.errors import CatalogUnavailable, CdcError, Reaction
 from cdc.mending import line_mender
 from cdc.position import Position
 from cdc.postgres.connection import connect
@@ -88,7 +88,8 @@ class Jobs(Thread):
             self._signals.serve(catalog)
             self._ask_for_copies(catalog)
             for command in catalog.commands.pending(self._definition.name, BACKFILL):
-                if self._may_begin(catalog, command):
+                # without a stream there is nothing to place into, nor does anybody know the tables
+                if self._may_begin(catalog, command) and self._placing.versions():
                     self._carry_out(catalog, command)
             self._end_when_copied(catalog)
 
@@ -157,8 +158,6 @@ class Jobs(Thread):
         definition, source = self._definition, self._definition.source
         root = Path(definition.log.path)
         known = {schema.relation: schema for schema in self._placing.versions()}
-        if not known:
-            raise SnapshotVoid("nothing streams")
         tables = check_request(request, known, {sink.name: sink for sink in definition.sinks})
         dsn = source.current_dsn()
         telling_dsn = dsn if source.primary is None else source.primary.reveal()
@@ -176,7 +175,7 @@ class Jobs(Thread):
                 limits=_limits(definition.snapshot),
                 pace=Pace(request.rate, definition.snapshot.max_source_load, stream, self._stop_event),
                 gate=Gate(),
-                slots=BoundedSemaphore(_slots(definition.snapshot)),
+                in_hand=_in_hand(definition.snapshot),
                 log=root,
                 stop=self._stop_event,
             )
@@ -216,9 +215,9 @@ class Jobs(Thread):
         return cancelled
 
 
-def _slots(snapshot: Snapshot) -> int:
+def _in_hand(snapshot: Snapshot) -> int:
     return snapshot.parallel + AHEAD
 
 
 def _limits(snapshot: Snapshot) -> Limits:
-    return Limits(snapshot.chunk_rows, IN_HAND // _slots(snapshot))
+    return Limits(snapshot.chunk_rows, IN_HAND // _in_hand(snapshot))

@@ -112,20 +112,21 @@ def before_the_bases(folder: Path, dsn: str, *changes: LiteralString) -> Iterato
     work = {"state": "snapshotting", "began": int(began), "blocks": [read], "size": 1, "rows": 0}
     with Catalog.open(held.definition.catalog.url) as catalog:
         job = catalog.commands.post("held", BACKFILL, Request(("public.t",), resync=True, epoch=0).to_json())
-        catalog.commands.record(job, {"state": "snapshotting", "tables": {"public.t": work}})
-    with connect(dsn, autocommit=False) as first:
-        first.execute(LOCKED)
-        with Running(held) as running:
-            try:
-                running.until(lambda: rows_of(dsn, WAITS))  # for the table's size, before it asks what lacks a base
-                for change in changes:
-                    first.execute(change)
-                first.commit()
-            finally:  # else who waits for the lock would never end
-                first.rollback()
-            assert running.ended(job).state == "done", copies(running)[0].result
-            running.caught_up()
-            yield held
+        catalog.commands.record(job, {"state": "paused", "tables": {"public.t": work}})
+    with connect(dsn, autocommit=False) as first, Running(held) as running:
+        try:
+            running.caught_up()  # a reader that begins has to look at the table, too
+            first.execute(LOCKED)
+            running.catalog.commands.post("held", RESUME, {"id": job})
+            running.until(lambda: rows_of(dsn, WAITS))  # for the table's size, before it asks what lacks a base
+            for change in changes:
+                first.execute(change)
+            first.commit()
+        finally:  # else who waits for the lock would never end
+            first.rollback()
+        assert running.ended(job).state == "done", copies(running)[0].result
+        running.caught_up()
+        yield held
 
 
 @pytest.mark.parametrize(
