@@ -132,13 +132,13 @@ def before_the_bases(folder: Path, dsn: str, *changes: LiteralString) -> Iterato
 @pytest.mark.parametrize(
     "changes",
     [
-        ("UPDATE t SET v = 'last' WHERE id = 1",),
+        pytest.param(("UPDATE t SET v = 'last' WHERE id = 1",), marks=pytest.mark.slow),
         ("UPDATE t SET id = 2 WHERE id = 1",),
         ("UPDATE t SET id = 2 WHERE id = 1", "UPDATE t SET id = 1 WHERE id = 2"),
         ("UPDATE t SET id = 2 WHERE id = 1", "INSERT INTO t VALUES (1, 'other', 'short')"),
-        ("DELETE FROM t",),
+        pytest.param(("DELETE FROM t",), marks=pytest.mark.slow),
         ("DELETE FROM t", "INSERT INTO t VALUES (1, 'again', 'short')"),
-        ("TRUNCATE t",),
+        pytest.param(("TRUNCATE t",), marks=pytest.mark.slow),
     ],
 )
 def test_a_row_that_moves_while_its_base_is_read_keeps_its_unsent_value(
@@ -182,6 +182,7 @@ def test_a_table_that_is_dropped_while_it_is_copied_stops_no_other(held: Capture
         eventually(running, lambda: is_exact(held, "u"))
 
 
+@pytest.mark.slow
 def test_a_table_that_no_rule_matches_any_more_stops_no_other(held: Captured) -> None:
     with Running(held) as running:
         halfway(running)
@@ -206,6 +207,7 @@ def test_a_new_epoch_in_the_middle_of_a_copy_begins_it_anew(held: Captured) -> N
         eventually(running, lambda: is_exact(held) and is_exact(held, "u"))
 
 
+@pytest.mark.slow
 def test_a_catalog_that_is_lost_in_the_middle_of_a_copy_is_no_loss(held: Captured) -> None:
     with Running(held) as running:
         halfway(running)
@@ -218,6 +220,7 @@ def test_a_catalog_that_is_lost_in_the_middle_of_a_copy_is_no_loss(held: Capture
     assert generations(held) == generations(held, "u") == 1
 
 
+@pytest.mark.slow
 def test_a_paused_copy_stays_so_when_the_reader_starts_anew(held: Captured) -> None:
     with Running(held) as running:
         job = halfway(running)
@@ -236,7 +239,7 @@ def test_a_paused_copy_stays_so_when_the_reader_starts_anew(held: Captured) -> N
     assert is_exact(held)
 
 
-@pytest.mark.parametrize("moment", ["queued", "middle", "paused"])
+@pytest.mark.parametrize("moment", ["queued", *(pytest.param(m, marks=pytest.mark.slow) for m in ("middle", "paused"))])
 def test_a_cancelled_copy_says_so_and_a_resync_makes_it_whole(held: Captured, moment: str) -> None:
     if moment == "queued":
         with Catalog.open(held.definition.catalog.url) as catalog:
@@ -264,6 +267,7 @@ def test_a_cancelled_copy_says_so_and_a_resync_makes_it_whole(held: Captured, mo
     assert is_exact(held, "u")
 
 
+@pytest.mark.slow
 def test_a_resync_beside_a_paused_copy_of_the_same_table_leaves_both_ended(held: Captured) -> None:
     with Catalog.open(held.definition.catalog.url) as catalog:
         job = catalog.commands.post("held", BACKFILL, Request(("public.*",), resync=True, epoch=0).to_json())
