@@ -112,8 +112,8 @@ def _run(definition: Definition, figures: metrics.Figures, stop: Event, reporter
     settings = reader_settings(definition)
     reporter.running()
     try:
-        check_log(definition)
         try:
+            check_log(definition)
             Reader(settings, figures, stop, placing).run()
         except DISCONTINUED as exc:
             if definition.snapshot.mode is not SnapshotMode.WHEN_NEEDED:

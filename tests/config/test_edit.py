@@ -167,7 +167,7 @@ def test_a_file_keeps_its_mode_and_a_link_stays_a_link(tmp_path: Path) -> None:
 NAMES = st.sampled_from(["shop.a", "shop.b", "x.a", "shop.*", "*.a", '"s.x".y', "we ird.t'able", "a.${HOME}", "ü.ä"])
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.sampled_from(LAYOUTS), st.lists(st.tuples(st.booleans(), NAMES), max_size=8))
 def test_whatever_is_added_and_removed_the_file_says_the_last_word_on_each_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, rules: str, steps: list[tuple[bool, str]]

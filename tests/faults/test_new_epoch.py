@@ -20,8 +20,9 @@ from cdc.postgres.slot import drop_slot
 from cdc.recovery import begin_epoch
 from cdc.table import TableState
 from tests.cli.command import spawn
-from tests.faults.capture import Captured
+from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import until
 
 
 def text_rows(dsn: str) -> list[tuple[str | None, ...]]:
@@ -174,3 +175,41 @@ def test_a_rename_under_a_later_epoch_is_proved_or_marked_and_never_a_column_tha
     kept = [c.id for c in table.columns if c.name == "w"] == [2]
 
     assert kept or table.state is TableState.NEEDS_RESYNC
+
+
+@pytest.mark.parametrize("beside", ["8MiB", pytest.param("0", marks=pytest.mark.slow)])
+def test_with_mode_when_needed_a_reader_begins_the_next_epoch_by_itself(held: Captured, beside: str) -> None:
+    with held.path.open("a") as definition:
+        definition.write(f"snapshot: {{mode: when_needed, beside: {beside}}}\n")
+    held.copy()
+    before = held.stream()
+    lose_the_slot(held)
+    with ReaderProcess(held) as process:
+        until(lambda: (held.log.durable or before).epoch == 1, process.output)
+        run_sql(held.dsn, "UPDATE t SET v = 'after' WHERE id = 7", "DELETE FROM t WHERE id = 8")
+        until(lambda: is_source(held) and all_live(held), process.output)
+        assert process.child.poll() is None
+        process.child.terminate()
+        assert process.child.wait(30) == 0
+    assert held.folded("young") == [("7",)]
+    assert "all is copied again" in process.output()
+
+
+def test_with_mode_initial_a_reader_without_its_slot_stops_and_touches_nothing(held: Captured) -> None:
+    held.copy()
+    before = held.stream()
+    lose_the_slot(held)
+    with ReaderProcess(held) as process:
+        assert process.child.wait(60) == 1
+    assert SlotMissing.code in process.output()
+    assert held.log.durable == before
+    assert rows_of(held.dsn, "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == []
+
+
+def is_source(held: Captured) -> bool:
+    return [row[:2] for row in held.folded("t")] == text_rows(held.dsn)
+
+
+def all_live(held: Captured) -> bool:
+    """Whether every table that is there is copied."""
+    return {s.state for s in held.log.schemas().values()} == {TableState.LIVE, TableState.DROPPED}

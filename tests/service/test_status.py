@@ -59,6 +59,15 @@ def test_a_process_that_stopped_on_purpose_is_stopped_however_long_ago(catalog: 
     assert {p.process: p.state for p in status.processes}["apply"] == "stopped"
 
 
+def test_a_reader_that_was_there_for_the_copy_alone_is_copied_and_nothing_is_wrong(catalog: Catalog) -> None:
+    fill(catalog)
+    catalog.processes.report(ProcessReport(NAME, "reader", 1, "copied"))
+    status = pipeline_status(catalog, NAME, later(REPORT_LIFE - 1))
+    assert ({p.process: p.state for p in status.processes}["reader"], status.state) == ("copied", "running")
+    assert status.problems == ()
+    assert {p.process: p.state for p in pipeline_status(catalog, NAME, later(1000)).processes}["reader"] == "copied"
+
+
 def test_an_error_is_shown_with_code_and_remedy(catalog: Catalog) -> None:
     fill(catalog)
     error = {"code": "CDC-2104", "message": "slot is ahead", "suggestion": "drop it"}

@@ -83,6 +83,30 @@ def test_a_child_killed_by_a_signal_is_started_again() -> None:
     assert any(line.startswith("ended with signal 9") for _, line in lines.every)
 
 
+def test_a_child_that_may_end_is_done_with_status_0_and_the_others_go_on() -> None:
+    lines = Lines()
+    ends = Child("ends", (sys.executable, "-c", "print('copied', flush=True)"), may_end=True)
+    steady = script(PATIENT + WAIT, "steady")
+    with running(supervisor := Supervisor([ends, steady], policy=QUICK, say=lines)) as ended:
+        lines.wait(lambda line: line in {"up", "is done"}, 2)
+        assert ended == []
+    assert supervisor.restarts == {"ends": 0, "steady": 0}
+
+
+def test_a_supervisor_of_children_that_may_end_ends_with_the_last_of_them() -> None:
+    lines = Lines()
+    children = [Child(name, (sys.executable, "-c", "pass"), may_end=True) for name in ("one", "two")]
+    assert Supervisor(children, policy=QUICK, say=lines).run() == ExitCode.OK.value
+    assert sorted(lines.every) == [("one", "is done"), ("two", "is done")]
+
+
+def test_a_child_that_may_end_is_started_again_when_it_fails() -> None:
+    lines = Lines()
+    falls = Child("falls", (sys.executable, "-c", "print('up', flush=True); raise SystemExit(1)"), may_end=True)
+    with running(Supervisor([falls], policy=QUICK, say=lines)):
+        lines.wait(lambda line: line == "up", 2)
+
+
 def test_other_children_go_on_while_one_falls() -> None:
     lines = Lines()
     fallen = script("raise SystemExit(1)", "fallen")
@@ -166,3 +190,4 @@ def test_waits_grow_up_to_the_limit_and_are_never_hot_for_the_surroundings() -> 
 def test_a_pipeline_has_three_processes_and_only_the_asked_ones_are_started() -> None:
     assert [child.name for child in pipeline_children("shop.yaml")] == ["apply", "reader", "server"]
     assert [child.name for child in pipeline_children("shop.yaml", ["reader", "server"])] == ["reader", "server"]
+    assert [child.name for child in pipeline_children("shop.yaml", copies_only=True) if child.may_end] == ["reader"]

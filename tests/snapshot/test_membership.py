@@ -173,6 +173,7 @@ def test_a_table_that_was_removed_and_added_again_has_what_it_missed(held: Captu
     assert states(held)["public.u"] == [TableState.LIVE]
 
 
+@pytest.mark.slow
 def test_a_table_that_was_removed_while_all_tables_are_published_comes_back_with_what_it_missed(
     tmp_path: Path, database: str
 ) -> None:
@@ -219,6 +220,7 @@ def test_a_table_made_anew_under_its_name_is_another_one_with_its_own_rows(held:
     assert states(held)["public.t"] == [TableState.DROPPED, TableState.LIVE]
 
 
+@pytest.mark.slow
 def test_a_table_made_anew_in_a_publication_of_all_tables_is_copied_though_the_stream_tells_of_it_first(
     tmp_path: Path, database: str
 ) -> None:

@@ -1,0 +1,106 @@
+"""A table that is skipped is taken for exact as it is: sinks take it up again, and nothing that they hold vanishes."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from cdc import metrics
+from cdc.catalog import Catalog
+from cdc.catalog.commands import CommandState
+from cdc.log.read import LogReader
+from cdc.lsn import Lsn
+from cdc.position import Position
+from cdc.recovery import skip
+from cdc.snapshot.jobs import BACKFILL
+from cdc.snapshot.tables import SKIP, ask_skip
+from cdc.snapshot.work import Request
+from cdc.stores.lake import Lake, read_target
+from cdc.stores.published import TableRecord, TargetState
+from cdc.table import TableState
+from pipelines.apply import SinkLoop
+from pipelines.cuts import Cuts
+from pipelines.folding import RangeFold
+from pipelines.progress import Progress
+from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from tests.faults.capture import Captured
+from tests.fixtures.postgres import rows_of, run_sql
+from tests.snapshot.running import Running
+
+
+def lose_changes(held: Captured) -> None:
+    """What is in the WAL so far is passed over, and the table marked for it; no reader runs."""
+    run_sql(held.dsn, "SELECT pg_logical_emit_message(true, 'cdc.test', 'somewhere to go')")
+    end = Lsn.parse(rows_of(held.dsn, "SELECT pg_current_wal_flush_lsn()::text")[0][0])
+    skip(held.definition, end, ["public.t"])
+
+
+def applied(held: Captured, catalog: Catalog) -> tuple[TableRecord, list[dict[str, Any]]]:
+    """Bring a Delta sink to the log's end as its driver does, and give where the table stands and what it holds."""
+    place = f"{held.folder}/lake/{{schema}}/{{table}}"
+    mended = True
+    while mended:
+        with closing(DeltaSink(DeltaSettings("lake", place))) as sink:
+            fold = RangeFold(LogReader(held.folder / "log"), "lake", ("*.*",))
+            loop = SinkLoop(sink, fold, Cuts(catalog, "lake"), Progress("held", "lake", metrics.Figures()))
+            loop.open()
+            for table in loop.lagging:
+                loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
+            loop(None, held.log.durable or Position(0))
+            mended = loop.mended
+            loop.drain()
+    published = Lake.open(place).published()
+    assert published is not None
+    (record,) = published.tables.values()
+    return record, read_target(record.target, record.version).read_all().select(["id", "v"]).to_pylist()
+
+
+def test_a_sink_that_had_stopped_goes_on_with_what_it_has(tmp_path: Path, database: str) -> None:
+    run_sql(database, "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'one'), (2, 'two')")
+    held = Captured(tmp_path, database)
+    held.copy()
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        assert applied(held, catalog)[0].state == TargetState.STREAMING
+        run_sql(database, "INSERT INTO t VALUES (3, 'lost')")
+        lose_changes(held)
+        with Running(held) as running:
+            run_sql(database, "UPDATE t SET v = 'marked' WHERE id = 1")
+            running.caught_up()
+        assert applied(held, catalog)[0].state == TargetState.FAILED
+        with Running(held) as running:
+            job, topics = ask_skip(held.definition, catalog, ["public.*"], "test")
+            assert running.ended(job).state is CommandState.DONE
+            run_sql(database, "INSERT INTO t VALUES (4, 'four')", "DELETE FROM t WHERE id = 2")
+            running.caught_up()
+        assert (topics, [s.state for s in held.log.schemas().values()]) == (["public.t"], [TableState.LIVE])
+        record, rows = applied(held, catalog)
+        assert record.state == TargetState.STREAMING
+        assert sorted((row["id"], row["v"]) for row in rows) == [(1, "marked"), (4, "four")]
+
+
+def test_a_first_copy_that_was_given_up_is_skipped_and_one_on_its_way_is_not(tmp_path: Path, database: str) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 500) i",
+    )
+    held = Captured(tmp_path, database)
+    with held.path.open("a") as definition:
+        definition.write("snapshot: {beside: 0, chunk_rows: 20, parallel: 1}\n")
+    with Running(held) as running:
+        # one that takes its time, so that the copy nobody asked for is not begun
+        asked = running.ask(Request(("public.t",), resync=True, rate=100, epoch=0))
+        running.until(lambda: running.state(asked) == "snapshotting")
+        refused = running.ended(running.catalog.commands.post("held", SKIP, {"tables": ["public.t"]}))
+        assert (refused.state, (refused.result or {})["error"]["code"]) == (CommandState.FAILED, "CDC-1006")
+        running.catalog.commands.post("held", "backfill.cancel", {"id": asked})
+        running.ended(asked)
+        done = running.ended(running.catalog.commands.post("held", SKIP, {"tables": ["public.t"]}))
+        assert done.state is CommandState.DONE
+        run_sql(database, "UPDATE t SET v = 'later' WHERE id = 500")
+        running.caught_up()
+        assert len(running.catalog.commands.ls("held", BACKFILL)) == 1
+    (schema,) = held.log.schemas().values()
+    assert schema.state is TableState.LIVE
+    assert ("500", "later") in held.folded("t")
