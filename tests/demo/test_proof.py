@@ -53,4 +53,4 @@ def test_an_outcome_without_tables_is_not_equal() -> None:
 
 
 def test_the_result_has_the_keys_that_programs_read() -> None:
-    assert set(Outcome().to_json()) == {"tables", "freshness", "changes", "first_row_seconds"}
+    assert set(Outcome().to_json()) == {"tables", "freshness", "changes", "first_row_seconds", "tour"}

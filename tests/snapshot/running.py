@@ -19,7 +19,7 @@ from cdc.snapshot.placing import Placing
 from cdc.snapshot.work import Request
 from tests.faults.capture import Captured
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 
 
 class Running:
