@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.slot import PLUGIN, SlotStatus, advance_slot, exclusive, slot_status
 from cdc.settings import reader_settings
 from cdc.snapshot.initial import prepare
-from cdc.table import TableSchema, TableState
+from cdc.table import TableSchema, TableState, matches
 
 EMPTY: Final = "start the reader: its first copy needs no recovery"
 
@@ -72,7 +71,7 @@ def skip(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, A
         )
     source = definition.source
     known = LogReader(definition.log.path).schemas().values()
-    chosen = [s for s in known if any(fnmatchcase(s.topic, t) for t in tables) and s.state is not TableState.DROPPED]
+    chosen = [s for s in known if matches(s.topic, tables) and s.state is not TableState.DROPPED]
     if not chosen:
         raise ConfigError(f"no table of the log matches {list(tables)!r}", remedy="'cdc log inspect' lists the tables")
     with connect(source.dsn.reveal(), application_name="cdc slots") as conn, exclusive(conn, slot.name):

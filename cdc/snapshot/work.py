@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, Final, Self
 
 from cdc.errors import ConfigError
-from cdc.table import TableSchema, TableState
+from cdc.table import TableSchema, TableState, matches
 
 KEYS: Final = 10_000
 """Keys of one request: the catalog keeps them, and whoever lists the newest requests reads them all."""
@@ -132,9 +131,9 @@ def check_request(request: Request, known: Mapping[int, TableSchema], sinks: Map
         listed = ", ".join(map(repr, sinks)) or "none"
         raise ConfigError(f"no sink is called {request.sink!r}", remedy=f"sinks of this pipeline: {listed}")
     live = [s for s in known.values() if s.state is not TableState.DROPPED]
-    chosen = [s for s in live if any(fnmatchcase(s.topic, glob) for glob in request.tables)]
+    chosen = [s for s in live if matches(s.topic, request.tables)]
     for glob in request.tables:
-        if not any(fnmatchcase(s.topic, glob) for s in chosen):
+        if not any(matches(s.topic, [glob]) for s in chosen):
             listed = ", ".join(sorted(s.topic for s in live)[:10]) or "none"
             raise ConfigError(f"no table of the log matches {glob!r}", remedy=f"tables there: {listed}")
     for schema in chosen:
