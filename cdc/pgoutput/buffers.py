@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA, Operation
-from cdc.pgoutput.kernel import OPERATIONS, ROWS, STATE_SIZE, Layouts, Rows, Texts, Values, end_row, start_row
+from cdc.pgoutput.arrays import Layouts, Rows, Texts, Values
+from cdc.pgoutput.kernel import OPERATIONS, ROWS, STATE_SIZE, end_row, start_row
 from cdc.pgoutput.layout import Layout
 
 _NESTED: Final = ("key", "old_key", "before", "after")

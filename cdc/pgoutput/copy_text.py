@@ -59,12 +59,13 @@ class CopyDecoder:
 
     def _rows(self, lines: bytes) -> pa.RecordBatch:
         self._state[kernel.CURSOR] = self._state[kernel.ROWS] = 0
-        count = lines.count(b"\n")
+        text = np.frombuffer(lines, np.uint8)
+        count = int(np.count_nonzero(text == kernel.NEWLINE))
         # all that these lines can need, so the kernel never has to ask; untouched memory costs nothing
         columns, keys, size = len(self._layout.ids), len(self._layout.key), len(lines)
         capacity = Capacity(count, (count * keys, 0, 0, count * columns), (size if keys else 0, 0, 0, size))
         buffers = RowBuffers(self._state, capacity)
-        if not kernel.walk_copy(np.frombuffer(lines, np.uint8), self._state, buffers.rows, self._packed):
+        if not kernel.walk_copy(text, self._state, buffers.rows, self._packed):
             row = self.rows + int(self._state[kernel.ROWS]) - 1
             raise MalformedFrame(
                 f"copy of {self._layout.topic!r}: expected {columns} columns of UTF-8 text in the line of row {row}"

@@ -1,18 +1,21 @@
 """The numba kernels: replication frames and COPY lines to the Arrow buffers of log rows.
 
 All compiled functions stand in this one file, because numba's cache of a caller does not notice a
-change in another file. A kernel never makes a Python object and never raises: it stops, says why,
-and leaves the place where it stopped in `state`.
+change in another file (those of `words` are single instructions). A kernel never makes a Python object
+and never raises: it stops, says why, and leaves the place where it stopped in `state`.
 """
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0917, PLR1714, PLR2004, C901, FBT001, SIM109 - flat code on arrays and bytes
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numba import njit
+
+from cdc.pgoutput.arrays import Layouts, Rows, Texts, Values
+from cdc.pgoutput.words import load_word, lowest_bit, store_word
 
 # why a kernel stopped
 DONE: Final = 0
@@ -52,69 +55,11 @@ BEGIN_SIZE, COMMIT_SIZE = 20, 25
 
 BACKSLASH, LETTER_N, TAB, NEWLINE = b"\\N\t\n"
 
-
-class Texts(NamedTuple):
-    """One nested column (list or map of text) under construction."""
-
-    ends: np.ndarray
-    """int32, rows + 1: where each row's children end."""
-    valid: np.ndarray
-    """uint8 per row: 0 is null."""
-    ids: np.ndarray
-    """int32 per child: column id; the key of a map, unused in a list."""
-    offsets: np.ndarray
-    """int32, children + 1."""
-    present: np.ndarray
-    """uint8 per child: 0 is null."""
-    text: np.ndarray
-    """uint8, UTF-8."""
-    used: np.ndarray
-    """int64: children, bytes."""
-
-
-class Rows(NamedTuple):
-    """The log row's columns under construction; payload and address are Python's."""
-
-    position: np.ndarray
-    ordinal: np.ndarray
-    xid: np.ndarray
-    committed_at: np.ndarray
-    relation: np.ndarray
-    """int64; below 0 is null."""
-    topic: np.ndarray
-    """int32: place in the topics; below 0 is null."""
-    op: np.ndarray
-    """int8: place in OPERATIONS."""
-    partial: np.ndarray
-    """uint8."""
-    key: Texts
-    old_key: Texts
-    before: Texts
-    after: Texts
-
-
-class Layouts(NamedTuple):
-    """Every defined layout, sorted by OID; place i of the first six arrays is one relation."""
-
-    oid: np.ndarray
-    relation: np.ndarray
-    topic: np.ndarray
-    first: np.ndarray
-    """int64, n + 1: its columns in `ids` and `is_key`."""
-    key_first: np.ndarray
-    """int64, n + 1: its key in `keys`."""
-    ids: np.ndarray
-    is_key: np.ndarray
-    keys: np.ndarray
-    """int64: wire places in key order."""
-
-
-class Values(NamedTuple):
-    """One tuple as found: kind, and where the text is in the frame buffer."""
-
-    kind: np.ndarray
-    at: np.ndarray
-    size: np.ndarray
+# eight bytes at once
+EACH_BYTE, HIGH_BITS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+SEPARATOR_MASK, SEPARATORS = np.uint64(0xFC * EACH_BYTE), np.uint64(0x08 * EACH_BYTE)
+BACKSLASHES = np.uint64(BACKSLASH * EACH_BYTE)
+BYTE_BITS = np.uint64(0x38)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -534,26 +479,63 @@ def unescaped(letter: int) -> Any:
 
 
 @part
-def copy_field(buffer: np.ndarray, at: int, texts: Texts, column: int) -> int:
-    """Append the field that starts at `at`; where its tab or newline is, or -1 if it has none or is not UTF-8."""
+def zero_bytes(word: Any) -> Any:
+    """0x80 in every byte that is zero, up to the lowest such byte; what stands above that one means nothing."""
+    return (word - EACH_BYTE) & ~word & HIGH_BITS
+
+
+@part
+def copy_words(buffer: np.ndarray, at: Any, text: np.ndarray, out: Any) -> Any:
+    """Copy eight bytes at a time up to a tab, a newline or a backslash, or until fewer are left.
+
+    Gives both places behind what was copied, and all of it laid over one another: whose high bits say if it is ASCII.
+    """
+    seen = np.uint64(0)
+    while at + 8 <= len(buffer):
+        word = load_word(buffer, at)
+        store_word(text, out, word)
+        # COPY escapes the bytes 8 to 11, so that one of them is a tab or a newline
+        stops = zero_bytes((word & SEPARATOR_MASK) ^ SEPARATORS) | zero_bytes(word ^ BACKSLASHES)
+        if stops != np.uint64(0):
+            bits = lowest_bit(stops) & BYTE_BITS
+            before = np.int64(bits >> np.uint64(3))
+            return at + before, out + before, seen | (word & ((np.uint64(1) << bits) - np.uint64(1)))
+        seen |= word
+        at += 8
+        out += 8
+    return at, out, seen
+
+
+@part
+def copy_field(buffer: np.ndarray, at: Any, texts: Texts, column: int) -> Any:
+    """Append the field that starts at `at`; where its tab or newline is, or -1 if it has none or is not UTF-8.
+
+    The text has room for all that is left of the buffer.
+    """
     child, start = texts.used[0], texts.used[1]
     out = start
     present = True
+    seen = np.uint64(0)
     if buffer[at] == BACKSLASH and buffer[at + 1] == LETTER_N and (buffer[at + 2] == TAB or buffer[at + 2] == NEWLINE):
         present = False
         at += 2
     else:
-        while buffer[at] != TAB and buffer[at] != NEWLINE:
+        while True:
+            at, out, copied = copy_words(buffer, at, texts.text, out)
+            seen |= copied
+            if at >= len(buffer):
+                return -1
             byte = buffer[at]
+            if byte == TAB or byte == NEWLINE:
+                break
             if byte == BACKSLASH:
                 at += 1
                 byte = unescaped(buffer[at])
             texts.text[out] = byte
-            out += 1
+            seen |= np.uint64(byte)
             at += 1
-            if at >= len(buffer):
-                return -1
-        if not is_utf8(texts.text, start, out):
+            out += 1
+        if seen & HIGH_BITS and not is_utf8(texts.text, start, out):
             return -1
     texts.ids[child] = column
     texts.present[child] = present

@@ -15,7 +15,7 @@ from typing import Final
 
 from cdc.pgoutput.messages import Relation, RelationColumn
 from cdc.postgres.catalogue import Attribute, Catalogued, TypeFacts, unknown_type
-from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
+from cdc.table import CAPTURED, Column, ReplicaIdentity, TableSchema, TableState
 
 EPOCH_SHIFT: Final = 32
 UNPROVED: Final = 1601
@@ -92,7 +92,7 @@ def tell(told: Catalogued, known: TableSchema | None, oid: int, epoch: int) -> T
 
 def marked(schema: TableSchema, known: TableSchema | None, doubt: str | None) -> TableSchema:
     """The version with the mark of the one before, which only a resync takes away, or with the doubt as its own."""
-    if known is not None and known.state not in {TableState.LIVE, TableState.SNAPSHOTTING}:
+    if known is not None and known.state not in CAPTURED:
         return schema.flagged(known.state, known.reason or "marked before")
     if doubt:
         return schema.flagged(TableState.NEEDS_RESYNC, doubt)

@@ -124,6 +124,8 @@ class Span:
     first: int
     end: int
     """Excluded."""
+    lines: tuple[int, int] | None = None
+    """Of one block: from which line pointer up to which, excluded; None: all."""
 
 
 @contextmanager
@@ -200,11 +202,11 @@ def keyed_query(
 def span_query(conn: psycopg.Connection, schema: TableSchema, span: Span, publication: str) -> sql.Composed:
     """SELECT of the rows in the span's blocks, as the publication sends them; for copy_rows."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
+    first, end = (span.first, 0), (span.end, 0)
+    if span.lines is not None:
+        first, end = (span.first, span.lines[0]), (span.first, span.lines[1])
     rows = sql.SQL("SELECT {} FROM ONLY {} WHERE ctid >= {}::tid AND ctid < {}::tid").format(
-        columns,
-        sql.Identifier(*span.leaf.name),
-        sql.Literal(f"({span.first},0)"),
-        sql.Literal(f"({span.end},0)"),
+        columns, sql.Identifier(*span.leaf.name), sql.Literal(str(first)), sql.Literal(str(end))
     )
     return _all([rows, *row_filter(conn, schema, publication)])
 

@@ -106,20 +106,16 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed) -> Iterator[bytes]:
         answer = conn.wait(generators.execute(conn.pgconn))[-1]
     if answer.status != pq.ExecStatus.COPY_OUT:
         raise failure_of(answer)
-    finished, lines, held = False, list[memoryview](), 0
+    status, drain = libpq.PENDING, libpq.LineDrain(conn.pgconn)
     try:
-        for drained in _chunks(conn):
-            finished = drained.status < libpq.PENDING
-            lines.append(drained.frames.buffer.data)
-            held += len(lines[-1])
-            if held >= CHUNK or (finished and held):
-                yield b"".join(lines)
-                lines, held = [], 0
+        for status in _statuses(conn, drain):
+            if drain.nbytes >= CHUNK or (status < libpq.PENDING and drain.nbytes):
+                yield drain.take()
     finally:
-        if not finished:
+        if status >= libpq.PENDING:
             conn.cancel_safe()
-            for _ in _chunks(conn):
-                pass
+            for _ in _statuses(conn, drain):
+                drain.take()
         failures = _finish(conn)
         if is_raw(conn) and conn.info.transaction_status in _USABLE:  # a failed transaction takes the SET back itself
             with mapped():
@@ -128,24 +124,22 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed) -> Iterator[bytes]:
         raise failures[0]
 
 
-def _chunks(conn: psycopg.Connection) -> Iterator[libpq.Drained]:
-    """Drains until the copy ended, waiting for input in between."""
-    drain = libpq.CopyDrain(conn.pgconn)
+def _statuses(conn: psycopg.Connection, drain: libpq.LineDrain) -> Iterator[int]:
+    """What each gathering says, until the copy ended, waiting for input in between."""
     poll = select.poll()
     poll.register(conn.pgconn.socket, select.POLLIN)
-    while True:
-        drained = drain.take(CHUNK)
-        yield drained
-        if drained.status < libpq.PENDING:
-            return
-        if drained.status == libpq.PENDING:
+    while (status := drain.gather(CHUNK)) >= libpq.PENDING:
+        yield status
+        if status == libpq.PENDING:
             poll.poll()
             time.sleep(REST)
-            for _ in range(READS):
-                with mapped():
+            with mapped():
+                conn.pgconn.consume_input()
+                for _ in range(READS):
+                    if not poll.poll(0):
+                        break
                     conn.pgconn.consume_input()
-                if not poll.poll(0):
-                    break
+    yield status
 
 
 def _finish(conn: psycopg.Connection) -> list[Exception]:

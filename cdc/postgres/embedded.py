@@ -37,10 +37,14 @@ SETTINGS: Final[Mapping[str, str]] = {
     "synchronous_commit": "on",
     "timezone": "UTC",
     "log_checkpoints": "off",
+    # queries of milliseconds; compiling them would take longer
+    "jit": "off",
 }
 START_TIMEOUT: Final = 60.0
 STOP_TIMEOUT: Final = 60.0
 ATTEMPTS: Final = 3
+SOCKET_PATH: Final = 107
+"""Bytes that the path of a Unix socket may have."""
 """Starts with a port of our own choice: another process may take it in between."""
 _SIGNALS: Final = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _POLL: Final = 0.02
@@ -121,7 +125,7 @@ class EmbeddedPostgres:
 
     @property
     def socket_directory(self) -> Path:
-        """The folder of its Unix socket; its path is short, for a socket's may have 107 bytes only."""
+        """The folder of its Unix socket; its path is short, see SOCKET_PATH."""
         return self._root_folder / "s"
 
     @property
@@ -186,7 +190,8 @@ class EmbeddedPostgres:
     def _root_within_reach(self) -> Path:
         """The wanted folder, or a temporary one if the account cannot get there or its path is too long."""
         wanted = self._directory.absolute()
-        too_long = len(os.fsencode(wanted)) > 80 or "," in str(wanted) or '"' in str(wanted)  # noqa: PLR2004 - of 107
+        socket_file = wanted / f"postgres-{self.version}" / "s" / ".s.PGSQL.65535"
+        too_long = len(os.fsencode(socket_file)) > SOCKET_PATH or "," in str(wanted) or '"' in str(wanted)
         parent = next(p for p in (wanted, *wanted.parents) if p.exists())
         if too_long or (self._account is not None and not reachable(parent, self._account)):
             return self._temporary_folder()

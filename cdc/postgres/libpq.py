@@ -59,14 +59,16 @@ def _call(typing_context: Any, address: Any, first: Any, second: Any, third: Any
 
 
 @numba.njit(nogil=True, cache=True)
-def _drain(addresses: np.ndarray, limit: int, hint: int) -> tuple[np.ndarray, np.ndarray, int, bool]:
-    """Addresses: PGconn, PQgetCopyData, PQfreemem, memcpy; gives bytes, offsets, status and reply request."""
+def _drain(
+    addresses: np.ndarray, limit: int, buffer: np.ndarray, offsets: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray, int, int, bool]:
+    """Addresses: PGconn, PQgetCopyData, PQfreemem, memcpy; what comes goes behind the first `count` messages.
+
+    Gives bytes and offsets (larger arrays where those were too small), the number of messages, status, reply request.
+    """
     connection, get_copy_data, free, copy = addresses
     message = np.zeros(1, np.int64)
-    buffer = np.empty(hint, np.uint8)
-    offsets = np.empty(256, np.int64)
-    offsets[0] = 0
-    count = used = 0
+    used = offsets[count]
     reply = False
     length: Any = 1
     while used < limit:
@@ -83,17 +85,16 @@ def _drain(addresses: np.ndarray, limit: int, hint: int) -> tuple[np.ndarray, np
         reply = reply or (length == 18 and buffer[used] == 107 and buffer[used + 17] == 1)  # noqa: PLR2004 - 'k', 18 bytes
         used += length
         count += 1
-        if count == offsets.size - 1:
+        if count == offsets.size:
             more = np.empty(2 * offsets.size, np.int64)
-            more[: count + 1] = offsets[: count + 1]
-            more[count] = used
+            more[:count] = offsets
             offsets = more
         offsets[count] = used
-    return buffer[:used], offsets[: count + 1], length, reply
+    return buffer, offsets, count, length, reply
 
 
 class CopyDrain:
-    """Takes COPY messages off one connection in COPY OUT or COPY BOTH mode; never blocks."""
+    """Takes COPY messages off one connection in COPY BOTH mode; never blocks."""
 
     def __init__(self, pgconn: Any) -> None:
         self._pgconn = pgconn
@@ -103,24 +104,71 @@ class CopyDrain:
     def take(self, limit: int = LIMIT) -> Drained:
         """Everything that libpq has buffered, up to the limit and one message more."""
         if self._functions is None:
-            return self._plain(limit)
+            return _plain(self._pgconn, limit)
         addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
-        buffer, offsets, status, reply = _drain(addresses, limit, self._hint)
+        buffer, offsets, count, status, reply = _drain(addresses, limit, *_room(self._hint), 0)
+        frames = FrameBatch(buffer[: offsets[count]], offsets[: count + 1])
         # room for a quarter more than last time: growing copies, and untouched pages cost nothing
-        self._hint = max(_FIRST_BUFFER, buffer.size + buffer.size // 4)
-        return Drained(FrameBatch(buffer, offsets), status, reply)
+        self._hint = max(_FIRST_BUFFER, frames.nbytes + frames.nbytes // 4)
+        return Drained(frames, status, reply)
 
-    def _plain(self, limit: int) -> Drained:
-        frames: list[bytes] = []
-        used, length = 0, 1
-        while used < limit:
-            length, view = self._pgconn.get_copy_data(1)
-            if length <= 0:
-                break
-            frames.append(bytes(view))
-            used += length
-        reply = any(len(frame) == 18 and frame[:1] == b"k" and frame[17] == 1 for frame in frames)  # noqa: PLR2004
-        return Drained(FrameBatch.of(frames), length, reply)
+
+class LineDrain:
+    """Takes the lines of a COPY off one connection in COPY OUT mode; never blocks.
+
+    They are gathered in memory that is used again: fresh pages for all that comes cost more than copying it does.
+    """
+
+    def __init__(self, pgconn: Any) -> None:
+        self._pgconn = pgconn
+        self._functions = functions()
+        self._buffer, self._offsets = _room(_FIRST_BUFFER)
+        self._count = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the lines that were gathered and not taken."""
+        return int(self._offsets[self._count])
+
+    def gather(self, limit: int) -> int:
+        """Add what libpq has buffered, until there are so many bytes; the status, as of Drained."""
+        if self._functions is None:
+            frames, status, _ = _plain(self._pgconn, limit)
+            held = self._buffer[: self.nbytes]
+            self._offsets = np.append(self._offsets[: self._count], frames.offsets + held.size)
+            self._buffer, self._count = np.append(held, frames.buffer), self._count + len(frames)
+            return status
+        addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
+        self._buffer, self._offsets, self._count, status, _ = _drain(
+            addresses, limit, self._buffer, self._offsets, self._count
+        )
+        return status
+
+    def take(self) -> bytes:
+        """What was gathered."""
+        lines = self._buffer[: self.nbytes].tobytes()
+        self._count = 0
+        return lines
+
+
+def _room(nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Memory for messages of so many bytes in all, and where each of them ends; none so far."""
+    offsets = np.empty(256, np.int64)
+    offsets[0] = 0
+    return np.empty(nbytes, np.uint8), offsets
+
+
+def _plain(pgconn: Any, limit: int) -> Drained:
+    frames: list[bytes] = []
+    used, length = 0, 1
+    while used < limit:
+        length, view = pgconn.get_copy_data(1)
+        if length <= 0:
+            break
+        frames.append(bytes(view))
+        used += length
+    reply = any(len(frame) == 18 and frame[:1] == b"k" and frame[17] == 1 for frame in frames)  # noqa: PLR2004
+    return Drained(FrameBatch.of(frames), length, reply)
 
 
 @lru_cache(maxsize=1)
@@ -131,7 +179,7 @@ def functions() -> tuple[int, int, int] | None:
         if library.PQlibVersion() != pq.version() or ctypes.sizeof(ctypes.c_void_p) != np.dtype(np.int64).itemsize:
             raise OSError("the libpq that was found is not the one that psycopg uses")  # noqa: TRY301 - one way out
         # compiled here, seconds on the first run of an installation, and not while a server waits for us
-        _drain(np.zeros(4, np.int64), 0, 1)
+        _drain(np.zeros(4, np.int64), 0, *_room(1), 0)
         return _address(library.PQgetCopyData), _address(library.PQfreemem), _address(standard.memcpy)
     except (OSError, AttributeError, TypeError) as error:
         _log.warning("receiving message by message, at half the speed: %s", error)

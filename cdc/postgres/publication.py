@@ -99,7 +99,7 @@ def withdraw(conn: psycopg.Connection, name: str, table: TableName) -> None:
     """Take a table out of the publication; nothing if it is not listed there."""
     with mapped():
         if table in {TableName(*row) for row in conn.execute(_LISTED, [name])}:
-            statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}")
+            statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE ONLY {}")
             conn.execute(statement.format(sql.Identifier(name), sql.Identifier(*table)))
 
 
@@ -122,4 +122,5 @@ def _create(name: str, tables: Sequence[TableName]) -> sql.Composed:
 
 
 def _names(tables: Sequence[TableName]) -> sql.Composed:
-    return sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
+    # without ONLY the children of a table come along, whether a rule matches them or not
+    return sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(*table)) for table in tables)

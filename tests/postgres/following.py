@@ -79,7 +79,9 @@ class Following:
     def _decode(self, frames: FrameBatch) -> None:
         for event in self._decoder.decode(frames):
             if isinstance(event, RelationSeen):
-                schema, announce = self.relations.see(event.relation, event.position)
+                seen = self.relations.see(event.relation, event.position)
+                assert seen is not None
+                schema, announce = seen
                 self._decoder.define(schema, announce=announce)
             elif isinstance(event, DdlSeen):
                 for schema in self.relations.told(event.content):

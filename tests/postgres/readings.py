@@ -6,7 +6,6 @@ another function for some types: it turns `t` into `true` and takes the blanks o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from cdc.postgres.slot import create_slot, drop_slot, slot_status
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import match_tables, read_schema, resolve
 from cdc.table import TableSchema
-from tests.fixtures.waiting import PATIENCE, until
+from tests.fixtures.waiting import until
 
 Decoder = PlainDecoder | ColumnarDecoder
 Texts = dict[str, list[tuple[bytes | None, ...]]]
@@ -99,13 +98,16 @@ class Capture:
         found: list[bytes] = []
         self.received = found
         end = int(row[0].partition("/")[0], 16) << 32 | int(row[0].partition("/")[2], 16)
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            assert time.monotonic() < deadline, "the stream did not come to its end"
+
+        def ended() -> bool:
             for frame in self._stream.receive(0.5) or ():
                 found.append(frame)
                 if frame[25:26] == b"C" and _commit_lsn(frame) >= end:
-                    return found
+                    return True
+            return False
+
+        until(ended, "the end of the stream", every=0)
+        return found
 
     def changes(self, *statements: str) -> list[dict[str, Any]]:
         """The log rows of the statements, which both decoders tell alike; only for the first call of a capture."""
@@ -120,12 +122,12 @@ class Capture:
     def rows(self, decoder: Decoder, frames: Iterable[bytes]) -> pa.Table:
         """The log rows of the frames, schemas as the catalogue proves them."""
         found: list[pa.RecordBatch] = []
-        for event in decoder.decode(FrameBatch.of(list(frames))):
-            if isinstance(event, RelationSeen):
-                with connect(self.dsn) as conn:
+        with connect(self.dsn) as conn:
+            for event in decoder.decode(FrameBatch.of(list(frames))):
+                if isinstance(event, RelationSeen):
                     decoder.define(resolve(conn, event.relation, None), announce=False)
-            elif isinstance(event, Decoded):
-                found.append(event.rows)
+                elif isinstance(event, Decoded):
+                    found.append(event.rows)
         table = pa.Table.from_batches(found, LOG_SCHEMA)
         table.validate(full=True)
         return table
@@ -147,30 +149,36 @@ def read_four_ways(dsn: str, statements: Sequence[str | bytes], pattern: str = "
         with connect(dsn) as conn:
             oids = [oid for oid, _ in match_tables(conn, [pattern])]
             schemas = [schema for oid in oids if (schema := read_schema(conn, oid)) is not None]
+            selected = {schema.topic: select_rows(conn, schema) for schema in schemas}
+        with connect(dsn, autocommit=False) as conn:
+            copied = {schema.topic: [_texts(schema, row) for row in _copied(conn, schema)] for schema in schemas}
         return Readings(
-            selected={schema.topic: select_rows(dsn, schema) for schema in schemas},
-            copied={schema.topic: [_texts(schema, row) for row in copy_rows(dsn, schema)] for schema in schemas},
+            selected=selected,
+            copied=copied,
             plain=_streamed(schemas, capture.rows(PlainDecoder(), frames)),
             columnar=_streamed(schemas, capture.rows(ColumnarDecoder(), frames)),
         )
 
 
-def select_rows(dsn: str, schema: TableSchema) -> list[tuple[bytes | None, ...]]:
+def select_rows(conn: psycopg.Connection, schema: TableSchema) -> list[tuple[bytes | None, ...]]:
     """The bytes that a plain SELECT gives, rows in the order in which they lie."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
     query = sql.SQL("SELECT {} FROM {}").format(columns, sql.Identifier(schema.schema, schema.name))
-    with connect(dsn) as conn:
-        result = conn.pgconn.exec_(query.as_bytes(conn))
-        assert not result.error_message, result.error_message
-        width = len(schema.sent)
-        return [tuple(result.get_value(row, place) for place in range(width)) for row in range(result.ntuples)]
+    result = conn.pgconn.exec_(query.as_bytes(conn))
+    assert not result.error_message, result.error_message
+    width = len(schema.sent)
+    return [tuple(result.get_value(row, place) for place in range(width)) for row in range(result.ntuples)]
 
 
 def copy_rows(dsn: str, schema: TableSchema) -> list[dict[str, Any]]:
     """The rows of an initial copy."""
-    decoder = CopyDecoder(schema, position=Position(1), xid=0, committed_at=0, first_ordinal=0)
     with connect(dsn, autocommit=False) as conn:
-        batches = [batch for chunk in copy_table(conn, schema) if (batch := decoder.feed(chunk)) is not None]
+        return _copied(conn, schema)
+
+
+def _copied(conn: psycopg.Connection, schema: TableSchema) -> list[dict[str, Any]]:
+    decoder = CopyDecoder(schema, position=Position(1), xid=0, committed_at=0, first_ordinal=0)
+    batches = [batch for chunk in copy_table(conn, schema) if (batch := decoder.feed(chunk)) is not None]
     decoder.finish()
     table = pa.Table.from_batches(batches, LOG_SCHEMA)
     table.validate(full=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from psycopg import generators
 
 from cdc.errors import SnapshotVoid
+from cdc.postgres import libpq
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, copy_table, hold_tables
 from cdc.postgres.slot import create_slot
@@ -42,3 +44,24 @@ def test_a_held_table_reads_as_the_snapshot_saw_it(database: str):
             schema = read_schema(reading, oid)
             assert schema is not None
             assert b"".join(copy_table(reading, schema)).split() == [b"1", b"2", b"3"]
+
+
+def test_the_compiled_loop_is_in_use_and_the_plain_one_gives_the_same_lines(database: str):
+    statement = b"COPY (SELECT i, repeat('x', i * i % 3001) FROM generate_series(1, 2000) i) TO STDOUT"
+    taken = []
+    with connect(database) as conn:
+        for plain in (False, True):
+            conn.pgconn.send_query(statement)
+            conn.wait(generators.execute(conn.pgconn))
+            drain, parts = libpq.LineDrain(conn.pgconn), []
+            assert drain._functions is not None
+            if plain:
+                drain._functions = None
+            while drain.gather(100_000) >= libpq.PENDING:
+                if drain.nbytes >= 100_000:
+                    parts.append(drain.take())
+                conn.pgconn.consume_input()
+            taken.append(b"".join([*parts, drain.take()]))
+            while conn.pgconn.get_result() is not None:
+                pass
+    assert taken[0] == taken[1] == b"".join(b"%d\t%s\n" % (i, b"x" * (i * i % 3001)) for i in range(1, 2001))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -85,3 +86,13 @@ def test_a_version_that_is_not_here_is_said_to_be(tmp_path: Path) -> None:
 def test_settings_of_the_caller_win(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "pg", settings={"wal_level": "replica"}) as server, connect(server.dsn()) as conn:
         assert conn.execute("SELECT current_setting('wal_level')").fetchone() == ("replica",)
+
+
+@pytest.mark.parametrize("length", [78, 79])
+def test_it_starts_under_the_longest_path_that_has_room_for_a_socket_and_under_a_longer_one(length: int) -> None:
+    with TemporaryDirectory() as base:
+        Path(base).chmod(0o755)
+        folder = Path(base, "d" * (length - len(os.fsencode(base)) - 1))
+        with EmbeddedPostgres(folder) as server, connect(server.dsn()) as conn:
+            assert conn.execute("SELECT 1").fetchone() == (1,)
+            assert server.data_directory.is_relative_to(folder) is (length == 78)

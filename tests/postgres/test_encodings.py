@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +40,7 @@ from cdc.snapshot.initial import CopySource, prepare
 from cdc.snapshot.placing import Placing
 from cdc.spool import Spool
 from tests.fixtures.postgres import VERSIONS, run_sql
-from tests.fixtures.waiting import PATIENCE, until
+from tests.fixtures.waiting import until
 from tests.postgres.readings import captured, read_four_ways
 
 
@@ -212,13 +211,14 @@ def logged(root: Path) -> list[dict[str, Any]]:
 def streamed(stream: ReplicationStream, decoding: Decoding, count: int) -> list[dict[str, Any]]:
     """At least so many rows."""
     found: list[dict[str, Any]] = []
-    deadline = time.monotonic() + PATIENCE
-    while len(found) < count:
-        assert time.monotonic() < deadline, found
+
+    def enough() -> bool:
         if (frames := stream.receive(0.5)) is not None:
-            found += [
-                row for item in decoding.rows(frames) if isinstance(item, Decoded) for row in item.rows.to_pylist()
-            ]
+            items = [item for item in decoding.rows(frames) if isinstance(item, Decoded)]
+            found.extend(row for item in items for row in item.rows.to_pylist())
+        return len(found) >= count
+
+    until(enough, lambda: f"{count} rows, got {found}", every=0)
     return found
 
 

@@ -98,7 +98,7 @@ def test_a_publication_that_lacks_tables_or_operations_is_told_with_its_sql(any_
     problems = preflight(any_database, wants)
 
     assert subjects(problems) == {"slot pre", "publication pub"}
-    assert 'ALTER PUBLICATION "pub" ADD TABLE "public"."b";' in [problem.sql for problem in problems]
+    assert 'ALTER PUBLICATION "pub" ADD TABLE ONLY "public"."b";' in [problem.sql for problem in problems]
     with connect(any_database) as conn:
         for problem in problems:
             if problem.sql and problem.subject == "publication pub":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import LiteralString
+
 import pytest
 
 from cdc.errors import SlotBlocked
 from cdc.postgres.connection import connect
-from cdc.postgres.publication import ensure_publication
+from cdc.postgres.publication import ensure_publication, withdraw
 from cdc.postgres.tables import TableName
 from tests.fixtures.postgres import rows_of, run_sql
 
@@ -26,3 +28,21 @@ def test_a_table_is_not_ready_while_a_transaction_is_open_that_wrote_it_before(a
 
         assert conn.execute("SELECT id FROM t").fetchall() == [(1,)]
     assert rows_of(any_database, "SELECT tablename FROM pg_publication_tables WHERE pubname = 'pub'") == [("t",)]
+
+
+def test_a_table_is_published_and_withdrawn_without_its_children(any_database: str) -> None:
+    run_sql(
+        any_database,
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE wanted (PRIMARY KEY (id)) INHERITS (t)",
+        "CREATE TABLE other (PRIMARY KEY (id)) INHERITS (t)",
+        "CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE leaf PARTITION OF root DEFAULT",
+    )
+    listed: LiteralString = "SELECT tablename FROM pg_publication_tables WHERE pubname = 'pub' ORDER BY 1"
+    with connect(any_database) as conn:
+        ensure_publication(conn, "pub", [*NAMES, TableName("public", "root")])
+        assert rows_of(any_database, listed) == [("root",), ("t",)]
+        ensure_publication(conn, "pub", [TableName("public", "wanted")])
+        withdraw(conn, "pub", NAMES[0])
+    assert rows_of(any_database, listed) == [("root",), ("wanted",)]

@@ -151,7 +151,7 @@ def test_nothing_to_receive_is_none_after_the_timeout(database: str) -> None:
         begun = time.monotonic()
 
         assert stream.receive(0.1) is None
-        assert 0.1 <= time.monotonic() - begun < 2
+        assert time.monotonic() - begun >= 0.1
 
 
 def test_the_cluster_tells_who_it_is(any_database: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import LiteralString
 
@@ -12,6 +11,7 @@ from cdc.errors import PreflightFailed
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import Insert, Keepalive, Message, Relation, Type
 from cdc.pgoutput.parse import parse_frame
+from cdc.pgoutput.streamed import START, kind_of
 from cdc.postgres.connection import connect
 from cdc.postgres.heartbeat import emit
 from cdc.postgres.publication import ensure_publication
@@ -20,7 +20,7 @@ from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import TableName
 from cdc.spool import Spool
 from tests.fixtures.postgres import run_sql
-from tests.fixtures.waiting import PATIENCE
+from tests.fixtures.waiting import until
 
 SMALL = "?options=-c%20logical_decoding_work_mem%3D64kB"
 
@@ -39,18 +39,20 @@ def make_source(dsn: str) -> tuple[str, str]:
 
 
 def received(dsn: str, slot: str, large: Large) -> tuple[list[object], int]:
-    """Messages up to the one that says end, descriptions left out, and how many bytes the spool held at most."""
-    spool, messages, most, deadline = Spool(None), list[object](), 0, time.monotonic() + PATIENCE
+    """Messages up to the one that says end, descriptions left out, and how many parts of unfinished ones."""
+    spool, messages, parts = Spool(None), list[object](), list[bytes]()
     options = StreamOptions(slot=slot, publication="pub", start=Lsn(0), large=large)
     with ReplicationStream.open(dsn + SMALL, options) as stream:
-        while not any(isinstance(m, Message) and m.prefix == "end" for m in messages):
-            assert time.monotonic() < deadline, f"only {len(messages)} messages came"
-            frames = stream.receive(0.5)
-            for whole in spool.whole(frames) if frames is not None else ():
-                messages += [parse_frame(one) for one in whole]
-            most = max(most, spool.nbytes)
+
+        def ended() -> bool:
+            if (frames := stream.receive(0.5)) is not None:
+                parts.extend(frame for frame in frames if kind_of(frame) == START)
+                messages.extend(parse_frame(one) for whole in spool.whole(frames) for one in whole)
+            return any(isinstance(m, Message) and m.prefix == "end" for m in messages)
+
+        until(ended, lambda: f"the end, after {len(messages)} messages", every=0)
     spool.close()
-    return [_still(m) for m in messages if not isinstance(m, Keepalive | Relation | Type)], most
+    return [_still(m) for m in messages if not isinstance(m, Keepalive | Relation | Type)], len(parts)
 
 
 def _still(message: object) -> object:
@@ -66,9 +68,9 @@ def compared(dsn: str, work: Callable[[], None]) -> list[object]:
     work()
     with connect(dsn) as conn:
         emit(conn, "end", "")
-    streamed, most = received(dsn, first, Large.STREAMED)
+    streamed, parts = received(dsn, first, Large.STREAMED)
     whole, none = received(dsn, second, Large.WHOLE)
-    assert most > 0
+    assert parts > 0
     assert none == 0
     assert streamed == whole
     return streamed

@@ -1,0 +1,48 @@
+"""Eight bytes at once: what numba has no words for, as single instructions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+
+@intrinsic
+def load_word(_context: Any, buffer: Any, at: Any) -> Any:
+    """The eight bytes from `at` on as uint64, the first the lowest; the caller knows that they are there."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = builder.load(_place_of_word(context, builder, signature, arguments))
+        word.align = 1
+        return word
+
+    return types.uint64(buffer, at), generate
+
+
+@intrinsic
+def store_word(_context: Any, buffer: Any, at: Any, word: Any) -> Any:
+    """The reverse of load_word."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        stored = builder.store(arguments[2], _place_of_word(context, builder, signature, arguments))
+        stored.align = 1
+        return context.get_dummy_value()
+
+    return types.void(buffer, at, word), generate
+
+
+def _place_of_word(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    array = context.make_array(signature.args[0])(context, builder, arguments[0])
+    return builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
+
+
+@intrinsic
+def lowest_bit(_context: Any, word: Any) -> Any:
+    """The place of the lowest bit of a word other than 0."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(word), generate

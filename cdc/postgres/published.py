@@ -1,0 +1,77 @@
+"""Published: what a publication sends of tables: which columns, so that a copy has those and no others, of which rows.
+
+A column list is there to keep the others in; and what the stream is read by has to have the columns that it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import psycopg
+
+from cdc.postgres.chunk import whole_query
+from cdc.postgres.copy import copy_rows, copy_table
+from cdc.postgres.sqlstate import mapped
+from cdc.postgres.tables import TableName, read_schemas
+from cdc.table import Column, TableSchema
+
+# to_jsonb: column lists and filters came with version 15
+_SENT: Final = """
+    SELECT c.oid::bigint, to_jsonb(t) -> 'attnames' FROM pg_publication_tables t
+    JOIN pg_namespace n ON n.nspname = t.schemaname
+    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+    WHERE t.pubname = %s AND c.oid = ANY(%s)
+"""
+_FILTERED: Final = """
+    SELECT t.schemaname, t.tablename FROM pg_publication_tables t
+    WHERE t.pubname = %s AND to_jsonb(t) ->> 'rowfilter' IS NOT NULL
+"""
+_COMPUTED_SENT: Final = 180000
+"""Computed columns can be published from here on; 15 lists them all the same."""
+
+
+def published_schema(
+    conn: psycopg.Connection, oid: int, publication: str, relation: int | None = None
+) -> TableSchema | None:
+    """One table, under the log's number for it, by default its OID; None if it is gone."""
+    schema = published_schemas(conn, [oid], publication).get(oid)
+    return schema if schema is None or relation is None else replace(schema, relation=relation)
+
+
+def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication: str) -> dict[int, TableSchema]:
+    """Tables as the catalogue shows them now, by OID, as `read_schemas` gives them; whole where they are not in it."""
+    schemas = read_schemas(conn, oids, publication=publication)
+    with mapped():
+        found = conn.execute(_SENT, [publication, list(oids)]).fetchall()
+    listed = {oid: columns for oid, columns in found if columns is not None}
+    computed = conn.info.server_version >= _COMPUTED_SENT
+    return {
+        oid: replace(schema, columns=_sent(schema.columns, listed[oid], computed=computed)) if oid in listed else schema
+        for oid, schema in schemas.items()
+    }
+
+
+def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[TableSchema], Iterator[bytes]]:
+    """Reads the rows that it sends of a table, as copy_table gives them; which tables it filters is asked once."""
+    with mapped():
+        filtered = {TableName(*row) for row in conn.execute(_FILTERED, [publication])}
+
+    def rows_of(schema: TableSchema) -> Iterator[bytes]:
+        if (schema.schema, schema.name) not in filtered:
+            return copy_table(conn, schema)
+        with mapped():
+            query = whole_query(conn, schema, publication)
+        return copy_rows(conn, query)
+
+    return rows_of
+
+
+def _sent(columns: Sequence[Column], listed: Collection[str], *, computed: bool) -> tuple[Column, ...]:
+    """Those that are listed, and the computed ones, which are told even where they are not sent."""
+    return tuple(
+        replace(column, generated=column.generated and not (computed and column.name in listed))
+        for column in columns
+        if column.generated or column.name in listed
+    )

@@ -1,0 +1,186 @@
+"""Ranges of keys at the source: their rows, how many they are, a digest of them, and where the next one begins.
+
+A digest is made by the server, so that no row has to leave it: of each row a SHA-256 over its columns as text, of those
+two sums, which say nothing of an order and so nothing of a collation. The text of a value is what its output function
+prints under the pinned settings, as COPY and the stream send it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from cdc.postgres.chunk import row_filter
+from cdc.postgres.connection import is_raw
+from cdc.postgres.copy import copy_rows, rows_of_table, source_of
+from cdc.postgres.sqlstate import mapped
+from cdc.table import TableSchema
+
+# what is built in ('b', since version 17) orders by code point; to_jsonb: databases have a provider since 15
+_COLLATION: Final = """
+    SELECT co.collprovider = 'b' OR co.collname IN ('C', 'POSIX') OR co.collname = 'default' AND CASE
+        coalesce(to_jsonb(d) ->> 'datlocprovider', 'c')
+        WHEN 'b' THEN true WHEN 'c' THEN d.datcollate IN ('C', 'POSIX') ELSE false END
+    FROM pg_attribute a JOIN pg_collation co ON co.oid = a.attcollation, pg_database d
+    WHERE a.attrelid = %s AND a.attname = %s AND d.datname = current_database()
+"""
+_WORD: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Rows by one column of the key, in the order of the column's type."""
+
+    column: str
+    first: str | None = None
+    """Included, as the server prints it; None: from the beginning."""
+    ended: str | None = None
+    """Excluded; None: to the end."""
+
+
+class Form(Enum):
+    """How a column becomes the text that it is compared in."""
+
+    #: As the server prints it; not ::text, which is another text of a boolean, an address or a padded character.
+    PRINTED = "concat({column})"
+    #: The bits of a double precision as a number, one for every NaN.
+    BITS_64 = (
+        "CASE WHEN {column} = 'NaN' THEN '9221120237041090560'"
+        " ELSE ('x' || encode(float8send({column}), 'hex'))::bit(64)::bigint::text END"
+    )
+    #: The bits of a real as a number, one for every NaN.
+    BITS_32 = (
+        "CASE WHEN {column} = 'NaN' THEN '2143289344'"
+        " ELSE ('x' || encode(float4send({column}), 'hex'))::bit(32)::integer::text END"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DigestColumn:
+    """One column of a digest."""
+
+    name: str
+    form: Form = Form.PRINTED
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What tells two multisets of rows apart: how many, and two sums modulo 2**64 of 64 bits of each row's SHA-256."""
+
+    rows: int
+    first: int
+    second: int
+
+
+def range_query(
+    conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None
+) -> sql.Composed:
+    """SELECT of the sent columns of the rows that the publication sends of a range; for copy_rows."""
+    with mapped():
+        return rows_of_table(conn, schema) + _where(conn, schema, publication, within)
+
+
+def range_rows(
+    conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None
+) -> Iterator[bytes]:
+    """Those rows as copy_table gives them."""
+    yield from copy_rows(conn, range_query(conn, schema, publication, within))
+
+
+def count_rows(conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None = None) -> int:
+    """How many rows the publication sends of a range; None is the whole table."""
+    with mapped():
+        query = sql.SQL("SELECT count(*) FROM {}{}").format(
+            source_of(conn, schema), _where(conn, schema, publication, within)
+        )
+        row = conn.execute(query).fetchone()
+    return int(row[0]) if row else 0
+
+
+def can_digest(conn: psycopg.Connection) -> bool:
+    """Whether the server knows in which encoding its text is; else it has no common form."""
+    return not is_raw(conn)
+
+
+def digest_rows(
+    conn: psycopg.Connection,
+    schema: TableSchema,
+    publication: str,
+    columns: Sequence[DigestColumn],
+    within: KeyRange | None = None,
+) -> Digest:
+    """The digest of the rows that the publication sends of a range, over these columns in this order.
+
+    Of a row is hashed, column by column, the number of characters of the text, a colon and the text; of NULL a hyphen.
+    """
+    texts = [_text(column) for column in columns]
+    names = [sql.Identifier(f"c{place}") for place in range(len(columns))]
+    field = "CASE WHEN {0} IS NULL THEN '-' ELSE char_length({0}) || ':' || {0} END"
+    fields = [sql.SQL(field).format(name) for name in names]
+    with mapped():
+        query = sql.SQL(
+            "SELECT count(*), coalesce(sum(('x' || left(d, 16))::bit(64)::bigint), 0),"
+            " coalesce(sum(('x' || substr(d, 17, 16))::bit(64)::bigint), 0) FROM ("
+            # without OFFSET every text would be made as often as it is named
+            "SELECT encode(sha256(convert_to({}, 'UTF8')), 'hex') AS d FROM (SELECT {} FROM {}{} OFFSET 0) r OFFSET 0"
+            ") h"
+        ).format(
+            sql.SQL(" || ").join(fields),
+            sql.SQL(", ").join(sql.SQL("{} AS {}").format(*pair) for pair in zip(texts, names, strict=True)),
+            source_of(conn, schema),
+            _where(conn, schema, publication, within),
+        )
+        row = conn.execute(query).fetchone()
+    assert row is not None  # noqa: S101 - an aggregate has one row
+    return Digest(int(row[0]), int(row[1]) & _WORD, int(row[2]) & _WORD)
+
+
+def ordered_by_bytes(conn: psycopg.Connection, schema: TableSchema, column: str) -> bool:
+    """Whether text of a column is in the order of its bytes, in the column's own index too."""
+    with mapped():
+        row = conn.execute(_COLLATION, [schema.oid, column]).fetchone()
+    return row is not None and bool(row[0])
+
+
+def next_start(conn: psycopg.Connection, schema: TableSchema, after: KeyRange, rows: int) -> str | None:
+    """Where the range ends that begins at `after.first` and has about so many rows; None: at the end of the table."""
+    column = sql.Identifier(after.column)
+    start = [sql.SQL("{} >= {}").format(column, sql.Literal(after.first))] if after.first is not None else []
+    with mapped():
+        table = source_of(conn, schema)
+        found = conn.execute(_nth(column, table, start, rows)).fetchone()
+        if found is not None and found[0] == after.first:  # a key that begins with the same in that many rows
+            start = [sql.SQL("{} > {}").format(column, sql.Literal(after.first))]
+            found = conn.execute(_nth(column, table, start, 0)).fetchone()
+    return None if found is None else str(found[0])
+
+
+def _nth(column: sql.Identifier, table: sql.Composed, start: Sequence[sql.Composable], rows: int) -> sql.Composed:
+    where = sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(start)) if start else sql.SQL("")
+    return sql.SQL("SELECT concat({0}) FROM {1}{2} ORDER BY {0} OFFSET {3} LIMIT 1").format(
+        column, table, where, sql.Literal(rows)
+    )
+
+
+def _text(column: DigestColumn) -> sql.Composed:
+    name = sql.Identifier(column.name)
+    made = sql.SQL(column.form.value).format(column=name)
+    return sql.SQL("CASE WHEN {} IS NOT NULL THEN {} END").format(name, made)
+
+
+def _where(conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None) -> sql.Composed:
+    parts = row_filter(conn, schema, publication)
+    if within is not None:
+        column = sql.Identifier(within.column)
+        bounds = ((">=", within.first), ("<", within.ended))
+        parts += [
+            sql.SQL("{} " + sign + " {}").format(column, sql.Literal(bound))  # type: ignore[arg-type]
+            for sign, bound in bounds
+            if bound is not None
+        ]
+    return sql.Composed([sql.SQL(" WHERE "), sql.SQL(" AND ").join(parts)]) if parts else sql.Composed([])
