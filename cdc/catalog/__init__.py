@@ -8,6 +8,7 @@ from cdc.catalog.pipelines import Pipeline
 from cdc.catalog.processes import ProcessReport
 from cdc.catalog.sinks import SinkProgress
 from cdc.catalog.tables import TableProgress
+from cdc.catalog.verified import VerifiedRange
 
 __all__ = [
     "AuditLine",
@@ -19,4 +20,5 @@ __all__ = [
     "ProcessReport",
     "SinkProgress",
     "TableProgress",
+    "VerifiedRange",
 ]

@@ -15,6 +15,7 @@ from cdc.catalog.pipelines import Pipelines
 from cdc.catalog.processes import Processes
 from cdc.catalog.sinks import Sinks
 from cdc.catalog.tables import Tables
+from cdc.catalog.verified import Verified
 
 
 class Catalog:
@@ -34,6 +35,7 @@ class Catalog:
         self.commands = Commands(database)
         self.audit = Audit(database)
         self.leases = Leases(database)
+        self.verified = Verified(database)
 
     @classmethod
     def open(cls, url: str, *, migrate: bool = True) -> Self:

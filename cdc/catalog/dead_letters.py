@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
+from hashlib import blake2b
 
 from sqlalchemy import delete, select
 
@@ -12,20 +14,26 @@ from cdc.catalog.database import Database, upsert
 from cdc.catalog.models import DeadLetterRow
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One change that a sink could not take."""
+    """One key that a sink could not bring to its latest state."""
 
     sink: str
     topic: str
-    key: tuple[str | None, ...]
-    """As Postgres text; empty for a keyless table."""
+    key: tuple[str, ...]
+    """As Postgres text."""
     position: int
     ordinal: int
+    """Of the latest change of the key."""
     code: str
     message: str
-    added_at: datetime | None = None
-    """Set by the store."""
+    added_at: datetime
+    """When the key was first parked."""
+
+    @property
+    def id(self) -> str:
+        """A short name, the same for as long as the key is parked."""
+        return blake2b(json.dumps([self.sink, self.topic, *self.key]).encode(), digest_size=6).hexdigest()
 
 
 class DeadLetters:
@@ -34,39 +42,42 @@ class DeadLetters:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, pipeline: str, letters: Iterable[DeadLetter]) -> None:
-        """Keep all in one transaction; a letter of the same place in the same sink is replaced."""
-        now = datetime.now(UTC)
+    def mirror(self, pipeline: str, sink: str, letters: Iterable[DeadLetter]) -> None:
+        """Show exactly these of a sink, in one transaction."""
+        row = DeadLetterRow
         rows = [
             {
                 "pipeline": pipeline,
-                "sink": letter.sink,
+                "sink": sink,
                 "position": int(letter.position),
                 "ordinal": letter.ordinal,
                 "topic": letter.topic,
                 "key": list(letter.key),
                 "code": letter.code,
                 "message": letter.message,
-                "added_at": now,
+                "added_at": letter.added_at,
             }
             for letter in letters
         ]
         with self._database.writing() as session:
-            upsert(session, DeadLetterRow, rows)
+            session.execute(delete(row).where(row.pipeline == pipeline, row.sink == sink))
+            upsert(session, row, rows)
 
-    def ls(self, pipeline: str, limit: int = 1000) -> list[DeadLetter]:
+    def ls(self, pipeline: str, limit: int | None = None) -> list[DeadLetter]:
         """The oldest letters of the pipeline, in order of position."""
         row = DeadLetterRow
         wanted = select(row).where(row.pipeline == pipeline).order_by(row.position, row.ordinal, row.sink)
         with self._database.reading() as session:
             return [
-                DeadLetter(r.sink, r.topic, tuple(r.key), r.position, r.ordinal, r.code, r.message, r.added_at)
+                DeadLetter(
+                    sink=r.sink,
+                    topic=r.topic,
+                    key=tuple(r.key),
+                    position=r.position,
+                    ordinal=r.ordinal,
+                    code=r.code,
+                    message=r.message,
+                    added_at=r.added_at,
+                )
                 for r in session.scalars(wanted.limit(limit))
             ]
-
-    def remove(self, pipeline: str, sink: str, position: int, ordinal: int) -> None:
-        """Forget a letter that was delivered or given up."""
-        row = DeadLetterRow
-        place = (row.pipeline == pipeline, row.sink == sink, row.position == int(position), row.ordinal == ordinal)
-        with self._database.writing() as session:
-            session.execute(delete(row).where(*place))

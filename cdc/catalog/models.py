@@ -124,6 +124,23 @@ class DeadLetterRow(Model):
     added_at: Mapped[datetime]
 
 
+class VerifiedRow(Model):
+    """One range of keys of a table that was compared with the source in one pass over the table."""
+
+    __tablename__ = "verified"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    sink: Mapped[str] = mapped_column(primary_key=True)
+    topic: Mapped[str] = mapped_column(primary_key=True)
+    began: Mapped[datetime] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    first: Mapped[str | None]
+    ended: Mapped[str | None]
+    rows: Mapped[int]
+    mismatched: Mapped[int]
+    position: Mapped[int]
+    verified_at: Mapped[datetime]
+
+
 class CommandRow(Model):
     """Something a person asked of a running process."""
 

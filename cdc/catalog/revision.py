@@ -11,7 +11,7 @@ from sqlalchemy import inspect, text
 from cdc.catalog.database import Database
 from cdc.errors import CatalogUnavailable, ConfigError
 
-HEAD: Final = "0001"
+HEAD: Final = "0002"
 """The newest revision, written here so that a process which finds it need not import Alembic."""
 
 

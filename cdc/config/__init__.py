@@ -1,29 +1,43 @@
 """Definitions: YAML files that say what a pipeline watches, where its log is and what it feeds."""
 
-from cdc.config.definition import (
-    Definition,
-    DeltaSink,
-    SearchSink,
-    Spark,
-    TableRule,
-    TypePolicy,
-    WriterChoice,
-)
+from cdc.config.definition import Definition, Spark, TableRule
 from cdc.config.load import Checked, check, load
 from cdc.config.resolved import resolved
 from cdc.config.secret import Secret
+from cdc.config.sinks import (
+    DeadLetters,
+    DeltaSink,
+    Mode,
+    SchemaChanges,
+    SearchSink,
+    SinkRule,
+    TableSettings,
+    TypePolicy,
+    WriterChoice,
+    rule_of,
+    settings_of,
+)
+from cdc.config.transform import Transform
 
 __all__ = [
     "Checked",
+    "DeadLetters",
     "Definition",
     "DeltaSink",
+    "Mode",
+    "SchemaChanges",
     "SearchSink",
     "Secret",
+    "SinkRule",
     "Spark",
     "TableRule",
+    "TableSettings",
+    "Transform",
     "TypePolicy",
     "WriterChoice",
     "check",
     "load",
     "resolved",
+    "rule_of",
+    "settings_of",
 ]

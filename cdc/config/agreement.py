@@ -7,7 +7,9 @@ from typing import Final, NamedTuple
 
 from cdc.config.definition import Definition
 from cdc.config.document import Key
-from cdc.config.names import fixed_part, placeholders
+from cdc.config.names import fixed_part, is_remote, placeholders
+from cdc.config.sinks import INSTEAD, DeltaSink, Keeping, SearchSink, SinkRule, TableSettings, settings_under
+from cdc.config.storage import taken_by
 from cdc.table import matches
 
 _WILD: Final = frozenset("*?[")
@@ -25,8 +27,16 @@ def disagreements(definition: Definition) -> Iterator[Disagreement]:
     yield from _names(definition)
     yield from _paths(definition)
     yield from _signals(definition)
+    yield from _storage(definition)
+    yield from _modes(definition)
+    yield from _routes(definition)
+    yield from _transforms(definition)
     if not definition.catalog.url:
         yield Disagreement(("catalog",), "required key is missing: catalog.url, for the log is not on this machine")
+    if is_remote(definition.spark.checkpoint):
+        yield Disagreement(("spark", "checkpoint"), "expected a directory of this machine")
+    if definition.sinks and not definition.spark.checkpoint:
+        yield Disagreement(("spark",), "required key is missing: spark.checkpoint, for the log is not on this machine")
 
 
 def _names(definition: Definition) -> Iterator[Disagreement]:
@@ -48,12 +58,24 @@ def _signals(definition: Definition) -> Iterator[Disagreement]:
         yield Disagreement(("snapshot", "signals"), "no rule captures this table: add it to tables")
 
 
+def _storage(definition: Definition) -> Iterator[Disagreement]:
+    log, key = definition.log, ("log", "storage")
+    said, scheme = log.storage.model_fields_set, log.path.partition("://")[0]
+    for name in sorted(said - taken_by(scheme)):
+        store = f"a store of {scheme}://" if is_remote(log.path) else "a directory, which is what log.path names"
+        yield Disagreement((*key, name), f"is nothing for {store}")
+    if (log.storage.endpoint or "").startswith("http://") and not log.storage.allow_http:
+        yield Disagreement((*key, "endpoint"), "keys would pass unencrypted: use https://, or add allow_http: true")
+
+
 def _paths(definition: Definition) -> Iterator[Disagreement]:
     taken = {definition.log.path: "the log"}
     many_schemas = len({_schema(glob) for glob in definition.patterns}) > 1
     for place, sink in enumerate(definition.sinks):
         key: Key = ("sinks", place, "path")
         names = placeholders(sink.path)
+        if isinstance(sink, SearchSink) and is_remote(sink.path):
+            yield Disagreement(key, "expected a directory: an index is not kept in an object store")
         if "table" in names and "schema" not in names and (many_schemas or _schema(definition.patterns[0]) is None):
             yield Disagreement(key, "expected {schema} in the path, for tables of several schemas may share a name")
         root = fixed_part(sink.path)
@@ -62,6 +84,65 @@ def _paths(definition: Definition) -> Iterator[Disagreement]:
                 yield Disagreement(key, f"the directory above the first placeholder overlaps that of {owner}")
                 break
         taken[root] = f"sink {sink.name!r}"
+
+
+def _modes(definition: Definition) -> Iterator[Disagreement]:
+    for place, sink in enumerate(definition.sinks):
+        if isinstance(sink, DeltaSink):
+            yield from _kept(sink, sink, ("sinks", place))
+            for number, rule in enumerate(sink.rules):
+                yield from _kept(rule, settings_under(sink, rule), ("sinks", place, "rules", number))
+
+
+def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
+    """said: by the sink or a rule; meant: what it comes to."""
+    transform = said.transform if isinstance(said, SinkRule) else None
+    if transform is not None and meant.keeping is not Keeping.LATEST:
+        for name in sorted({"computed", "where", "python"} & transform.model_fields_set):
+            yield Disagreement((*key, "transform", name), f"cannot stand beside {meant.keeping.value!r}, as it is kept")
+    for group in INSTEAD:
+        both = sorted(name for name in group & said.model_fields_set if getattr(said, name))
+        if len(both) > 1:
+            yield Disagreement((*key, both[0]), f"cannot stand beside {both[1]}: keep one of them")
+    for name in ("track_history_column_list", "track_history_except_column_list"):
+        if getattr(said, name) and meant.keeping is not Keeping.VERSIONS:
+            yield Disagreement((*key, name), "is nothing without stored_as_scd_type: 2")
+        for column in sorted({*getattr(said, name)} & {*meant.except_column_list}):
+            yield Disagreement((*key, name), f"names {column!r}, which except_column_list leaves out")
+
+
+def _routes(definition: Definition) -> Iterator[Disagreement]:
+    """Rules that would put what does not belong together into one directory, whatever the tables are called."""
+    for place, sink in enumerate(definition.sinks):
+        if not isinstance(sink, DeltaSink):
+            continue
+        others = {fixed_part(other.path): f"sink {other.name!r}" for other in definition.sinks if other is not sink}
+        others[definition.log.path] = "the log"
+        for number, rule in enumerate(sink.rules):
+            key: Key = ("sinks", place, "rules", number, "path")
+            if rule.path is None:
+                continue
+            whole = not placeholders(rule.path)
+            if _WILD & set(rule.match) and not set(placeholders(rule.path)) - {"schema"}:
+                yield Disagreement(key, "expected {table} or a group of pattern in the path: the rule fits many tables")
+            elif found := next((o for p, o in others.items() if _overlap(fixed_part(rule.path), p)), None):
+                yield Disagreement(key, f"the directory above the first placeholder overlaps that of {found}")
+            elif whole and any(r.path and _overlap(r.path, rule.path) for r in sink.rules[:number]):
+                yield Disagreement(key, "another rule's directory: every table has its own")
+
+
+def _transforms(definition: Definition) -> Iterator[Disagreement]:
+    for place, sink in enumerate(definition.sinks):
+        if not isinstance(sink, DeltaSink):
+            continue
+        for number, rule in enumerate(sink.rules):
+            made = rule.transform
+            if made is None or settings_under(sink, rule).keeping is Keeping.LATEST:
+                continue
+            key: Key = ("sinks", place, "rules", number, "transform")
+            for name in ("python", "computed", "where"):
+                if getattr(made, name):
+                    yield Disagreement((*key, name), "needs a target that keeps the latest state of rows and no other")
 
 
 def _schema(glob: str) -> str | None:

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from cdc.config import dsn
+from cdc.config.model import Model
 from cdc.config.names import (
     Glob,
     Identifier,
@@ -25,40 +33,14 @@ from cdc.config.names import (
     beside,
     is_remote,
     located,
-    placeholders,
     wrong,
 )
 from cdc.config.quantities import Bytes, Seconds
 from cdc.config.secret import HIDDEN, Secret
+from cdc.config.sinks import Sink
+from cdc.config.storage import Storage, root_at
+from cdc.log.bucket import Root
 from cdc.table import parted, topic
-
-
-class Model(BaseModel):
-    """What every part of a definition has in common."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True, allow_inf_nan=False
-    )
-
-
-class WriterChoice(StrEnum):
-    """Who merges into a Delta table."""
-
-    #: delta-rs while batch and target files are small, Spark's MERGE otherwise.
-    AUTO = "auto"
-    #: delta-rs on the driver, always.
-    DELTA_RS = "delta-rs"
-    #: Spark's MERGE, always.
-    SPARK = "spark"
-
-
-class TypePolicy(StrEnum):
-    """How Postgres values become columns."""
-
-    #: The nearest type that holds every value; one that does not fit is set aside, never changed.
-    EXACT = "exact"
-    #: Every column is text, exactly as Postgres prints it.
-    TEXT = "text"
 
 
 class Undecodable(StrEnum):
@@ -128,12 +110,20 @@ class Source(Model):
 
     def current_dsn(self) -> str:
         """The DSN for a connection that is made now: as its file holds it, the known one while that is malformed."""
-        found = self.dsn.current()
-        try:
-            dsn.check(found)
-        except PydanticCustomError:
-            return self.dsn.reveal()
-        return found
+        return _current(self.dsn)
+
+    def current_primary(self) -> str:
+        """The same of where can be written: the primary, which is `dsn` itself where that is no standby."""
+        return _current(self.primary or self.dsn)
+
+
+def _current(secret: Secret) -> str:
+    found = secret.current()
+    try:
+        dsn.check(found)
+    except PydanticCustomError:
+        return secret.reveal()
+    return found
 
 
 class TableRule(Model):
@@ -217,63 +207,49 @@ class Segment(Model):
     """Age of the segment."""
 
 
+def _off(value: Any) -> Any:
+    return 0 if value == "off" else value
+
+
+SecondsOrOff = Annotated[
+    Seconds,
+    BeforeValidator(_off),
+    WithJsonSchema({"type": ["string", "integer"], "pattern": r"^(off|0|\d+(\.\d+)? ?(ms|s|m|h|d))$", "maximum": 0}),
+]
+
+
+class Compact(Model):
+    """When segments that are closed are compacted: of every row its latest state is kept, so the log stays bounded."""
+
+    every: SecondsOrOff = 3600.0
+    """How often the apply process looks for some; `off` or 0: never, and then no segment ever goes."""
+
+
+class Retain(Model):
+    """How long compacted changes stay readable one by one: until every consumer has read them, at most max."""
+
+    max: Annotated[Seconds, Field(gt=0)] = 7 * 86400.0
+    """Age at which a segment goes although a consumer has not read it; a sink that is so late may need a replay."""
+    grace: Seconds = 3600.0
+    """How long files that left the log stay on the disk, for processes that are reading them."""
+
+
 class Log(Model):
     """The change log."""
 
     path: Location
     """Its directory, local or in an object store."""
+    storage: Storage = Storage()
+    """Where `path` is in an object store: how it is reached."""
     commit: Commit = Commit()
     segment: Segment = Segment()
+    compact: Compact = Compact()
+    retain: Retain = Retain()
 
-
-def _table_path(path: str) -> str:
-    names = placeholders(path)
-    if set(names) - {"schema", "table"}:
-        raise wrong("a placeholder is neither {schema} nor {table}")
-    if "table" not in names:
-        raise wrong("expected {table} in the path, for every table has its own directory")
-    return path
-
-
-def _index_path(path: str) -> str:
-    if set(placeholders(path)) - {"schema", "table"}:
-        raise wrong("a placeholder is neither {schema} nor {table}")
-    return path
-
-
-class DeltaSink(Model):
-    """Delta tables, one per source table."""
-
-    type: Literal["delta"]
-    name: Name
-    """Unique among the sinks of the pipeline."""
-    path: Annotated[Location, AfterValidator(_table_path)]
-    """Directory of each table; `{schema}` and `{table}` stand for its names."""
-    tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
-    """Which of the captured tables; default all."""
-    writer: WriterChoice = WriterChoice.AUTO
-    """Who merges."""
-    types: TypePolicy = TypePolicy.EXACT
-    """How values become columns."""
-
-
-class SearchSink(Model):
-    """A search index over the rows of its tables."""
-
-    type: Literal["search"]
-    name: Name
-    """Unique among the sinks of the pipeline."""
-    engine: Literal["tantivy"] = "tantivy"
-    """What indexes."""
-    path: Annotated[Location, AfterValidator(_index_path)]
-    """Directory of the index."""
-    tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
-    """Which of the captured tables; default all."""
-    fields: tuple[Identifier, ...] = ()
-    """The columns whose words can be searched; default every column."""
-
-
-Sink = Annotated[DeltaSink | SearchSink, Field(discriminator="type")]
+    @property
+    def root(self) -> Root:
+        """Where it lies, with all that is needed to read and write there."""
+        return root_at(self.path, self.storage)
 
 
 class Spark(Model):
@@ -284,7 +260,7 @@ class Spark(Model):
     trigger: Seconds = 0.0
     """Time between batches; 0 starts the next one as soon as there is something."""
     checkpoint: Location = ""
-    """Where streaming queries keep their place; default beside the log."""
+    """Directory of this machine where streaming queries keep their place; default beside the log."""
     conf: Annotated[Mapping[str, str], Field(repr=False)] = {}
     """More settings of Spark, by its own names; values are text."""
     delta_jars: tuple[Location, ...] = ()
@@ -391,7 +367,7 @@ class Definition(Model):
         source = self.source
         slot = source.slot.model_copy(update={"name": source.slot.name or f"cdc_{self.name}"})
         publication = source.publication.model_copy(update={"name": source.publication.name or f"cdc_{self.name}_pub"})
-        checkpoint = self.spark.checkpoint or beside(self.log.path, "checkpoint")
+        checkpoint = self.spark.checkpoint or ("" if is_remote(self.log.path) else beside(self.log.path, "checkpoint"))
         return self.model_copy(
             update={
                 "source": source.model_copy(update={"slot": slot, "publication": publication}),

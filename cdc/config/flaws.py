@@ -44,8 +44,9 @@ def _untagged(loc: tuple[str | int, ...], schema: Mapping[str, Any]) -> tuple[Ke
 
 
 def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    while "$ref" in node:
-        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    # a part that may be left out is `anyOf` itself and null
+    while parts := [part for part in (node, *node.get("anyOf", ())) if "$ref" in part]:
+        node = schema["$defs"][parts[0]["$ref"].rpartition("/")[2]]
     return node
 
 
@@ -96,6 +97,7 @@ _OURS: Final = {"wrong", "secret", "unset", "duration", "size"}
 _SHAPES: Final = {
     "^[a-z][a-z0-9_]{0,39}$": "expected at most 40 of a-z, 0-9 and _, a letter first",
     "^[a-z0-9_]{1,63}$": "expected 1 to 63 of a-z, 0-9 and _, as Postgres names slots",
+    r"^https?://[^\s/]+(/[^\s]*)?$": "expected a URL that begins with https:// or http://",
     r"^(sqlite|postgresql(\+psycopg)?)://": "expected a URL that begins with sqlite:/// or postgresql+psycopg://",
 }
 

@@ -13,6 +13,8 @@ from cdc.config.secret import HIDDEN
 _SENSITIVE: Final = re.compile(r"secret|password|token|access[._]?key|credential", re.IGNORECASE)
 """Spark's own rule for settings that it hides, and a little more."""
 _URL_PASSWORD: Final = re.compile(r"(://[^:@/]*):[^@/]*@")
+_DURATIONS: Final = (("cuts", "retain"), ("upkeep", "every"), ("upkeep", "vacuum_after"))
+"""Of a sink."""
 
 
 def resolved(definition: Definition, written: Any) -> dict[str, Any]:
@@ -23,6 +25,12 @@ def resolved(definition: Definition, written: Any) -> dict[str, Any]:
     spark["trigger"] = print_seconds(spark["trigger"])
     log["commit"] = {"bytes": print_size(log["commit"]["bytes"]), "linger": print_seconds(log["commit"]["linger"])}
     log["segment"] = {"bytes": print_size(log["segment"]["bytes"]), "every": print_seconds(log["segment"]["every"])}
+    log["compact"] = {name: print_seconds(value) for name, value in log["compact"].items()}
+    log["retain"] = {name: print_seconds(value) for name, value in log["retain"].items()}
+    for sink in view["sinks"]:
+        for part, name in _DURATIONS:
+            if part in sink:
+                sink[part][name] = print_seconds(sink[part][name])
     view["catalog"]["url"] = _hidden_url(view["catalog"]["url"], _at(written, "catalog", "url"))
     spark["conf"] = {
         name: _hidden_setting(name, value, _at(written, "spark", "conf", name)) for name, value in spark["conf"].items()

@@ -30,10 +30,12 @@ _LONGEST_FILE: Final = 64 * 1024
 class Secret:
     """A value with `***` for its repr; only `reveal` gives it away."""
 
-    __slots__ = ("_again", "_value", "reference")
+    __slots__ = ("_again", "_file", "_value", "reference")
 
-    def __init__(self, value: str, reference: Any = HIDDEN, again: Callable[[], str] | None = None) -> None:
-        self._value, self._again = value, again
+    def __init__(
+        self, value: str, reference: Any = HIDDEN, again: Callable[[], str] | None = None, file: str = ""
+    ) -> None:
+        self._value, self._again, self._file = value, again, file
         self.reference = reference
         """How the definition names it, for a view: text or a mapping of one key."""
 
@@ -47,6 +49,13 @@ class Secret:
             with suppress(PydanticCustomError, OSError):
                 return self._again()
         return self._value
+
+    @property
+    def anywhere(self) -> Any:
+        """The reference for another process of this machine, wherever that runs; what stands in the file, as it is."""
+        if self._file:
+            return {"file": self._file}
+        return self._value if self.reference == HIDDEN else self.reference
 
     def __repr__(self) -> str:
         return HIDDEN
@@ -91,8 +100,10 @@ def _read(value: Any, info: ValidationInfo) -> Secret:
     if fetch is None or not isinstance(name, str):
         raise PydanticCustomError("secret", _FORM)
     context = info.context or {}
-    again = partial(fetch, name, {"directory": context.get("directory", ".")}) if kind == "file" else None
-    return Secret(fetch(name, context), {kind: getattr(name, "written", name)}, again)
+    directory = context.get("directory", ".")
+    again = partial(fetch, name, {"directory": directory}) if kind == "file" else None
+    file = str(Path(directory, name).absolute()) if kind == "file" else ""
+    return Secret(fetch(name, context), {kind: getattr(name, "written", name)}, again, file)
 
 
 def _from_variable(name: str, context: Mapping[str, Any]) -> str:

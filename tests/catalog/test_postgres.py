@@ -54,9 +54,10 @@ def test_what_is_kept_again_replaces_what_was(catalogs: list[Catalog]) -> None:
 
 
 def test_a_dead_letter_that_comes_twice_at_once_is_kept_once(catalogs: list[Catalog]) -> None:
-    letter = DeadLetter("lake", "shop.t", ("1", None), 10, 0, "CDC-3001", "too large")
-    catalogs[0].dead_letters.add("shop", [letter, letter])
-    assert [found.key for found in catalogs[1].dead_letters.ls("shop")] == [("1", None)]
+    letter = DeadLetter(sink="lake", topic="shop.t", key=("1",), position=10, ordinal=0, code="CDC-3001",
+                        message="too large", added_at=datetime(2026, 1, 2, tzinfo=UTC))  # fmt: skip
+    catalogs[0].dead_letters.mirror("shop", "lake", [letter, letter])
+    assert catalogs[1].dead_letters.ls("shop") == [letter]
 
 
 def test_one_of_many_gets_a_lease_and_no_command_is_lost(catalogs: list[Catalog]) -> None:

@@ -19,6 +19,9 @@ def dsn(value: str) -> str:
 DELTA = "    type: delta\n"
 SEARCH = "  - {name: find, type: search, path: find}\n"
 
+REMOTE = "catalog: {url: 'sqlite:///catalog.db'}\nspark: {checkpoint: work}\n"
+"""What a log that is not on this machine needs."""
+
 BROKEN: dict[str, tuple[str | bytes, str]] = {
     "misspelt top key": (changed("tables:", "tabels:"), '4:1: tabels: unknown key — did you mean "tables"?'),
     "missing top key": (changed("tables:\n  - match: shop.*\n", ""), "1:1: tables: required key is missing"),
@@ -74,6 +77,14 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
         changed("  path: log", "  path: log\n  commit: {bytes: 0}"),
         "8:12: log.commit.bytes: expected more than 0",
     ),
+    "no compaction in other words": (
+        changed("  path: log", "  path: log\n  compact: {every: never}"),
+        "8:13: log.compact.every: expected a duration with its unit: 100ms, 10s, 5m, 1h or 7d",
+    ),
+    "retention of nothing": (
+        changed("  path: log", "  path: log\n  retain: {max: 0}"),
+        "8:12: log.retain.max: expected more than 0",
+    ),
     "glob without schema": (
         changed("shop.*", "orders"),
         "5:5: tables.0.match: expected a glob over schema.table, for example shop.*",
@@ -119,9 +130,41 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
         changed("lake/{schema}", "log/{schema}"),
         "11:5: sinks.0.path: the directory above the first placeholder overlaps that of the log",
     ),
+    "index in a bucket": (
+        SOUND + "  - {name: find, type: search, path: 's3://lake/find'}\n",
+        "12:32: sinks.1.path: expected a directory: an index is not kept in an object store",
+    ),
     "remote log without catalog": (
-        changed("path: log", "path: s3://lake/log"),
+        changed("path: log", "path: s3://lake/log") + "spark: {checkpoint: work}\n",
         "1:1: catalog: required key is missing: catalog.url, for the log is not on this machine",
+    ),
+    "remote log without checkpoint": (
+        changed("path: log", "path: s3://lake/log") + "catalog: {url: 'sqlite:///catalog.db'}\n",
+        "1:1: spark: required key is missing: spark.checkpoint, for the log is not on this machine",
+    ),
+    "remote checkpoint": (
+        SOUND + "spark: {checkpoint: 's3://lake/work'}\n",
+        "12:9: spark.checkpoint: expected a directory of this machine",
+    ),
+    "storage of a directory": (
+        changed("path: log", "path: log\n  storage: {region: eu}"),
+        "8:13: log.storage.region: is nothing for a directory, which is what log.path names",
+    ),
+    "storage of another store": (
+        changed("path: log", "path: s3://lake/log\n  storage: {account_name: a}") + REMOTE,
+        "8:13: log.storage.account_name: is nothing for a store of s3://",
+    ),
+    "endpoint without encryption": (
+        changed("path: log", "path: s3://lake/log\n  storage: {endpoint: 'http://h:9000'}") + REMOTE,
+        "8:13: log.storage.endpoint: keys would pass unencrypted: use https://, or add allow_http: true",
+    ),
+    "endpoint that is no URL": (
+        changed("path: log", "path: s3://lake/log\n  storage: {endpoint: 'h:9000'}") + REMOTE,
+        "8:13: log.storage.endpoint: expected a URL that begins with https:// or http://",
+    ),
+    "key of a store in the file": (
+        changed("path: log", "path: s3://lake/log\n  storage: {secret_access_key: abcdef}") + REMOTE,
+        "8:13: log.storage.secret_access_key: a key stands in the file: write ${VAR}, {env: VAR} or {file: PATH}",
     ),
     "port out of range": (SOUND + "service: {port: 70000}\n", "12:11: service.port: expected at most 65535"),
     "true for a port": (SOUND + "service: {port: true}\n", "12:11: service.port: expected a whole number"),

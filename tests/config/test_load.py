@@ -23,10 +23,18 @@ def test_defaults_are_named_after_the_pipeline_and_placed_beside_the_log(tmp_pat
     assert definition.source.heartbeat == 10.0
     assert definition.log.path == f"{tmp_path}/log"
     assert (definition.log.commit.bytes, definition.log.commit.linger) == (16 * 2**20, 0.1)
+    assert definition.log.compact.every == definition.log.retain.grace == 3600
+    assert definition.log.retain.max == 7 * 86400
     assert definition.spark.checkpoint == f"{tmp_path}/checkpoint"
     assert definition.catalog.url == f"sqlite:///{tmp_path}/catalog.db"
     assert (definition.service.host, definition.service.port) == ("127.0.0.1", 8083)
     assert definition.patterns == ["shop.*"]
+
+
+@pytest.mark.parametrize(("every", "seconds"), [("off", 0.0), ("0", 0.0), ("90s", 90.0)])
+def test_compaction_is_turned_off_by_its_name_or_by_nothing(tmp_path: Path, every: str, seconds: float) -> None:
+    text = changed("  path: log", f"  path: log\n  compact: {{every: {every}}}")
+    assert load(write(tmp_path, text), {}).log.compact.every == seconds
 
 
 def test_sinks_are_told_apart_by_their_type(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Expression: Spark SQL over one row, as far as it can be judged without Spark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Annotated, Final
+
+from pydantic import AfterValidator
+
+from cdc.config.names import wrong
+
+_TOKEN: Final = re.compile(
+    r"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)|(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")"""
+    r"""|`(?P<quoted>(?:[^`]|``)+)`|(?P<word>[^\W\d]\w*)|(?P<number>\d\w*)|(?P<sign>.)""",
+    re.DOTALL,
+)
+BARE: Final = frozenset(
+    {
+        "current_date",
+        "current_time",
+        "current_timestamp",
+        "current_user",
+        "localtimestamp",
+        "session_user",
+        "user",
+    }
+)
+"""Functions that are called without parentheses, unless a column has that name."""
+_CHANGING: Final = BARE | {
+    "current_catalog",
+    "current_database",
+    "current_schema",
+    "current_timezone",
+    "input_file_block_length",
+    "input_file_block_start",
+    "input_file_name",
+    "java_method",
+    "monotonically_increasing_id",
+    "now",
+    "rand",
+    "randn",
+    "random",
+    "randstr",
+    "reflect",
+    "shuffle",
+    "spark_partition_id",
+    "try_reflect",
+    "uniform",
+    "uuid",
+    "version",
+}
+"""Functions of Spark whose value is another one when the same row comes again; some run code by its name."""
+_CLOSES: Final = {")": "(", "]": "[", "}": "{"}
+
+
+def names(expression: str) -> Iterator[tuple[int, str, bool]]:
+    """(place, name, whether it is called) of what is named in an expression; texts and numbers name nothing."""
+    tokens = _tokens(expression)
+    for token, following in zip_longest(tokens, tokens[1:]):
+        name = token["word"] or (token["quoted"] or "").replace("``", "`")
+        if name:
+            yield token.start(), name, following is not None and following["sign"] == "(" and not token["quoted"]
+
+
+def _tokens(expression: str) -> list[re.Match[str]]:
+    return [token for token in _TOKEN.finditer(expression) if token["space"] is None]
+
+
+def _paired(text: str) -> str:
+    opened: list[tuple[str, int]] = []
+    for token in _tokens(text):
+        sign, place = token["sign"] or "", token.start() + 1
+        if sign and sign in "'\"`;":
+            raise wrong("character {place}: expected one expression, whose quotes pair", place=place)
+        if sign in _CLOSES.values():
+            opened.append((sign, place))
+        elif sign in _CLOSES and (not opened or opened.pop()[0] != _CLOSES[sign]):
+            raise wrong("character {place}: nothing was opened that this closes", place=place)
+    if opened:
+        raise wrong("character {place}: what is opened here is not closed", place=opened[-1][1])
+    return text
+
+
+def _over_one_row(text: str) -> str:
+    if not _tokens(text):
+        raise wrong("expected an expression of Spark SQL")
+    for start, name, called in names(text):
+        if called and name.lower() in _CHANGING:
+            raise wrong("character {place}: its value would change when the row comes again", place=start + 1)
+        if name.lower() == "select" or (called and name.lower() == "over"):
+            raise wrong("character {place}: an expression sees one row: no queries, no windows", place=start + 1)
+    return text
+
+
+Expression = Annotated[str, AfterValidator(_paired), AfterValidator(_over_one_row)]
+"""Of Spark SQL, over one row, the same whenever it is computed."""

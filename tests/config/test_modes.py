@@ -1,0 +1,72 @@
+"""What a Delta sink keeps of a row's past: said for all tables or by rules, and refused where it contradicts itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.config import DeltaSink, Mode, TableSettings, check, settings_of
+from cdc.config.sinks import Keeping
+from tests.config.definitions import SOUND, write
+
+
+def delta(**said: object) -> DeltaSink:
+    return DeltaSink.model_validate({"type": "delta", "name": "lake", "path": "/lake/{table}", **said})
+
+
+def keeping(sink: DeltaSink, topic: str) -> Keeping:
+    return settings_of(topic, sink, sink.rules).keeping
+
+
+def test_a_table_is_kept_as_the_first_rule_that_matches_says_and_else_as_the_sink_does() -> None:
+    rules = [
+        {"match": "shop.audit_*", "mode": "append"},
+        {"match": "shop.*", "except_column_list": ["note"]},
+        {"match": "*.*", "mode": "soft_delete"},
+    ]
+    sink = delta(stored_as_scd_type=2, column_list=["id", "name"], rules=rules)
+
+    assert keeping(sink, "shop.audit_2026") is Keeping.CHANGES
+    assert keeping(sink, "shop.orders") is Keeping.VERSIONS
+    assert keeping(sink, "ops.orders") is Keeping.MARKED
+    assert keeping(delta(), "ops.orders") is Keeping.LATEST
+    assert settings_of("shop.audit_2026", sink, sink.rules).column_list == ("id", "name")
+
+
+def test_what_a_rule_says_takes_the_place_of_its_alternative_at_the_sink() -> None:
+    sink = delta(column_list=["id"], rules=[{"match": "*.*", "except_column_list": ["note"]}])
+    found = settings_of("shop.orders", sink, sink.rules)
+    assert (found.column_list, found.except_column_list) == ((), ("note",))
+    assert settings_of("shop.orders", TableSettings(mode=Mode.APPEND), ()).keeping is Keeping.CHANGES
+
+
+CONFLICTS = [
+    (["mode: append", "stored_as_scd_type: 2"], "mode", "cannot stand beside stored_as_scd_type"),
+    (["column_list: [id]", "except_column_list: [note]"], "column_list", "cannot stand beside except_column_list"),
+    (["track_history_column_list: [note]"], "track_history_column_list", "is nothing without stored_as_scd_type: 2"),
+    (
+        ["stored_as_scd_type: 2", "except_column_list: [note]", "track_history_column_list: [note]"],
+        "track_history_column_list",
+        "names 'note', which except_column_list leaves out",
+    ),
+]
+
+
+@pytest.mark.parametrize("in_rule", [False, True], ids=["sink", "rule"])
+@pytest.mark.parametrize(("said", "name", "message"), CONFLICTS)
+def test_a_contradiction_is_told_at_its_key(
+    tmp_path: Path, said: list[str], name: str, message: str, in_rule: bool
+) -> None:
+    lines = f"rules: [{{match: 'shop.*', {', '.join(said)}}}]" if in_rule else "\n    ".join(said)
+
+    found = check(write(tmp_path, f"{SOUND}    {lines}\n"), {})
+    assert [flaw.message for flaw in found.flaws if message in flaw.message], found.flaws
+    key = ".".join(map(str, ("sinks", 0, "rules", 0, name) if in_rule else ("sinks", 0, name)))
+    assert [flaw for flaw in found.flaws if flaw.key == key]
+
+
+def test_an_unknown_mode_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    (flaw,) = check(write(tmp_path, f"{SOUND}    mode: sotf_delete\n"), {}).flaws
+    assert "expected 'append' or 'soft_delete'" in flaw.message
+    assert "soft_delete" in (flaw.suggestion or "")

@@ -1,0 +1,147 @@
+"""Rules of a Delta sink that transform and route: what is wrong with one is found before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.config import Definition, DeltaSink, check, load, resolved
+from cdc.config.expression import names
+from tests.config.definitions import changed, write
+
+ENVIRONMENT = {"SALT": "c4n4ry"}
+DELTA = "    type: delta\n"
+
+
+def ruled(*lines: str, match: str = "shop.users") -> str:
+    """The sound definition with a rule: lines below it, indented from there."""
+    body = "".join(f"        {line}\n" for line in lines)
+    return changed(DELTA, f"{DELTA}    rules:\n      - match: {match}\n{body}")
+
+
+WHOLE = ruled(
+    "transform:",
+    "  drop: [password_hash]",
+    "  rename: {mail: email}",
+    "  mask: {mail: sha256, phone: 'keep_last:4', name: redact}",
+    "  salt: {env: SALT}",
+    "  computed: {full_name: \"concat(first, ' ', `last name`)\"}",
+    "  where: \"country <> 'XX' -- not there\"",
+    "  python: 'package.module:function'",
+    "pattern: 'shop\\.(?P<kind>[a-z]+)'",
+    "path: other/{kind}/{table}",
+    "partition_by: [country]",
+    "properties: {delta.enableChangeDataFeed: 'true'}",
+)
+
+
+def test_a_rule_may_say_all_of_it_and_shows_no_salt(tmp_path: Path) -> None:
+    definition = load(write(tmp_path, WHOLE), ENVIRONMENT)
+    (sink,) = definition.sinks
+
+    assert isinstance(sink, DeltaSink)
+    (rule,) = sink.rules
+    assert rule.path == str(tmp_path / "other/{kind}/{table}")
+    assert rule.transform is not None
+    assert rule.transform.in_spark
+    assert "c4n4ry" not in str(resolved(definition, {})) + repr(rule)
+
+
+FLAWS = {
+    "expression with an open text": (
+        'computed: {a: "concat(\'x)"}',
+        "computed.a: character 8: expected one expression",
+    ),
+    "expression with an open bracket": ("where: 'f(1'", "where: character 2: what is opened here is not closed"),
+    "expression with a stray bracket": ("where: '1)'", "where: character 2: nothing was opened that this closes"),
+    "expression with crossed brackets": ("where: '([)]'", "where: character 3: nothing was opened"),
+    "two statements": ("where: 'a; b'", "where: character 2: expected one expression"),
+    "a query": ("where: 'a in (select 1)'", "where: character 7: an expression sees one row"),
+    "a window": ("where: 'sum(a) OVER (x) > 1'", "where: character 8: an expression sees one row"),
+    "the clock": ("computed: {at: now()}", "computed.at: character 1: its value would change"),
+    "chance": ("where: 'a > Rand ( )'", "where: character 5: its value would change"),
+    "an empty expression": ("where: ' /* */ '", "where: expected an expression of Spark SQL"),
+    "a name of ours": ("computed: {_op: '1'}", "computed._op"),
+    "another mask": ("mask: {a: md5}", "mask.a: expected sha256, redact, or keep_last:N"),
+    "a mask that keeps nothing": ("mask: {a: 'keep_last:0'}", "mask.a: expected sha256, redact, or keep_last:N"),
+    "a hash without a salt": ("mask: {a: sha256}", "transform: required key is missing: salt"),
+    "a salt in the file": ("salt: c4n4ry", "salt: a salt stands in the file"),
+    "a salt for nothing": ("salt: {env: SALT}", "transform: salt is nothing for a rule"),
+    "dropped and masked": ("{drop: [a], mask: {a: redact}}", "transform: column 'a' is dropped"),
+    "dropped and renamed": ("{drop: [a], rename: {a: b}}", "transform: column 'a' is dropped"),
+    "two columns of a name": ("{rename: {a: b}, computed: {b: '1'}}", "transform: two columns would be called 'b'"),
+    "a function without a module": ("python: function", "transform.python"),
+    "a misspelt key": ("wehre: 'a'", 'transform.wehre: unknown key — did you mean "where"?'),
+}
+
+
+def flaws(tmp_path: Path, text: str) -> str:
+    checked = check(write(tmp_path, text), ENVIRONMENT)
+    assert checked.definition is None
+    return "\n".join(str(flaw) for flaw in checked.flaws)
+
+
+@pytest.mark.parametrize("case", FLAWS)
+def test_a_transform_that_cannot_be_is_named_with_its_place(case: str, tmp_path: Path) -> None:
+    said, expected = FLAWS[case]
+    found = flaws(tmp_path, ruled(f"transform: {said if said.startswith('{') else '{' + said + '}'}"))
+    key = "sinks.0.rules.0." if expected.startswith("transform") else "sinks.0.rules.0.transform."
+
+    assert key + expected in found
+    assert "c4n4ry" not in found
+
+
+ROUTES = {
+    "one directory for many": ("path: all", "shop.*", "rules.0.path: expected {table} or a group of pattern"),
+    "only the schema": ("path: 'all/{schema}'", "shop.*", "rules.0.path: expected {table} or a group of pattern"),
+    "an unknown placeholder": ("path: 'all/{region}'", "shop.a", "no group of the pattern is called 'region'"),
+    "a pattern for nothing": ("pattern: '(?P<a>.*)'", "shop.a", "pattern is nothing for a rule"),
+    "a pattern that is none": ("pattern: '(?P<a>'", "shop.a", "pattern: character 1: not a regular expression"),
+    "a group of that name": ("pattern: '(?P<table>.*)'", "shop.a", "pattern: expected groups called by letters"),
+    "into the log": ("path: 'log/{table}'", "shop.a", "overlaps that of the log"),
+    "a property of ours": ("properties: {delta.columnMapping.mode: name}", "shop.a", "not decided elsewhere"),
+    "no property of Delta": ("properties: {cdc.log_id: x}", "shop.a", "not decided elsewhere"),
+}
+
+
+@pytest.mark.parametrize("case", ROUTES)
+def test_a_route_that_cannot_be_is_named_with_its_place(case: str, tmp_path: Path) -> None:
+    said, match, expected = ROUTES[case]
+
+    assert expected in flaws(tmp_path, ruled(said, match=match))
+
+
+def test_two_rules_do_not_share_a_directory(tmp_path: Path) -> None:
+    rules = "    rules:\n      - {match: shop.a, path: all/x}\n      - {match: shop.b, path: all}\n"
+
+    assert "rules.1.path: another rule's directory" in flaws(tmp_path, changed(DELTA, DELTA + rules))
+
+
+@pytest.mark.parametrize("kept", ["stored_as_scd_type: 2", "mode: append", "mode: soft_delete"])
+@pytest.mark.parametrize("said", ["where: 'a'", "computed: {b: 'a'}", "python: 'm:f'"])
+def test_what_sees_whole_rows_needs_a_target_of_their_latest_state(tmp_path: Path, kept: str, said: str) -> None:
+    key = f"rules.0.transform.{said.partition(':')[0]}: needs a target that keeps the latest state"
+
+    assert key in flaws(tmp_path, ruled(f"transform: {{{said}}}", kept))
+    assert check(write(tmp_path, ruled("transform: {mask: {a: redact}}", kept)), ENVIRONMENT).definition is not None
+
+
+def test_names_of_an_expression_are_neither_texts_nor_comments() -> None:
+    expression = "f(`a b`, c.d, 'g', \"h\", 1e5, x'0a') -- i\n /* j */ AND k"
+
+    assert [(name, called) for _, name, called in names(expression)] == [
+        ("f", True),
+        ("a b", False),
+        ("c", False),
+        ("d", False),
+        ("x", False),
+        ("AND", False),
+        ("k", False),
+    ]
+
+
+def test_columns_may_be_called_as_functions_are(tmp_path: Path) -> None:
+    text = ruled("transform: {where: 'uuid = version AND `rand`(1) IS NULL AND now.x > 1'}")
+
+    assert isinstance(load(write(tmp_path, text), ENVIRONMENT), Definition)
