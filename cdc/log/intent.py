@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final
 
 from cdc import durable
 from cdc.errors import LogCorrupt
+from cdc.log.bucket import Root, located
 
 NAME: Final = "_epoch.json"
 """Under the log's root."""
@@ -28,10 +28,10 @@ class EpochIntent:
     """In words for an operator."""
 
 
-def declared(root: Path) -> EpochIntent | None:
+def declared(root: str | Root) -> EpochIntent | None:
     """The intent beside the log under root; None if there is none. Raises LogCorrupt if it cannot be read."""
     try:
-        fields = json.loads((root / NAME).read_text(encoding="utf-8"))
+        fields = json.loads((located(root) / NAME).read_text(encoding="utf-8"))
         return EpochIntent(int(fields["epoch"]), str(fields["reason"]))
     except FileNotFoundError:
         return None
@@ -39,11 +39,11 @@ def declared(root: Path) -> EpochIntent | None:
         raise LogCorrupt(f"{NAME!r} beside the log cannot be read") from exc
 
 
-def declare(root: Path, intent: EpochIntent) -> None:
+def declare(root: str | Root, intent: EpochIntent) -> None:
     """Put the intent beside the log; durable when it returns."""
-    durable.replace(root / NAME, json.dumps(asdict(intent)).encode())
+    durable.replace(located(root) / NAME, json.dumps(asdict(intent)).encode())
 
 
-def fulfil(root: Path) -> None:
+def fulfil(root: str | Root) -> None:
     """Take it away; nothing happens if there is none."""
-    (root / NAME).unlink(missing_ok=True)
+    (located(root) / NAME).unlink(missing_ok=True)

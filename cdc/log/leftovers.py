@@ -1,29 +1,35 @@
-"""Leftovers: data files that a writer staged for a transaction and did not live to commit."""
+"""Leftovers: data files that a writer staged for a commit and did not live to make."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import suppress
 
-import pyarrow as pa
-from deltalake import DeltaTable
+from cdc.log import leaving
+from cdc.log.bucket import Root, located
+from cdc.log.fenced import FencedTable
+from cdc.log.layout import CHANGES, CommitInfo
 
-from cdc.log.layout import CHANGES
 
+def remove_leftovers(root: str | Root) -> int:
+    """Remove them from the log under root; how many bytes that gave back. For the one writer, before it opens the log.
 
-def remove_leftovers(root: Path) -> int:
-    """Remove them from the log under root; how many bytes that gave back. For the one writer, before it stages.
-
-    Nothing is committed between staging and the commit that takes the staged files, so they are younger than the
-    latest commit. A file that the log has taken and let go again is older, and stays for who still reads it.
+    Who staged them may live, and be about to commit them: a commit that changes nothing comes first, and refuses that.
+    What the log has taken and let go again is written down (cdc.log.leaving), and stays for who still reads it.
     """
-    changes = root / CHANGES
-    table = DeltaTable(str(changes))
-    committed = int(table.history(1)[0]["timestamp"]) * 1_000_000
-    held = {str(changes / path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()}
+    changes = located(root) / CHANGES
+    found: list[Root] = list(changes.glob("segment=*/*.parquet"))
+    fenced = FencedTable(changes)
+    known = {*fenced.files()["path"].to_pylist()}
+    known |= {path for note in leaving.notes(root).values() if note.table == CHANGES for path in note.paths}
+    left = [file for file in found if f"{file.parent.name}/{file.name}" not in known]
+    last = CommitInfo.from_metadata(fenced.said_last())
+    if not left or last is None:
+        return 0
+    fenced.commit([], int(last.last), last.to_metadata())
     given = 0
-    for file in changes.glob("segment=*/*.parquet"):
-        found = file.stat()
-        if str(file) not in held and found.st_mtime_ns > committed:
+    for file in left:
+        with suppress(FileNotFoundError):  # what was trimmed may be swept beside this
+            size = file.stat().st_size
             file.unlink()
-            given += found.st_size
+            given += size
     return given

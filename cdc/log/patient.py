@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import uuid
+from collections.abc import Callable, Collection, Sequence
 from threading import Event
 from typing import Final, TypeVar
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from cdc.errors import LogError, LogFenced, LogUnwritable
+from cdc.errors import LogError, LogFenced, LogUnreachable, LogUnwritable
 from cdc.failpoint import hit
 from cdc.log.append import LogWriter, StagedFile
-from cdc.log.layout import CHANGES, CommitInfo, LogIdentity
-from cdc.log.read import LogReader
+from cdc.log.bucket import Root, located
+from cdc.log.layout import CommitInfo, LogIdentity
 from cdc.log.segments import SegmentLimits
 from cdc.position import Position
 
@@ -36,13 +36,12 @@ LONGEST_PAUSE: Final = 5.0
 
 
 class PatientWriter:
-    """LogWriter's reading side and its two writing calls; one process, one thread."""
+    """LogWriter's reading side and its writing calls; one process, one thread."""
 
-    def __init__(self, root: Path, limits: SegmentLimits, stop: Event, blocked: Callable[[bool], None]) -> None:
+    def __init__(self, root: str | Root, limits: SegmentLimits, stop: Event, blocked: Callable[[bool], None]) -> None:
         """`blocked` is told True when storage begins to fail and False when it takes again; stop ends the waiting."""
-        self._root, self._limits, self._stop, self._blocked = root, limits, stop, blocked
+        self._root, self._limits, self._stop, self._blocked = located(root), limits, stop, blocked
         self._writer = LogWriter(root, limits)
-        self._staged: set[str] = set()
 
     @property
     def identity(self) -> LogIdentity:
@@ -60,28 +59,46 @@ class PatientWriter:
         return self._writer.last_commit
 
     def stage(self, rows: pa.Table) -> list[StagedFile]:
-        """As LogWriter.stage; a file that was begun and not finished is removed before the next attempt."""
+        """As LogWriter.stage."""
         hit("before_data_file")
-        files = self._until_it_works(lambda: self._writer.stage(rows))
-        self._staged |= {file.relative for file in files}
-        return files
+        return self._until_it_works(lambda: self._writer.stage(rows))
 
     def commit(self, files: Sequence[StagedFile], info: CommitInfo) -> None:
-        """As LogWriter.commit; one that failed after it was visible is recognised by its position."""
-        before = self._writer.durable
+        """As LogWriter.commit; one that failed after it was visible is recognised by its token."""
+        before, token = self._writer.durable, uuid.uuid4().hex
         first = True
 
         def attempt() -> None:
             nonlocal first
-            ours, first = first, False
-            if not ours and self._writer.durable == info.last:
+            again, first = not first, False
+            if again and self._writer.last_token == token:
                 return
-            if self._writer.durable != before:
-                raise LogFenced(f"another writer committed to the log after {before!s}")
-            self._writer.commit(files, info)
+            self._check_still(before)
+            self._writer.commit(files, info, token)
 
         self._until_it_works(attempt)
-        self._staged.clear()
+
+    def trim(self, segments: Collection[int], upto: Position) -> None:
+        """As LogWriter.trim."""
+        self._where_it_was(lambda: self._writer.trim(segments, upto))
+
+    def rewrite(self, made: Sequence[StagedFile], gone: Sequence[str]) -> bool:
+        """As LogWriter.rewrite."""
+        return self._where_it_was(lambda: self._writer.rewrite(made, gone))
+
+    def _where_it_was(self, action: Callable[[], _T]) -> _T:
+        before = self._writer.durable
+
+        def attempt() -> _T:
+            self._check_still(before)
+            return action()
+
+        return self._until_it_works(attempt)
+
+    def _check_still(self, before: Position | None) -> None:
+        """A writer opened again must find the log where the last one left it."""
+        if self._writer.durable != before:
+            raise LogFenced(f"another writer committed to the log after {before!s}")
 
     def _until_it_works(self, action: Callable[[], _T]) -> _T:
         wait, failed = FIRST_PAUSE, False
@@ -106,25 +123,25 @@ class PatientWriter:
                 return done
 
     def _reopen(self) -> bool:
-        """Look at what the table holds, and give back what a broken attempt took; False if storage refuses again."""
+        """Look at what the table holds; False if storage refuses again.
+
+        Raises LogFenced if another writer committed: it may have taken away what this one has staged.
+        """
         try:
-            held = {Path(file.path) for file in LogReader(self._root).every_file()}
-            kept = {self._root / CHANGES / relative for relative in self._staged}
-            segments = sorted((self._root / CHANGES).glob("segment=*"), key=lambda p: int(p.name.partition("=")[2]))
-            for place in (file for segment in segments[-2:] for file in segment.iterdir()):
-                if place not in held and place not in kept:
-                    place.unlink()
-            self._writer = LogWriter(self._root, self._limits)
+            writer = LogWriter(self._root, self._limits)
         except (OSError, DeltaError, LogError) as exc:
             if not is_storage(exc):
                 raise
             return False
+        if writer.last_token not in self._writer.tokens:
+            raise LogFenced(f"another writer committed to the log after {self._writer.durable!s}")
+        self._writer = writer
         return True
 
 
 def is_storage(error: BaseException) -> bool:
     """Whether the storage refused for a reason that may go by itself; delta-rs and Arrow tell it in words only."""
-    if isinstance(error, OSError) and error.errno in FULL:
+    if isinstance(error, LogUnreachable) or (isinstance(error, OSError) and error.errno in FULL):
         return True
     if isinstance(error, LogError):
         return error.__cause__ is not None and is_storage(error.__cause__)

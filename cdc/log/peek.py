@@ -22,13 +22,14 @@ _ORDER = [("position", "ascending"), ("ordinal", "ascending")]
 def newest(log: LogReader, wanted: Wanted, count: int, operations: frozenset[str] = frozenset()) -> pa.Table:
     """At least the last `count` rows of the wanted topics (all if there are fewer), sorted, read from the end.
 
-    Rows of other operations come along and are not counted: the two halves of a key change stay together.
+    Nothing of what was trimmed: there are states of keys there, and no changes. Rows of other operations come along
+    and are not counted: the two halves of a key change stay together.
     """
     durable = log.durable or Position(0)
     found: list[pa.Table] = []
     have = 0
-    for group in reversed(_groups(log.files(Position(0), durable))):
-        rows = _sorted(group, Position(0), durable, wanted)
+    for group in reversed(_groups(log.files(log.oldest, durable))):
+        rows = _sorted(group, log.oldest, durable, wanted)
         found.insert(0, rows)
         have += rows.num_rows if not operations else _count(rows, operations)
         if have >= count:
@@ -43,11 +44,14 @@ def between(log: LogReader, wanted: Wanted, after: Position, upto: Position) -> 
 
 
 def before_time(log: LogReader, moment: datetime) -> Position:
-    """A position at or before the first transaction committed at that time or later; the durable one if none was."""
+    """A position at or before the first transaction committed at that time or later; the durable one if none was.
+
+    Never one below the oldest from which single changes can be read.
+    """
     durable = log.durable or Position(0)
     micros = int(moment.timestamp() * 1_000_000) // 1000 * 1000  # files keep milliseconds
-    firsts = [file.first for file in log.files(Position(0), durable) if file.committed_at >= micros]
-    return Position(max(0, min(firsts) - 1)) if firsts else durable
+    firsts = [file.first for file in log.every_file() if file.committed_at >= micros]
+    return Position(max(log.oldest, min(firsts) - 1)) if firsts else durable
 
 
 def transaction(log: LogReader, position: Position) -> pa.Table:

@@ -5,10 +5,52 @@ A range (a, b] excludes a and includes b. A position stands for a whole transact
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from cdc.log.layout import LogFile
 from cdc.position import Position
+from cdc.table import matches
+
+Bounds = Mapping[str, tuple[Any, Any]]
+"""Column → its least and greatest value in some rows; of a column that is not in it nothing is known."""
+
+_SPECIAL: Final = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Only:
+    """Which rows of a range a reader wants."""
+
+    relations: tuple[int, int] | None = None
+    """From the first number to the second."""
+    globs: tuple[str, ...] = ()
+    """Over `schema.table`, all when empty; rows without a table, the messages, pass only then."""
+
+    def may_be_in(self, bounds: Bounds) -> bool:
+        """Whether rows within these bounds may have one that is wanted."""
+        if self.relations is not None and "relation" in bounds:
+            least, greatest = bounds["relation"]
+            if greatest < self.relations[0] or least > self.relations[1]:
+                return False
+        if not self.globs or "topic" not in bounds:
+            return True
+        least, greatest = bounds["topic"]
+        if least == greatest:
+            return matches(least, self.globs)
+        prefixes = (_SPECIAL.split(glob, maxsplit=1)[0] for glob in self.globs)
+        return any(greatest >= prefix and least[: len(prefix)] <= prefix for prefix in prefixes)
+
+    def narrowed(self, files: Iterable[LogFile]) -> list[LogFile]:
+        """The files that may have such rows."""
+        return [
+            file for file in files if self.may_be_in({} if file.relations is None else {"relation": file.relations})
+        ]
+
+
+EVERY_ROW: Final = Only()
 
 
 def overlapping(files: Iterable[LogFile], after: Position, upto: Position) -> list[LogFile]:

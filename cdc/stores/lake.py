@@ -7,21 +7,31 @@ nulls after a rename and fail on deletion vectors, and `count` ignores deletion 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from cdc.errors import ConfigError, SinkUnavailable
+from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable
 from cdc.naming import published_uri
-from cdc.stores.published import Published, TableRecord
+from cdc.position import Position
+from cdc.stores.cuts import ListedCut, chosen
+from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import parted, topic
 
-PUBLISHED_SCHEMA: Final = pa.schema([("position", pa.int64()), ("committed_at", pa.int64()), ("record", pa.string())])
-"""The one row of `_cdc/published`: Position, µs since 1970 UTC, Published.to_json."""
+PUBLISHED_AT: Final = "published_at"
+PUBLISHED_SCHEMA: Final = pa.schema(
+    [("position", pa.int64()), ("committed_at", pa.int64()), ("record", pa.string()), (PUBLISHED_AT, pa.int64())]
+)
+"""A row of `_cdc/published`, one per cut that is kept: Position, µs since 1970 UTC, Published.to_json, again µs.
+
+The record of all but the newest may lack schemas. What was written before cuts were kept has no `published_at`.
+"""
 
 _QUOTED: Final = r'"(?:[^"]|"")+"'
 _NAME: Final = rf"(?:{_QUOTED}|[^\W\d]\w*)"
@@ -32,12 +42,39 @@ _TOKEN: Final = re.compile(
 
 
 class At(StrEnum):
-    """Which state of the tables a query sees."""
+    """Which state of the tables a query sees, where it is not the cut of a moment in the past."""
 
     #: The last published cut: all tables at one position.
     PUBLISHED = "published"
     #: The newest version of every table; they may stand at different positions.
     LATEST = "latest"
+
+
+Moment = Position | datetime
+"""A position, or an instant, UTC if it does not say: the last kept cut with nothing that came after it is meant."""
+
+
+def parse_at(text: str) -> At | Moment:
+    """Read `published`, `latest`, a position, or a time as ISO 8601, which is UTC if it does not say.
+
+    Raises ConfigError.
+    """
+    if text in tuple(At):
+        return At(text)
+    try:
+        if "/" in text:
+            return Position.parse(text)
+        moment = datetime.fromisoformat(text)
+    except (ValueError, ConfigError) as exc:
+        raise ConfigError(
+            f"unknown moment {text!r}",
+            remedy="write published, latest, a position such as 16/B374D848, or a time such as 2026-11-21T14:03:00Z",
+        ) from exc
+    return _zoned(moment)
+
+
+def _zoned(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 class Lake:
@@ -53,10 +90,28 @@ class Lake:
 
     def published(self) -> Published | None:
         """The sink's record, None when nothing was published yet."""
-        try:
-            return read_published(DeltaTable(self._published_uri))
-        except TableNotFoundError:
-            return None
+        table = self._record()
+        return table and read_published(table)
+
+    def cuts(self) -> list[ListedCut]:
+        """The cuts that are kept, oldest first."""
+        table = self._record()
+        return [] if table is None else list_cuts(table)
+
+    def cut(self, at: At | Moment = At.PUBLISHED) -> Published:
+        """The record of one cut; raises CutUnavailable where none is kept.
+
+        Its tables in state streaming are at its position; a table in another state does not belong to the cut.
+        """
+        table = self._record()
+        cuts = [] if table is None else list_cuts(table)
+        newest = Position(cuts[-1].position if cuts else 0)
+        moment = _zoned(at) if isinstance(at, datetime) else at if isinstance(at, Position) else newest
+        found = chosen(cuts, moment, datetime.now(UTC))
+        record = None if table is None else _record_of(table, found.published_at)
+        if record is None:
+            raise CutUnavailable(f"the cut at {found} was let go of a moment ago", remedy="ask again")
+        return record
 
     def tables(self) -> list[TableRecord]:
         """The tables of the published record, by topic."""
@@ -67,19 +122,45 @@ class Lake:
         """The rows of one target at a version (None: the newest), in no order; see read_target."""
         return read_target(target, version)
 
-    def query(self, sql: str, at: At = At.PUBLISHED) -> pa.RecordBatchReader:
+    def query(self, sql: str, at: At | Moment | Published = At.PUBLISHED) -> pa.RecordBatchReader:
         """Run a SELECT over the tables, named `schema.table`, or `table` where that is unambiguous.
 
-        Only tables that the text names are opened. Raises ConfigError for SQL that DataFusion refuses.
+        at: also a record that `cut` gave. Only tables that the text names are opened.
+        Raises ConfigError for SQL that DataFusion refuses, and CutUnavailable for a moment without
+        a cut or a table that does not belong to it.
         """
-        text, wanted = bound(sql, {table.topic: table for table in self.tables()})
+        if at is At.LATEST:
+            tables = self.tables()
+        else:
+            cut = at if isinstance(at, Published) else self.cut(at)
+            tables = sorted(cut.tables.values(), key=lambda table: table.topic)
+            versions = cut.versions
+        text, wanted = bound(sql, {table.topic: table for table in tables})
         builder = QueryBuilder()
         for alias, table in wanted.items():
-            builder = builder.register(alias, _table(table.target, table.version if at is At.PUBLISHED else None))
+            version = None if at is At.LATEST else versions[in_cut(table).target]
+            builder = builder.register(alias, _table(table.target, version))
         try:
             return pa.RecordBatchReader.from_stream(builder.execute(text))
         except DeltaError as exc:
-            raise ConfigError(f"query refused: {exc}", remedy=_known(self.tables())) from exc
+            raise ConfigError(f"query refused: {exc}", remedy=_known(tables)) from exc
+
+    def _record(self) -> DeltaTable | None:
+        try:
+            return DeltaTable(self._published_uri)
+        except TableNotFoundError:
+            return None
+
+
+def in_cut(table: TableRecord) -> TableRecord:
+    """The table of a cut, if it belongs to it; raises CutUnavailable for one that is copied or stands still."""
+    if table.state != TargetState.STREAMING:
+        why = "" if table.reason is None else f" ({table.reason})"
+        raise CutUnavailable(
+            f"table {table.topic!r} is not part of the cut: {table.state} at {Position(table.position)}{why}",
+            remedy="'--at latest' reads every table as it is; or ask for a later cut",
+        )
+    return table
 
 
 def read_target(target: str, version: int | None = None) -> pa.RecordBatchReader:
@@ -92,9 +173,35 @@ def read_target(target: str, version: int | None = None) -> pa.RecordBatchReader
 
 
 def read_published(table: DeltaTable) -> Published | None:
-    """The record in an opened `_cdc/published` table, None while it is empty."""
-    rows = pa.table(table.scan(columns=["record"]))
+    """The newest record in an opened `_cdc/published` table, None while it is empty."""
+    files = pa.table(table.get_add_actions(flatten=True))
+    newest = f"max.{PUBLISHED_AT}"
+    return _record_of(table, pc.max(files[newest]).as_py() or 0 if newest in files.column_names else 0)
+
+
+def list_cuts(table: DeltaTable) -> list[ListedCut]:
+    """The cuts in an opened `_cdc/published` table, oldest first."""
+    known = {field.name for field in table.schema().fields}
+    rows = pa.table(table.scan(columns=[name for name in ("position", "committed_at", PUBLISHED_AT) if name in known]))
+    cuts = [ListedCut(row["position"], row["committed_at"], row.get(PUBLISHED_AT) or 0) for row in rows.to_pylist()]
+    return sorted(cuts, key=lambda cut: cut.published_at)
+
+
+def _record_of(table: DeltaTable, published_at: int) -> Published | None:
+    """The record that was published at the instant; 0: the one of before cuts were kept."""
+    known = {field.name for field in table.schema().fields}
+    earlier = f"{PUBLISHED_AT} IS NULL" if PUBLISHED_AT in known else None
+    rows = pa.table(
+        table.scan(columns=["record"], predicate=f"{PUBLISHED_AT} = {published_at}" if published_at else earlier)
+    )
     return Published.from_json(rows["record"][0].as_py()) if rows.num_rows else None
+
+
+def aliases(topics: Iterable[str]) -> dict[str, str]:
+    """Topic → a name without a schema: the table's own where no other schema has that table, else `schema__table`."""
+    parts = {table: parted(table) for table in topics}
+    names = [name for _, name in parts.values()]
+    return {table: name if names.count(name) == 1 else f"{schema}__{name}" for table, (schema, name) in parts.items()}
 
 
 def bound(sql: str, tables: Mapping[str, TableRecord]) -> tuple[str, dict[str, TableRecord]]:
@@ -103,11 +210,7 @@ def bound(sql: str, tables: Mapping[str, TableRecord]) -> tuple[str, dict[str, T
     Pure. The engine has one flat set of names, so `shop.orders` becomes `orders` where no other
     schema has that table, else `shop__orders`. Literals and comments stay.
     """
-    parts = {table: parted(table) for table in tables}
-    names = [name for _, name in parts.values()]
-    alias_of = {
-        table: name if names.count(name) == 1 else f"{schema}__{name}" for table, (schema, name) in parts.items()
-    }
+    alias_of = aliases(tables)
     topic_of = {alias: table for table, alias in alias_of.items()}
     used: dict[str, TableRecord] = {}
 

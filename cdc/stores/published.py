@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Self
+from typing import Any, Final, Self
 
 RECORD_FORMAT: Final = 1
 """Version of the JSON below; a newer one is refused by older readers."""
@@ -48,6 +48,8 @@ class TableRecord:
     """Why it failed, in words for an operator: code and message, no row values."""
     schema: str | None = None
     """TableSchema JSON of the version that the target follows."""
+    parked: tuple[tuple[str, ...], ...] = ()
+    """Every key, sorted, whose row the target could not take: it is there as it was before, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,21 @@ class Published:
     tables: Mapping[int, TableRecord] = field(default_factory=dict)
     """By relation."""
 
+    @property
+    def versions(self) -> dict[str, int]:
+        """Target → its version at this cut; of tables that share a target the newest, for it holds them all."""
+        found: dict[str, int] = {}
+        for table in self.tables.values():
+            if table.version is not None:
+                found[table.target] = max(table.version, found.get(table.target, 0))
+        return found
+
     def to_json(self) -> str:
         """Text with sorted keys, so that equal records are equal text."""
-        tables = [asdict(self.tables[relation]) for relation in sorted(self.tables)]
+        # not asdict, which copies every value and takes half the time of a publish of fifty tables
+        tables = [
+            {name: getattr(table, name) for name in TableRecord.__slots__} for _, table in sorted(self.tables.items())
+        ]
         fields = {
             "format": RECORD_FORMAT,
             "position": self.position,
@@ -77,5 +91,9 @@ class Published:
         fields = json.loads(text)
         if (found := fields["format"]) != RECORD_FORMAT:
             raise ValueError(f"unknown format of a published record: expected {RECORD_FORMAT}, got {found!r}")
-        tables = {entry["relation"]: TableRecord(**entry) for entry in fields["tables"]}
+        tables = {entry["relation"]: _table(entry) for entry in fields["tables"]}
         return cls(fields["position"], fields["committed_at"], tables)
+
+
+def _table(entry: dict[str, Any]) -> TableRecord:
+    return TableRecord(**{**entry, "parked": tuple(map(tuple, entry.get("parked", ())))})

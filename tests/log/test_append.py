@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown
-from cdc.log.append import CHECKPOINT_EVERY, LogWriter
+from cdc.log.append import LogWriter
+from cdc.log.checkpoint import checkpoint
+from cdc.log.fenced import CHECKPOINT_EVERY
 from cdc.log.layout import LogIdentity
 from cdc.log.read import LogReader
 from cdc.log.segments import SegmentLimits
@@ -73,6 +78,20 @@ def test_a_writer_that_another_one_overtook_is_fenced(tmp_path: Path, others: in
     fresh.commit([], info(901))
 
 
+def test_a_writer_is_fenced_when_the_commits_in_between_are_cleaned_away(tmp_path: Path):
+    stale = LogWriter.open(tmp_path, IDENTITY, LIMITS)
+    stale.commit([], info(1))
+    fresh = LogWriter.open(tmp_path, IDENTITY, LIMITS)
+    for position in range(2, CHECKPOINT_EVERY + 3):
+        fresh.commit([], info(position))
+    log = tmp_path / "changes" / "_delta_log"
+    last = max(log.glob("*.checkpoint.parquet")).name.partition(".")[0]
+    for commit in [file for file in log.glob("*.json") if file.stem < last]:
+        commit.unlink()
+    with pytest.raises(LogFenced):
+        stale.commit([], info(900))
+
+
 def test_of_two_writers_that_start_alike_the_second_fails(tmp_path: Path):
     first, second = (LogWriter.open(tmp_path, IDENTITY, LIMITS) for _ in range(2))
     first.commit(first.stage(table(row(3))), info(3))
@@ -124,7 +143,49 @@ def test_checkpoints_keep_the_commit_files_few(writer: LogWriter, tmp_path: Path
     assert LogReader(tmp_path).durable == CHECKPOINT_EVERY * 2 + 1
 
 
-@pytest.mark.parametrize("description", ["", "{}", '{"format": 2, "system_id": "", "database": ""}'])
+def test_commits_that_a_checkpoint_makes_superfluous_go_however_young_they_are(writer: LogWriter, tmp_path: Path):
+    view, path = LogReader(tmp_path), tmp_path / "changes"
+    for position in range(1, 20):
+        writer.commit(writer.stage(table(row(position))), info(position))
+    checkpoint(path, DeltaTable(str(path)), kept=5)
+    commits = sorted(int(file.stem) for file in (path / "_delta_log").glob("*.json"))
+    assert commits == list(range(commits[-1] - 5, commits[-1] + 1))
+    writer.commit(writer.stage(table(row(20))), info(20))
+    view._look_due = 0.0
+    view.refresh()
+    assert (view.durable, len(everything(tmp_path))) == (20, 20)
+    assert view.every_file() == LogReader(tmp_path).every_file()
+
+
+OPENED = """
+import os, sys
+from pathlib import Path
+from cdc.log.append import LogWriter
+from tests.log.rows import IDENTITY, LIMITS, info, row, table
+root = Path(sys.argv[1])
+writer = LogWriter.open(root, IDENTITY, LIMITS)
+seen = []
+sys.addaudithook(lambda name, args: seen.append(str(args[0])) if name in ("open", "os.mkdir") else None)
+for position in (1, 2):
+    writer.stage(table(row(position)))
+folders = [path for path in seen if Path(path).is_dir()]
+print(*(Path(path).relative_to(root) for path in folders))
+"""
+
+
+def test_a_new_segment_s_directory_is_synced_into_the_table_s_before_its_first_file(tmp_path: Path):
+    """What is opened beside files is what is synced: a directory can be opened for nothing else."""
+    found = subprocess.run([sys.executable, "-c", OPENED, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert found.stdout.split() == ["changes/segment=0", "changes", "changes/segment=0", "changes/segment=0"]
+
+
+def test_of_writers_that_live_for_one_commit_one_makes_the_checkpoint(tmp_path: Path):
+    for position in range(1, CHECKPOINT_EVERY + 2):
+        LogWriter.open(tmp_path, IDENTITY, LIMITS).commit([], info(position))
+    assert len(list((tmp_path / "changes" / "_delta_log").glob("*.checkpoint.parquet"))) == 1
+
+
+@pytest.mark.parametrize("description", ["", "{}", '{"format": 3, "system_id": "", "database": ""}'])
 def test_a_log_of_an_unknown_format_is_refused(description: str):
     with pytest.raises(LogFormatUnknown):
         LogIdentity.from_description(description)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
-from cdc.errors import ConfigError, SinkUnavailable
-from cdc.stores.lake import At, Lake, bound
+from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable
+from cdc.position import Position
+from cdc.stores.lake import At, Lake, bound, parse_at
 from cdc.stores.published import Published, TableRecord
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from tests.contracts.folded import ORDERS, batch, put
@@ -28,7 +30,7 @@ def lake(tmp_path):
     template = f"{tmp_path}/{{schema}}/{{table}}"
     sink = DeltaSink(DeltaSettings("lake", template))
     sink.open("log-1")
-    applied = sink.apply(batch([put(1, "a", 10)], 0, 20))
+    applied = sink.apply(batch([put(1, "a", 10)], 0, 20, generation=5))
     sink.publish(Published(20, 5, {ORDERS.relation: applied}))
     sink.apply(batch([put(2, "b", 30)], 20, 40))
     return Lake.open(template)
@@ -40,6 +42,68 @@ def test_a_query_sees_the_published_cut(lake):
 
 def test_a_query_at_latest_sees_what_is_applied(lake):
     assert lake.query("select count(*) as n from orders", At.LATEST).read_all().to_pylist() == [{"n": 2}]
+
+
+@pytest.fixture
+def lived(tmp_path):
+    """Cuts at 20, 40 and 60, committed 5, 7 and 9 s after 1970; the table stands still at the last of them."""
+    template = f"{tmp_path}/{{schema}}/{{table}}"
+    sink = DeltaSink(DeltaSettings("lake", template))
+    sink.open("log-1")
+    first = sink.apply(batch([put(1, "a", 10)], 0, 20, generation=5))
+    sink.publish(Published(20, 5_000_000, {ORDERS.relation: first}))
+    second = sink.apply(batch([put(1, "A", 30), put(2, "b", 31)], 20, 40))
+    sink.publish(Published(40, 7_000_000, {ORDERS.relation: second}))
+    stopped = replace(second, state="failed", reason="CDC-3001 a value")
+    sink.publish(Published(60, 9_000_000, {ORDERS.relation: stopped}))
+    return Lake.open(template)
+
+
+@pytest.mark.parametrize(
+    ("at", "items"),
+    [("0/14", ["a"]), ("0/27", ["a"]), ("0/28", ["A", "b"]), ("1970-01-01T00:00:06.5", ["a"]),
+     ("1970-01-01 01:00:08+01:00", ["A", "b"]), ("latest", ["A", "b"])],
+)  # fmt: skip
+def test_a_past_cut_is_read_by_position_or_time(lived, at, items):
+    found = lived.query("select item from shop.orders order by id", parse_at(at)).read_all()
+
+    assert found["item"].to_pylist() == items
+
+
+def test_a_record_that_was_found_answers_any_number_of_queries(lived):
+    cut = lived.cut(Position(25))
+
+    assert (cut.position, [table.state for table in cut.tables.values()]) == (20, ["streaming"])
+    assert lived.query("select count(*) as n from orders", cut).read_all()["n"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [(Position(19), "oldest is 0/14"), (Position(61), "newest is 0/3C"),
+     (datetime(1970, 1, 1, 0, 0, 4, tzinfo=UTC), "oldest is 0/14"), (datetime(2999, 1, 1), "newest is 0/3C"),  # noqa: DTZ001
+     (At.PUBLISHED, "'shop.orders' is not part of the cut: failed")],
+)  # fmt: skip
+def test_a_moment_without_a_cut_and_a_table_apart_from_it_are_errors_that_say_why(lived, at, words):
+    with pytest.raises(CutUnavailable) as caught:
+        lived.query("select * from shop.orders", at)
+
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["yesterday", "16/", "x/1", "2026-13-01", ""])
+def test_a_moment_that_is_none_is_an_error_with_examples(text):
+    with pytest.raises(ConfigError) as caught:
+        parse_at(text)
+
+    assert "16/B374D848" in caught.value.fix
+
+
+def test_tables_that_share_a_target_are_read_at_the_newest_version_that_a_cut_lists():
+    shared = [
+        replace(record(n, f"shop.part{n}"), target="/lake/all", version=version) for n, version in [(1, 9), (2, 7)]
+    ]
+
+    assert Published(20, 5, {table.relation: table for table in shared}).versions == {"/lake/all": 9}
 
 
 def test_columns_may_be_qualified_by_either_name(lake):

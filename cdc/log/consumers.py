@@ -1,0 +1,111 @@
+"""Consumers: who reads the log and how far each has come, kept beside it, so that a lost catalog trims nothing.
+
+One small file per consumer, written by the consumer's own process and replaced in one step.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cdc import durable
+from cdc.errors import LogCorrupt
+from cdc.log.bucket import Root, located
+from cdc.position import Position
+
+FOLDER: Final = "_consumers"
+"""Under the log's root."""
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One reader of the log that must not be overtaken by trimming."""
+
+    uuid: str
+    """Stable for one target; names its file."""
+    name: str
+    """As people call it."""
+    position: Position
+    """Everything up to here is in it for good; 0 while it has nothing."""
+    pinned: int | None = None
+    """Version of `compacted` from which it is being filled, None while it reads `changes`."""
+    seen_at: int = 0
+    """Microseconds UTC of its last word."""
+
+    def __post_init__(self) -> None:
+        if not _PLAIN.match(self.uuid):
+            raise ValueError(f"consumer's uuid must be letters, digits and hyphens, got {self.uuid!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """As it lies on the disk and as commands print it."""
+        return {
+            "uuid": self.uuid,
+            "name": self.name,
+            "position": str(self.position),
+            "pinned": self.pinned,
+            "seen_at": self.seen_at,
+        }
+
+
+def register(root: str | Root, consumer: Consumer) -> None:
+    """Say who reads the log under root and how far; durable when it returns, the last word counts."""
+    root = located(root)
+    folder = root / FOLDER
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        durable.sync(root)
+    durable.replace(folder / f"{consumer.uuid}.json", json.dumps(consumer.to_json()).encode())
+
+
+def ls(root: str | Root) -> list[Consumer]:
+    """Every registered consumer, by name; raises LogCorrupt if a file cannot be read."""
+    return _by_name(_read(file) for file in (located(root) / FOLDER).glob("[!.]*.json"))
+
+
+def survey(root: str | Root) -> tuple[list[Consumer], list[str]]:
+    """Every registered consumer, by name, and the UUIDs of those whose file cannot be read: for who only looks."""
+    found: list[Consumer | None] = []
+    broken: list[str] = []
+    for file in (located(root) / FOLDER).glob("[!.]*.json"):
+        try:
+            found.append(_read(file))
+        except LogCorrupt:
+            broken.append(file.stem)
+    return _by_name(found), sorted(broken)
+
+
+def forget(root: str | Root, uuid: str) -> bool:
+    """Take a consumer's word back, so that it holds no segment any more; False if there was none."""
+    file = located(root) / FOLDER / f"{uuid}.json"
+    if not _PLAIN.match(uuid) or not file.exists():
+        return False
+    file.unlink(missing_ok=True)
+    durable.sync(file.parent)
+    return True
+
+
+def _by_name(found: Iterable[Consumer | None]) -> list[Consumer]:
+    # none: forgotten since it was listed
+    return sorted((c for c in found if c is not None), key=lambda consumer: (consumer.name, consumer.uuid))
+
+
+def _read(file: Root) -> Consumer | None:
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        pinned = fields["pinned"]
+        return Consumer(
+            uuid=file.stem,
+            name=str(fields["name"]),
+            position=Position.parse(fields["position"]),
+            pinned=None if pinned is None else int(pinned),
+            seen_at=int(fields["seen_at"]),
+        )
+    except FileNotFoundError:
+        return None  # forgotten since it was listed
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise LogCorrupt(f"consumer {file.name!r} beside the log cannot be read") from exc

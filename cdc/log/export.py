@@ -1,0 +1,140 @@
+"""Export: a range of the log as files that any program reads: Parquet with the rows as they are, or JSON lines.
+
+Everything is written under another name first, so a file that is there is whole; what is there already is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cdc.change import LOG_SCHEMA
+from cdc.errors import ConfigError, LogTrimmed
+from cdc.log.layout import PARQUET
+from cdc.log.peek import between
+from cdc.log.read import LogReader, read_file
+from cdc.position import Position
+
+FILE_ROWS: Final = 1_000_000
+"""Rows of a Parquet file, from which on the next one is begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Which single changes: those in (after, upto] of the topics that are wanted."""
+
+    after: Position
+    upto: Position
+    wanted: Callable[[str], bool] | None = None
+    """None for all of them, messages and all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    rows: int
+    """Rows of the log, or lines."""
+    files: int
+    size: int
+    """Bytes."""
+
+
+def span(log: LogReader, first: Position | None, last: Position | None, wanted: Callable[[str], bool] | None) -> Span:
+    """From a position (included; default: the oldest that is left) to one (included; default: the log's end).
+
+    Raises LogTrimmed if it begins before single changes do.
+    """
+    durable = log.durable or Position(0)
+    after = log.oldest if first is None else Position(max(0, first - 1))
+    if after < log.oldest:
+        raise LogTrimmed(
+            f"the log holds no single changes up to {log.oldest!s}, only what they come to",
+            remedy=f"write --from {Position(log.oldest + 1)!s} or later, or leave it out",
+        )
+    return Span(after=after, upto=durable if last is None else min(last, durable), wanted=wanted)
+
+
+def sorted_rows(log: LogReader, asked: Span) -> Iterator[pa.Table]:
+    """The rows in order of position and ordinal, a few files at a time."""
+    return between(log, asked.wanted or (lambda _topic: True), asked.after, asked.upto)
+
+
+def write_lines(messages: Iterable[object], out: Path) -> Exported:
+    """Each message as a line of JSON in a new file; raises ConfigError if there is something by that name."""
+    rows = 0
+    with _draft(out) as draft, draft.open("w", encoding="utf-8") as sink:
+        for message in messages:
+            sink.write(json.dumps(message, ensure_ascii=False) + "\n")
+            rows += 1
+    return Exported(rows, 1, out.stat().st_size)
+
+
+def write_parquet(log: LogReader, asked: Span, out: Path, file_rows: int = FILE_ROWS) -> Exported:
+    """The rows (LOG_SCHEMA) as files `00000.parquet` … of about file_rows rows in a new directory.
+
+    As they lie in the log: file by file, each sorted by relation. Raises ConfigError if something has that name.
+    """
+    files = rows = 0
+    with _draft(out) as draft:
+        draft.mkdir()
+        parts = (read_file(file, asked.after, asked.upto) for file in log.files(asked.after, asked.upto))
+        chosen = (part for part in (_wanted(part, asked) for part in parts) if part.num_rows)
+        for several in _gathered(chosen, file_rows):
+            with pq.ParquetWriter(draft / f"{files:05}.parquet", LOG_SCHEMA, **_WRITER) as sink:
+                for part in several:
+                    sink.write_table(part, row_group_size=PARQUET["row_group_size"])
+                    rows += part.num_rows
+            files += 1
+    return Exported(rows, files, sum(file.stat().st_size for file in out.iterdir()))
+
+
+_WRITER: Final = {name: value for name, value in PARQUET.items() if name != "row_group_size"}
+
+
+def _gathered(parts: Iterator[pa.Table], limit: int) -> Iterator[Iterator[pa.Table]]:
+    """The parts in groups of at least `limit` rows but the last; a group is to be used up before the next."""
+    for first in parts:
+
+        def group(first: pa.Table = first) -> Iterator[pa.Table]:
+            taken = first.num_rows
+            yield first
+            while taken < limit and (part := next(parts, None)) is not None:
+                taken += part.num_rows
+                yield part
+
+        yield group()
+
+
+def _wanted(rows: pa.Table, asked: Span) -> pa.Table:
+    if asked.wanted is None:
+        return rows
+    topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and asked.wanted(topic)]
+    return rows.filter(pc.is_in(rows["topic"], pa.array(topics, pa.string())))
+
+
+@contextmanager
+def _draft(out: Path) -> Iterator[Path]:
+    """Where to write, beside its place; put there when all is written."""
+    if out.exists():
+        raise ConfigError(f"{str(out)!r} is there already", remedy="name a file or a directory that is not there yet")
+    if not out.parent.is_dir():
+        raise ConfigError(f"there is no directory {str(out.parent)!r}", remedy="make it, or name another place")
+    draft = out.with_name(f".{out.name}.{uuid.uuid4().hex}.part")
+    try:
+        yield draft
+        draft.rename(out)
+    finally:
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Proof that the log is what was written: every file, every row, both tables against each other."""

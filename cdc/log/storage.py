@@ -1,0 +1,112 @@
+"""Storage: how the log's tables and data files are opened and written, in a directory and in an object store alike."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from cdc import durable
+from cdc.errors import LogCorrupt
+from cdc.log.bucket import BucketPath, Options, Root, located, options_of, told
+from cdc.log.layout import PARQUET, commit_file
+
+_LOG: Final = "_delta_log"
+WHOLE: Final = 8 << 20
+"""Bytes of a file of an object store up to which it is fetched in one request: as fast as asking for a part of it."""
+
+
+def is_table(path: Root) -> bool:
+    """Whether there is a Delta table; raises LogUnreachable and LogInaccessible for an object store."""
+    # while delta-rs asks a store this, no other thread of the process runs
+    return (path / _LOG).is_dir() if isinstance(path, BucketPath) else DeltaTable.is_deltatable(str(path))
+
+
+def open_table(path: Root) -> DeltaTable:
+    """The Delta table as it is now; raises LogUnreachable and LogInaccessible for an object store.
+
+    Raises LogCorrupt if a commit or a checkpoint is missing or cannot be read.
+    """
+    try:
+        with told(path):
+            return DeltaTable(str(path), storage_options=options_of(path))
+    except DeltaError as exc:
+        reason = str(exc).splitlines()[0][:160]
+        raise LogCorrupt(f"table {path.name!r} of the log cannot be opened: {reason}") from exc
+
+
+def said_last(path: Root, table: DeltaTable) -> dict[str, Any]:
+    """What the commit says of itself that made the table's version, with its `timestamp` in ms UTC."""
+    if isinstance(path, BucketPath):
+        # as is_table; a commit that was cleaned away is in the checkpoint
+        with suppress(FileNotFoundError):
+            actions = map(json.loads, commit_file(path, table.version()).read_bytes().splitlines())
+            return next(action["commitInfo"] for action in actions if "commitInfo" in action)
+    with told(path):
+        return table.history(1)[0]
+
+
+def write_parquet(rows: pa.Table, path: Root) -> int:
+    """Write rows to a new data file of the log, whose folder is there; its bytes. Durable when it returns."""
+    if isinstance(path, BucketPath):
+        sink = pa.BufferOutputStream()
+        pq.write_table(rows, sink, **PARQUET)
+        content = sink.getvalue()
+        path.write_bytes(content)
+        return int(content.size)
+    try:
+        with path.open("wb") as file:
+            pq.write_table(rows, file, **PARQUET)
+            file.flush()
+            os.fsync(file.fileno())
+        durable.sync(path.parent)
+    except BaseException:
+        with suppress(OSError):  # what was begun takes room that may be wanted for the next attempt
+            path.unlink(missing_ok=True)
+        raise
+    return path.stat().st_size
+
+
+def footer(path: Root, size: int) -> pq.FileMetaData:
+    """What a data file of that size says of itself; raises OSError or an Arrow error if it is not whole."""
+    with told(path):
+        return pq.read_metadata(path.reader(size) if isinstance(path, BucketPath) else path)
+
+
+def opened_file(path: str | Root, options: Options = (), size: int | None = None) -> Any:
+    """What pyarrow reads a data file from: the path, or for an object store what fetches from there.
+
+    size: of the file, if it is read and not only looked at: a small one is fetched as a whole.
+    """
+    place = located(path, options)
+    if not isinstance(place, BucketPath):
+        return place
+    return _in_arrow(place.read_bytes()) if size is not None and size <= WHOLE else place.reader(size)
+
+
+def parquet_file(source: Any) -> pq.ParquetFile:
+    """An opened file as Parquet, whose checksums are looked at.
+
+    Of one that asks Python for bytes nothing is read ahead: pyarrow's threads would hold on to them for a moment after
+    they are read, and who gives Python memory back while the process ends takes the process with it.
+    """
+    return pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=by_threads(source))
+
+
+def by_threads(source: Any) -> bool:
+    """Whether pyarrow's threads may read an opened file: not one that asks Python for bytes, as for parquet_file."""
+    return isinstance(source, str | Path | pa.NativeFile)
+
+
+def _in_arrow(content: bytes) -> pa.BufferReader:
+    """A copy in memory of pyarrow's own, which its threads may give back at any time."""
+    memory = pa.allocate_buffer(len(content))
+    memoryview(memory).cast("B")[:] = content
+    return pa.BufferReader(memory)

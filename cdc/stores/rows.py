@@ -1,0 +1,80 @@
+"""Rows: what a Delta target says its source has now, whatever else of the past it keeps.
+
+A target says in the property `cdc.mode` what it keeps: one row per key (`scd1`, where the property is not there), every
+version of a row (`scd2`), every change (`append`), or deleted rows too, marked (`soft_delete`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from cdc.errors import SinkUnavailable
+
+MODE: Final = "cdc.mode"
+"""The property of a target."""
+APPEND: Final = "append"
+_CURRENT: Final = {"scd1": None, "scd2": '"__END_AT" IS NULL', "soft_delete": 'NOT "_deleted"'}
+# the places of control rows are looked up once, not for every row
+_LATEST: Final = """
+    WITH marks AS (
+        SELECT coalesce(max(CASE WHEN "_op" = 't' THEN "_position" END), -1) AS emptied,
+            coalesce(max(CASE WHEN "_op" = 'g' THEN "_generation" END), -1) AS generation FROM target
+        WHERE "_op" IN ('t', 'g')
+    ), last AS (
+        SELECT emptied, generation, coalesce((
+            SELECT max(o."_ordinal") FROM target o WHERE o."_op" = 't' AND o."_position" = emptied), -1) AS behind
+        FROM marks
+    ), ranked AS (
+        SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY "_position" DESC, "_ordinal" DESC) AS "_place"
+        FROM target WHERE "_op" NOT IN ('t', 'g') AND {where}
+    )
+    SELECT {columns} FROM ranked CROSS JOIN last
+    WHERE "_place" = 1 AND "_op" <> 'd' AND "_position" >= generation
+        AND ("_position" > emptied OR "_position" = emptied AND "_ordinal" > behind)
+"""
+
+
+class CurrentRows:
+    """The rows of a Delta target at one version that its source should have as well."""
+
+    def __init__(self, target: str, version: int | None) -> None:
+        """Raise SinkUnavailable when there is no such table or version; None is the newest."""
+        try:
+            self._table = DeltaTable(target, version=version)
+        except (TableNotFoundError, DeltaError) as exc:
+            raise SinkUnavailable(f"no readable table at {target!r}, version {version!r}") from exc
+        self.mode = self._table.metadata().configuration.get(MODE, "scd1")
+        schema = pa.RecordBatchReader.from_stream(self._table.scan()).schema
+        self.kinds: dict[str, pa.DataType] = dict(zip(schema.names, schema.types, strict=True))
+        """Type by column, of all columns; text and bytes as views."""
+
+    @property
+    def known(self) -> bool:
+        """Whether this code knows what such a target holds."""
+        return self.mode in _CURRENT or self.mode == APPEND
+
+    def read(self, columns: Sequence[str], key: Sequence[str], where: str | None = None) -> pa.RecordBatchReader:
+        """Stream columns of those for which a predicate over key columns holds, in no order; names in it are quoted."""
+        if self.mode != APPEND:
+            predicate = " AND ".join(filter(None, (_CURRENT[self.mode], where))) or None
+            return pa.RecordBatchReader.from_stream(self._table.scan(columns=list(columns), predicate=predicate))
+        query = _LATEST.format(
+            key=", ".join(map(quoted, key)), columns=", ".join(map(quoted, columns)), where=where or "true"
+        )
+        builder = QueryBuilder().register("target", self._table)
+        return pa.RecordBatchReader.from_stream(builder.execute(query))
+
+
+def quoted(name: str) -> str:
+    """A name in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Text in SQL."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,85 @@
+"""A compaction for tests: the last row of every key and all schema rows, nothing clever and nothing fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from cdc.change import LOG_SCHEMA
+from cdc.log.bucket import Root
+from cdc.log.compacted import CompactedWriter, WrittenFile
+from cdc.log.layout import statistics
+from cdc.log.read import LogReader, read_file
+from cdc.log.storage import write_parquet
+from cdc.position import Position
+from tests.log.rows import table
+
+Row = dict[str, Any]
+
+
+def opened(root: Root) -> CompactedWriter:
+    """The compactor of the log under root."""
+    log = LogReader(root)
+    return CompactedWriter.open(root, log.identity, log.log_id)
+
+
+def latest(rows: list[Row]) -> list[Row]:
+    """The last row of every key, and every schema row, in order."""
+    ordered = sorted(rows, key=lambda row: (row["position"], row["ordinal"]))
+    kept = {(row["relation"], tuple(row["key"])): row for row in ordered if row["key"] is not None}
+    schemas = {(row["position"], row["ordinal"]): row for row in ordered if row["op"] == "s"}
+    return [*schemas.values(), *kept.values()]
+
+
+def write(folder: Root, rows: list[Row]) -> list[WrittenFile]:
+    """Rows as files of a run, schema rows in one of their own."""
+    parts = ([row for row in rows if row["op"] == "s"], [row for row in rows if row["op"] != "s"])
+    return [_file(folder / f"{number}.parquet", table(*part)) for number, part in enumerate(parts) if part]
+
+
+def compact(
+    root: Root, upto: int, *, writer: CompactedWriter | None = None, merge: bool = False, floor: int = 0
+) -> CompactedWriter:
+    """Move the horizon to upto; merge: into one run, without the deletes at or below the floor."""
+    writer = writer or opened(root)
+    rows = between(LogReader(root), writer.horizon, Position(upto))
+    if merge:
+        rows += [row for run in writer.runs for file in run.files for row in read(file)]
+    kept = [row for row in latest(rows) if not (row["op"] == "d" and row["position"] <= floor)]
+    _, folder = writer.new_run()
+    writer.commit(
+        write(folder, kept),
+        horizon=Position(upto),
+        floor=Position(max(floor, writer.floor)),
+        replaces=[run.number for run in writer.runs] if merge else (),
+    )
+    return writer
+
+
+def between(log: LogReader, after: Position, upto: Position) -> list[Row]:
+    """The rows of (after, upto]."""
+    return [row for batch in log.rows(after, upto) for row in batch.to_pylist()]
+
+
+def read(file: Any) -> list[Row]:
+    """All rows of a file."""
+    rows: list[Row] = read_file(file, Position(0), Position((1 << 63) - 1)).to_pylist()
+    return rows
+
+
+def live(rows: list[Row], before: dict[Any, Any] | None = None) -> dict[Any, Any]:
+    """(relation, key) → (position, image) of what is there once rows came over a state."""
+    state = dict(before or {})
+    for row in sorted(rows, key=lambda row: (row["position"], row["ordinal"])):
+        if row["key"] is not None:
+            place = row["relation"], tuple(row["key"])
+            state.pop(place, None)
+            if row["op"] != "d":
+                state[place] = row["position"], row["after"]
+    return state
+
+
+def _file(path: Root, rows: pa.Table) -> WrittenFile:
+    size = write_parquet(rows.cast(LOG_SCHEMA), path)
+    return WrittenFile(f"{path.parent.name}/{path.name}", rows.num_rows, size, statistics(rows))

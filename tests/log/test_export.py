@@ -1,0 +1,91 @@
+"""Export: a range of the log as files; whole or not there, and never over something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from cdc.change import LOG_SCHEMA
+from cdc.errors import ConfigError, LogTrimmed
+from cdc.log.export import Exported, span, write_lines, write_parquet
+from cdc.log.read import LogReader
+from cdc.position import Position
+from tests.log.whole_log import RESTORED, build
+
+
+@pytest.fixture(name="log", scope="module")
+def _log(tmp_path_factory: pytest.TempPathFactory) -> LogReader:
+    root = tmp_path_factory.mktemp("exported") / "log"
+    build(root)
+    return LogReader(root)
+
+
+def places(out: Path) -> list[tuple[int, int]]:
+    parts = [pq.ParquetFile(file).read() for file in sorted(out.iterdir())]
+    assert all(part.schema.equals(LOG_SCHEMA) for part in parts)
+    return [(row["position"], row["ordinal"]) for part in parts for row in part.to_pylist()]
+
+
+def test_parquet_holds_the_rows_as_they_are(log: LogReader, tmp_path: Path):
+    asked = span(log, None, None, None)
+    done = write_parquet(log, asked, tmp_path / "out")
+    expected = [r for batch in log.rows(log.oldest, Position(RESTORED + 10)) for r in batch.to_pylist()]
+    (file,) = (tmp_path / "out").iterdir()
+    assert pq.ParquetFile(file).read().to_pylist() == expected
+    assert done == Exported(len(expected), 1, file.stat().st_size)
+
+
+def test_a_range_includes_both_of_its_ends(log: LogReader, tmp_path: Path):
+    write_parquet(log, span(log, Position(120), Position(130), None), tmp_path / "out")
+    assert {position for position, _ in places(tmp_path / "out")} == {120, 130}
+
+
+def test_of_named_tables_come_only_their_rows(log: LogReader, tmp_path: Path):
+    asked = span(log, None, None, lambda topic: topic == "shop.items")
+    assert places_after(log, asked, tmp_path) == {(140, 1), (140, 2), (140, 3), (RESTORED + 10, 1)}
+
+
+def places_after(log: LogReader, asked: object, folder: Path) -> set[tuple[int, int]]:
+    write_parquet(log, asked, folder / "out")  # type: ignore[arg-type]
+    return set(places(folder / "out"))
+
+
+def test_files_end_after_so_many_rows(log: LogReader, tmp_path: Path):
+    done = write_parquet(log, span(log, None, None, None), tmp_path / "out", file_rows=3)
+    assert done.files > 2
+    assert sorted(places(tmp_path / "out")) == sorted(set(places(tmp_path / "out")))
+    assert len(places(tmp_path / "out")) == done.rows
+
+
+def test_what_is_there_is_never_written_over(log: LogReader, tmp_path: Path):
+    (tmp_path / "out").write_text("mine")
+    for write in (
+        lambda: write_parquet(log, span(log, None, None, None), tmp_path / "out"),
+        lambda: write_lines([{}], tmp_path / "out"),
+    ):
+        with pytest.raises(ConfigError, match="there already"):
+            write()
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_place_that_is_not_there_is_told(log: LogReader, tmp_path: Path):
+    with pytest.raises(ConfigError, match="no directory"):
+        write_lines([], tmp_path / "missing" / "out")
+
+
+def test_what_fails_leaves_nothing_behind(tmp_path: Path):
+    def broken():
+        yield {"a": 1}
+        raise LogTrimmed("gone")
+
+    with pytest.raises(LogTrimmed):
+        write_lines(broken(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_trimmed_is_told_with_the_first_that_is_left(log: LogReader):
+    with pytest.raises(LogTrimmed) as refused:
+        span(log, Position(100), None, None)
+    assert str(Position(116)) in refused.value.fix

@@ -1,0 +1,53 @@
+"""Verify, on an object store: the same findings, whatever the files lie on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cdc.log.append import LogWriter
+from cdc.log.export import span, write_parquet
+from cdc.log.migrate import Migrated, migrate
+from cdc.log.proof.finding import Damage
+from cdc.log.proof.strays import remove
+from cdc.log.proof.verify import verify
+from cdc.log.read import LogReader
+from tests.fixtures.s3 import S3, Relay
+from tests.log.rows import IDENTITY, row
+from tests.log.whole_log import EACH_OF_ITS_OWN, ORDERS, add, said, version
+
+
+def test_a_log_in_a_bucket_is_verified_like_one_in_a_directory(s3: S3, tmp_path: Path) -> None:
+    root = s3.root()
+    writer = LogWriter.open(root, IDENTITY, EACH_OF_ITS_OWN)
+    add(writer, said(100, 0, version(ORDERS, "name")), row(100, 1))
+    add(writer, row(110))
+    assert verify(root).findings == ()
+    assert migrate(root) == Migrated(2, 2)
+    assert write_parquet(LogReader(root), span(LogReader(root), None, None, None), tmp_path / "out").rows == 3
+    first, second = (next(iter((root / "changes" / f"segment={number}").glob("*.parquet"))) for number in (1, 2))
+    content = bytearray(first.read_bytes())
+    content[len(content) - 6] ^= 1
+    first.write_bytes(bytes(content))
+    second.unlink()
+    (root / "changes" / "segment=7" / "stray.parquet").write_bytes(b"x")
+    found = {(finding.damage, finding.file, finding.first) for finding in verify(root).findings}
+    assert found == {
+        (Damage.UNREADABLE, f"changes/segment=1/{first.name}", 100),
+        (Damage.MISSING, f"changes/segment=2/{second.name}", 110),
+    }
+    assert remove(root, 0.0).files == 0
+
+
+def test_sizes_are_listed_and_not_asked_for_file_by_file(s3: S3, relay: Relay) -> None:
+    root = s3.root(port=relay.port)
+    writer = LogWriter.open(root, IDENTITY, EACH_OF_ITS_OWN)
+    add(writer, said(100, 0, version(ORDERS, "name")), row(100, 1))
+    for position in range(110, 160, 10):
+        add(writer, row(position))
+    relay.seen.clear()
+    assert verify(root).findings == ()
+    heads = [request for request in relay.seen if request.startswith("HEAD") and "segment" in request]
+    assert len(heads) == 1, heads  # of the schema rows, which are read before anything is listed
+
+    relay.unlisted = "segment=3/"
+    assert verify(root).findings == ()
