@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 from uuid import uuid4
 
@@ -19,28 +18,12 @@ from cdc.log.read import LogReader
 from cdc.postgres.chunk import check_predicate
 from cdc.postgres.connection import connect
 from cdc.postgres.keys import check_keys
-from cdc.snapshot.progress import BACKFILL, BackfillStatus, covers, found
-from cdc.snapshot.work import Request, check_request
+from cdc.snapshot.progress import BackfillStatus, covers, found
+from cdc.snapshot.work import BACKFILL, Request, Verb, check_request
 from cdc.table import TableSchema
 
 _ASKING: Final = 10.0
 """Seconds after which who died while asking holds nobody up."""
-
-
-class Verb(StrEnum):
-    """What can be said about a backfill; each is a kind of command, as `backfill.pause`."""
-
-    #: Rest after the chunk that is on its way.
-    PAUSE = "pause"
-    #: Go on.
-    RESUME = "resume"
-    #: End after the chunk that is on its way; what was placed stays.
-    CANCEL = "cancel"
-
-    @property
-    def kind(self) -> str:
-        """Of the command; its payload names the backfill as `id`."""
-        return f"{BACKFILL}.{self.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +42,25 @@ def ask(definition: Definition, catalog: Catalog, request: Request, actor: str) 
     a log, and the source's errors when a predicate or keys are to be checked.
     """
     sinks = {sink.name: sink for sink in definition.sinks}
-    tables = check_request(request, LogReader(definition.log.path).schemas(), sinks)
+    tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
     if request.where is not None:
         _check_predicate(definition, tables, request.where)
     if request.keys is not None:
         with connect(definition.source.current_dsn(), application_name="cdc backfill") as conn:
             check_keys(conn, tables[0], request.keys)
+    return _taken_on(definition, catalog, request, tables, actor)
+
+
+def ask_for_keys(definition: Definition, catalog: Catalog, request: Request, actor: str) -> Asked:
+    """As ask, for keys that came from the source: it is not asked whether it could have them."""
+    sinks = {sink.name: sink for sink in definition.sinks}
+    tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
+    return _taken_on(definition, catalog, request, tables, actor)
+
+
+def _taken_on(
+    definition: Definition, catalog: Catalog, request: Request, tables: list[TableSchema], actor: str
+) -> Asked:
     topics = tuple(sorted(schema.topic for schema in tables))
     with _alone(catalog, definition.name):
         _refuse_overlap(catalog, definition.name, topics)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum, auto
-from threading import BoundedSemaphore, Event, Lock
+from threading import Event, Lock
 from typing import Any, Final
 
 from cdc.errors import CdcError, Reaction
@@ -22,14 +22,14 @@ from cdc.position import Position
 from cdc.postgres.chunk import Bounds, check_predicate, estimate, leaves
 from cdc.postgres.keys import check_keys
 from cdc.postgres.publication import wait_for_older
-from cdc.postgres.tables import read_schema
+from cdc.postgres.published import published_schema
 from cdc.snapshot.bases import moved_from, without_base
-from cdc.snapshot.chunks import Chunks, Stopped, Surroundings
+from cdc.snapshot.chunks import Chunks, Slots, Stopped, Surroundings
 from cdc.snapshot.cuts import ByBlocks, ByKey, ByList, Cut, Read
 from cdc.snapshot.placing import Chunk
-from cdc.snapshot.versions import COPIED, ending, in_state, renewed, said
+from cdc.snapshot.versions import ending, in_state, renewed, said
 from cdc.snapshot.work import Request, TableWork, Work
-from cdc.table import ADDED, TableSchema, TableState
+from cdc.table import ADDED, CAPTURED, TableSchema, TableState
 
 LOOK_EVERY: Final = 0.3
 """Seconds between two questions whether to go on; what became durable is recorded at once."""
@@ -70,6 +70,7 @@ class Backfill:
         self._around, self._office = around, office
         self._lock, self._news = Lock(), Event()
         self._recorded: dict[str, Any] = {}
+        self._slots, self._unrecorded = Slots(around.in_hand), 0
 
     def run(self, tables: list[TableSchema]) -> None:
         """Read and place everything that is not done yet.
@@ -124,20 +125,26 @@ class Backfill:
                 around.stream.place(schema.relation, lambda version: self._beginning(version or schema)).position
             )
             self._record()
+        since = done.since if done.began is None else done.began
+        if since is None:
+            since = done.since = int(around.stream.durable)
+            self._record()
         cut = self._cut(schema, done)
         self._copy(schema, done, cut)
+        if not isinstance(cut, ByList):
+            self._complete(schema, done, Position(since), moved=isinstance(cut, ByKey))
         if done.began is not None:
             began = Position(done.began)
-            self._complete(schema, done, began, moved=isinstance(cut, ByKey))
             self._go_on()
             around.stream.place(schema.relation, lambda version: ending(version or schema, began))
 
-    def _complete(self, schema: TableSchema, done: TableWork, began: Position, *, moved: bool) -> None:
+    def _complete(self, schema: TableSchema, done: TableWork, since: Position, *, moved: bool) -> None:
         """Read once more what the parts may have passed by; a row may move to another key while that is done."""
-        stream, log, after = self._around.stream, self._around.log, began
+        stream, log, after = self._around.stream, self._around.log, since
         upto = stream.durable
         bare = without_base(log, schema.relation, after, upto, moved=moved)
         while bare:
+            self._go_on()  # a pause may have come with the last part
             self._copy(schema, done, ByList(bare))
             after, upto = upto, stream.durable
             bare = moved_from(log, schema.relation, after, upto, bare)
@@ -155,8 +162,8 @@ class Backfill:
 
     def _beginning(self, version: TableSchema) -> Chunk:
         """What a full copy begins with: the version that the stream is read by, anew if that is in doubt."""
-        if version.state not in COPIED:
-            now = read_schema(self._conns[0], version.oid, publication=self._around.publication)
+        if version.state not in CAPTURED:
+            now = published_schema(self._conns[0], version.oid, self._around.publication)
             version = renewed(version, now, self._around.stream.durable.epoch)
         return said(in_state(version, TableState.SNAPSHOTTING))
 
@@ -174,17 +181,18 @@ class Backfill:
 
         def note(read: Read, rows: int) -> None:
             with self._lock:
+                self._unrecorded += 1
                 cut.durable(read)
                 done.rows += rows
                 done.seconds = time.monotonic() - began
             self._office.count(schema.topic, rows)
             self._news.set()
 
+        self._slots, self._unrecorded = Slots(self._around.in_hand), 0
         readers = [self._chunks(schema, n) for n in range(len(self._conns) if cut.parallel else 1)]
-        slots = BoundedSemaphore(self._around.in_hand)
         try:
             with ThreadPoolExecutor(len(readers), thread_name_prefix="copy") as pool:
-                running = {pool.submit(reader.copy, cut, slots, note) for reader in readers}
+                running = {pool.submit(reader.copy, cut, self._slots, note) for reader in readers}
                 try:
                     self._oversee(running)
                 finally:
@@ -232,7 +240,8 @@ class Backfill:
 
     def _record(self) -> None:
         with self._lock:
-            said = self._work.to_json()
+            said, count, self._unrecorded = self._work.to_json(), self._unrecorded, 0
         if said != self._recorded:
             self._office.record(self._work)
             self._recorded = said
+        self._slots.give_back(count)  # no sooner: what is not recorded is read again after a crash

@@ -8,18 +8,18 @@ key that was read already; a copy in the order of blocks may never meet the row,
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 
 import pyarrow.compute as pc
 
 from cdc.change import Operation
+from cdc.log.bucket import Root
 from cdc.log.read import LogReader, read_file
 from cdc.position import Position
 
 _COLUMNS = ["relation", "key", "old_key", "partial"]
 
 
-def without_base(root: Path, relation: int, after: Position, upto: Position, *, moved: bool) -> list[tuple[str, ...]]:
+def without_base(root: Root, relation: int, after: Position, upto: Position, *, moved: bool) -> list[tuple[str, ...]]:
     """Keys of partial images in (after, upto], distinct; with moved only of those that came from another key."""
     log, keys = LogReader(root), set[tuple[str, ...]]()
     for file in log.files(after, upto):
@@ -32,7 +32,7 @@ def without_base(root: Path, relation: int, after: Position, upto: Position, *, 
 
 
 def moved_from(
-    root: Path, relation: int, after: Position, upto: Position, keys: Collection[tuple[str, ...]]
+    root: Root, relation: int, after: Position, upto: Position, keys: Collection[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
     """Keys that rows of `keys` moved to in (after, upto] before their base was there, one move after another."""
     log, bare, found = LogReader(root), set(keys), set[tuple[str, ...]]()

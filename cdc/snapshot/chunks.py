@@ -1,8 +1,8 @@
 """Chunks: one connection of a copy reads part after part and sends each on its way into the stream.
 
 A part is read under a snapshot of its own; its rows are handed over and their watermark is sent. Few are on their way
-while the next is read, so that neither memory nor the stream's changes, which come behind them, have much to bear. One
-counts once the log holds it.
+while the next is read, and one alone while the stream brings rows: neither memory nor those rows, which come behind it,
+have much to bear. A part counts once the log holds it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from threading import BoundedSemaphore, Condition, Event
+from threading import Condition, Event, Lock
 from typing import Any, Final
 from uuid import uuid4
 
@@ -20,6 +19,7 @@ import pyarrow as pa
 from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError, SnapshotVoid
 from cdc.failpoint import hit
+from cdc.log.bucket import Root
 from cdc.mending import MendLines
 from cdc.pgoutput.copy_text import CopyDecoder
 from cdc.position import Position
@@ -27,18 +27,18 @@ from cdc.postgres.chunk import Span, has_columns, keyed_query, snapshot, span_qu
 from cdc.postgres.copy import copy_rows
 from cdc.postgres.heartbeat import is_standby
 from cdc.postgres.keys import absent
-from cdc.postgres.tables import read_schema
-from cdc.snapshot.cuts import Cut, Limits, Part, Read
+from cdc.postgres.published import published_schema
+from cdc.snapshot.cuts import CALM, Cut, Limits, Part, Read
 from cdc.snapshot.gone import gone
 from cdc.snapshot.pace import Pace
 from cdc.snapshot.placing import Chunk, Placed
 from cdc.snapshot.stream import PATIENCE, Stream
-from cdc.snapshot.versions import COPIED, renewed, said
-from cdc.table import TableSchema
+from cdc.snapshot.versions import renewed, said
+from cdc.table import CAPTURED, TableSchema
 
 AHEAD: Final = 2
 """Chunks on their way to the log beside those that connections read: what the stream brings has to wait behind them."""
-SLOT_PAUSE: Final = 0.005
+SLOT_PAUSE: Final = 0.001
 """Seconds until a connection asks again whether a chunk of another one is durable."""
 TRIES: Final = 100
 """Times that a table without a key is read before it is left for a quieter moment."""
@@ -54,6 +54,26 @@ class Stopped(Exception):
 
 class TooLarge(Exception):
     """A part has more rows than may be in memory."""
+
+
+class Slots:
+    """How many chunks are in hand, of all connections that copy a table: from its reading until it is recorded."""
+
+    def __init__(self, count: int) -> None:
+        self._lock, self._count, self._taken = Lock(), count, 0
+
+    def take(self, *, alone: bool) -> bool:
+        """Whether one more may be read now; alone: only if none is on its way, for the stream waits behind each."""
+        with self._lock:
+            if self._taken >= (1 if alone else self._count):
+                return False
+            self._taken += 1
+            return True
+
+    def give_back(self, count: int = 1) -> None:
+        """So many are recorded as durable, or were not read."""
+        with self._lock:
+            self._taken -= count
 
 
 class Gate:
@@ -97,8 +117,8 @@ class Surroundings:
     pace: Pace
     gate: Gate
     in_hand: int
-    """Chunks of a table that may be in memory."""
-    log: Path
+    """Chunks of a table that may be in memory, or not recorded."""
+    log: Root
     stop: Event
 
 
@@ -119,30 +139,35 @@ class Chunks:
         self._relation, self._address = relation, address
         self._waiting: deque[_OnItsWay] = deque()
         self._landed: deque[_OnItsWay] = deque()
+        self._streamed, self._quiet = 0, True
 
-    def copy(self, cut: Cut, slots: BoundedSemaphore, note: Callable[[Read, int], None]) -> None:
+    def copy(self, cut: Cut, slots: Slots, note: Callable[[Read, int], None]) -> None:
         """Read all that the cut gives out; note is told of every part that is durable, with the rows placed.
 
-        slots: one for each chunk that may be in memory, shared with the other connections.
+        slots: one for each chunk that may be in hand, shared with the other connections; whoever note tells gives them
+        back.
         Raises Stopped, SnapshotVoid and source errors that may go by themselves, ConfigError for what a person has
         to change.
         """
-        part = cut.take()
-        while part is not None or self._waiting or self._landed:
-            if part is not None and slots.acquire(blocking=False):
-                if not self._read_and_send(part, cut):
-                    slots.release()
-                part = cut.take()
+        more = True
+        while more or self._waiting or self._landed:
+            if more and slots.take(alone=self._is_busy()):
+                more = (part := cut.take()) is not None
+                if part is None or not self._read_and_send(part, cut):
+                    slots.give_back()
+            elif self._landed:  # first the oldest: when it is recorded the next can be read
+                self._around.stream.await_durable(_position(self._landed[0]))
             elif self._waiting:
                 self._landed.append(self._land(self._waiting.popleft(), cut))
-            elif self._landed:
-                self._around.stream.await_durable(_position(self._landed[0]))
             elif self._around.gate.through():
                 self._around.stop.wait(SLOT_PAUSE)  # the others have all slots
             else:
                 raise Stopped
-            for _ in range(self._note(note)):
-                slots.release()
+            self._note(note)
+
+    def _is_busy(self) -> bool:
+        """Whether the stream has brought rows since the last part was begun."""
+        return not self._quiet or self._around.stream.placing.streamed != self._streamed
 
     def _read_and_send(self, part: Part, cut: Cut) -> bool:
         """Whether it is on its way; else it was too large."""
@@ -172,7 +197,7 @@ class Chunks:
             if known is None:
                 raise ConfigError("the table is unknown")
             with around.stream.placing.closing(token), snapshot(self._conn, known) as visibility:
-                schema = made(known, read_schema(self._conn, known.oid, publication=around.publication))
+                schema = made(known, published_schema(self._conn, known.oid, around.publication))
                 seen = around.stream.placing.sees_all(token, visibility)
                 rows = self._everything(schema) if seen else LOG_SCHEMA.empty_table()
             if not seen:
@@ -205,15 +230,13 @@ class Chunks:
                 return replace(sent, placed=placed)
             sent = replace(self._send(cut.again(sent.read)), read=sent.read)
 
-    def _note(self, note: Callable[[Read, int], None]) -> int:
-        """Tell of what is durable by now; how many parts that were."""
-        durable, count = self._around.stream.durable, 0
+    def _note(self, note: Callable[[Read, int], None]) -> None:
+        """Tell of what is durable by now."""
+        durable = self._around.stream.durable
         while self._landed and _position(self._landed[0]) <= durable:
             landed = self._landed.popleft()
             note(landed.read, landed.placed.rows if landed.placed else 0)
             hit("chunk_durable")
-            count += 1
-        return count
 
     def _send(self, part: Part) -> _OnItsWay:
         around, leaf = self._around, part.rows.leaf if isinstance(part.rows, Span) else None
@@ -222,7 +245,7 @@ class Chunks:
                 raise Stopped
             token = uuid4().hex
             schema = around.stream.placing.open(token, self._relation, PATIENCE)
-            if schema is None or schema.state not in COPIED:
+            if schema is None or schema.state not in CAPTURED:
                 raise ConfigError("the table is unknown" if schema is None else _became(schema))
             with around.stream.placing.closing(token), snapshot(self._conn, schema, leaf) as visibility:
                 known = has_columns(self._conn, schema)
@@ -234,16 +257,18 @@ class Chunks:
         hit("chunk_read")
         around.stream.send(token, Chunk(schema.relation, schema.topic, rows, address=self._address))
         around.pace.spend(rows.num_rows, nbytes)
-        return _OnItsWay(token, Read.of(part, rows))
+        before, self._streamed = self._streamed, around.stream.placing.streamed
+        self._quiet = self._streamed == before
+        return _OnItsWay(token, Read.of(part, rows, quiet=self._quiet))
 
     def _renew(self) -> None:
         """Tell the version that the catalogue shows, which the stream will not before a row follows it."""
         stream = self._around.stream
 
         def made(version: TableSchema | None) -> Chunk:
-            if version is None or version.state not in COPIED:
+            if version is None or version.state not in CAPTURED:
                 raise ConfigError("the table is unknown" if version is None else _became(version))
-            now = read_schema(self._conn, version.oid, publication=self._around.publication)
+            now = published_schema(self._conn, version.oid, self._around.publication)
             seen = renewed(version, now, stream.durable.epoch)
             return said(replace(seen, state=version.state, reason=version.reason))
 
@@ -252,7 +277,7 @@ class Chunks:
     def _read(self, schema: TableSchema, part: Part) -> tuple[pa.Table, int]:
         """The rows, and how many bytes of text they were."""
         conn, publication, asked = self._conn, self._around.publication, part.rows
-        limit = None if part.is_smallest else 2 * self._around.limits.nbytes
+        limit = None if part.is_smallest else (CALM + 1) * self._around.limits.nbytes
         if isinstance(asked, Span):
             return self._rows(schema, span_query(conn, schema, asked, publication), limit)
         rows, nbytes = self._rows(schema, keyed_query(conn, schema, asked, part.limit, publication), limit)

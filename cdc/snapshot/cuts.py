@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from threading import Lock
 from typing import Final, Protocol, Self
 
@@ -27,6 +28,10 @@ GROWTH: Final = 8
 """By how much a part may be larger than the one before."""
 LIST_KEYS: Final = 1_000
 """Keys of one part of a list."""
+CALM: Final = 3
+"""By how much parts are larger while the stream is quiet: each costs a commit."""
+LINES: Final = (*range(0, 300, 20), 1 << 14)
+"""Where a block of rows too wide for one part is cut: one of 8 kB has room for 291, none for more than 16,384."""
 NO_LIMIT: Final = 1 << 31
 
 
@@ -53,7 +58,7 @@ class Part:
     def is_smallest(self) -> bool:
         """Whether it cannot be cut any smaller."""
         if isinstance(self.rows, Span):
-            return self.rows.end - self.rows.first == 1
+            return self.rows.lines is not None and self.rows.lines[1] - self.rows.lines[0] == 1
         if self.rows.keys is not None:
             return len(self.rows.keys) == 1
         return self.limit in {1, NO_LIMIT}
@@ -69,12 +74,14 @@ class Read:
     """As Arrow."""
     last: tuple[str, ...] | None
     """The last row's key; None without rows."""
+    quiet: bool
+    """Whether the stream brought nothing meanwhile: then a larger part keeps nobody waiting."""
 
     @classmethod
-    def of(cls, part: Part, rows: pa.Table) -> Self:
+    def of(cls, part: Part, rows: pa.Table, *, quiet: bool = False) -> Self:
         """From the rows (LOG_SCHEMA)."""
         key = rows["key"][-1].as_py() if rows.num_rows else None
-        return cls(part, rows.num_rows, rows.nbytes, None if key is None else tuple(key))
+        return cls(part, rows.num_rows, rows.nbytes, None if key is None else tuple(key), quiet)
 
 
 class Cut(Protocol):
@@ -174,13 +181,13 @@ class ByBlocks:
     parallel = True
 
     def __init__(self, done: TableWork, leaves: Sequence[Leaf], limits: Limits) -> None:
-        self._limits, self._lock = limits, Lock()
+        self._done, self._limits, self._lock = done, limits, Lock()
         self._leaves = {leaf.oid: leaf for leaf in leaves}
-        self._left = done.blocks = _left(done, leaves)
-        self._next = {part.oid: part.next for part in self._left}
+        self._left = _left(done, leaves)
         self._returned: list[Span] = []
         self._reading: set[Span] = set()
         self._size = max(1, min(FIRST_BLOCKS, limits.rows // ROWS_PER_BLOCK))
+        self._note()
 
     def take(self) -> Part | None:
         """See Cut."""
@@ -193,28 +200,28 @@ class ByBlocks:
 
     def _following(self) -> Span | None:
         for part in self._left:
-            first = self._next[part.oid]
-            if first < part.end:
-                self._next[part.oid] = end = min(first + self._size, part.end)
-                return Span(self._leaves[part.oid], first, end)
+            if part.next < part.end:
+                first, part.next = part.next, min(part.next + self._size, part.end)
+                return Span(self._leaves[part.oid], first, part.next)
         return None
 
     def came(self, read: Read) -> None:
         """See Cut."""
         span, limits = _span(read.part), self._limits
+        if span.lines is not None:
+            return
         blocks = span.end - span.first
-        fits = min(limits.rows * blocks // max(1, read.rows), limits.nbytes * blocks // max(1, read.nbytes))
+        nbytes = limits.nbytes * (CALM if read.quiet else 1)
+        fits = min(limits.rows * blocks // max(1, read.rows), nbytes * blocks // max(1, read.nbytes))
         with self._lock:
             self._size = max(1, min(fits, blocks * GROWTH))
 
     def too_large(self, part: Part) -> None:
         """See Cut."""
         span = _span(part)
-        middle = (span.first + span.end) // 2
         with self._lock:
             self._reading.discard(span)
-            halves = [replace(span, first=middle), replace(span, end=middle)]
-            self._returned += halves
+            self._returned += reversed(_smaller(span))
             self._size = max(1, (span.end - span.first) // GROWTH)
 
     def again(self, read: Read) -> Part:
@@ -222,19 +229,37 @@ class ByBlocks:
         return read.part
 
     def durable(self, read: Read) -> None:
-        """See Cut; what counts is the first block that is not in the log."""
+        """See Cut; what others read before it and after it is no matter."""
         with self._lock:
             self._reading.discard(_span(read.part))
-            for left in self._left:
-                waiting = [span.first for span in (*self._reading, *self._returned) if span.leaf.oid == left.oid]
-                left.next = min([self._next[left.oid], *waiting])
+            self._note()
+
+    def _note(self) -> None:
+        """Left is what nobody has taken, and what is on its way."""
+        spans = (*self._reading, *self._returned)
+        waiting = {(span.leaf.oid, span.leaf.file, span.first, span.end) for span in spans}
+        self._done.blocks = [Blocks(*span) for span in sorted(waiting)] + [replace(part) for part in self._left]
+
+
+def _smaller(span: Span) -> list[Span]:
+    """What takes the place of a span, in its order."""
+    if span.end - span.first > 1:
+        middle = (span.first + span.end) // 2
+        return [replace(span, end=middle), replace(span, first=middle)]
+    low, high = span.lines or (0, 0)
+    bounds = (low, (low + high) // 2, high) if span.lines else LINES
+    return [replace(span, lines=lines) for lines in pairwise(bounds)]
 
 
 def _left(done: TableWork, leaves: Sequence[Leaf]) -> list[Blocks]:
     """What is to be read: of leaves that were begun and not rewritten since, the rest."""
-    begun = {(part.oid, part.file): part for part in done.blocks or ()}
-    left = [begun.get((leaf.oid, leaf.file), Blocks(leaf.oid, leaf.file, 0, leaf.blocks)) for leaf in leaves]
-    done.size = sum(part.end for part in left)
+    left = list[Blocks]()
+    for leaf in leaves:
+        begun = [part for part in done.blocks or () if (part.oid, part.file) == (leaf.oid, leaf.file)]
+        last = max(begun, key=lambda part: part.end, default=Blocks(leaf.oid, leaf.file, 0, leaf.blocks))
+        left += [part for part in begun if part.next < part.end and part is not last]
+        left.append(last)  # also if nothing is left of it: it says that the leaf was begun, and its size
+    done.size = sum({part.oid: part.end for part in left}.values())
     return left
 
 

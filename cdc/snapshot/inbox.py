@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from cdc import durable
 from cdc.change import Operation
 from cdc.errors import ConfigError, LogCorrupt, LogUnwritable
 from cdc.failpoint import hit
+from cdc.log.bucket import BucketPath, Root
 from cdc.pgoutput.transactions import SignalSeen
 from cdc.table import TableSchema
 
@@ -94,11 +94,11 @@ class Signal:
 class Inbox:
     """The inbox of one log; safe for one thread that decodes and one that carries out."""
 
-    def __init__(self, root: Path, table: str | None = None) -> None:
+    def __init__(self, root: Root, table: str | None = None) -> None:
         """root: of the log; table: the topic of which each new row is a signal."""
         self._folder, self._table = root / FOLDER, table
         self._columns: dict[int, list[int]] = {}
-        self._full = False
+        self._full = self._empty = False
         self._arrived = 0
 
     # the decoding thread
@@ -145,6 +145,7 @@ class Inbox:
                 signal = Signal(*place, self._arrived, channel, name, SignalType(kind), body)
                 self._folder.mkdir(exist_ok=True)
                 durable.replace(self._folder / f"{signal.key}.json", json.dumps(asdict(signal)).encode())
+                self._empty = False
             hit("signal_kept")
 
     def _has_room(self) -> bool:
@@ -158,7 +159,13 @@ class Inbox:
 
     def waiting(self) -> list[Signal]:
         """All that are kept, in the order of the stream; raises LogCorrupt for a file that is none of ours."""
-        return sorted(map(_read, self._files()), key=attrgetter("position", "ordinal", "arrival"))
+        # nobody else keeps any, and each look into an object store is paid for
+        if self._empty and isinstance(self._folder, BucketPath):
+            return []
+        self._empty = True  # first: what is kept from here on says otherwise
+        found = sorted(map(_read, self._files()), key=attrgetter("position", "ordinal", "arrival"))
+        self._empty = self._empty and not found
+        return found
 
     def remove(self, signal: Signal) -> None:
         """Forget one that was carried out."""
@@ -166,7 +173,7 @@ class Inbox:
             (self._folder / f"{signal.key}.json").unlink(missing_ok=True)
             durable.sync(self._folder)
 
-    def _files(self) -> Iterator[Path]:
+    def _files(self) -> Iterator[Root]:
         # a hidden one is a draft
         return (path for path in self._folder.glob("*.json") if not path.name.startswith("."))
 
@@ -186,7 +193,7 @@ def parsed(content: bytes | str) -> dict[str, Any]:
     return fields
 
 
-def _read(path: Path) -> Signal:
+def _read(path: Root) -> Signal:
     try:
         fields = json.loads(path.read_bytes())
         return Signal(**{**fields, "channel": Channel(fields["channel"]), "type": SignalType(fields["type"])})

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from cdc.epoch import Past, continue_relations
 from cdc.errors import LogFenced, PreflightFailed
 from cdc.failpoint import hit
 from cdc.log.append import LogWriter, StagedFile
+from cdc.log.bucket import Root
 from cdc.log.intent import declared, fulfil
 from cdc.log.layout import CommitInfo, Lineage
 from cdc.log.read import LogReader
@@ -31,11 +31,12 @@ from cdc.pgoutput.copy_text import CopyDecoder
 from cdc.position import Position
 from cdc.postgres.chunk import table_size
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import begin_snapshot, copy_table, hold_tables
+from cdc.postgres.copy import begin_snapshot, hold_tables
 from cdc.postgres.history import source_state
 from cdc.postgres.publication import ensure_publication
+from cdc.postgres.published import published_rows, published_schemas
 from cdc.postgres.slot import create_slot, drop_slot, exclusive, slot_status
-from cdc.postgres.tables import match_tables, read_schemas
+from cdc.postgres.tables import match_tables
 from cdc.resume import lineage_of
 from cdc.table import TableSchema, TableState
 
@@ -63,7 +64,7 @@ class CopySource:
     """What is copied, and which tables beside the stream."""
 
 
-def prepare(source: CopySource, root: Path, writer: LogWriter, figures: Figures) -> None:
+def prepare(source: CopySource, root: Root, writer: LogWriter, figures: Figures) -> None:
     """Make the log one that can be streamed into: copy if it is empty, or if a new epoch was asked for and not begun.
 
     Killed anywhere, it can be called again: an epoch begins with one commit. Raises SlotInUse while another
@@ -80,7 +81,7 @@ def prepare(source: CopySource, root: Path, writer: LogWriter, figures: Figures)
     fulfil(root)
 
 
-def copy_everything(source: CopySource, root: Path, writer: LogWriter, figures: Figures, past: Past) -> Position:
+def copy_everything(source: CopySource, root: Root, writer: LogWriter, figures: Figures, past: Past) -> Position:
     """Make publication and slot, copy every table, commit; returns the position of the copy.
 
     Raises SlotInUse while another reader copies from the same source.
@@ -100,19 +101,20 @@ def copy_everything(source: CopySource, root: Path, writer: LogWriter, figures: 
         with slot as snapshot, connect(source.dsn, autocommit=False) as reading:
             begin_snapshot(reading, snapshot.name)
             hold_tables(reading, tables)
-            schemas = list(read_schemas(reading, [oid for oid, _ in tables], publication=source.publication).values())
+            schemas = list(published_schemas(reading, [oid for oid, _ in tables], source.publication).values())
             plan = continue_relations(past, schemas, {str(name) for _, name in match_tables(reading, ["*"])})
             position = Position.of(snapshot.consistent_point - 1, past.epoch)
             copy = _Copy(source, writer, figures, position)
             mend = line_mender(source.dsn, source.undecodable)
             later = _beside(reading, plan.copied, source.snapshot)
+            rows_of = published_rows(reading, source.publication)
             for schema in plan.copied:
                 if source.snapshot.mode is SnapshotMode.NO_DATA:
                     copy.mark(schema, ended=True)
                 elif schema.relation in later:
                     copy.mark(replace(schema, state=TableState.SNAPSHOTTING))
                 else:
-                    copy.table(schema, map(mend(schema), copy_table(reading, schema)))
+                    copy.table(schema, map(mend(schema), rows_of(schema)))
             for schema in plan.gone:
                 copy.mark(schema, ended=True)
             for schema in plan.left:

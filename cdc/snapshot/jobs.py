@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from glob import escape
 from itertools import chain
 from operator import attrgetter
-from pathlib import Path
 from threading import Event, Thread
 from typing import Final
 
@@ -32,19 +31,13 @@ from cdc.snapshot.placing import Placing
 from cdc.snapshot.received import hidden_in_log
 from cdc.snapshot.signals import Signals
 from cdc.snapshot.stream import Stream
-from cdc.snapshot.work import Request, Work, check_request
+from cdc.snapshot.work import BACKFILL, Request, Verb, Work, check_request
 from cdc.table import TableState, matches
 
-BACKFILL: Final = "backfill"
-"""The kind of command that asks for one; its result is the work so far."""
-PAUSE: Final = "backfill.pause"
-RESUME: Final = "backfill.resume"
-CANCEL: Final = "backfill.cancel"
-"""Kinds of commands about one; the payload names it as `id`."""
-POLL: Final = 0.5
-"""Seconds between two looks at the catalog."""
+POLL: Final = 1.0
+"""Seconds between two looks at the catalog: each costs a millisecond or two, and most find nothing."""
 
-IN_HAND: Final = 24 * 1024 * 1024
+IN_HAND: Final = 16 * 1024 * 1024
 """Bytes of the rows, as Arrow, of all chunks that are in memory, about."""
 
 log = structlog.get_logger("backfill")
@@ -156,17 +149,16 @@ class Jobs(Thread):
 
     def _backfill(self, catalog: Catalog, job: int, request: Request, work: Work) -> None:
         definition, source = self._definition, self._definition.source
-        root = Path(definition.log.path)
+        root = definition.log.root
         known = {schema.relation: schema for schema in self._placing.versions()}
         tables = check_request(request, known, {sink.name: sink for sink in definition.sinks})
         dsn = source.current_dsn()
-        telling_dsn = dsn if source.primary is None else source.primary.reveal()
         with ExitStack() as opened:
             conns = [
                 opened.enter_context(connect(dsn, application_name="cdc backfill"))
                 for _ in range(definition.snapshot.parallel)
             ]
-            telling = opened.enter_context(connect(telling_dsn, application_name="cdc watermarks"))
+            telling = opened.enter_context(connect(source.current_primary(), application_name="cdc watermarks"))
             stream = Stream(definition.name, telling, self._placing, self._figures, self._stop_event)
             around = Surroundings(
                 stream=stream,
@@ -206,12 +198,12 @@ class Jobs(Thread):
         """Take in what was said about the job; whether it is cancelled."""
         self._signals.serve(catalog)
         cancelled = False
-        pending = (catalog.commands.pending(self._definition.name, kind) for kind in (PAUSE, RESUME, CANCEL))
+        pending = (catalog.commands.pending(self._definition.name, verb.kind) for verb in Verb)
         for said in sorted(chain.from_iterable(pending), key=attrgetter("id")):
             if said.payload.get("id") == job:
                 catalog.commands.finish(said.id, {})
-                cancelled = cancelled or said.kind == CANCEL
-                self._paused[job] = said.kind == PAUSE
+                cancelled = cancelled or said.kind == Verb.CANCEL.kind
+                self._paused[job] = said.kind == Verb.PAUSE.kind
         return cancelled
 
 

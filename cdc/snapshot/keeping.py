@@ -21,8 +21,8 @@ from cdc.snapshot.placing import Placing
 from cdc.snapshot.tables import LOOK, SKIP, refuse_copying
 from cdc.table import TableSchema, TableState, matches
 
-POLL: Final = 0.5
-"""Seconds between two looks at the catalog."""
+POLL: Final = 1.0
+"""Seconds between two looks at the catalog: each costs a millisecond or two, and most find nothing."""
 
 SOON: Final = 2.0
 """Seconds to the next look while two tables have one name."""

@@ -25,15 +25,15 @@ from cdc.postgres.alignment import EPOCH_SHIFT
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import Wants, preflight
 from cdc.postgres.publication import ensure_publication, withdraw
+from cdc.postgres.published import published_schema
 from cdc.postgres.tables import TableName, match_tables, read_schema
 from cdc.snapshot.placing import Placing
 from cdc.snapshot.stream import Stream
 from cdc.snapshot.versions import in_state, renewed, said
-from cdc.table import ADDED, TableSchema, TableState
+from cdc.table import ADDED, REMOVED, TableSchema, TableState
 
 LOOK_EVERY: Final = 30.0
 """Seconds between two looks."""
-REMOVED: Final = "no rule of the definition matches it any longer"
 GONE: Final = "the table is no longer at the source"
 
 log = structlog.get_logger("tables")
@@ -108,7 +108,7 @@ class Membership:
             fit, refused = self._fit(found.added)
             if not fit and not found.removed and not gone:
                 return Looked(refused=refused, unread=unread)
-            with closing(connect(self._primary(), application_name="cdc watermarks")) as telling:
+            with closing(connect(source.current_primary(), application_name="cdc watermarks")) as telling:
                 stream = Stream(definition.name, telling, self._placing, self._figures, self._stop)
                 # one that was made anew under the name is copied by it: the two must not be mixed up
                 for schema in gone:
@@ -123,7 +123,7 @@ class Membership:
         source = self._definition.source
         with (
             closing(connect(source.current_dsn(), application_name="cdc tables")) as conn,
-            closing(connect(self._primary(), application_name="cdc watermarks")) as telling,
+            closing(connect(source.current_primary(), application_name="cdc watermarks")) as telling,
         ):
             stream = Stream(self._definition.name, telling, self._placing, self._figures, self._stop)
             epoch = stream.durable.epoch
@@ -131,16 +131,12 @@ class Membership:
             def made(version: TableSchema | None) -> Any:
                 at_hand = version or chosen
                 if at_hand.state is TableState.NEEDS_RESYNC:
-                    now = read_schema(conn, at_hand.oid, publication=source.publication.name)
+                    now = published_schema(conn, at_hand.oid, source.publication.name)
                     at_hand = renewed(at_hand, now, epoch)
                 return said(in_state(at_hand, TableState.LIVE), Position(0))
 
             made(chosen)  # what cannot be made raises before anything waits for it
             stream.place(chosen.relation, made)
-
-    def _primary(self) -> str:
-        source = self._definition.source
-        return source.current_dsn() if source.primary is None else source.primary.current()
 
     def _reread(self) -> str | None:
         """Take the rules of now; why that cannot be done, if it cannot."""
@@ -174,7 +170,7 @@ class Membership:
             create_publication=source.publication.create,
         )
         wrong: dict[str, str] = {}
-        for problem in preflight(self._primary(), wants):
+        for problem in preflight(source.current_primary(), wants):
             if problem.fatal:
                 wrong.setdefault(problem.subject, f"{problem.message}; {problem.sql or ''}".rstrip("; "))
         publication = f"publication {source.publication.name}"
@@ -190,7 +186,7 @@ class Membership:
             ensure_publication(telling, source.publication.name, list(added.values()))
         for oid, name in added.items():
             relation = stream.durable.epoch << EPOCH_SHIFT | oid
-            schema = read_schema(conn, oid, relation=relation, publication=source.publication.name)
+            schema = published_schema(conn, oid, source.publication.name, relation)
             if schema is None:
                 continue
             if self._definition.snapshot.mode is SnapshotMode.NO_DATA:

@@ -69,6 +69,8 @@ class _Window:
     """Received by then, and not known to be visible."""
     whole: bool = False
     """Its rows may have to be told once more."""
+    lasting: bool = False
+    """Somebody waits for it who is no copy."""
     rows: list[pa.Table] = field(default_factory=list)
     nbytes: int = 0
     versioned: bool = False
@@ -127,6 +129,8 @@ class Placing:
         self._tail = _Tail()
         self._windows: dict[str, _Window] = {}
         self._versions: dict[int, TableSchema] = {}
+        self.streamed = 0
+        """Rows that the stream has brought so far, those of copies not counted."""
         self.inbox: Inbox | None = None
         """Where the decoding thread leaves signals; None while nobody carries any out."""
 
@@ -156,6 +160,7 @@ class Placing:
         """Take notice of rows on their way to the log."""
         rows, complete = decoded.rows, decoded.complete
         with self._changed:
+            self.streamed += 0 if decoded.copied else rows.num_rows
             if self._tracking and rows.num_rows:
                 self._xids.append(_distinct(rows["xid"]))
             for window in self._windows.values():
@@ -190,11 +195,11 @@ class Placing:
     def track(self, *, on: bool) -> Position:
         """Begin or cease to note which transactions were received; gives the last one of before.
 
-        What is on its way when the noting ceases is void: nobody waits for it any more.
+        What a copy has on its way when the noting ceases is void: nobody waits for it any more.
         """
         with self._changed:
             self._tracking, self._xids = on, []
-            self._windows.clear()
+            self._windows = {token: window for token, window in self._windows.items() if window.lasting}
             return self._received
 
     def versions(self) -> list[TableSchema]:
@@ -207,16 +212,19 @@ class Placing:
         with self._changed:
             self._xids.append(xids)
 
-    def open(self, token: str, relation: int, patience: float, *, whole: bool = False) -> TableSchema | None:
+    def open(
+        self, token: str, relation: int, patience: float, *, whole: bool = False, lasting: bool = False
+    ) -> TableSchema | None:
         """Collect what comes from here on; gives the version of the relation at this place of the stream.
 
         The log may not hold that version yet; None where the stream has not told of the relation. `whole` for a chunk
-        with a visibility. Raises SnapshotVoid if nothing streams within so many seconds.
+        with a visibility, `lasting` for who waits for it whatever copies begin and end meanwhile. Raises SnapshotVoid
+        if nothing streams within so many seconds.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._streaming and not self._tail.lost, patience):
                 raise SnapshotVoid("nothing streams, so nothing can be placed")
-            window = _Window(relation, self._received, _joined(self._xids), whole)
+            window = _Window(relation, self._received, _joined(self._xids), whole, lasting)
             for batch in self._tail.batches:
                 window.add(batch)
             self._windows[token] = window

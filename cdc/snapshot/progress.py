@@ -10,11 +10,9 @@ from typing import Final
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.errors import UnknownName
 from cdc.snapshot.listed import csv_line
-from cdc.snapshot.work import Request, TableWork, Work
+from cdc.snapshot.work import BACKFILL, Request, TableWork, Work
 from cdc.table import matches, named
 
-BACKFILL: Final = "backfill"
-"""The kind of command that asks for one; its result is the work so far."""
 ENDED_SHOWN: Final = 20
 """Of those that ended, so many of the newest stand in a listing that is not asked for more."""
 _RESTING: Final = frozenset({"paused", "cancelled", "failed"})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.log.bucket import Root
 from cdc.log.read import LogReader, read_file
 from cdc.position import Position
 from cdc.postgres.chunk import open_transactions
@@ -18,7 +18,7 @@ SLACK: Final = timedelta(minutes=1)
 """By how much commit times may go back from one commit to the next."""
 
 
-def hidden_in_log(conn: Any, root: Path) -> np.ndarray:
+def hidden_in_log(conn: Any, root: Root) -> np.ndarray:
     """Xids (int64, distinct) of the log that a snapshot of now does not see; mostly none.
 
     A transaction that is not seen has not ended for others, so it began no earlier than the oldest open one, and
@@ -27,7 +27,7 @@ def hidden_in_log(conn: Any, root: Path) -> np.ndarray:
     visibility, oldest = open_transactions(conn)
     log, found, since = LogReader(root), [np.empty(0, np.int64)], pa.scalar(oldest - SLACK)
     upto = log.durable or Position(0)
-    for file in sorted(log.files(Position(0), upto), key=lambda file: file.last, reverse=True):
+    for file in sorted(log.every_file(), key=lambda file: file.last, reverse=True):
         rows = read_file(file, Position(0), upto, ["xid", "committed_at"])
         late = rows.filter(pc.greater_equal(rows["committed_at"], since))
         if rows.num_rows and not late.num_rows:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,10 +22,10 @@ from cdc.errors import ConfigError, LogError, StateConflict
 from cdc.failpoint import hit
 from cdc.log.read import LogReader
 from cdc.position import Position
-from cdc.snapshot.asking import Verb, say
+from cdc.snapshot.asking import say
 from cdc.snapshot.inbox import LIMIT, SHOWN, Channel, Inbox, Signal, SignalType, parsed
-from cdc.snapshot.progress import BACKFILL, covers
-from cdc.snapshot.work import Request, check_request
+from cdc.snapshot.progress import covers
+from cdc.snapshot.work import BACKFILL, Request, Verb, check_request
 from cdc.table import TableSchema, TableState, exactly, parted
 
 SIGNAL: Final = "signal"
@@ -41,14 +40,14 @@ class Signals:
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
-        self.inbox = Inbox(Path(definition.log.path), definition.snapshot.signals)
+        self.inbox = Inbox(definition.log.root, definition.snapshot.signals)
         """Where the decoding thread leaves them."""
 
     def pending(self) -> list[Signal]:
         """Those whose transaction the log holds, in its order; nearly free while there are none. Raises LogError."""
         if not (waiting := self.inbox.waiting()):
             return []
-        held = LogReader(self._definition.log.path).durable or Position(0)
+        held = LogReader(self._definition.log.root).durable or Position(0)
         return [signal for signal in waiting if signal.position <= held]
 
     def serve(self, catalog: Catalog) -> None:
@@ -162,7 +161,7 @@ class Signals:
     def _tables(self, *, with_signals: bool = False) -> list[TableSchema]:
         """The tables of the log that are not gone, by topic; the one of signals is nothing that is read again."""
         own = None if with_signals else self._definition.snapshot.signals
-        known = LogReader(self._definition.log.path).schemas().values()
+        known = LogReader(self._definition.log.root).schemas().values()
         there = [s for s in known if s.state is not TableState.DROPPED and s.topic != own]
         return sorted(there, key=lambda schema: schema.topic)
 

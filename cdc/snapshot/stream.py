@@ -21,6 +21,8 @@ from cdc.postgres.heartbeat import emit
 from cdc.snapshot.placing import Chunk, Placed, Placing
 from cdc.table import TableSchema
 
+LOOK: Final = 0.001
+"""Seconds between two looks at what is durable: a chunk is read in some twenty of them."""
 PATIENCE: Final = 30.0
 """Seconds without anything new from the stream after which a chunk that waits for its watermark is read again."""
 
@@ -39,8 +41,10 @@ class Stream:
         """Place what is made of the version that the stream has reached, and wait until it is durable."""
         while True:
             token = uuid4().hex
-            self.send(token, made(self.placing.open(token, relation, PATIENCE)))
-            placed = self.outcome(token)
+            version = self.placing.open(token, relation, PATIENCE, lasting=True)
+            with self.placing.closing(token):
+                self.send(token, made(version))
+                placed = self.outcome(token)
             if not placed.again:
                 self.await_durable(placed.position)
                 return placed
@@ -66,7 +70,7 @@ class Stream:
         while (durable := self.durable) < position:
             if durable != before:
                 before, deadline = durable, time.monotonic() + PATIENCE
-            if time.monotonic() > deadline or self._stop.wait(0.01):
+            if time.monotonic() > deadline or self._stop.wait(LOOK):
                 raise SnapshotVoid("the log did not take the chunk")
 
     def lag(self, standby: str) -> int | None:

@@ -15,8 +15,8 @@ from cdc.catalog.commands import Command, CommandState
 from cdc.config import Definition
 from cdc.errors import StateConflict, UnknownName
 from cdc.log.read import LogReader
-from cdc.snapshot.progress import BACKFILL, covers
-from cdc.snapshot.work import Request
+from cdc.snapshot.progress import covers
+from cdc.snapshot.work import BACKFILL, Request
 from cdc.table import TableSchema, TableState, exactly, named
 
 LOOK: Final = "tables.look"
@@ -39,7 +39,7 @@ def ask_skip(definition: Definition, catalog: Catalog, tables: Sequence[str], ac
     `tables` are globs, of which those that need no skipping are left out. Raises UnknownName for what the log does not
     have, StateConflict where nothing is to be skipped or a copy is on its way, LogError without a log.
     """
-    known = [s for s in LogReader(definition.log.path).schemas().values() if s.state is not TableState.DROPPED]
+    known = [s for s in LogReader(definition.log.root).schemas().values() if s.state is not TableState.DROPPED]
     chosen: dict[str, TableSchema] = {}
     for glob in tables:
         chosen |= {schema.topic: schema for schema in _meant(known, glob)}

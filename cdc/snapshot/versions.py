@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError
@@ -11,9 +10,6 @@ from cdc.position import Position
 from cdc.postgres.alignment import EPOCH_SHIFT
 from cdc.snapshot.placing import Chunk
 from cdc.table import TableSchema, TableState
-
-COPIED: Final = frozenset({TableState.LIVE, TableState.SNAPSHOTTING})
-"""States of tables whose rows can be read beside the stream."""
 
 
 def renewed(version: TableSchema, now: TableSchema | None, epoch: int) -> TableSchema:

@@ -94,7 +94,7 @@ def placed(rows: pa.Table, first: Place, address: str | None = None) -> Iterator
         "address": pa.repeat(pa.scalar(address, pa.string()), count),
     }
     columns = [said[name] if name in said else rows[name] for name in LOG_SCHEMA.names]
-    yield from pa.table(columns, schema=LOG_SCHEMA).combine_chunks().to_batches()
+    yield from pa.table(columns, schema=LOG_SCHEMA).to_batches()
 
 
 def _overlaid(chunk: pa.Table, partial: pa.Table) -> pa.Table:

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Final, Self
 
 from cdc.errors import ConfigError
-from cdc.table import TableSchema, TableState, matches
+from cdc.table import CAPTURED, TableSchema, TableState, matches
 
+BACKFILL: Final = "backfill"
+"""The kind of command that asks for one; its payload is a Request, its result the Work so far."""
 KEYS: Final = 10_000
 """Keys of one request: the catalog keeps them, and whoever lists the newest requests reads them all."""
+
+
+class Verb(StrEnum):
+    """What can be said about a backfill; each is a kind of command, as `backfill.pause`."""
+
+    #: Rest after the chunk that is on its way.
+    PAUSE = "pause"
+    #: Go on.
+    RESUME = "resume"
+    #: End after the chunk that is on its way; what was placed stays.
+    CANCEL = "cancel"
+
+    @property
+    def kind(self) -> str:
+        """Of the command; its payload names the backfill as `id`."""
+        return f"{BACKFILL}.{self.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +69,7 @@ class Request:
 
 @dataclass(slots=True)
 class Blocks:
-    """The part of one table, or of one leaf of a partitioned table, that is not durable in the log yet."""
+    """Of one table, or of one leaf of a partitioned table: some that are not durable in the log yet."""
 
     oid: int
     file: int
@@ -79,6 +98,8 @@ class TableWork:
     """Blocks of the whole."""
     began: int | None = None
     """Where a full copy began."""
+    since: int | None = None
+    """What the log held when any other reading in parts began."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
@@ -149,7 +170,7 @@ def check_request(request: Request, known: Mapping[int, TableSchema], sinks: Map
                     f"the key of {schema.topic!r} is ({names}), got {len(key)} values",
                     remedy="separate its values by commas; one that holds a comma stands in double quotes",
                 )
-        if schema.state not in {TableState.LIVE, TableState.SNAPSHOTTING} and not request.resync:
+        if schema.state not in CAPTURED and not request.resync:
             raise ConfigError(
                 f"{schema.topic!r} is {schema.state.value}: {schema.reason}",
                 remedy=f"cdc tables resync '{schema.topic}'",

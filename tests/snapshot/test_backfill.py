@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 
 from cdc.catalog import Catalog
@@ -15,9 +16,8 @@ from cdc.errors import ConfigError
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.jobs import BACKFILL, CANCEL, PAUSE, RESUME
 from cdc.snapshot.tables import LOOK
-from cdc.snapshot.work import Request, check_request
+from cdc.snapshot.work import BACKFILL, Request, Verb, check_request
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
@@ -128,12 +128,12 @@ def test_rows_for_one_sink_carry_its_name(held: Captured) -> None:
 def test_a_paused_backfill_rests_a_cancelled_one_ends_and_both_keep_what_was_placed(running: Running) -> None:
     commands = running.catalog.commands
     job = running.ask(Request(("public.t",), rate=2_000))
-    commands.post("held", PAUSE, {"id": job})
+    commands.post("held", Verb.PAUSE.kind, {"id": job})
     running.until(lambda: running.state(job) in {"paused", "done"})
-    commands.post("held", RESUME, {"id": job})
+    commands.post("held", Verb.RESUME.kind, {"id": job})
     assert running.ended(job).state == "done"
     other = running.ask(Request(("public.t",)))
-    commands.post("held", CANCEL, {"id": other})
+    commands.post("held", Verb.CANCEL.kind, {"id": other})
     assert running.ended(other).state in {"failed", "done"}
     assert running.held.folded("t") == source_rows(running.held)
 
@@ -160,7 +160,7 @@ def test_a_paused_backfill_stays_so_when_the_reader_starts_again(held: Captured)
         look = running.catalog.commands.post("held", LOOK, {})
         assert running.ended(look).state == "done"
         assert running.state(job) == "paused"
-        for kind in (RESUME, PAUSE, RESUME):
+        for kind in (Verb.RESUME.kind, Verb.PAUSE.kind, Verb.RESUME.kind):
             running.catalog.commands.post("held", kind, {"id": job})
         assert running.ended(job).state == "done"
 
@@ -207,7 +207,7 @@ def _update_quietly(dsn: str) -> None:
 def _updates(held: Captured) -> list[dict[str, Any]]:
     log: LogReader = held.log
     batches = log.rows(Position(0), log.durable or Position(0))
-    return [row for batch in batches for row in batch.to_pylist() if row["op"] == Operation.UPDATE.value]
+    return [row for batch in batches for row in batch.filter(pc.field("op") == Operation.UPDATE.value).to_pylist()]
 
 
 @pytest.mark.parametrize(

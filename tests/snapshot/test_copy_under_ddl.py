@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from cdc.postgres.connection import connect
-from cdc.snapshot.jobs import BACKFILL, PAUSE, RESUME
+from cdc.snapshot.work import BACKFILL, Verb
 from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured, fold
 from tests.fixtures.postgres import run_sql
@@ -102,10 +102,10 @@ class Slow:
     def halfway(self, running: Running, *during: LiteralString) -> int:
         """Do it in the middle of the copy; gives the job."""
         job = running.until(lambda: begun(running))
-        running.catalog.commands.post("held", PAUSE, {"id": job})
+        running.catalog.commands.post("held", Verb.PAUSE.kind, {"id": job})
         running.until(lambda: running.state(job) == "paused")
         run_sql(self.held.dsn, *during)
-        running.catalog.commands.post("held", RESUME, {"id": job})
+        running.catalog.commands.post("held", Verb.RESUME.kind, {"id": job})
         return job
 
     def schemas(self) -> list[TableSchema]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -13,9 +14,8 @@ import pytest
 from cdc.change import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.jobs import BACKFILL
 from cdc.snapshot.tables import LOOK
-from cdc.snapshot.work import Request
+from cdc.snapshot.work import BACKFILL, Request
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
@@ -26,35 +26,48 @@ ROWS = 4_000
 IN_CHUNKS = "snapshot: {beside: 0, chunk_rows: 150, parallel: 3}\n"
 
 
+WRITES = f"""
+CREATE PROCEDURE write(number int) LANGUAGE plpgsql AS $$
+DECLARE
+    line int;
+    change text;
+BEGIN
+    LOOP
+        number := number + 7;
+        line := number * 31 % {ROWS};
+        FOREACH change IN ARRAY ARRAY[
+            format('UPDATE t SET v = %L WHERE id = %s', 'new ' || number, line),
+            format('UPDATE t SET id = id + 100000 WHERE id = %s', (line + 1) % {ROWS}),
+            format('UPDATE t SET id = id - 100000 WHERE id = %s', (line + 11) % {ROWS} + 100000),
+            format('DELETE FROM t WHERE id = %s', (line + 2) % {ROWS}),
+            format('INSERT INTO t VALUES (%s, ''again'', repeat(''y'', 3000))', number + 1000000)
+        ] LOOP
+            BEGIN
+                EXECUTE change;
+            EXCEPTION WHEN unique_violation OR deadlock_detected THEN
+                NULL;
+            END;
+            COMMIT;
+        END LOOP;
+        PERFORM pg_sleep(0.003);
+    END LOOP;
+END $$
+"""
+"""Inside the server: writers in this process would take the interpreter from the reader that they are to press."""
+
+
 @contextmanager
 def written(dsn: str) -> Iterator[None]:
     """Somebody changes the rows all the while: values beside an unsent one, keys, deletes, inserts."""
-    done = Event()
-
-    def write(seed: int) -> None:
-        number = seed
-        with connect(dsn) as conn:
-            while not done.wait(0.003):  # faster than that, the test is about writers and readers of one process
-                number += 7
-                row = number * 31 % ROWS
-                try:
-                    conn.execute("UPDATE t SET v = %s WHERE id = %s", [f"new {number}", row])
-                    conn.execute("UPDATE t SET id = id + 100000 WHERE id = %s", [(row + 1) % ROWS])
-                    conn.execute("UPDATE t SET id = id - 100000 WHERE id = %s", [(row + 11) % ROWS + 100000])
-                    conn.execute("DELETE FROM t WHERE id = %s", [(row + 2) % ROWS])
-                    conn.execute("INSERT INTO t VALUES (%s, 'again', repeat('y', 3000))", [number + 1_000_000])
-                except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
-                    continue
-
-    writers = [Thread(target=write, args=(seed,)) for seed in range(2)]
-    for writer in writers:
-        writer.start()
-    try:
-        yield
-    finally:
-        done.set()
-        for writer in writers:
-            writer.join()
+    run_sql(dsn, WRITES)
+    with connect(dsn) as first, connect(dsn) as second, ThreadPoolExecutor(2) as writers:
+        running = [writers.submit(conn.execute, f"CALL write({seed})") for seed, conn in enumerate((first, second))]
+        try:
+            yield
+        finally:
+            first.cancel_safe()
+            second.cancel_safe()
+            assert all(isinstance(written.exception(), psycopg.errors.QueryCanceled) for written in running)
 
 
 @pytest.fixture(name="large")

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
+from types import TracebackType
 from typing import Any, LiteralString, Self
 from uuid import uuid4
 
@@ -23,12 +24,10 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.heartbeat import emit
-from cdc.reader import Reader
-from cdc.settings import reader_settings
-from cdc.snapshot.placing import Chunk, Placed, Placing
+from cdc.snapshot.placing import Chunk, Placed
 from cdc.snapshot.received import hidden_in_log
 from cdc.table import TableSchema
-from tests.faults.capture import Captured
+from tests.faults.capture import Captured, Reading
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import until
 from tests.snapshot.multiset import left_of
@@ -50,55 +49,43 @@ def nothing() -> None:
     """No hook."""
 
 
-class Beside:
-    """A reader in a thread of the test, and one who copies beside it."""
-
-    def __init__(self, held: Captured) -> None:
-        self.held, self._stop, self._placing = held, Event(), Placing()
-        self._figures = metrics.Figures()
-        self._failures: list[BaseException] = []
-        self._reader = Thread(target=self._read)
+class Beside(Reading):
+    """A reader, and one who copies beside it."""
 
     def __enter__(self) -> Self:
-        self._reader.start()
+        super().__enter__()
         self._conn = connect(self.held.dsn)
-        self._wait_for(self._placing.track(on=True))
-        self._placing.add_received(hidden_in_log(self._conn, self.held.folder / "log"))
+        self._wait_for(self.placing.track(on=True))
+        self.placing.add_received(hidden_in_log(self._conn, self.held.folder / "log"))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._conn.close()
-        self._stop.set()
-        self._reader.join()
-        assert not self._failures
-
-    def _read(self) -> None:
-        try:
-            Reader(reader_settings(self.held.definition), self._figures, self._stop, self._placing).run()
-        except BaseException as exc:
-            self._failures.append(exc)
+        super().__exit__(kind, error, trace)
 
     def anew(self, *, before: Hook = nothing, under: Hook = nothing, after: Hook = nothing, **said: Any) -> Placed:
         """Begin the table anew; hooks: in the window before the snapshot, under it, and when the rows are in hand."""
         (schema,) = self.held.log.schemas().values()
         while True:
             token = uuid4().hex
-            self._placing.open(token, schema.relation, PATIENCE, whole=True)
+            self.placing.open(token, schema.relation, PATIENCE, whole=True)
             before()
             rows, visibility = self._everything(token, schema, under)
             if rows is not None:
                 after()
-                self._placing.offer(
+                self.placing.offer(
                     token, Chunk(schema.relation, schema.topic, rows, schema, "here", visibility=visibility, **said)
                 )
                 emit(self._conn, WATERMARK_PREFIX, token)
-                placed = self._placing.outcome(token, PATIENCE)
+                placed = self.placing.outcome(token, PATIENCE)
                 if not placed.again:
                     return placed
 
     def _everything(self, token: str, schema: TableSchema, under: Hook) -> tuple[pa.Table | None, Visibility]:
         with snapshot(self._conn, schema) as visibility:
-            if not self._placing.sees_all(token, visibility):
+            if not self.placing.sees_all(token, visibility):
                 return None, visibility
             under()
             decoder = CopyDecoder(schema, position=Position(0), xid=0, committed_at=0, first_ordinal=0)
@@ -106,14 +93,8 @@ class Beside:
             return pa.Table.from_batches([b for part in lines if (b := decoder.feed(part))], LOG_SCHEMA), visibility
 
     def _wait_for(self, position: Position) -> None:
-        held = lambda: self._figures.value(metrics.LOG_POSITION, "held") or 0.0  # noqa: E731
-        until(lambda: self._failures or held() >= max(1, position), "what was received in the log")
-
-    def caught_up(self) -> None:
-        """Wait until the log holds everything that has committed by now."""
-        end = self.held._wal_end()
-        until(lambda: self._failures or self.held._holds(end), "the end of the WAL in the log")
-        assert not self._failures, self._failures
+        held = lambda: self.figures.value(metrics.LOG_POSITION, "held") or 0.0  # noqa: E731
+        self.until(lambda: held() >= max(1, position), "what was received in the log")
 
 
 @pytest.fixture(name="held")
@@ -141,13 +122,8 @@ def _beside(held: Captured) -> Iterator[Beside]:
         yield beside
 
 
-def log_rows(held: Captured) -> list[dict[str, Any]]:
-    log = held.log
-    return [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]
-
-
 def in_log(held: Captured) -> list[tuple[str | None, ...]]:
-    return sorted((tuple(value for _, value in image) for image in left_of(log_rows(held))), key=repr)
+    return sorted((tuple(value for _, value in image) for image in left_of(held.rows())), key=repr)
 
 
 def in_source(held: Captured) -> list[tuple[str | None, ...]]:
@@ -186,7 +162,7 @@ def test_a_transaction_counts_once_wherever_it_stands_to_the_snapshot(beside: Be
         )
     run_sql(held.dsn, "DELETE FROM t WHERE a = 8", delete)
     beside.caught_up()
-    placed_rows = [row for row in log_rows(held) if row["position"] == placed.position]
+    placed_rows = [row for row in held.rows() if row["position"] == placed.position]
     told = [row["op"] for row in sorted(placed_rows, key=lambda row: row["ordinal"])]
     again = ["d", *["u"] * 40, *["u"] * 40, *["c"] * 3, "d"]
     assert told == ["s", "t", *["r"] * 2001, *again, "g"]

@@ -15,8 +15,7 @@ from cdc.errors import ConfigError
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.cuts import LIST_KEYS
-from cdc.snapshot.jobs import BACKFILL
-from cdc.snapshot.work import KEYS, Request, check_request
+from cdc.snapshot.work import BACKFILL, KEYS, Request, check_request
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

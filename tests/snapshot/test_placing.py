@@ -65,6 +65,14 @@ def test_a_watermark_of_nobody_and_one_of_work_that_ended_mean_nothing(placing: 
         placing.outcome("one", 0.0)
 
 
+def test_what_no_copy_waits_for_is_placed_also_when_a_copy_begins_meanwhile(placing: Placing) -> None:
+    placing.open("one", ORDERS.relation, 0.0, lasting=True)
+    placing.offer("one", chunk(RENAMED))
+    placing.track(on=True)
+    assert placing.place(WatermarkSeen(b"one", Position(200), 0, 7, 5))[0] == RENAMED
+    assert placing.outcome("one", 0.0).position == 200
+
+
 def test_nothing_can_be_placed_while_nothing_streams(placing: Placing) -> None:
     placing.end()
     with pytest.raises(SnapshotVoid):

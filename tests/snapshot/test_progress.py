@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Command, CommandState
-from cdc.snapshot.progress import BACKFILL, BackfillStatus, backfill_status, said, tables_of
-from cdc.snapshot.work import Blocks, Request, TableWork, Work
+from cdc.snapshot.progress import BackfillStatus, backfill_status, said, tables_of
+from cdc.snapshot.work import BACKFILL, Blocks, Request, TableWork, Work
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 

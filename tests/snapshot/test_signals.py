@@ -15,11 +15,9 @@ from cdc.errors import ConfigError
 from cdc.log.append import LogWriter
 from cdc.pgoutput.transactions import SignalSeen
 from cdc.position import Position
-from cdc.snapshot.asking import Verb
 from cdc.snapshot.inbox import FOLDER
-from cdc.snapshot.progress import BACKFILL
 from cdc.snapshot.signals import SIGNAL, Signals
-from cdc.snapshot.work import Request
+from cdc.snapshot.work import BACKFILL, Request, Verb
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 from tests.snapshot.test_inbox import insert, keep_rows, signals_table

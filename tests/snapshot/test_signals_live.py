@@ -11,9 +11,8 @@ import pytest
 
 from cdc.catalog import Command
 from cdc.postgres.connection import connect
-from cdc.snapshot.asking import Verb
-from cdc.snapshot.progress import BACKFILL
 from cdc.snapshot.signals import SIGNAL
+from cdc.snapshot.work import BACKFILL, Verb
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.snapshot.running import Running, read_rows

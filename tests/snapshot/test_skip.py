@@ -13,9 +13,8 @@ from cdc.log.read import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.recovery import skip
-from cdc.snapshot.jobs import BACKFILL
 from cdc.snapshot.tables import SKIP, ask_skip
-from cdc.snapshot.work import Request
+from cdc.snapshot.work import BACKFILL, Request
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord, TargetState
 from cdc.table import TableState
