@@ -1,4 +1,4 @@
-"""`python -m pipelines apply|verify|replay -c FILE`: the verbs that the connector's commands start as children."""
+"""`python -m pipelines VERB -c FILE`: apply, verify, replay, compact, as the connector's commands start them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, Mark, fail, line
-from cdc.config import load
-from cdc.errors import CdcError, ExitCode, SinkError, VerifyMismatch
+from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
+from cdc.config import Definition, load
+from cdc.config.quantities import seconds
+from cdc.errors import CdcError, ExitCode, SinkError
+from cdc.verification import Against, Mode
 
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""
@@ -36,19 +39,42 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     apply = verbs.add_parser("apply", help="apply the log to every sink until stopped")
     apply.set_defaults(run=_apply)
-    verify = verbs.add_parser("verify", help="compare every row and column of every sink with the source")
-    verify.set_defaults(run=_verify)
+    apply.add_argument("--sink", action="append", default=[], help="only this sink; may be repeated")
+    apply.add_argument(
+        "--trigger", metavar="TIME|once", help="time between batches; once: apply what there is, and end"
+    )
+    apply.add_argument("--once", dest="trigger", action="store_const", const="once", help="as --trigger once")
+    verify = _verify_parser(verbs)
+    replay = _replay_parser(verbs)
+    compact = verbs.add_parser("compact", help="fold what is cold of the log into its compacted table")
+    compact.set_defaults(run=_compact)
+    compact.add_argument("--everything", action="store_true", help="also what the reader may still write beside")
+    compact.add_argument("--json", action="store_true", help="print one JSON envelope")
+    for verb in (apply, verify, replay, compact):
+        verb.add_argument("-c", "--config", type=Path, default=DEFAULT_CONFIG, help="the definition")
+    return parser
+
+
+def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
+    verify: argparse.ArgumentParser = verbs.add_parser("verify", help="compare the sinks with the source or the log")
+    # late, as the others; what does not go together is for that module to say
+    verify.set_defaults(run=lambda asked: import_module("pipelines.proof.command").run(asked))
     verify.add_argument("tables", nargs="*", metavar="TABLE", help="globs over schema.table; default all")
     verify.add_argument("--sink", action="append", default=[], help="only this sink; may be repeated")
+    verify.add_argument(
+        "--mode", choices=[one.value for one in Mode], default=Mode.ROWS.value, help="how closely; default rows"
+    )
+    verify.add_argument(
+        "--against", choices=[one.value for one in Against], default=Against.SOURCE.value, help="default the source"
+    )
     verify.add_argument("--timeout", type=float, default=60.0, help="seconds until the sinks must stand at the cut")
+    verify.add_argument("--every", metavar="TIME", help="go on, a pass over each table every so often: 30m, 1h")
+    verify.add_argument("--rate", type=int, metavar="ROWS", help="with --every: rows per second at most")
     verify.add_argument(
         "--repair", action="store_true", help="read the rows that differ again, by key, and compare again"
     )
-    verify.add_argument("--json", action="store_true", help="print one JSON envelope")
-    replay = _replay_parser(verbs)
-    for verb in (apply, verify, replay):
-        verb.add_argument("-c", "--config", type=Path, default=DEFAULT_CONFIG, help="the definition")
-    return parser
+    verify.add_argument("--json", action="store_true", help="print one JSON envelope, with --every one for each range")
+    return verify
 
 
 def _replay_parser(verbs: Any) -> argparse.ArgumentParser:
@@ -65,22 +91,17 @@ def _replay_parser(verbs: Any) -> argparse.ArgumentParser:
 
 
 def _apply(asked: argparse.Namespace) -> int:
+    definition = _narrowed(load(asked.config), asked.sink, asked.trigger)
     # late: verify must not wait for Spark, apply not for what verify reads with
-    return int(import_module("pipelines.driver").main(load(asked.config)))
+    return int(import_module("pipelines.driver").main(definition, once=asked.trigger == ONCE))
 
 
-def _verify(asked: argparse.Namespace) -> int:
-    verify = import_module("pipelines.verify")
-    options = verify.VerifyOptions(tuple(asked.tables), tuple(asked.sink), asked.timeout)
-    if asked.repair:
-        outcome = import_module("pipelines.repair").repair(load(asked.config), options)
-    else:
-        outcome = verify.verify(load(asked.config), options)
-    if asked.json:
-        _print_json(outcome)
-    else:
-        _print(outcome.report if asked.repair else outcome, outcome.mended if asked.repair else ())
-    return int((ExitCode.OK if outcome.equal else ExitCode.FINDING).value)
+def _narrowed(definition: Definition, wanted: Sequence[str], trigger: str | None) -> Definition:
+    """The definition as one process is to carry it out; raises ConfigError for a sink that it does not name."""
+    sinks, spark = chosen_sinks(definition, wanted), definition.spark
+    if checked_trigger(trigger) not in {None, ONCE}:
+        spark = spark.model_copy(update={"trigger": seconds(trigger)})
+    return definition.model_copy(update={"sinks": sinks, "spark": spark})
 
 
 def _replay(asked: argparse.Namespace) -> int:
@@ -104,6 +125,24 @@ def _replay(asked: argparse.Namespace) -> int:
     return int((ExitCode.OK if report.ok else ExitCode.RUNTIME).value)
 
 
+def _compact(asked: argparse.Namespace) -> int:
+    definition, job = load(asked.config), import_module("pipelines.compact")
+    root, session = definition.log.root, None
+    if job.is_large(root, everything=asked.everything):
+        starting = import_module("pipelines.session")
+        session = starting.spark_session(starting.SparkSettings.of(definition, f"cdc-{definition.name}-compact"))
+    try:
+        outcome = job.compact(session, root, everything=asked.everything)
+    finally:
+        if session is not None:
+            session.stop()
+    if asked.json:
+        print(Envelope(command="compact", ok=True, summary=outcome.summary, result=outcome.to_json()), flush=True)  # noqa: T201
+    else:
+        line(Mark.GOOD, outcome.summary)
+    return int(ExitCode.OK.value)
+
+
 def _print_replay(report: Any) -> None:
     for table in report.tables:
         if report.dry_run:
@@ -112,36 +151,6 @@ def _print_replay(report: Any) -> None:
         elif table.reason:
             line(Mark.BAD, f"{table.topic}: {table.state}, {table.reason}")
     line(Mark.GOOD if report.ok else Mark.BAD, report.summary)
-
-
-def _print_json(report: Any) -> None:
-    error = None if report.equal else ErrorReport.of(VerifyMismatch(report.summary))
-    result = report.to_json()
-    print(Envelope(command="verify", ok=report.equal, summary=report.summary, result=result, error=error), flush=True)  # noqa: T201
-
-
-def _print(report: Any, mended: Sequence[Any]) -> None:
-    for one in mended:
-        line(Mark.GOOD if one.equal else Mark.BAD, one.summary)
-    for verdict in report.tables:
-        line(Mark.GOOD if verdict.equal else Mark.BAD, f"{verdict.sink} {verdict.topic}: {_words(verdict)}")
-        for entry in verdict.missing:
-            print("    missing  ", entry)  # noqa: T201
-        for entry in verdict.extra:
-            print("    extra    ", entry)  # noqa: T201
-        for entry in verdict.differing:
-            print("    differing", entry["key"], "in", ", ".join(entry["columns"]))  # noqa: T201
-    line(Mark.GOOD if report.equal else Mark.BAD, report.summary, fix=None if report.equal else VerifyMismatch.remedy)
-
-
-def _words(verdict: Any) -> str:
-    found = [f"{count:,} {kind}" for kind, count in verdict.counts.items() if count]
-    if found:
-        found[0] = found[0] if verdict.complete else f"at least {found[0]}"
-        return f"{verdict.rows:,} rows, {', '.join(found)}"
-    if verdict.reason:
-        return f"{verdict.state}, {verdict.reason}"
-    return f"{verdict.rows:,} rows equal"
 
 
 if __name__ == "__main__":

@@ -13,19 +13,21 @@ from dataclasses import replace
 from threading import RLock
 
 import structlog
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-from cdc.errors import CdcError, Reaction
+from cdc.errors import CdcError, LogTrimmed, Reaction
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema
 from pipelines.batch import Boundary, FoldedBatch, TableControls
 from pipelines.cuts import Cut, Cuts
+from pipelines.fold import FOLDED_ARROW
 from pipelines.folding import SMALL, RangeFold
+from pipelines.parking import Parking
 from pipelines.progress import Progress
 from pipelines.sinks.sink import Sink, TableBatch
-from pipelines.standing import check_captured, failed, median_lag, placed
+from pipelines.standing import check_captured, failed, median_lag, placed, too_late
 
 log = structlog.get_logger("apply")
 
@@ -36,6 +38,7 @@ class SinkLoop:
     def __init__(self, sink: Sink, fold: RangeFold, cuts: Cuts, progress: Progress) -> None:
         self._sink, self._fold, self._cuts, self._progress = sink, fold, cuts, progress
         self._log = fold.log
+        self.parking = Parking(sink)
         self._pool = ThreadPoolExecutor(sink.parallel, thread_name_prefix=f"merge-{sink.name}")
         self._published = Published(0, 0, {})
         self._schemas: dict[int, TableSchema] = {}
@@ -55,6 +58,11 @@ class SinkLoop:
         return self.position > 0
 
     @property
+    def held(self) -> Position:
+        """What every table has: the log is asked for nothing up to here any more."""
+        return Position(min((self.position, *(table.position for table in self._published.tables.values()))))
+
+    @property
     def lagging(self) -> list[TableRecord]:
         """Tables that stand before the sink's position and have to catch up over their own range."""
         return [table for table in self._published.tables.values() if table.position < self.position]
@@ -62,7 +70,8 @@ class SinkLoop:
     def open(self) -> None:
         """Read where the sink stands."""
         self._log.refresh()
-        self._published = self._sink.open(self._log.log_id) or self._published
+        opened = self._sink.open(self._log.log_id) or self._published
+        self._published = replace(opened, tables=self.parking.listed(opened.tables))
         self._schemas = self._log.schemas(self.position)
         self._progress.published(self._published, lag=None, rows={})
 
@@ -85,16 +94,26 @@ class SinkLoop:
             while self.position < end:
                 # rare: a cut, and a table that a crash left ahead: from there on its bases are known
                 ahead = [table.position for table in self._published.tables.values()]
-                upto = Position(min(stop for stop in (end, *cuts, *ahead) if stop > self.position))
+                stops = (stop for stop in (*cuts, *ahead) if self._log.leads(self.position, Position(stop)))
+                upto = Position(min([end, *stops]))
                 self._apply(self._fold(rows, self.position, upto), Boundary(upto, self._log.committed_at(upto)))
                 self._keep_if_asked()
 
-    def catch_up(self, table: TableRecord, rows: DataFrame) -> None:
-        """Bring one table that stayed behind to the sink's position; rows: its own range of the log."""
+    def catch_up(self, table: TableRecord, session: SparkSession) -> None:
+        """Bring one table that stayed behind to the sink's position; session: what reads a range that is large.
+
+        A table that stayed behind for so long that the range is not in the log any more is listed as failed.
+        """
         with self._turn:
             self._log.refresh()
-            batch = self._fold(rows, Position(table.position), self.position)
-            record = self._apply_table(table.relation, batch, int(self.position))
+            try:
+                for batch, upto in self._fold.slices(session, Position(table.position), self.position, table.relation):
+                    record = self._apply_table(table.relation, batch, upto)
+                    if record.state == TargetState.FAILED:
+                        break
+            except LogTrimmed as exc:
+                batch = FoldedBatch(FOLDED_ARROW.empty_table())
+                record = failed(table, self._schemas[table.relation], too_late(exc, self._sink.name))
             self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
 
     def drain(self) -> None:
@@ -105,7 +124,8 @@ class SinkLoop:
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
         began = time.monotonic()
-        touched = [relation for relation in batch.relations if not self._is_failed(relation)]
+        concerned = sorted({*batch.relations, *self.parking.due})
+        touched = [relation for relation in concerned if not self._is_failed(relation)]
         stopped = (batch.controls[r] for r in batch.controls if self._is_failed(r))
         self.mended = self.mended or any(said.generation is not None for said in stopped)
         merged = self._pool.map(lambda relation: self._apply_table(relation, batch, boundary.position), touched)
@@ -120,7 +140,8 @@ class SinkLoop:
         self._schemas[relation] = schema
         try:
             check_captured(schema)
-            record = self._sink.apply(
+            record = self.parking.apply(
+                before,
                 TableBatch(
                     schema=schema,
                     rows=batch.rows_of(relation),
@@ -129,7 +150,9 @@ class SinkLoop:
                     upto=upto,
                     truncated=controls.truncated,
                     generation=controls.generation,
-                )
+                    endings=controls.endings,
+                    since=batch.since,
+                ),
             )
         except CdcError as exc:
             if exc.reaction is not Reaction.QUARANTINE:
@@ -153,6 +176,7 @@ class SinkLoop:
         if record != self._published:
             self._sink.publish(record)
         self._published = record
+        self.parking.published()
         rows = {r: batch.rows_of(r).num_rows for r in changed}
         self._progress.published(record, lag=median_lag(batch.images), rows=rows)
 

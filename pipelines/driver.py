@@ -1,4 +1,7 @@
-"""The apply process: one Spark session, one streaming query per sink, and what happens when a query stops."""
+"""The apply process: one Spark session, one streaming query per sink, and what happens when a query stops.
+
+Two of them may fill different sinks of one pipeline; of two that fill the same the second waits (`holds.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,47 +13,83 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from types import FrameType
 from typing import Final
 
 import structlog
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.config import Definition, DeltaSink, SearchSink
-from cdc.errors import CdcError, LogError, Reaction, SinkError
+from cdc.config import Definition, DeltaSink, SearchSink, settings_of
+from cdc.config.sinks import Keeping, settings_under
+from cdc.errors import (
+    CdcError,
+    LogCorrupt,
+    LogError,
+    LogFormatUnknown,
+    LogInaccessible,
+    LogTrimmed,
+    Reaction,
+    SinkError,
+    SinkHeld,
+)
+from cdc.failpoint import hit
 from cdc.log.read import LogReader
 from cdc.position import Position
-from cdc.stores.published import TableRecord
-from cdc.table import exactly
 from pipelines.apply import SinkLoop
 from pipelines.cuts import Cuts
 from pipelines.folding import RangeFold
+from pipelines.holds import LEASE, Holds
+from pipelines.parked_orders import Orders
 from pipelines.pauses import Pauses
 from pipelines.progress import Board, Progress
+from pipelines.registered import Registered, pinned_in
+from pipelines.selection import tables_option
 from pipelines.session import SparkSettings, spark_session
 from pipelines.sinks.delta import DeltaSettings, Writer
 from pipelines.sinks.delta import DeltaSink as DeltaTarget
+from pipelines.sinks.delta_upkeep import UpkeepSettings
 from pipelines.sinks.search import SearchSink as SearchTarget
 from pipelines.sinks.sink import Sink, SparkAwaited
-from pipelines.source import register, rows_between, tables_option
-from pipelines.types import TypePolicy
+from pipelines.source import register
+from pipelines.standing import too_late
+from pipelines.unread import unread_by_worker
+from pipelines.upkeep import Upkeep
 
 MAX_ROWS: Final = 200_000
 """Rows per micro-batch: about half a second of folding on two cores."""
-POLL: Final = 0.2
-"""Seconds between two looks at the queries."""
+POLL: Final = 0.5
+"""Seconds between two looks at a query, each of which asks the catalog three things."""
+STEP: Final = 0.1
+"""Seconds between two looks at the log while Spark has not come."""
+LEAVES_WITHIN: Final = 5.0
+"""Seconds for a compaction to notice that its session is gone; killed in the middle it does no harm."""
+ATTEMPTS: Final = 5
+"""How often a sink may fail in a row before a run that is to end gives it up."""
 
 log = structlog.get_logger("apply")
 
 
-def main(definition: Definition) -> int:
-    """Run until SIGTERM or SIGINT; a batch that has begun is finished first."""
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """When the process ends."""
+
+    asked: Event
+    """Set by a signal."""
+    once: bool = False
+    """Also as soon as every sink has all that was durable when the process began."""
+
+
+def main(definition: Definition, *, once: bool = False) -> int:
+    """Run until SIGTERM or SIGINT; a batch that has begun is finished first.
+
+    once: until every sink has all that is durable now. Raises what kept a sink from it for good.
+    """
     stop = Event()
 
     def drain(_number: int, _frame: FrameType | None) -> None:
@@ -58,12 +97,11 @@ def main(definition: Definition) -> int:
 
     signal.signal(signal.SIGTERM, drain)
     signal.signal(signal.SIGINT, drain)
-    figures = metrics.Figures()
     with Catalog.open(definition.catalog.url) as catalog:
-        board = Board(catalog, definition.name, figures, stop)
+        board = Board(catalog, definition.name, metrics.Figures(), stop)
         board.start()
         try:
-            _run(definition, catalog, board, figures, stop)
+            _run(definition, catalog, board, Ending(stop, once))
         except CdcError as exc:
             board.state, board.error = "failed", exc
             raise
@@ -73,16 +111,24 @@ def main(definition: Definition) -> int:
     return 0
 
 
-def _run(definition: Definition, catalog: Catalog, board: Board, figures: metrics.Figures, stop: Event) -> None:
+def _run(definition: Definition, catalog: Catalog, board: Board, ending: Ending) -> None:
     settings = SparkSettings.of(definition, f"cdc-{definition.name}")
     cuts, pauses = Cuts(catalog, definition.name), Pauses(catalog, definition.name)
+    holds = Holds(catalog, definition.name)
     with ThreadPoolExecutor(1, thread_name_prefix="spark") as starter:
-        starting = starter.submit(_session, settings)
+        starting, ended = starter.submit(_session, settings), Event()
+        upkeep = Upkeep(definition, catalog, board.figures, starting.result, ended)
         try:
-            if _wait_for_log(definition, stop):
-                _look_after(definition, board, SinkParts(cuts, pauses, figures, starting), stop)
+            if _wait_for_log(definition, ending):
+                if not ending.once:
+                    upkeep.start()
+                _look_after(definition, board, SinkParts(cuts, pauses, board.figures, starting, holds, catalog), ending)
         finally:
+            ended.set()
+            holds.close()
             starting.result().stop()
+            if upkeep.is_alive():
+                upkeep.join(LEAVES_WITHIN)
 
 
 def _session(settings: SparkSettings) -> SparkSession:
@@ -91,29 +137,74 @@ def _session(settings: SparkSettings) -> SparkSession:
     return session
 
 
-def _look_after(definition: Definition, board: Board, parts: SinkParts, stop: Event) -> None:
+def _look_after(definition: Definition, board: Board, parts: SinkParts, ending: Ending) -> None:
     queries = [SinkQuery(definition, wanted, parts) for wanted in definition.sinks]
     board.sinks += [query.progress for query in queries]
+    board.standby = lambda: bool(queries) and all(query.waiting for query in queries)
     board.state = "running"
-    while not stop.wait(POLL):
-        cold = False
-        for query in queries:
-            # one after the other while the session is cold: two first batches side by side take three times as long
-            query.look(may_start=not cold)
-            cold = cold or query.starting
+    goal = LogReader(definition.log.root).durable if ending.once else None
+    ended = Event()
+    with ThreadPoolExecutor(max(1, len(queries)), thread_name_prefix="sink") as pool:
+        tended = [pool.submit(_tend, query, ended) for query in queries]
+        try:
+            while not ending.asked.wait(STEP) and not any(one.done() for one in tended):
+                if goal is not None and all(query.has(goal) for query in queries):
+                    break
+        finally:
+            ended.set()
+    for one in tended:
+        one.result()
     for query in queries:
         query.stop()
+    if goal is not None and (failed := [query.given_up for query in queries if query.given_up is not None]):
+        raise failed[0]
 
 
-def _wait_for_log(definition: Definition, stop: Event) -> bool:
-    while not stop.is_set():
+def _tend(query: SinkQuery, ended: Event) -> None:
+    """Look after one sink, in a thread of its own: none waits for another's merges, or for its Spark."""
+    while not ended.is_set():
+        query.look()
+        until = time.monotonic() + POLL
+        while time.monotonic() < until and not ended.is_set():
+            if not query.advance():
+                ended.wait(STEP)
+
+
+def _wait_for_log(definition: Definition, ending: Ending) -> bool:
+    while not ending.asked.is_set():
         try:
-            if LogReader(definition.log.path).durable is not None:
+            if LogReader(definition.log.root).durable is not None:
                 return True
+            if ending.once:
+                return False
+        except (LogCorrupt, LogFormatUnknown, LogInaccessible):
+            raise
         except LogError:
+            if ending.once:
+                raise
             log.debug("no log yet", path=definition.log.path)
-        stop.wait(POLL)
+        ending.asked.wait(POLL)
     return False
+
+
+class Warming:
+    """Whose first batch is on its way: two side by side in a cold session take three times as long."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._whose: object = None
+
+    def begins(self, whose: object) -> bool:
+        """Whether its query may be started, or was."""
+        with self._lock:
+            self._whose = self._whose or whose
+            return self._whose is whose
+
+    def ends(self, whose: object) -> None:
+        """Its first batch came, or never will."""
+        with self._lock:
+            if self._whose is whose:
+                self._whose = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +216,11 @@ class SinkParts:
     figures: metrics.Figures
     starting: Future[SparkSession]
     """The session; a JVM takes seconds to come up."""
+    holds: Holds | None = None
+    """None: there is nobody who could hold a sink as well."""
+    catalog: Catalog | None = None
+    """Where people speak about parked keys, and rows are asked for; None: nobody does."""
+    warming: Warming = field(default_factory=Warming)
 
 
 class SinkQuery:
@@ -137,28 +233,51 @@ class SinkQuery:
     def __init__(self, definition: Definition, wanted: DeltaSink | SearchSink, parts: SinkParts) -> None:
         self._definition, self._wanted, self._parts = definition, wanted, parts
         self.progress = Progress(definition.name, wanted.name, parts.figures)
+        self._orders = None if parts.catalog is None else Orders(definition, parts.catalog, self.progress)
         self._query: StreamingQuery | None = None
         self._loop: SinkLoop | None = None
         self._sink: Sink | None = None
+        self._registered: Registered | None = None
+        self._view: LogReader | None = None
         self._checkpoint: Path | None = None
         self._failure: Exception | None = None
         self._arrived = False
+        self._awaits_spark = False
         self._attempts = 0
         self._due = 0.0
         self._halted = False
+        self._error: CdcError | None = None
+        self._waits_since: float | None = None
 
     @property
-    def starting(self) -> bool:
-        """Whether the first batch of a running query is still on its way."""
-        return self._query is not None and not self._arrived
+    def waiting(self) -> bool:
+        """Whether another apply process holds the sink."""
+        return self._waits_since is not None
 
-    def look(self, *, may_start: bool) -> None:
+    @property
+    def given_up(self) -> CdcError | None:
+        """What keeps the sink from going on, unless it may go by itself."""
+        if self._waits_since is not None and time.monotonic() - self._waits_since > LEASE:
+            return SinkHeld(
+                f"another apply process holds sink {self._wanted.name!r}: {self._holder}",
+                remedy="nothing to do if that one is to go on; otherwise stop it and start this one again",
+            )
+        return self._error if self._halted or self._attempts >= ATTEMPTS else None
+
+    def has(self, goal: Position) -> bool:
+        """Whether the sink has all of the log up to goal, but for tables that stopped; or never will."""
+        if self.given_up is not None:
+            return True
+        loop = self._loop
+        return loop is not None and loop.position >= goal and (self._query is not None or not loop.lagging)
+
+    def look(self) -> None:
         """Open the sink and start the query when they are due, see whether it failed, let go of unneeded cuts.
 
         A sink that is being replayed is closed; afterwards it starts from its new record, also if it had halted.
+        So is one that another process holds.
         """
-        if self._parts.pauses.held(self._wanted.name):
-            self._pause()
+        if not self._may_be_open():
             return
         if self._halted or time.monotonic() < self._due:
             return
@@ -170,14 +289,25 @@ class SinkQuery:
             return
         if self._loop is None and self._can_open:
             self._try(self._open)
-        if self._loop is not None and self._query is None and may_start and self._parts.starting.done():
+        may_start = self._loop is not None and self._query is None and self._parts.starting.done()
+        if may_start and self._parts.warming.begins(self):
             self._try(self._start)
-        if self._loop is not None and not self._arrived:
-            self._try(self._advance)
+        self.advance()
         if self._sink is not None:
             self._attempts = 0 if self._query is not None and self._query.lastProgress else self._attempts
             for handle in self._parts.cuts.released(self._wanted.name):
                 self._sink.release(handle)
+        self._hear()
+        self._register()
+
+    def advance(self) -> bool:
+        """Apply what the log holds, if small, until the first batch of the query comes; whether there was anything."""
+        loop = self._loop
+        if loop is None or self._arrived or self._awaits_spark:
+            return False
+        before = loop.position
+        self._try(self._advance)
+        return self._loop is loop and loop.position > before
 
     def stop(self) -> None:
         """Stop between two batches and close the sink."""
@@ -185,11 +315,31 @@ class SinkQuery:
             self._loop.drain()
         if self._query is not None:
             self._query.stop()
+        self._register(at_once=True)
         if self._sink is not None:
             self._sink.close()
         if self._checkpoint is not None:
             shutil.rmtree(self._checkpoint, ignore_errors=True)
         self._query = self._loop = self._sink = self._checkpoint = None
+        self._parts.warming.ends(self)
+
+    def _may_be_open(self) -> bool:
+        """Whether the sink is this process' own, and no replay is at it; if not, it is closed."""
+        holds = self._parts.holds
+        if holds is not None and not holds.take(self._wanted.name):
+            if self._waits_since is None:
+                self.stop()
+                self._waits_since = time.monotonic()
+            return False
+        self._waits_since = None
+        if self._parts.pauses.held(self._wanted.name):
+            self._pause()
+            return False
+        return True
+
+    @property
+    def _holder(self) -> str:
+        return "" if self._parts.holds is None else self._parts.holds.other(self._wanted.name)
 
     def _pause(self) -> None:
         self.stop()
@@ -206,27 +356,43 @@ class SinkQuery:
         self._sink = build_sink(self._wanted)
         if self._parts.starting.done():
             self._sink.attach(self._parts.starting.result())
-        fold = RangeFold(LogReader(self._definition.log.path), self._wanted.name, self._wanted.tables)
+        change_log = LogReader(self._definition.log.root)
+        fold = RangeFold(change_log, self._wanted.name, self._wanted.tables, keeps_history(self._wanted))
         loop = SinkLoop(self._sink, fold, self._parts.cuts, self.progress)
         loop.open()
-        self._loop, self._failure, self._arrived = loop, None, False
+        self._registered = Registered(self._definition.log.root, change_log.log_id, self._wanted)
+        self._loop, self._view, self._failure = loop, change_log, None
+        self._arrived = self._awaits_spark = False
+        self._register(at_once=True)
+
+    def _register(self, *, at_once: bool = False) -> None:
+        if self._loop is not None and self._registered is not None and self._view is not None:
+            held = self._loop.held
+            self._registered.say(held, pinned_in(self._view, held), at_once=at_once)
+
+    def _hear(self) -> None:
+        if self._loop is not None and self._orders is not None:
+            self._orders.look(self._loop.parking)
 
     def _advance(self) -> None:
-        with suppress(SparkAwaited):
+        try:
             self._loop.advance()  # type: ignore[union-attr]
+        except SparkAwaited:
+            self._awaits_spark = True
 
     def _start(self) -> None:
         session, loop = self._parts.starting.result(), self._loop
         assert loop is not None and self._sink is not None  # noqa: S101, PT018 - open came first
         self._sink.attach(session)
         for table in loop.lagging:
-            loop.catch_up(table, self._range(session, table, loop.position))
-        base = Path(self._definition.spark.checkpoint)
+            loop.catch_up(table, session)
+        base = Path(self._definition.spark.checkpoint.removeprefix("file://"))
         base.mkdir(parents=True, exist_ok=True)
         self._checkpoint = Path(tempfile.mkdtemp(prefix=f"{self._wanted.name}-", dir=base))
         rows = (
             session.readStream.format("cdc")
             .option("path", self._definition.log.path)
+            .option("storage", self._definition.log.storage.handed_on())
             .option("tables", tables_option(self._wanted.tables))
             .option("boundaries", "true")  # a batch also when only the position moved
             .option("maxRowsPerTrigger", str(MAX_ROWS))
@@ -235,7 +401,8 @@ class SinkQuery:
         )
         self._query = (
             rows.writeStream.foreachBatch(self._guarded)
-            .option("checkpointLocation", str(self._checkpoint))
+            # of this machine, whatever the cluster's default store; as it stands: Hadoop takes %20 for a part of it
+            .option("checkpointLocation", f"file://{self._checkpoint}")
             .queryName(f"{self._definition.name}-{self._wanted.name}")
             .trigger(processingTime=f"{int(self._definition.spark.trigger * 1000)} milliseconds")
             .start()
@@ -243,16 +410,15 @@ class SinkQuery:
 
     def _guarded(self, rows, batch_id):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - Spark inspects it
         self._arrived = True
+        self._parts.warming.ends(self)
+        hit("after_offsets")
         try:
             end = _end_of_batch(self._checkpoint, batch_id)  # type: ignore[arg-type]
             self._loop(rows, end)  # type: ignore[misc]
+            hit("before_commits")
         except Exception as exc:
             self._failure = exc  # Spark hands on only its text
             raise
-
-    def _range(self, session: SparkSession, table: TableRecord, upto: Position) -> DataFrame:
-        globs = (exactly(table.topic),)
-        return rows_between(session, self._definition.log.path, globs, Position(table.position), upto)
 
     def _raise_failure(self) -> None:
         raised = self._query.exception() if self._query else None
@@ -262,13 +428,35 @@ class SinkQuery:
         try:
             step()
         except Exception as exc:
+            error, self._halted = self._fate(exc)
+            self._error = error
             self.stop()
-            error = exc if isinstance(exc, CdcError) else SinkError(f"{type(exc).__name__}: {str(exc)[:300]}")
-            self._halted = isinstance(exc, CdcError) and exc.reaction is Reaction.HALT
             self._attempts += 1
             self._due = time.monotonic() + min(30.0, 0.5 * 2 ** min(self._attempts, 6))
             self.progress.failed(error)
             log.exception("sink stopped", sink=self._wanted.name, code=error.code, halted=self._halted)
+
+    def _fate(self, exc: Exception) -> tuple[CdcError, bool]:
+        """(what is told of a failure, whether it would come again)."""
+        if isinstance(exc, LogTrimmed):
+            return too_late(exc, self._wanted.name), self._is_too_late()
+        if isinstance(exc, CdcError):
+            return exc, exc.reaction is Reaction.HALT
+        if (unread := unread_by_worker(exc)) is not None:
+            return unread, True
+        return SinkError(f"{type(exc).__name__}: {str(exc)[:300]}"), False
+
+    def _is_too_late(self) -> bool:
+        """Whether the log does not lead on from where the sink stands; a batch may also end where none can any more."""
+        if self._loop is None:
+            return False
+        try:
+            LogReader(self._definition.log.root).latest_boundary(self._loop.position)
+        except LogTrimmed:
+            return True
+        except LogError:
+            return False
+        return False
 
 
 def _end_of_batch(checkpoint: Path, batch: int) -> Position:
@@ -283,8 +471,25 @@ def build_sink(wanted: DeltaSink | SearchSink) -> Sink:
     return SearchTarget(wanted.name, wanted.path, wanted.fields)
 
 
+def keeps_history(wanted: DeltaSink | SearchSink) -> Callable[[str], bool] | None:
+    """Of which tables, by topic, a sink wants every change; None: of none."""
+    if not isinstance(wanted, DeltaSink):
+        return None
+    latest = (settings_under(wanted, rule).keeping is Keeping.LATEST for rule in (None, *wanted.rules))
+    if all(latest):
+        return None
+    return lambda topic: settings_of(topic, wanted, wanted.rules).keeping is not Keeping.LATEST
+
+
 def delta_settings(wanted: DeltaSink) -> DeltaSettings:
     """What a definition says of a Delta sink, in the sink's own words."""
     return DeltaSettings(
-        name=wanted.name, path=wanted.path, writer=Writer(wanted.writer.value), types=TypePolicy(wanted.types.value)
+        name=wanted.name,
+        path=wanted.path,
+        writer=Writer(wanted.writer.value),
+        table=wanted,
+        rules=wanted.rules,
+        upkeep=UpkeepSettings(
+            wanted.upkeep.every, wanted.upkeep.vacuum_after, wanted.cuts.retain, wanted.upkeep.keep_commits
+        ),
     )

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
-from pipelines.survey import Fence, add_fences, addressed_to, marks
+from pipelines.survey import Fence, add_fences, addressed_to, hidden, marks
 
 FOLDED_ARROW: Final = pa.schema(
     [
@@ -39,8 +39,9 @@ FOLDED_ARROW: Final = pa.schema(
 
 op is `u` (the row is as `after` says), `d` (gone), a control letter `s t g`, or `b`, the boundary of a batch.
 position, ordinal and committed_at are those of the latest change. `complete`: after holds every column that is
-sent; else the target's row under `base`, or under the key itself when base is null, has the others. A keyless
-table is not folded: one row per change with a null key, `d` carrying the deleted image.
+sent; else the target's row under `base`, or under the key itself when base is null, has the others. A table without
+a key is not folded: its rows have a null key, `u` says that one more row is as `after`, `d` that one less is, and an
+update is both. How many are left of equal ones is for pipelines.multiset.
 """
 
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
@@ -57,11 +58,11 @@ def fold(rows: pa.Table, *, sink: str) -> pa.Table:
     rows = rows.filter(addressed_to(rows["address"], sink))
     is_row = pc.is_in(rows["op"], _ROWS)
     controls = rows.filter(pc.and_(pc.invert(is_row), pc.not_equal(rows["op"], Operation.MESSAGE.value)))
-    images = _after_fences(rows.filter(is_row), controls)
-    keyed, keyless = _by_key(images)
-    whole, in_lives = _apart_from_partial(keyed)
-    parts = [_stated(latest_per_key(whole)), _keyless(keyless), _as_folded(controls, complete=None)]
-    return pa.concat_tables([*parts, _last_lives(in_lives)])
+    images = after_fences(rows.filter(is_row), controls)
+    keyed, keyless = by_key(images)
+    whole, in_lives = apart_from_partial(keyed)
+    parts = [_stated(latest_per_key(whole)), changes(keyless), _as_folded(controls, complete=None)]
+    return pa.concat_tables([*parts, last_lives(in_lives)])
 
 
 def latest_per_key(rows: pa.Table) -> pa.Table:
@@ -78,16 +79,14 @@ def _numbers(count: int) -> pa.Array:
     return pa.arange(0, count)
 
 
-def _after_fences(images: pa.Table, controls: pa.Table) -> pa.Table:
+def after_fences(images: pa.Table, controls: pa.Table) -> pa.Table:
+    """The images that no `t` and no `g` among the controls has ended."""
     fences: dict[int, Fence] = {}
     add_fences(fences, marks(controls))
-    for relation, fence in fences.items():
-        gone = pc.and_(pc.equal(images["relation"], relation), fence.hides(images))
-        images = images.filter(pc.invert(gone))
-    return images
+    return images.filter(pc.invert(hidden(images, fences))) if fences else images
 
 
-def _by_key(images: pa.Table) -> tuple[pa.Table, pa.Table]:
+def by_key(images: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Rows of tables with a key, their key added as one `text`, and those of keyless ones."""
     has_key = pc.is_valid(images["key"])
     keyed = images.filter(has_key)
@@ -95,7 +94,7 @@ def _by_key(images: pa.Table) -> tuple[pa.Table, pa.Table]:
     return keyed.append_column("text", pc.binary_join(keyed["key"], "\0")), images.filter(pc.invert(has_key))
 
 
-def _apart_from_partial(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
+def apart_from_partial(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Rows of keys that only full images and deletes touch, and the others: few, and worth a closer look."""
     partial = keyed.filter(keyed["partial"])
     if not partial.num_rows:
@@ -118,11 +117,12 @@ def _stated(latest: pa.Table) -> pa.Table:
     return pa.concat_tables([_as_folded(alive, op="u"), _as_folded(gone)])
 
 
-def _keyless(rows: pa.Table) -> pa.Table:
-    is_delete = pc.equal(rows["op"], Operation.DELETE.value)
-    gone = rows.filter(is_delete)
-    gone = gone.set_column(gone.column_names.index("after"), "after", gone["before"])
-    return pa.concat_tables([_as_folded(rows.filter(pc.invert(is_delete)), op="u"), _as_folded(gone)])
+def changes(rows: pa.Table) -> pa.Table:
+    """Rows of tables without a key (LOG_SCHEMA) → FOLDED_ARROW, what came and what went."""
+    came = rows.filter(pc.not_equal(rows["op"], Operation.DELETE.value))
+    went = rows.filter(pc.is_valid(rows["before"]))
+    went = went.set_column(went.column_names.index("after"), "after", went["before"])
+    return pa.concat_tables([_as_folded(came, op="u"), _as_folded(went, op="d")])
 
 
 def _as_folded(rows: pa.Table, op: str | None = None, *, complete: bool | None = True) -> pa.Table:
@@ -166,7 +166,7 @@ class Life:
         return replace(self.goes_on(row), base=base)
 
 
-def _last_lives(rows: pa.Table) -> pa.Table:
+def last_lives(rows: pa.Table) -> pa.Table:
     """Rows of keys with partial images → FOLDED_ARROW, one by one in the order of the log."""
     lives: dict[tuple[int, tuple[str, ...]], Life] = {}
     left: dict[tuple[int, tuple[str, ...]], tuple[Life | None, tuple[int, int]]] = {}

@@ -40,6 +40,12 @@ def fold_frame(rows: DataFrame, *, sink: str, survey: Survey | None = None) -> D
     addressed = rows.where(_addressed(sink))
     known = survey if survey is not None else _surveyed(addressed)
     standing = _after_fences(addressed, known.fences)
+    if not known.keyless:
+        return _by_key(standing, known)
+    return _by_key(standing.where(~_is_keyless()), known).unionByName(_changes(standing.where(_is_keyless())))
+
+
+def _by_key(standing: DataFrame, known: Survey) -> DataFrame:
     if not known.partial:
         return keep_latest(standing)
     facts = _facts(standing)
@@ -64,6 +70,21 @@ def _addressed(sink: str) -> Column:
 
 
 @cache
+def _is_keyless() -> Column:
+    return F.col("key").isNull() & F.col("op").isin(*sorted(ROW_OPERATIONS))
+
+
+def _changes(rows: DataFrame) -> DataFrame:
+    """Rows of tables without a key → FOLDED: what came and what went."""
+    came = F.when(F.col("op") != Operation.DELETE.value, F.struct(F.lit("u").alias("op"), F.col("after")))
+    went = F.when(F.col("before").isNotNull(), F.struct(F.lit("d").alias("op"), F.col("before").alias("after")))
+    told = F.explode(F.array_compact(F.array(came, went))).alias("told")
+    said = {"op": F.col("told.op"), "after": F.col("told.after"), "complete": F.lit(True)}
+    said["base"] = F.lit(None).cast(FOLDED["base"].dataType)
+    return rows.select("*", told).select(*(said.get(name, F.col(name)).alias(name) for name in FOLDED.names))
+
+
+@cache
 def _latest_columns() -> tuple[Column, tuple[Column, ...]]:
     complete = F.when(_is_image(F.col("last.op")), F.lit(True))
     columns = {name: F.col(f"last.{name}") for name in FOLDED.names if name in _FACTS}
@@ -84,10 +105,11 @@ def _surveyed(rows: DataFrame) -> Survey:
     is_fence = F.col("op").isin("t", "g")
     moved = F.col("partial") & F.col("old_key").isNotNull()
     marks = F.when(is_fence, F.struct("relation", "op", "position", "ordinal", "payload"))
-    partial, moves, listed = rows.agg(F.bool_or("partial"), F.bool_or(moved), F.collect_list(marks)).first()
+    found = F.bool_or("partial"), F.bool_or(moved), F.collect_list(marks), F.bool_or(_is_keyless())
+    partial, moves, listed, keyless = rows.agg(*found).first()
     fences: dict[int, Fence] = {}
     add_fences(fences, [mark.asDict() for mark in listed])
-    return Survey(bool(partial), bool(moves), fences)
+    return Survey(bool(partial), bool(moves), fences, keyless=bool(keyless))
 
 
 def _after_fences(rows: DataFrame, fences: Mapping[int, Fence]) -> DataFrame:
@@ -111,16 +133,15 @@ def _facts(rows: DataFrame) -> DataFrame:
 @cache
 def _fact_columns() -> tuple[Column, tuple[Column, ...]]:
     is_row = F.col("op").isin(*sorted(ROW_OPERATIONS))
-    # control rows and the rows of keyless tables are groups of one: nothing may hide them
-    apart = F.when(~is_row | F.col("key").isNull(), _order())
+    # control rows are groups of one: nothing may hide them
+    apart = F.when(~is_row, _order())
     is_delete = F.col("op") == Operation.DELETE.value
-    image = F.when(~is_delete, F.col("after")).when(F.col("key").isNull(), F.col("before"))
     columns = (
         *map(F.col, ("relation", "key")),
         apart.alias("apart"),
         *map(F.col, ("position", "ordinal", "committed_at")),
         F.when(is_row & ~is_delete, F.lit("u")).otherwise(F.col("op")).alias("op"),
-        image.alias("after"),
+        F.when(~is_delete, F.col("after")).alias("after"),
         *map(F.col, ("payload", "partial")),
         F.when(F.col("partial"), F.col("old_key")).alias("moved_from"),
     )

@@ -23,9 +23,8 @@ from cdc.log.read import read_file
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
 from pipelines.contents import TableContents, of_sink
-from pipelines.rows import target_schema, typed_rows
+from pipelines.sinks.delta_source import Shape
 from pipelines.survey import Fence
-from pipelines.types import TypePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,12 +49,12 @@ class Wanted:
     sink: str
     globs: tuple[str, ...]
     upto: int
-    policy: TypePolicy
+    shape: Shape
 
     @property
     def columns(self) -> pa.Schema:
         """The target's columns, the key as one text, and whether the row is deleted."""
-        columns = target_schema(self.table.schema, self.policy)
+        columns = self.shape.held
         return columns.append(pa.field(KEY, pa.string())).append(pa.field(GONE, pa.bool_()))
 
 
@@ -90,8 +89,6 @@ def typed_file(file: LogFile, wanted: Wanted) -> Iterator[pa.RecordBatch]:
         gone = pc.equal(part["op"], "d")
         # of a deleted row only its place counts
         images = pc.if_else(gone, pa.nulls(part.num_rows, part["after"].type), part["after"].combine_chunks())
-        typed = typed_rows(
-            part.set_column(part.column_names.index("after"), "after", images), wanted.table.schema, wanted.policy
-        )
+        typed = wanted.shape.rows(part.set_column(part.column_names.index("after"), "after", images))
         key = pc.binary_join(part["key"], "\0")
         yield from pa.table([*typed.columns, key, gone], schema=wanted.columns).to_batches()

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from cdc.log.layout import LogFile
 from cdc.log.ranges import split
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
+from pipelines.blobs import opened, packed, places_by_part
 from pipelines.latest import GONE, KEY, SPLIT_BYTES, Wanted, typed_file
 from pipelines.statistics import DataFile, statistics
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 _DEALT: Final = "part int, rows binary"
 _WRITTEN: Final = "name string, size long, rows long, statistics string"
-_LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def latest_files(
                 yield from _dealt(pa.Table.from_batches(typed, wanted.columns), parts)
 
     def write(dealt: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = [_opened(blob) for batch in dealt for blob in batch["rows"]]
+        found = [opened(blob.as_buffer()) for batch in dealt for blob in batch["rows"]]
         rows = _newest(pa.concat_tables(found)) if found else None
         if rows is not None and rows.num_rows:
             yield pa.RecordBatch.from_pylist([asdict(_written(rows, folder))])
@@ -72,30 +72,15 @@ def latest_files(
 def _dealt(rows: pa.Table, parts: int) -> Iterator[pa.RecordBatch]:
     """The rows by part: all rows of a key are in the same one, whoever deals."""
     part_of = np.fromiter(map(crc32, _keys(rows)), np.uint32, rows.num_rows) % parts
-    order = np.argsort(part_of, kind="stable")
-    sorted_rows = rows.take(pa.array(order))
-    ends = np.cumsum(np.bincount(part_of, minlength=parts))
-    for part, end in enumerate(ends.tolist()):
-        start = int(ends[part - 1]) if part else 0
-        if end > start:
-            blob = _packed(sorted_rows.slice(start, end - start))
+    for part, places in places_by_part(part_of, parts):
+        if len(places):
+            blob = packed(rows.take(places))
             yield pa.RecordBatch.from_pydict({"part": pa.array([part], pa.int32()), "rows": [blob]})
 
 
 def _keys(rows: pa.Table) -> Iterable[bytes]:
     keys: list[bytes] = rows[KEY].cast(pa.binary()).to_pylist()
     return keys
-
-
-def _packed(rows: pa.Table) -> bytes:
-    written = pa.BufferOutputStream()
-    with pa.ipc.new_stream(written, rows.schema, options=_LZ4) as stream:
-        stream.write_table(rows)
-    return bytes(written.getvalue())
-
-
-def _opened(blob: pa.BinaryScalar) -> pa.Table:
-    return pa.ipc.open_stream(blob.as_buffer()).read_all()
 
 
 def _newest(rows: pa.Table) -> pa.Table:

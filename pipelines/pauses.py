@@ -8,10 +8,7 @@ nothing at once.
 
 from __future__ import annotations
 
-import os
-import socket
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,10 +17,9 @@ from typing import Final
 
 from cdc.catalog import Catalog, ProcessReport
 from cdc.errors import CdcError, SinkHeld
+from pipelines.holds import LEASE, holder, is_dead
 
 PAUSE: Final = "pause"
-LEASE: Final = 15.0
-"""Seconds until a dead replay's hold on a sink runs out; renewed three times in that."""
 SILENT_AFTER: Final = 10.0
 """Seconds without a report after which a driver counts as gone; it reports twice a second."""
 PATIENCE: Final = 300.0
@@ -40,10 +36,10 @@ class Pauses:
     def held(self, sink: str) -> bool:
         """Whether a replay holds the sink."""
         try:
-            holder = self._catalog.leases.holder(_pause_lease(self._pipeline, sink))
+            found = self._catalog.leases.holder(_pause_lease(self._pipeline, sink))
         except CdcError:
             return False
-        return holder is not None and not _is_dead(holder)
+        return found is not None and not is_dead(found)
 
     def grant(self, sink: str) -> None:
         """The sink is closed: say so to who asked."""
@@ -95,39 +91,25 @@ def _wait(catalog: Catalog, pipeline: str, sink: str, command: int, deadline: fl
 
 @contextmanager
 def _leased(catalog: Catalog, name: str, taken: str) -> Iterator[None]:
-    holder, done = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:8]}", Event()
+    mine, done = holder(), Event()
     before = catalog.leases.holder(name)
-    if before is not None and _is_dead(before):
+    if before is not None and is_dead(before):
         catalog.leases.release(name, before)
-    if not catalog.leases.acquire(name, holder, LEASE):
+    if not catalog.leases.acquire(name, mine, LEASE):
         raise SinkHeld(taken, remedy="wait for it to end; if it died, its hold runs out after some seconds")
-    renewing = Thread(target=_renew, args=(catalog, name, holder, done), daemon=True)
+    renewing = Thread(target=_renew, args=(catalog, name, mine, done), daemon=True)
     renewing.start()
     try:
         yield
     finally:
         done.set()
         renewing.join()
-        catalog.leases.release(name, holder)
+        catalog.leases.release(name, mine)
 
 
-def _is_dead(holder: str) -> bool:
-    """Whether the holder was a process of this machine that is gone."""
-    host, pid, _ = holder.split(" ")
-    if host != socket.gethostname():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
-
-
-def _renew(catalog: Catalog, name: str, holder: str, done: Event) -> None:
+def _renew(catalog: Catalog, name: str, mine: str, done: Event) -> None:
     while not done.wait(LEASE / 3):
         try:
-            catalog.leases.acquire(name, holder, LEASE)
+            catalog.leases.acquire(name, mine, LEASE)
         except CdcError:
             continue  # a catalog that is away for longer lets a driver in, and its publish is fenced

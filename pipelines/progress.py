@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from threading import Event, Lock, Thread
 from typing import Final
@@ -11,9 +11,9 @@ from typing import Final
 import structlog
 
 from cdc import metrics
-from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
+from cdc.catalog import Catalog, DeadLetter, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import CdcError
-from cdc.stores.published import Published
+from cdc.stores.published import Published, TableRecord
 
 REPORT_EVERY: Final = 0.5
 """Seconds; a process that is silent for five is shown as down."""
@@ -30,6 +30,7 @@ class Progress:
         self._lag = 0.0
         self._rows: dict[int, int] = {}
         self._error: CdcError | None = None
+        self._letters: tuple[DeadLetter, ...] | None = None
         self._lock = Lock()
 
     def published(self, record: Published, *, lag: float | None, rows: Mapping[int, int]) -> None:
@@ -46,6 +47,17 @@ class Progress:
         self._figures.set(metrics.SINK_POSITION, record.position, *labels)
         if lag is not None:
             self._figures.set(metrics.SINK_LAG_SECONDS, lag, *labels)
+
+    def parked(self, letters: tuple[DeadLetter, ...]) -> None:
+        """What the sink has set aside."""
+        with self._lock:
+            self._letters = letters
+        self._figures.set(metrics.DLQ_RECORDS, len(letters), self._pipeline, self.sink)
+
+    def to_letters(self) -> tuple[DeadLetter, ...] | None:
+        """The rows of the catalog's dead letters; None while nobody has looked."""
+        with self._lock:
+            return self._letters
 
     def took(self, seconds: float) -> None:
         """How long the batch took."""
@@ -82,7 +94,7 @@ class Progress:
                     sink=self.sink,
                     topic=table.topic,
                     state=table.state,
-                    reason=table.reason,
+                    reason=table.reason or _parked(table),
                     position=table.position,
                     version=table.version,
                     rows=self._rows.get(table.relation, 0),
@@ -91,13 +103,23 @@ class Progress:
             ]
 
 
+def _parked(table: TableRecord) -> str | None:
+    """What is worth knowing of a table that goes on."""
+    keys = "1 key is" if len(table.parked) == 1 else f"{len(table.parked):,} keys are"
+    return f"{keys} parked: 'cdc dlq ls' says why" if table.parked else None
+
+
 class Board(Thread):
     """Writes every sink's progress to the catalog until stop is set."""
 
     def __init__(self, catalog: Catalog, pipeline: str, figures: metrics.Figures, stop: Event) -> None:
         super().__init__(name="board")
-        self._catalog, self._pipeline, self._figures, self._stop_event = catalog, pipeline, figures, stop
+        self._catalog, self._pipeline, self._stop_event = catalog, pipeline, stop
+        self.figures = figures
+        self.standby: Callable[[], bool] = lambda: False
+        """Whether another process holds every sink: that one reports."""
         self.sinks: list[Progress] = []
+        self._mirrored: dict[str, tuple[DeadLetter, ...]] = {}
         self.state = "starting"
         self.error: CdcError | None = None
 
@@ -113,6 +135,8 @@ class Board(Thread):
                 return
 
     def _report(self, state: str) -> None:
+        if self.standby():
+            return
         self._catalog.processes.report(
             ProcessReport(
                 pipeline=self._pipeline,
@@ -120,10 +144,14 @@ class Board(Thread):
                 pid=os.getpid(),
                 state=state,
                 error=None if self.error is None else self.error.to_json(),
-                figures=self._figures.to_json(),
+                figures=self.figures.to_json(),
             )
         )
         for sink in list(self.sinks):
             if (progress := sink.to_sink()) is not None:
                 self._catalog.sinks.record(self._pipeline, progress)
                 self._catalog.tables.record(self._pipeline, sink.to_tables())
+            letters = sink.to_letters()
+            if letters is not None and letters != self._mirrored.get(sink.sink):
+                self._catalog.dead_letters.mirror(self._pipeline, sink.sink, letters)
+                self._mirrored[sink.sink] = letters

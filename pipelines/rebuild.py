@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import CdcError, Reaction, ValueNotRepresentable
@@ -26,15 +26,18 @@ from cdc.failpoint import hit
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord
-from cdc.table import TableState, matches
-from pipelines.batch import take_apart
+from cdc.table import matches
+from pipelines.batch import TableControls, take_apart
 from pipelines.contents import TableContents
-from pipelines.fold import FOLDED_ARROW, fold
-from pipelines.fold_spark import fold_frame
+from pipelines.fold import fold
+from pipelines.folded import folded_rows, parts_of
+from pipelines.folding import RangeFold
+from pipelines.history import as_copied
 from pipelines.latest import Wanted, latest
 from pipelines.latest_files import latest_files
+from pipelines.parking import Parking
 from pipelines.sinks.delta import DeltaSink
-from pipelines.sinks.sink import Sink, SparkAwaited, TableBatch
+from pipelines.sinks.sink import Parks, Sink, SparkAwaited, TableBatch
 from pipelines.source import rows_between
 from pipelines.standing import check_captured, failed, placed
 
@@ -47,7 +50,8 @@ PART: Final = 200_000
 """Rows of the log behind one part that Spark hands to the driver; the fold only makes it smaller."""
 PART_BYTES: Final = 32 << 20
 """Bytes of the log behind one part that executors write, several times as much in a worker's memory."""
-_PACKED: Final = "part binary"
+_FROM_SPARK: Final = (PySparkException, Py4JJavaError)
+"""A task's error comes as the one from a query and as the other from a write."""
 _REFUSED: Final = re.compile(r"ValueNotRepresentable: ([^\n]+)")
 
 
@@ -56,14 +60,15 @@ class Source:
     """The log as one sink sees it."""
 
     log: LogReader
-    path: str
     sink: str
     """Its name: a backfill may be addressed to it."""
     globs: tuple[str, ...]
+    keeps_history: Callable[[str], bool] | None = None
+    """Of which tables, by topic, every change is wanted; None: of none."""
 
     def frame(self, spark: SparkSession, after: Position, upto: Position) -> DataFrame:
         """The rows of the sink's tables in (after, upto]."""
-        return rows_between(spark, self.path, self.globs, after, upto)
+        return rows_between(spark, self.log, self.globs, after, upto)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +90,20 @@ class Rebuild:
 
     def __init__(self, source: Source, sink: Sink, means: Means) -> None:
         self._source, self._sink, self._means = source, sink, means
+        self._parking = Parking(sink)
         self._records: dict[int, TableRecord] = {}
         self._end = 0
         """Of the last part."""
 
     def __call__(self, tables: Sequence[TableContents], upto: Position) -> Published:
         """Bring every table to upto and publish; a table that cannot be built is listed as failed."""
-        for group in groups(tables, self._means.large):
+        latest = [table for table in tables if not self._keeps_history(table)]
+        kept = [[table] for table in tables if self._keeps_history(table)]
+        for group in [*groups(latest, self._means.large), *kept]:
             began = time.monotonic()
-            if sum(table.rows for table in group) <= self._means.large:
+            if group in kept:
+                self._guarded(group[0], lambda table: self._change_by_change(table, upto), upto)
+            elif sum(table.rows for table in group) <= self._means.large:
                 self._on_driver(group, upto)
             else:
                 self._guarded(group[0], lambda large: self._in_spark(large, upto), upto)
@@ -121,24 +131,62 @@ class Rebuild:
         for merge in merges:
             merge.result()
 
+    def _keeps_history(self, table: TableContents) -> bool:
+        wanted = self._source.keeps_history
+        return wanted is not None and wanted(table.topic)
+
+    def _change_by_change(self, table: TableContents, upto: Position) -> TableRecord:
+        """A target that keeps every version or every change: what the log has of them, from where it has them."""
+        source, after = self._source, Position(0)
+        trimmed = source.log.compacted if source.log.oldest > 0 else None
+        if trimmed is not None and table.schema.key and table.rows > self._means.large:
+            # the state that history begins with, which may be more than the driver holds
+            for part in parts_of(self._folded(self._means.spark(), table, trimmed.horizon)):
+                self._part(table, as_copied(part))
+            after = trimmed.horizon
+        fold = RangeFold(source.log, source.sink, source.globs, source.keeps_history)
+        record = self._last(table, None, upto) if after == upto else None
+        for batch, end in fold.slices(None, after, upto, table.relation):
+            controls = batch.controls.get(table.relation, TableControls())
+            said = TableBatch(
+                schema=table.schema,
+                rows=batch.rows_of(table.relation),
+                frame=None,
+                after=min(self._end, end),
+                upto=end,
+                generation=table.generation if end == upto else controls.generation,
+                endings=controls.endings,
+                since=batch.since,
+            )
+            record = self._sink.apply(said)
+        assert record is not None  # noqa: S101 - upto is behind 0
+        return record
+
     def _in_spark(self, table: TableContents, upto: Position) -> TableRecord:
         spark = self._means.spark()
         parts = -(-table.rows // self._means.part)
         shuffled = spark.conf.get("spark.sql.shuffle.partitions")
         spark.conf.set("spark.sql.shuffle.partitions", str(max(parts, int(shuffled))))
         try:
-            if self._means.frames():
+            if table.schema.key and self._means.frames():
                 self._sink.attach(spark)
-                return self._by_executors(spark, table, upto)
-            for part in _parts(self._folded(spark, table, upto)):
+                try:
+                    return self._by_executors(spark, table, upto)
+                except _FROM_SPARK as exc:
+                    # part by part its rows come to the driver, where those that are refused are parked
+                    parks = isinstance(self._sink, Parks) and self._sink.parks(table.schema)
+                    if _quarantine(exc) is None or not parks:
+                        raise
+            for part in parts_of(self._folded(spark, table, upto)):
                 self._part(table, part)
             return self._last(table, None, upto)
         finally:
             spark.conf.set("spark.sql.shuffle.partitions", shuffled)
 
     def _by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
-        if isinstance(self._sink, DeltaSink) and table.schema.key and not table.survey.partial:
-            wanted = Wanted(table, self._source.sink, self._source.globs, int(upto), self._sink.types)
+        shape = self._sink.shape(table.schema) if isinstance(self._sink, DeltaSink) else None
+        if isinstance(self._sink, DeltaSink) and shape is not None and shape.by_rows and not table.survey.partial:
+            wanted = Wanted(table, self._source.sink, self._source.globs, int(upto), shape)
             files, whole = self._source.log.files(Position(0), upto), _whole(table, None, None, upto)
             folder = self._sink.folder(table.schema)
             try:
@@ -146,36 +194,31 @@ class Rebuild:
                     return self._sink.fill(whole, latest(spark, files, wanted))
                 parts = max(-(-table.rows // self._means.part), -(-table.size // PART_BYTES))
                 return self._sink.adopt(whole, latest_files(spark, files, wanted, folder, parts))
-            except PySparkException as exc:
+            except _FROM_SPARK as exc:
                 # the value may be one that a later change replaced
                 if _quarantine(exc) is None:
                     raise
         return self._sink.apply(_whole(table, None, self._folded(spark, table, upto), upto))
 
     def _folded(self, spark: SparkSession, table: TableContents, upto: Position) -> DataFrame:
-        rows = self._source.frame(spark, Position(0), upto).where(F.col("relation") == table.relation)
-        alive = fold_frame(rows, sink=self._source.sink, survey=table.survey).where("op = 'u'")
-        if table.survey.partial and table.schema.state is TableState.SNAPSHOTTING:
-            # what the log does not complete waits for its copy: a part put before may hold another row of its old key
-            alive = alive.where("complete")
-        # said as a literal, Spark knows without a job that there are no incomplete rows
-        return alive if table.survey.partial else alive.withColumn("complete", F.lit(True))
+        return folded_rows(self._source.frame(spark, Position(0), upto), table, self._source.sink)
 
     def _part(self, table: TableContents, rows: pa.Table) -> None:
         self._end += 1
         part = TableBatch(schema=table.schema, rows=rows, frame=None, after=self._end - 1, upto=self._end)
-        record = self._sink.apply(part)
+        record = self._parking.apply(self._records.get(table.relation), part)
         self._sink.publish(Published(self._end, 0, {**self._records, table.relation: record}))
         self._records[table.relation] = record
 
     def _last(self, table: TableContents, rows: pa.Table | None, upto: Position) -> TableRecord:
-        return self._sink.apply(replace(_whole(table, rows, None, upto), after=self._end))
+        whole = replace(_whole(table, rows, None, upto), after=self._end)
+        return self._parking.apply(self._records.get(table.relation), whole)
 
     def _guarded(self, table: TableContents, build: Callable[[TableContents], TableRecord], upto: Position) -> None:
         try:
             check_captured(table.schema)
             self._records[table.relation] = placed(self._built(table, build), upto)
-        except PySparkException as exc:
+        except _FROM_SPARK as exc:
             refused = _quarantine(exc)
             if refused is None:
                 raise
@@ -210,24 +253,7 @@ def _whole(table: TableContents, rows: pa.Table | None, frame: DataFrame | None,
     return TableBatch(schema=table.schema, rows=rows, frame=frame, after=0, upto=int(upto), generation=table.generation)
 
 
-def _quarantine(exc: PySparkException) -> ValueNotRepresentable | None:
+def _quarantine(exc: Exception) -> ValueNotRepresentable | None:
     """The error that a task raised over a value, of which Spark hands on only the text."""
     found = _REFUSED.search(str(exc))
     return None if found is None else ValueNotRepresentable(found[1])
-
-
-def _parts(folded: DataFrame) -> Iterator[pa.Table]:
-    """A frame of folded rows, one partition after the other, never two of them on the driver."""
-
-    def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held = list(batches)
-        if not held:
-            return
-        rows = pa.Table.from_batches(held)
-        written = pa.BufferOutputStream()
-        with pa.ipc.new_stream(written, rows.schema) as stream:
-            stream.write_table(rows)
-        yield pa.RecordBatch.from_pydict({"part": [written.getvalue().to_pybytes()]})
-
-    for row in folded.mapInArrow(packed, _PACKED).toLocalIterator():
-        yield pa.ipc.open_stream(bytes(row["part"])).read_all().cast(FOLDED_ARROW)

@@ -19,12 +19,14 @@ from cdc.config import Definition, DeltaSink
 from cdc.errors import ConfigError, CutNotReached, StateConflict
 from cdc.position import Position
 from cdc.snapshot.asking import ask
-from cdc.snapshot.progress import BACKFILL, found
-from cdc.snapshot.work import KEYS, Request
+from cdc.snapshot.progress import found
+from cdc.snapshot.work import BACKFILL, KEYS, Request
 from cdc.table import exactly
+from cdc.verification import Mode
 from pipelines.proof.compare import LISTED
 from pipelines.proof.cut import SILENT_AFTER
-from pipelines.verify import Report, TableVerdict, VerifyOptions, verify
+from pipelines.proof.verdict import Report, TableVerdict
+from pipelines.verify import VerifyOptions, verify
 
 ROUNDS: Final = 3
 """A row that moved to another key while it was mended took what was wrong with it along: the next round finds it."""
@@ -98,25 +100,27 @@ def repair(definition: Definition, options: VerifyOptions) -> Repair:
     """
     options = replace(options, listed=KEYS)
     report = verify(definition, options)
+    if options.mode is not Mode.ROWS and (untold := [_place(v) for v in report.tables if v.compared and not v.equal]):
+        options = replace(options, mode=Mode.ROWS)
+        report = _merged(report, verify(definition, _only(options, untold)), untold)
     tried: dict[Place, frozenset[Key]] = {}
-    mending, position = _Mending(definition, options.timeout), None
+    mending, position = Mending(definition, options.timeout), None
     mended = {_place(v): mending.begun(v) for v in report.tables if not v.equal}
     for _ in range(ROUNDS):
-        wanted = {_place(v): _keys(v) for v in report.tables if not v.equal and mended[_place(v)].reason is None}
+        wanted = {_place(v): keys_of(v) for v in report.tables if not v.equal and mended[_place(v)].reason is None}
         # what came out the same is not wrong by accident
         wanted = {place: keys for place, keys in wanted.items() if keys and frozenset(keys) != tried.get(place)}
         if not wanted:
             break
         tried |= {place: frozenset(keys) for place, keys in wanted.items()}
         mended |= mending.carry_out(wanted, mended)
-        globs = tuple(sorted({exactly(topic) for _, topic in wanted}))
-        again = verify(definition, replace(options, tables=globs, sinks=tuple(sorted({sink for sink, _ in wanted}))))
+        again = verify(definition, _only(replace(options, mode=Mode.ROWS), wanted))
         position, report = again.position, _merged(report, again, wanted)
         mended |= {_place(v): replace(mended[_place(v)], equal=v.equal) for v in report.tables if _place(v) in wanted}
     return Repair(replace(report, tables=tuple(map(_short, report.tables))), tuple(mended.values()), position)
 
 
-class _Mending:
+class Mending:
     """What is asked of the reader."""
 
     def __init__(self, definition: Definition, timeout: float) -> None:
@@ -188,7 +192,7 @@ class _Mending:
             time.sleep(POLL)
 
 
-def _keys(verdict: TableVerdict) -> list[Key]:
+def keys_of(verdict: TableVerdict) -> list[Key]:
     """All that are known to be wrong, each once."""
     listed = [*verdict.missing, *verdict.extra, *(entry["key"] for entry in verdict.differing)]
     return list(dict.fromkeys(tuple(text or "" for text in key) for key in listed))
@@ -196,6 +200,11 @@ def _keys(verdict: TableVerdict) -> list[Key]:
 
 def _request(one: Mended, keys: Iterable[Key]) -> Request:
     return Request((exactly(one.topic),), sink=one.sink, keys=tuple(keys))
+
+
+def _only(options: VerifyOptions, places: Iterable[Place]) -> VerifyOptions:
+    sinks, topics = zip(*places, strict=True)
+    return replace(options, tables=tuple(sorted({*map(exactly, topics)})), sinks=tuple(sorted({*sinks})))
 
 
 def _merged(before: Report, again: Report, wanted: Iterable[Place]) -> Report:

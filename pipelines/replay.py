@@ -25,16 +25,18 @@ from cdc.table import TableSchema
 from pipelines.apply import SinkLoop
 from pipelines.contents import TableContents
 from pipelines.cuts import Cuts
-from pipelines.driver import build_sink, delta_settings
+from pipelines.driver import build_sink, delta_settings, keeps_history
 from pipelines.folding import RangeFold
 from pipelines.into import absolute, check_into, filled, template_of
 from pipelines.outcome import Report, done, planned
 from pipelines.pauses import driver_of, paused, sole_replay
 from pipelines.progress import Progress
 from pipelines.rebuild import Means, Rebuild, Source
+from pipelines.registered import held_for_replay
 from pipelines.request import LATEST, ReplayOptions, Request, checked
 from pipelines.session import SparkSettings, has_delta, spark_session
 from pipelines.sinks.delta import Writer
+from pipelines.sinks.delta_merge import reaches
 from pipelines.sinks.delta_replace import StagedDelta
 from pipelines.sinks.search_replace import StagedSearch
 from pipelines.sinks.sink import Sink, SparkAwaited
@@ -85,7 +87,10 @@ def replay(definition: Definition, options: ReplayOptions, say: Say = lambda _li
                 "--to needs a sink that stands still, and the apply process runs",
                 remedy="leave --to out, stop the apply process, or write --into PATH",
             )
-        with sole_replay(catalog, definition.name, options.sink):
+        with (
+            sole_replay(catalog, definition.name, options.sink),
+            held_for_replay(definition.log.root, request.log, request.wanted),
+        ):
             run = _Run(definition, request, catalog, spark, say)
             published = run.in_place() if options.into is None else run.into(options.into, owner)
     return done(request, published, run.seconds, time.monotonic() - began)
@@ -118,7 +123,8 @@ class _Run:
     def __init__(self, definition: Definition, request: Request, catalog: Catalog, spark: _Spark, say: Say) -> None:
         self._definition, self._request, self._catalog = definition, request, catalog
         self._spark, self._say = spark, say
-        self._source = Source(request.log, definition.log.path, request.wanted.name, request.globs)
+        history = keeps_history(request.wanted)
+        self._source = Source(request.log, request.wanted.name, request.globs, history)
         self.seconds: dict[int, float] = {}
         """By relation: how long it took to build."""
 
@@ -162,7 +168,9 @@ class _Run:
 
     def _frames(self) -> bool:
         wanted = self._request.wanted
-        return isinstance(wanted, DeltaSink) and wanted.writer.value != Writer.DELTA_RS and has_delta(self._spark())
+        if not isinstance(wanted, DeltaSink) or wanted.writer.value == Writer.DELTA_RS:
+            return False
+        return has_delta(self._spark()) and reaches(self._spark(), wanted.path)
 
     def _table_done(self, table: TableContents, seconds: float) -> None:
         self.seconds[table.relation] = seconds
@@ -180,7 +188,7 @@ class _Run:
             end = Position(max(built.position, log.durable or 0))
         if end == built.position:
             return built
-        fold = RangeFold(log, self._request.wanted.name, self._source.globs)
+        fold = RangeFold(log, self._request.wanted.name, self._source.globs, self._source.keeps_history)
         loop = SinkLoop(
             sink,
             fold,
@@ -234,8 +242,11 @@ def _check_none_lost(built: Published, held: Mapping[int, TableRecord]) -> None:
 
 
 def _sink_at(wanted: DeltaSink | SearchSink, path: str) -> Sink:
-    moved = template_of(path) if isinstance(wanted, DeltaSink) else absolute(path)
-    return build_sink(wanted.model_copy(update={"path": moved}))
+    if not isinstance(wanted, DeltaSink):
+        return build_sink(wanted.model_copy(update={"path": absolute(path)}))
+    # all of it goes below the directory that was named, also what a rule puts elsewhere
+    rules = tuple(rule.model_copy(update={"path": None, "pattern": None}) for rule in wanted.rules)
+    return build_sink(wanted.model_copy(update={"path": template_of(path), "rules": rules}))
 
 
 def _staged(wanted: DeltaSink | SearchSink) -> Staged:

@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from cdc.config import Definition, DeltaSink, SearchSink
 from cdc.errors import ConfigError, SinkUnavailable
-from cdc.log.read import LogReader, read_file
+from cdc.log import instants
+from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.stores.lake import Lake
 from cdc.stores.published import Published
@@ -70,13 +68,14 @@ def checked(definition: Definition, options: ReplayOptions) -> Request:
     if wanted is None:
         names = ", ".join(repr(sink.name) for sink in definition.sinks) or "none"
         raise ConfigError(f"unknown sink {options.sink!r}", remedy=f"the definition's sinks are: {names}")
-    log = LogReader(definition.log.path)
+    log = LogReader(definition.log.root)
     oldest, durable = _held(log)
     _check_start(log, options, oldest, durable)
     upto = _end(log, options.end, oldest, durable)
     standing = _standing(wanted)
     if options.into is None:
         upto = _in_place(wanted, options, standing, upto)
+    _check_told(log, options, upto)
     found = contents(log, upto, sink=wanted.name, globs=wanted.tables)
     tables = [table for table in found if not options.tables or named(table.topic, options.tables)]
     missing = [glob for glob in options.tables if not any(named(table.topic, (glob,)) for table in tables)]
@@ -130,6 +129,21 @@ def _end(log: LogReader, text: str, oldest: Position, durable: Position) -> Posi
     return end
 
 
+def _check_told(log: LogReader, options: ReplayOptions, upto: Position) -> None:
+    if log.compacted is None or upto >= log.compacted.horizon:
+        return
+    horizon = log.compacted.horizon
+    if options.end != LATEST:
+        raise ConfigError(
+            f"--to {options.end} lies before {horizon}, and of what is older the log holds the state there alone",
+            remedy=f"write --to {horizon} or --to {LATEST}",
+        )
+    raise ConfigError(
+        f"sink {options.sink!r} stands at {upto}, where the log cannot tell the state of its tables any more",
+        remedy=f"let the apply process bring it to {horizon}, or leave --tables out",
+    )
+
+
 def _place(log: LogReader, text: str, option: str) -> Position:
     """A position, or the last one before what was committed after a time."""
     if "/" in text:
@@ -144,16 +158,7 @@ def _place(log: LogReader, text: str, option: str) -> Position:
 def before(log: LogReader, moment: datetime) -> Position:
     """The last position before the first transaction that was committed later than a moment."""
     durable = log.durable or Position(0)
-    micros = int(moment.timestamp() * 1_000_000)
-    later = durable + 1
-    for file in log.files(Position(0), durable):
-        # files keep the millisecond of their last commit
-        if file.first < later and file.committed_at + 1_000 > micros:
-            rows = read_file(file, Position(0), durable, ["position", "committed_at"])
-            after = pc.greater(rows["committed_at"].cast(pa.int64()), micros)
-            first = pc.min(rows.filter(after)["position"]).as_py()
-            later = later if first is None else min(later, first)
-    return Position(later - 1)
+    return instants.before(log.files(Position(0), durable), durable, int(moment.timestamp() * 1_000_000))
 
 
 def _standing(wanted: DeltaSink | SearchSink) -> Published | None:

@@ -16,7 +16,7 @@ from cdc.errors import SchemaNotApplicable, ValueNotRepresentable
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.position import Position
 from cdc.table import Column, TableSchema
-from pipelines.types import Family, TypePolicy, family_of
+from pipelines.types import Family, Policy, family_of
 
 TYPE_KEY: Final = b"postgres.type"
 """Field metadata: the type as `format_type` prints it without modifier."""
@@ -26,7 +26,7 @@ COLUMN_ID_KEY: Final = b"cdc.column_id"
 _ABSENT: Final = -1
 
 
-def target_schema(schema: TableSchema, policy: TypePolicy) -> pa.Schema:
+def target_schema(schema: TableSchema, policy: Policy) -> pa.Schema:
     """The target's Arrow schema: one nullable field per sent column under its Delta name, then `_position`, `_ordinal`.
 
     Generated columns are not sent by pgoutput and are left out. Raises SchemaNotApplicable when two
@@ -45,23 +45,28 @@ def target_schema(schema: TableSchema, policy: TypePolicy) -> pa.Schema:
     return pa.schema([*fields, *places])
 
 
-def typed_rows(images: pa.Table, schema: TableSchema, policy: TypePolicy) -> pa.Table:
+def typed_rows(images: pa.Table, schema: TableSchema, policy: Policy) -> pa.Table:
     """Upserts in the folded shape, of any number of rows, as a table of exactly target_schema.
 
     A column that an image lacks takes what rows older than the column hold (`Column.missing`, else
     null); for incomplete images that is a place holder, to be laid over their base: see sent_cells.
     Raises ValueNotRepresentable naming column, type and position of the first value that does not fit.
     """
-    entries = _Entries(images.column("after"))
-    slots = entries.slots([column.id for column in schema.sent])
     positions = images.column("position")
     columns = [
-        _typed(_texts(entries, slots[place], column), column, family_of(column, policy), positions)
-        for place, column in enumerate(schema.sent)
+        _typed(texts, column, family_of(column, policy), positions)
+        for texts, column in zip(text_columns(images, schema), schema.sent, strict=True)
     ]
     return pa.Table.from_arrays(
         [*columns, _flat(positions), _flat(images.column("ordinal"))], schema=target_schema(schema, policy)
     )
+
+
+def text_columns(images: pa.Table, schema: TableSchema) -> list[pa.Array]:
+    """The sent columns of images in the folded shape as text, as typed_rows completes and takes them."""
+    entries = _Entries(images.column("after"))
+    slots = entries.slots([column.id for column in schema.sent])
+    return [_texts(entries, slots[place], column) for place, column in enumerate(schema.sent)]
 
 
 def sent_cells(images: pa.Table, schema: TableSchema) -> np.ndarray:
@@ -71,7 +76,7 @@ def sent_cells(images: pa.Table, schema: TableSchema) -> np.ndarray:
 
 
 def typed_keys(
-    keys: pa.Array | pa.ChunkedArray, schema: TableSchema, policy: TypePolicy, positions: pa.ChunkedArray | None = None
+    keys: pa.Array | pa.ChunkedArray, schema: TableSchema, policy: Policy, positions: pa.ChunkedArray | None = None
 ) -> pa.Table:
     """Keys (list of text, in key order) as a table of the key columns under their Delta names, in key order.
 
@@ -174,7 +179,7 @@ def _converts(convert: Callable[[pa.Array], pa.Array], texts: pa.Array) -> bool:
     return True
 
 
-def _field(column: Column, policy: TypePolicy) -> pa.Field:
+def _field(column: Column, policy: Policy) -> pa.Field:
     metadata = {TYPE_KEY: column.type_name.encode(), COLUMN_ID_KEY: str(column.id).encode()}
     return pa.field(column_name(column.name), family_of(column, policy).arrow, metadata=metadata)
 

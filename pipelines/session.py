@@ -14,10 +14,9 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from cdc.cluster.job import DELTA_PACKAGE, SHIPPED_BY_SPARK
 from cdc.config import Definition
-
-DELTA_PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""The newest Delta that this PySpark takes; its version is pinned together with pyspark's."""
+from pipelines.shipping import ship
 
 NEEDED_JARS: Final = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")
 """What create, append, MERGE, DML, OPTIMIZE, history and streaming reads load, by experiment.
@@ -30,14 +29,13 @@ IVY_CACHES: Final = (".ivy2.5.2/jars", ".ivy2/jars")
 
 _EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-_SHIPPED_BY_PYSPARK: Final = (
-    "org.apache.hadoop:*,org.apache.parquet:*,org.apache.logging.log4j:*,org.slf4j:*,com.fasterxml.jackson.core:*,"
-    "com.github.luben:*,org.xerial.snappy:*,org.roaringbitmap:*,org.locationtech.jts:*,io.airlift:*,io.unitycatalog:*"
-)
 
 _PLAIN_CHECKPOINTS: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+
+COMPACTION_POOL: Final = "compaction"
+"""The scheduler's pool of jobs that the sinks do not wait for; on one machine it gets what the others leave."""
 
 EVERYWHERE: Final = {
     # values are Postgres text under timezone UTC; a session in local time would shift them at the first cast
@@ -51,6 +49,11 @@ EVERYWHERE: Final = {
     "spark.ui.enabled": "false",
 }
 """Settings of every session; SparkSettings.conf overrides them."""
+
+DECISIVE: Final = frozenset(
+    {"spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.execution.arrow.pyspark.enabled"}
+)
+"""Those of them that results depend on: they stand against what was submitted, too."""
 
 ON_ONE_MACHINE: Final = {
     # 50 snapshot partitions, the default, make each small Delta read take seconds
@@ -67,6 +70,10 @@ ON_ONE_MACHINE: Final = {
     # two files of a checkpoint that is thrown away with its query
     "spark.sql.streaming.checkpointFileManagerClass": _PLAIN_CHECKPOINTS,
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    # in the order of their jobs, the tasks of a compaction would keep every sink waiting until the last had begun
+    "spark.scheduler.mode": "FAIR",
+    # as it stands: Hadoop takes %20 for a part of the name
+    "spark.scheduler.allocation.file": f"file://{Path(__file__).with_name('pools.xml')}",
 }
 """Settings of `local` masters."""
 
@@ -95,13 +102,14 @@ class SparkSettings:
     @property
     def local(self) -> bool:
         """Whether driver and executors are one process."""
-        return self.master.startswith("local")
+        return _is_local(self.master)
 
 
 def spark_session(settings: SparkSettings) -> SparkSession:
     """Build the session, or return the running one; its attribute `delta` says whether Delta is there.
 
-    Under spark-submit the JVM is already there with its own jars, and the submitted settings win.
+    Under spark-submit the JVM is already there with its own jars, and the submitted settings win, the master first.
+    The executors of a cluster are sent this process' own code.
     Raises FileNotFoundError for a path in delta_jars that does not exist. A Delta jar that cannot
     be had is no error: one line on stderr says so, and delta-rs goes on writing.
     """
@@ -113,6 +121,8 @@ def spark_session(settings: SparkSettings) -> SparkSession:
         builder = builder.config(key, setting)
     session = builder.getOrCreate()
     session.delta = delta
+    if not _is_local(session.sparkContext.master):
+        ship(session)
     return session
 
 
@@ -145,9 +155,16 @@ def _cached(directory: Path) -> Iterator[Path]:
         yield from directory.glob(f"*_{name}")
 
 
+def _is_local(master: str) -> bool:
+    # local-cluster[2,1,1024] is a cluster on one machine
+    return master == "local" or master.startswith("local[")
+
+
 def _prepare_environment(settings: SparkSettings) -> None:
+    if _submitted():
+        return
     home = Path(pyspark.__file__).parent
-    if not _submitted() and (home / "bin" / "spark-submit").is_file():
+    if (home / "bin" / "spark-submit").is_file():
         # a SPARK_HOME left over from another Spark, or none in an unactivated venv, starts the wrong one or none
         os.environ["SPARK_HOME"] = str(home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -188,7 +205,7 @@ def _jvm_conf(settings: SparkSettings, jars: tuple[Path, ...], package: str = ""
         log4j = Path(__file__).with_name("log4j2.properties").as_uri()
         chosen |= ON_ONE_MACHINE | {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j}"}
     if package:
-        chosen |= {"spark.jars.packages": package, "spark.jars.excludes": _SHIPPED_BY_PYSPARK}
+        chosen |= {"spark.jars.packages": package, "spark.jars.excludes": SHIPPED_BY_SPARK}
     if settings.warehouse:
         chosen["spark.sql.warehouse.dir"] = settings.warehouse
     chosen |= settings.conf
@@ -215,8 +232,8 @@ def _has_class(name: str) -> bool:
 def _sql_settings(settings: SparkSettings, *, delta: bool) -> dict[str, str]:
     chosen = dict(_jvm_conf(settings, ()).getAll())
     if _submitted():
-        # what was submitted wins, but for the settings that the results depend on
-        chosen = dict(EVERYWHERE) | dict(settings.conf)
+        given = {name for name, _ in SparkConf().getAll()} - DECISIVE
+        chosen = {name: value for name, value in (EVERYWHERE | dict(settings.conf)).items() if name not in given}
     for launched in ("spark.driver.extraClassPath", "spark.driver.extraJavaOptions", "spark.driver.memory"):
         chosen.pop(launched, None)
     if delta:

@@ -7,109 +7,30 @@ which keeps the opened log between triggers; executors read the Parquet files an
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from cdc.change import LOG_SCHEMA
-from cdc.errors import InvalidDefinition
-from cdc.log.layout import LogFile
+from cdc.errors import InvalidDefinition, SchemaNotApplicable
 from cdc.log.ranges import split
-from cdc.log.read import LogReader, read_file
+from cdc.log.read import LogReader
 from cdc.position import Position
-from cdc.table import matches
-
-BOUNDARY: Final = "b"
-"""The operation of the row that ends a batch: it carries the batch's last position and that commit's time."""
-
-SPLIT_BYTES: Final = 32 << 20
-"""Parquet bytes of one partition: below it a second task costs more than it saves."""
-
-BATCH_ROWS: Final = 32_768
-"""Rows of one Arrow batch on its way to the JVM, which holds two at a time."""
-
-SCHEMA: Final = from_arrow_schema(LOG_SCHEMA)
-"""The log row (`cdc.change.LOG_SCHEMA`) in Spark's types."""
-
-_SET: Final = r"\[!?+\]?+[^\]]*\]"
-"""Of characters, in a glob; what it holds is meant as it stands."""
-_GLOB: Final = re.compile(rf"(?:{_SET}|[^,])+")
-_SPECIAL: Final = re.compile(rf"({_SET})|([\[,\s])")
-
-_ARROW: Final = to_arrow_schema(SCHEMA, timezone="UTC")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The options of one frame, checked."""
-
-    path: str
-    tables: tuple[str, ...] = ()
-    """Globs of `schema.table`; everything when empty. Rows without a table, the messages, pass only then."""
-    starting: str = "earliest"
-    """earliest, latest, or a position: the frame begins after it."""
-    ending: str = "latest"
-    """latest or a position: the frame ends with it. Batch only."""
-    max_rows: int | None = None
-    boundaries: bool = False
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Read Spark's options; raises InvalidDefinition, MalformedLsn or MalformedPosition."""
-        if not options.get("path"):
-            raise InvalidDefinition("data source 'cdc' needs option 'path': the root of a change log")
-        limit = options.get("maxRowsPerTrigger")
-        if limit is not None and not (limit.isdigit() and int(limit)):
-            raise InvalidDefinition(f"option 'maxRowsPerTrigger': expected a whole number above 0, got {limit!r}")
-        boundaries = options.get("boundaries", "false").lower()
-        if boundaries not in ("true", "false"):
-            raise InvalidDefinition(f"option 'boundaries': expected true or false, got {boundaries!r}")
-        selection = cls(
-            path=options["path"],
-            tables=tuple(glob.strip() for glob in _GLOB.findall(options.get("tables", "")) if glob.strip()),
-            starting=options.get("startingPosition", "earliest"),
-            ending=options.get("endingPosition", "latest"),
-            max_rows=None if limit is None else int(limit),
-            boundaries=boundaries == "true",
-        )
-        # malformed positions are told where the frame is made, not in a worker
-        selection.start(lambda: Position(0))
-        selection.end(lambda: Position(0))
-        return selection
-
-    def start(self, latest: Callable[[], Position]) -> Position:
-        """The position that the frame begins after."""
-        if self.starting == "earliest":
-            return Position(0)
-        return latest() if self.starting == "latest" else Position.parse(self.starting)
-
-    def end(self, latest: Callable[[], Position]) -> Position:
-        """The last position of a batch frame; never beyond what is durable."""
-        return latest() if self.ending == "latest" else min(latest(), Position.parse(self.ending))
-
-
-@dataclass
-class LogPartition(InputPartition):
-    """What one task reads: whole files, filtered to (after, upto], and the boundary if it is the last one."""
-
-    files: Sequence[LogFile]
-    after: Position
-    upto: Position
-    boundary: int | None = None
-    """Commit time of upto in µs UTC when the boundary row is wanted."""
+from pipelines.frames import SCHEMA, SPLIT_BYTES, Frame, LogPartition, planned, read
+from pipelines.pushed import Pushed
+from pipelines.selection import LATEST, Selection
 
 
 class CdcDataSource(DataSource):
     """`spark.read.format("cdc")` and `spark.readStream.format("cdc")`; see pipelines/README.md for its options."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._frame: Frame | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -117,62 +38,91 @@ class CdcDataSource(DataSource):
         return "cdc"
 
     def schema(self) -> StructType:
-        """The log row."""
-        return SCHEMA
+        """The frame's columns; what is wrong with its options is told here, where it is made."""
+        return self._made().columns
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes what schema() said
+    def reader(self, schema: StructType) -> DataSourceReader:
         """A range as a batch frame."""
-        return LogBatchReader(Selection.from_options(self.options))
+        return LogBatchReader(self._checked(schema))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """The log as a stream."""
-        return LogStreamReader(Selection.from_options(self.options))
+        frame = self._checked(schema)
+        if frame.selection.ending != LATEST:
+            raise InvalidDefinition("a stream has no end: leave options 'endingPosition' and 'endingTimestamp' out")
+        return LogStreamReader(frame)
+
+    def _made(self) -> Frame:
+        # Spark sends this object on after it has asked for the columns, so a typed frame stays of that version
+        if self._frame is None:
+            self._frame = Frame.of(Selection.from_options(self.options))
+        return self._frame
+
+    def _checked(self, schema: StructType) -> Frame:
+        frame = self._made()
+        if [(f.name, f.dataType.simpleString()) for f in schema] != [
+            (f.name, f.dataType.simpleString()) for f in frame.columns
+        ]:
+            raise InvalidDefinition("data source 'cdc' takes no schema: option 'columns' chooses among its columns")
+        return frame
 
 
 def register(session: SparkSession) -> None:
-    """Make the format `cdc` known to a session."""
+    """Make the format `cdc` known to a session, and let it see the filters of its frames."""
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     session.dataSource.register(CdcDataSource)
 
 
-def rows_between(session: SparkSession, path: str, globs: Sequence[str], after: Position, upto: Position) -> DataFrame:
-    """The rows of the globs' tables in (after, upto] of the log under path, as a batch frame."""
-    options = {
-        "path": path,
-        "tables": tables_option(globs),
-        "startingPosition": str(after),
-        "endingPosition": str(upto),
-    }
-    return session.read.format("cdc").options(**options).load()
+def rows_between(
+    session: SparkSession, log: LogReader, globs: Sequence[str], after: Position, upto: Position
+) -> DataFrame:
+    """The rows of the globs' tables in (after, upto], as a batch frame; the log's view says which files hold them.
 
+    It says so now: they stay what the view's owner knows, however the log is compacted and trimmed meanwhile.
+    """
+    frame = Frame(selection=Selection(path="", tables=tuple(globs)))
+    parts = [
+        LogPartition(files, after, upto, frame.only)
+        for files in split(frame.only.narrowed(log.files(after, upto)), SPLIT_BYTES)
+    ]
 
-def tables_option(globs: Sequence[str]) -> str:
-    """The globs as the option `tables` takes them, whatever characters they hold."""
-    return ",".join(_SPECIAL.sub(lambda found: found[1] or f"[{found[2]}]", glob) for glob in globs)
+    def read_parts(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch["id"].to_pylist():
+                yield from read(parts[number], frame)
+
+    return session.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(read_parts, SCHEMA)
 
 
 class LogBatchReader(DataSourceReader):
     """One range, fixed when the query is planned."""
 
-    def __init__(self, selection: Selection) -> None:
-        self._selection = selection
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._pushed = Pushed()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take from the filters what need not be read; every one of them stays for Spark to apply."""
+        self._pushed = Pushed.of(filters)
+        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The range (startingPosition, endingPosition] in parts of about SPLIT_BYTES."""
-        log = LogReader(self._selection.path)
-        latest = lambda: log.durable or Position(0)  # noqa: E731 - a name for a call made twice
-        after, upto = self._selection.start(latest), self._selection.end(latest)
-        return _plan(log, self._selection, after, upto)
+        """The range (start, end] in parts of about SPLIT_BYTES."""
+        selection = self._frame.selection
+        log = selection.opened()
+        return planned(log, self._frame, selection.start(log), selection.end(log), self._pushed)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor."""
-        return _read(partition, self._selection)
+        return read(partition, self._frame)
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The planner of one streaming query; Spark calls it about every 20 ms while the query is idle."""
 
-    def __init__(self, selection: Selection) -> None:
-        self._selection = selection
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._selection = frame.selection
         self._log: LogReader | None = None
         self._target: Position | None = None
 
@@ -186,7 +136,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint begins."""
-        return _offset(self._selection.start(lambda: self._refreshed().durable or Position(0)))
+        return _offset(self._selection.start(self._refreshed()))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """What is durable now is where this query ends."""
@@ -196,9 +146,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch; start itself when there is nothing to do."""
         log, after = self._refreshed(), Position(start["position"])
         upto = log.latest_boundary(after, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        if self._target is not None:
+        if self._target is not None and after >= log.oldest:  # what is folded is folded up to the horizon of now
             upto = max(after, min(upto, self._target))
-        if not self._selection.boundaries and not log.files(after, upto):
+        upto = self._until_changed(log, after, upto)
+        if not self._selection.boundaries and not self._has_files(log, after, upto):
             # heartbeats move the log's position; a query that sees no boundaries need not wake up for them
             return start
         return _offset(upto)
@@ -215,15 +166,36 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if log is None or (log.durable or Position(0)) < upto:
             # after a restart Spark plans a batch that an earlier planner announced
             log = self._refreshed()
-        return _plan(log, self._selection, after, upto)
+        return planned(log, self._frame, after, upto)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor."""
-        return _read(partition, self._selection)
+        return read(partition, self._frame)
+
+    def _until_changed(self, log: LogReader, after: Position, upto: Position) -> Position:
+        """Where a batch that would end at upto ends so that all of it fits the frame's columns.
+
+        Raises SchemaNotApplicable once the next change does not fit.
+        """
+        if self._frame.typed is None or upto <= after:
+            return upto
+        for place, version in self._frame.later_versions(log.files(after, upto), upto):
+            try:
+                self._frame.typed.check(version, place)
+            except SchemaNotApplicable:
+                last = Position(place.position - 1)
+                if last <= after or not self._has_files(log, after, last):
+                    raise
+                return last
+        return upto
+
+    def _has_files(self, log: LogReader, after: Position, upto: Position) -> bool:
+        wanted = self._frame.files(log, after, upto)
+        return bool(wanted.baseline or wanted.changes)
 
     def _refreshed(self) -> LogReader:
         if self._log is None:
-            self._log = LogReader(self._selection.path)
+            self._log = self._selection.opened()
         else:
             self._log.refresh()
         return self._log
@@ -231,41 +203,3 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _offset(position: Position) -> dict[str, int]:
     return {"position": int(position)}
-
-
-def _plan(log: LogReader, selection: Selection, after: Position, upto: Position) -> list[InputPartition]:
-    if upto <= after:
-        return []
-    parts: list[InputPartition] = [
-        LogPartition(files, after, upto) for files in split(log.files(after, upto), SPLIT_BYTES)
-    ]
-    if selection.boundaries:
-        if not parts:
-            parts = [LogPartition((), after, upto)]
-        last = parts[-1]
-        last.boundary = log.committed_at(upto)
-    return parts
-
-
-def _read(partition: InputPartition, selection: Selection) -> Iterator[pa.RecordBatch]:
-    # Spark asks a batch frame without partitions for the rows of a plain InputPartition(None)
-    if not isinstance(partition, LogPartition):
-        return
-    for file in partition.files:
-        rows = _of_tables(read_file(file, partition.after, partition.upto), selection.tables)
-        yield from rows.cast(_ARROW).to_batches(max_chunksize=BATCH_ROWS)
-    if partition.boundary is not None:
-        yield _boundary_row(partition.upto, partition.boundary)
-
-
-def _of_tables(rows: pa.Table, globs: tuple[str, ...]) -> pa.Table:
-    if not globs:
-        return rows
-    wanted = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and matches(topic, globs)]
-    return rows.filter(pc.is_in(rows["topic"], pa.array(wanted, pa.string())))
-
-
-def _boundary_row(position: Position, committed_at: int) -> pa.RecordBatch:
-    said = {"position": int(position), "ordinal": 0, "xid": 0, "op": BOUNDARY, "partial": False}
-    row = {name: said.get(name) for name in LOG_SCHEMA.names} | {"committed_at": committed_at}
-    return pa.RecordBatch.from_pylist([row], schema=_ARROW)

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import CdcError, SchemaNotApplicable
+from cdc.errors import CdcError, LogTrimmed, SchemaNotApplicable
 from cdc.stores.published import TableRecord, TargetState
-from cdc.table import TableSchema, TableState
+from cdc.table import CAPTURED, TableSchema
 from pipelines.sinks.sink import TableBatch
 
 
 def check_captured(schema: TableSchema) -> None:
     """Raise SchemaNotApplicable for a table whose changes the log does not have, or not all of them."""
-    if schema.state not in {TableState.LIVE, TableState.SNAPSHOTTING}:
+    if schema.state not in CAPTURED:
         raise SchemaNotApplicable(f"{schema.topic!r} is {schema.state}: {schema.reason}")
 
 
@@ -37,6 +37,11 @@ def placed(record: TableRecord, upto: int) -> TableRecord:
     return replace(record, state=(TargetState.STREAMING if record.position == upto else TargetState.CATCHING_UP).value)
 
 
+def too_late(exc: LogTrimmed, sink: str) -> LogTrimmed:
+    """The same with what to do about it: the log does not lead on from where the sink or one of its tables stands."""
+    return LogTrimmed(exc.message, remedy=f"build the sink anew: 'cdc replay {sink}'")
+
+
 def failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:
     """The record of a table that stands still where it stood before exc, with the reason and what to do."""
     target, position, version = (before.target, before.position, before.version) if before else ("", 0, None)
@@ -49,6 +54,7 @@ def failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> Ta
         state=TargetState.FAILED.value,
         reason=f"{exc.code} {exc.message} → {exc.fix}",
         schema=before.schema if before else schema.to_json().decode(),
+        parked=before.parked if before else (),
     )
 
 

@@ -9,11 +9,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import Operation
+from cdc.change import ROW_OPERATIONS, Operation
 
 SURVEY_COLUMNS: Final = ("position", "ordinal", "relation", "op", "key", "old_key", "partial", "payload", "address")
 """What survey() needs of a range."""
 
+_ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 _FENCES: Final = pa.array(["t", "g"])
 _MARK: Final = ["relation", "op", "position", "ordinal", "payload"]
 _MOVED: Final = ["relation", "key", "old_key", "position", "ordinal"]
@@ -39,10 +40,7 @@ class Fence:
 
     def hides(self, rows: pa.Table) -> pa.ChunkedArray:
         """Which rows of the relation, with `position` and `ordinal`, are gone."""
-        position, ordinal = rows["position"], rows["ordinal"]
-        at_truncate = pc.and_(pc.equal(position, self.position), pc.less(ordinal, self.ordinal))
-        cleared = pc.or_(pc.less(position, self.position), at_truncate)
-        return pc.or_(cleared, pc.less(position, self.generation))
+        return _ended(rows, self.position, self.ordinal, self.generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +55,13 @@ class Survey:
     """By relation; relations without `t` and `g` are absent."""
     links: int | None = None
     """Of the longest chain of partial moves a → b → c, or more; None if that was not counted."""
+    keyless: bool = False
+    """It has rows of tables without a key."""
 
 
 def survey(tables: Iterable[pa.Table], *, sink: str) -> Survey:
     """Survey a range without Spark: tables hold its SURVEY_COLUMNS, in any order."""
-    partial = False
+    partial = keyless = False
     fences: dict[int, Fence] = {}
     moved: list[dict[str, Any]] = []
     for every in tables:
@@ -69,7 +69,9 @@ def survey(tables: Iterable[pa.Table], *, sink: str) -> Survey:
         partial = partial or bool(pc.any(rows["partial"]).as_py())
         moved += rows.filter(pc.and_(rows["partial"], pc.is_valid(rows["old_key"]))).select(_MOVED).to_pylist()
         add_fences(fences, marks(rows))
-    return Survey(partial, bool(moved), fences, _links(moved))
+        has_none = pc.and_(pc.is_null(rows["key"]), pc.is_in(rows["op"], _ROWS))
+        keyless = keyless or bool(pc.any(has_none).as_py())
+    return Survey(partial, bool(moved), fences, _links(moved), keyless)
 
 
 def addressed_to(address: pa.ChunkedArray, sink: str) -> pa.ChunkedArray:
@@ -90,6 +92,23 @@ def add_fences(fences: dict[int, Fence], marks: Iterable[Mapping[str, Any]]) -> 
             fences[mark["relation"]] = fence.cleared((mark["position"], mark["ordinal"]))
         else:
             fences[mark["relation"]] = fence.regenerated(int(bytes(mark["payload"])))
+
+
+def hidden(rows: pa.Table, fences: Mapping[int, Fence]) -> pa.ChunkedArray:
+    """Which rows, with `relation`, `position` and `ordinal`, are gone; one look, however many relations there are."""
+    which = pc.index_in(rows["relation"], pa.array(fences, pa.int64()))
+    bounds = (
+        pc.take(pa.array([getattr(fence, name) for fence in fences.values()], pa.int64()), which)
+        for name in ("position", "ordinal", "generation")
+    )
+    return pc.fill_null(_ended(rows, *bounds), False)
+
+
+def _ended(rows: pa.Table, position: Any, ordinal: Any, generation: Any) -> pa.ChunkedArray:
+    """Which rows stand before a truncate at a place, or before a generation; one for all rows, or one for each."""
+    at_truncate = pc.and_(pc.equal(rows["position"], position), pc.less(rows["ordinal"], ordinal))
+    cleared = pc.or_(pc.less(rows["position"], position), at_truncate)
+    return pc.or_(cleared, pc.less(rows["position"], generation))
 
 
 def _links(moved: list[dict[str, Any]]) -> int:

@@ -7,7 +7,7 @@ number of rows at a time, and compared row by row.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -74,8 +74,13 @@ class Comparison:
         return not any(self.differences.counts.values()) and self.differences.complete
 
 
-def compare(source: Rows, target: Rows, shape: Shape, listed: int = LISTED) -> Comparison:
-    """Compare both sides; each is read once, and again only where a bucket differs. Names so many keys of a kind."""
+def compare(
+    source: Rows, target: Rows, shape: Shape, listed: int = LISTED, apart: Collection[Row] = frozenset()
+) -> Comparison:
+    """Compare both sides; each is read once, and again only where a bucket differs. Names so many keys of a kind.
+
+    apart: keys, in the words that they are compared in, of which nothing is said.
+    """
     of_source, of_target = _checksum(source, shape), _checksum(target, shape)
     buckets = of_source.differing(of_target)
     found = Differences()
@@ -84,7 +89,7 @@ def compare(source: Rows, target: Rows, shape: Shape, listed: int = LISTED) -> C
         wanted = np.zeros(BUCKETS, np.bool_)
         wanted[group] = True
         sides = _rows_in(source, wanted, shape), _rows_in(target, wanted, shape)
-        _compare_rows(sides, shape, found, listed)
+        _compare_rows((_others(sides[0], shape, apart), _others(sides[1], shape, apart)), shape, found, listed)
     found.complete = len(groups) <= PASSES
     return Comparison(of_source.rows, of_target.rows, found)
 
@@ -118,6 +123,12 @@ def _rows_in(side: Rows, wanted: np.ndarray, shape: Shape) -> Iterator[Row]:
         if chosen.any():
             kept = batch.filter(pa.array(chosen))
             yield from zip(*(column.to_pylist() for column in kept.columns), strict=True)
+
+
+def _others(rows: Iterator[Row], shape: Shape, apart: Collection[Row]) -> Iterator[Row]:
+    if not apart:
+        return rows
+    return (row for row in rows if tuple(row[place] for place in shape.identity) not in apart)
 
 
 def _compare_rows(sides: tuple[Iterable[Row], Iterable[Row]], shape: Shape, found: Differences, listed: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,9 +26,11 @@ from cdc.position import Position
 from cdc.postgres import heartbeat
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, hold_tables
+from cdc.postgres.published import published_rows
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import match_tables
 from cdc.stores.published import Published
+from cdc.table import TableSchema
 
 ATTEMPTS: Final = 10
 """Snapshots taken before a sink that runs ahead each time is an error."""
@@ -57,6 +59,10 @@ class ConsistentCut:
     source: Any
     """A connection of cdc.postgres inside a transaction that sees the snapshot; for one thread."""
     sinks: Mapping[str, Kept]
+    publication: str
+    """Which columns and rows of the source are meant to be in the sinks."""
+    rows_of: Callable[[TableSchema], Iterator[bytes]]
+    """Reads those rows of a table, as copy_table gives them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,7 @@ class CutRequest:
     sinks: Sequence[str]
     patterns: Sequence[str]
     exclude: Sequence[str]
+    publication: str
     epoch: int
     timeout: float
     """Seconds for all attempts together."""
@@ -85,7 +92,9 @@ def consistent_cut(catalog: Catalog, wish: CutRequest) -> Iterator[ConsistentCut
                 position = _ask(catalog, wish, source, commands)
                 kept = _wait(catalog, wish, commands, deadline)
                 if kept is not None:
-                    yield ConsistentCut(position, source, kept)
+                    yield ConsistentCut(
+                        position, source, kept, wish.publication, published_rows(source, wish.publication)
+                    )
                     return
             except SnapshotVoid:
                 continue  # a TRUNCATE came between snapshot and lock: take another

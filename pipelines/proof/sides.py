@@ -8,7 +8,9 @@ from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from cdc.table import Column
 from pipelines.proof.canonical import source_text, target_text
 
 DOCUMENTS_AT_ONCE: Final = 4096
@@ -37,6 +39,25 @@ def source_batch(rows: pa.RecordBatch, places: Sequence[int], kinds: Sequence[pa
     starts = np.arange(len(images), dtype=np.int64) * width + int(offsets[0])
     columns = [images.items.take(pa.array(starts + place)) for place in places]
     return text_batch([source_text(text, kind) for text, kind in zip(columns, kinds, strict=True)])
+
+
+def image_batch(images: pa.Array, columns: Sequence[Column], kinds: Sequence[pa.DataType]) -> pa.RecordBatch:
+    """Images of the log (column id → text) as text columns; `kinds`: the target's type of each.
+
+    An image that lacks a column is of a row older than it, and has what Postgres says such rows have.
+    """
+    maps = images.combine_chunks() if isinstance(images, pa.ChunkedArray) else images
+    offsets = maps.offsets.to_numpy()
+    ids = maps.keys.to_numpy()[offsets[0] : offsets[-1]]
+    row_of = np.repeat(np.arange(len(maps)), np.diff(offsets))
+    texts = []
+    for column in columns:
+        of_column = np.flatnonzero(ids == column.id)
+        places = np.full(len(maps), -1, np.int64)
+        places[row_of[of_column]] = of_column + offsets[0]
+        found = maps.items.take(pa.array(places, mask=places < 0))
+        texts.append(pc.if_else(pa.array(places < 0), pa.scalar(column.missing, pa.string()), found.cast(pa.string())))
+    return text_batch([source_text(text, kind) for text, kind in zip(texts, kinds, strict=True)])
 
 
 def target_batch(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:

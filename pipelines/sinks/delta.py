@@ -11,32 +11,52 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from cdc.errors import SchemaNotApplicable
+from cdc.config import SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
+from cdc.config.sinks import Keeping
+from cdc.errors import DeltaJarMissing
 from cdc.failpoint import hit
-from cdc.naming import column_name, published_uri, target_uri
+from cdc.naming import column_name, parked_uri, published_uri
 from cdc.table import TableSchema
 from pipelines.latest_files import Folder
-from pipelines.rows import target_schema
-from pipelines.sinks.delta_default import default_literal
-from pipelines.sinks.delta_merge import OP, merge_with_delta_rs, merge_with_spark, require_delta, speaks_delta
+from pipelines.sinks.delta_columns import check_kept, check_named, selected
+from pipelines.sinks.delta_default import default_expression
+from pipelines.sinks.delta_evolution import check_left_out, held_as
+from pipelines.sinks.delta_history import HistoryTarget, all_columns, changed_upto, refill
+from pipelines.sinks.delta_keyless import counted_source
+from pipelines.sinks.delta_layout import Layout
+from pipelines.sinks.delta_merge import (
+    OP,
+    Mark,
+    merge_with_delta_rs,
+    merge_with_spark,
+    reaches,
+    require_delta,
+    speaks_delta,
+)
+from pipelines.sinks.delta_parked import ParkedTable, refused
 from pipelines.sinks.delta_partial import Before, frame_source, table_source
 from pipelines.sinks.delta_published import PublishedTable
+from pipelines.sinks.delta_shapes import Shapes, routed
 from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.delta_table import DeltaTarget
-from pipelines.sinks.sink import Published, SparkAwaited, TableBatch, TableRecord, TargetState
+from pipelines.sinks.delta_upkeep import Upkeep, UpkeepSettings
+from pipelines.sinks.sink import Published, Refusal, SparkAwaited, TableBatch, TableRecord, TargetState
 from pipelines.standing import applied_state, placed
 from pipelines.statistics import DataFile
-from pipelines.types import TypePolicy
+from pipelines.transform_sql import refusing
+from pipelines.types import ColumnPolicies, Policy, TypePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,14 +89,36 @@ class DeltaSettings:
     path: str
     """Template with `{schema}` and `{table}`."""
     writer: Writer = Writer.AUTO
-    types: TypePolicy = TypePolicy.EXACT
+    table: TableSettings = field(default_factory=TableSettings)
+    """How a table is kept that no rule matches."""
+    rules: tuple[SinkRule, ...] = ()
     record: str | None = None
     """Directory of the published record; None: `_cdc/published` beside the targets."""
+    upkeep: UpkeepSettings = field(default_factory=UpkeepSettings)
+    """How long cuts are kept, and when what nobody needs is removed."""
+
+    _known: dict[str, TableSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By topic; asked for many times with every batch."""
+
+    def of(self, topic: str) -> TableSettings:
+        """How one table is kept."""
+        if topic not in self._known:
+            self._known[topic] = settings_of(topic, self.table, self.rules)
+        return self._known[topic]
+
+    def types_of(self, topic: str) -> Policy:
+        """How the values of one table become columns."""
+        settings = self.of(topic)
+        columns = tuple((name, TypePolicy(policy)) for name, policy in settings.columns.items())
+        return ColumnPolicies(TypePolicy(settings.types), columns) if columns else TypePolicy(settings.types)
+
+    def uri_of(self, schema: TableSchema) -> str:
+        """Where the target of one table lies."""
+        return routed(self.path, self.rules, schema)
 
     def __post_init__(self) -> None:
         # a definition's values are equal texts of its own enums
         object.__setattr__(self, "writer", Writer(self.writer))
-        object.__setattr__(self, "types", TypePolicy(self.types))
 
 
 class DeltaSink:
@@ -88,6 +130,7 @@ class DeltaSink:
         self.name = settings.name
         self._settings = settings
         self._spark: SparkSession | None = None
+        self._shapes = Shapes(settings.rules)
         self._spark_writes = False
         self._log_id = ""
         self._published: PublishedTable | None = None
@@ -95,40 +138,71 @@ class DeltaSink:
         self._records: dict[int, TableRecord] = {}
         """As published, never as applied: they say where a range began, also when it is tried again."""
         self._targets: dict[str, DeltaTarget] = {}
+        self._upkeep = Upkeep(settings.upkeep)
         self._one_spark_write = Lock()
         """Spark takes the `txn` from the session, which all threads share."""
+        self._record_uri = settings.record or published_uri(settings.path)
+        self.parked = ParkedTable(parked_uri(self._record_uri))
         if spark is not None:
             self.attach(spark)
 
-    @property
-    def types(self) -> TypePolicy:
-        """How values become columns."""
-        return self._settings.types
+    def shape(self, schema: TableSchema) -> Shape:
+        """What the rows of a table's target look like; raises as Shapes.of and selected."""
+        kept = selected(schema, self._settings.of(schema.topic))
+        return self._shapes.of(kept, self._settings.types_of(schema.topic))
 
     def attach(self, spark: SparkSession) -> None:
         """See Sink.attach; from now on Spark writes what is large, if it has Delta."""
-        self._spark = spark
+        self._spark = self._shapes.spark = spark
         self._spark_writes = self._settings.writer is not Writer.DELTA_RS and speaks_delta(spark)
+        self._spark_writes = self._spark_writes and reaches(spark, self._settings.path)
 
     def open(self, log_id: str) -> Published | None:
         """See Sink.open; raises DeltaJarMissing when the writer is Spark and it has no Delta."""
-        if self._settings.writer is Writer.SPARK:
-            require_delta(self._spark)
+        if self._settings.writer is Writer.SPARK and not reaches(require_delta(self._spark), self._settings.path):
+            raise DeltaJarMissing(
+                f"writer 'spark' of sink {self.name!r} needs a file system for {self._settings.path!r}: Spark has none",
+                remedy="add hadoop-aws (or that of the store) to spark.conf, or let 'auto' or 'delta-rs' write",
+            )
         self._log_id = log_id
-        self._published = PublishedTable.open(self._settings.record or published_uri(self._settings.path), log_id)
+        self._published = PublishedTable.open(self._record_uri, log_id, self._settings.upkeep.retain)
         record = self._published.record()
         if record is None:
+            self.parked.take_up(Published(0, 0), {})
             return None
         self._remember(record)
-        return replace(record, tables={r: self._standing(table) for r, table in record.tables.items()})
+        tables = {r: self._standing(table) for r, table in record.tables.items()}
+        self.parked.take_up(record, {r: table.position for r, table in tables.items()})
+        return replace(record, tables=tables)
+
+    def parks(self, schema: TableSchema) -> int:
+        """See Parks.parks: a target that keeps more of a row than its latest state, or has no key, stops instead.
+
+        So does one from which a rule hides something: a parked row is the log's, and has all of it.
+        """
+        kept, rule = self._settings.of(schema.topic), rule_of(schema.topic, self._settings.rules)
+        hides = rule is not None and rule.transform is not None and rule.transform.hides
+        if hides or kept.column_list or kept.except_column_list:
+            return 0
+        return kept.dead_letters.stop_at if kept.keeping is Keeping.LATEST and schema.key else 0
+
+    def stands(self, schema: TableSchema) -> int:
+        """See Parks.stands."""
+        applied = self._target(schema).applied or 0
+        self.parked.take_up_unlisted(schema.relation, applied)
+        return applied
+
+    def refused(self, batch: TableBatch, limit: int) -> list[Refusal]:
+        """See Parks.refused."""
+        if batch.rows is None:
+            return []
+        target = self._target(batch.schema)
+        before = replace(self._before(target, batch), truncated=batch.truncated)
+        shape = self.shape(self._as_held(target, batch).schema)
+        return refused(self._shapes.decided(batch.rows, shape), before, shape, limit)
 
     def apply(self, batch: TableBatch) -> TableRecord:
         """See Sink.apply."""
-        if not batch.schema.key:
-            raise SchemaNotApplicable(
-                f"table {batch.schema.topic!r} has no key: rows of a Delta target are found by key",
-                remedy="give the table a primary key, or REPLICA IDENTITY USING INDEX, and rebuild it in this sink",
-            )
         attempts = Retrying(
             retry=retry_if_exception_type(CommitFailedError),
             stop=stop_after_attempt(_ATTEMPTS),
@@ -143,15 +217,17 @@ class DeltaSink:
         Only for a session with Delta. Raises what reading the frame raises; the target then is still empty.
         """
         target = self._target(batch.schema)
-        key = Shape(batch.schema, self._settings.types).key
-        with self._one_spark_write:
-            merge_with_spark(target, rows.selectExpr("*", f"'u' AS {OP}"), key, batch.upto)
+        shape = self.shape(batch.schema)
+        source = shape.finished_frame(rows.selectExpr("*", f"'u' AS {OP}"))
+        with self._one_spark_write, refusing(batch.schema.topic):
+            merge_with_spark(target, source, shape.key, Mark(target.app_id, batch.upto))
         return self._filled(batch, target)
 
     def folder(self, schema: TableSchema) -> Folder | None:
         """Where executors may write files for `adopt`; None where Spark's own writer is asked for or needed."""
         target = self._target(schema)
-        if self._settings.writer is Writer.SPARK or "://" in target.uri:
+        by_spark = self._settings.writer is Writer.SPARK or self.shape(schema).expressions is not None
+        if by_spark or "://" in target.uri or target.table.metadata().partition_columns:
             return None
         return Folder(target.uri, target.described)
 
@@ -162,6 +238,7 @@ class DeltaSink:
         return self._filled(batch, target)
 
     def _filled(self, batch: TableBatch, target: DeltaTarget) -> TableRecord:
+        target.take_key(batch.schema, None, replaced=True)
         if batch.generation is not None:
             target.complete_generation(batch.generation)
         return self._record(batch, target, batch.upto)
@@ -171,11 +248,15 @@ class DeltaSink:
         hit("delta_before_publish")
         self._opened().write(record)
         self._remember(record)
+        self.parked.tidy()
+        self._upkeep.turn(self._opened().cuts, self._targets)
 
     def keep(self, record: Published) -> str:
-        """See Sink.keep; versions stay readable until a vacuum, for a week by Delta's default."""
+        """See Sink.keep; the upkeep of this driver leaves the versions alone until they are released."""
         versions = {table.target: self._newest(table) for table in record.tables.values() if table.version is not None}
-        return json.dumps(versions, sort_keys=True)
+        handle = json.dumps(versions, sort_keys=True)
+        self._upkeep.hold(handle, {uri: version for uri, version in versions.items() if version is not None})
+        return handle
 
     def _newest(self, record: TableRecord) -> int | None:
         """The version that a reader finds now, unless the table stands elsewhere: another hand may have been there."""
@@ -184,7 +265,8 @@ class DeltaSink:
         return target.version if target is not None and stands else record.version
 
     def release(self, handle: str) -> None:
-        """Nothing to give back: a version costs nothing until a vacuum removes it."""
+        """See Sink.release."""
+        self._upkeep.let_go(handle)
 
     def close(self) -> None:
         """See Sink.close."""
@@ -212,15 +294,23 @@ class DeltaSink:
         target = self._target(batch.schema)
         if (target.applied or -1) < batch.upto:
             self._bring(target, batch)
+        latest = self._settings.of(batch.schema.topic).keeping is Keeping.LATEST
         # a crash may have left it further than upto; then it does not belong to the cut at upto
-        return self._record(batch, target, max(batch.upto, target.applied or 0))
+        return self._record(batch, target, max(batch.upto, target.applied or 0 if latest else changed_upto(target)))
 
     def _bring(self, target: DeltaTarget, batch: TableBatch) -> None:
-        shape = Shape(batch.schema, self._settings.types)
+        self._check_columns(target, batch)
+        batch = self._as_held(target, batch)
+        shape = self.shape(batch.schema)
+        if self._settings.of(batch.schema.topic).keeping is not Keeping.LATEST:
+            self._bring_history(target, batch, shape)
+            return
         before = replace(self._before(target, batch), truncated=batch.truncated)
-        target.follow(shape.columns)
+        if target.columns_of <= batch.upto:
+            changes = self._settings.of(batch.schema.topic).schema_changes
+            target.follow(shape.columns, changes, batch.upto, replaced=batch.copying or batch.copied)
         target.refill(self._defaults(batch.schema, shape), self._began(batch))
-        source = self._source(batch, shape, before, with_spark=self._with_spark(batch, target))
+        source = self._source(target, batch, before, with_spark=self._with_spark(batch, target))
         merges = not isinstance(source, pa.Table) or source.num_rows > 0
         if batch.generation is not None:
             target.complete_generation(batch.generation)
@@ -228,12 +318,51 @@ class DeltaSink:
         hit("delta_before_merge")
         if isinstance(source, pa.Table):
             if merges:
-                merge_with_delta_rs(target, source, shape.key, batch.upto)
-                target.tidy()
+                merge_with_delta_rs(target, source, shape.key, Mark(target.app_id, batch.upto))
         else:
             with self._one_spark_write:
-                merge_with_spark(target, source, shape.key, batch.upto)
+                merge_with_spark(target, source, shape.key, Mark(target.app_id, batch.upto))
         hit("delta_after_merge")
+
+    def _bring_history(self, target: DeltaTarget, batch: TableBatch, shape: Shape) -> None:
+        settings = self._settings.of(batch.schema.topic)
+        if target.columns_of <= batch.upto:
+            # older versions stay, so that no copy replaces every row
+            columns = all_columns(shape, settings.keeping)
+            target.follow(columns, settings.schema_changes, batch.upto, replaced=False)
+        refill(target, self._defaults(batch.schema, shape), settings.keeping)
+        with_spark = self._with_spark(batch, target)
+
+        def write(source: pa.Table, finds: tuple[str, ...], mark: Mark) -> None:
+            if not with_spark:
+                merge_with_delta_rs(target, source, finds, mark)
+                return
+            with self._one_spark_write:
+                merge_with_spark(target, require_delta(self._spark).createDataFrame(source), finds, mark)
+
+        HistoryTarget(target, shape, settings, write).bring(batch)
+
+    def _check_columns(self, target: DeltaTarget, batch: TableBatch) -> None:
+        """Raise SchemaNotApplicable for what only a full copy can mend; note by what rows are found."""
+        known = self._records.get(batch.schema.relation)
+        before = None if known is None or known.schema is None else _schema_of(known.schema)
+        target.take_key(batch.schema, before, replaced=batch.copied)
+        settings = self._settings.of(batch.schema.topic)
+        ignored = settings.schema_changes is SchemaChanges.IGNORE
+        replaced = batch.copied and settings.keeping is Keeping.LATEST
+        if not ignored and not replaced and target.columns_of <= batch.upto:
+            check_left_out(self.shape(batch.schema).schema, before, target.columns)
+
+    def _as_held(self, target: DeltaTarget, batch: TableBatch) -> TableBatch:
+        """The batch with the columns and types that its rows have in this target; a transform names its own."""
+        shape = self.shape(batch.schema)
+        if shape.transform is not None:
+            return batch
+        changes = self._settings.of(batch.schema.topic).schema_changes
+        if target.columns_of > batch.upto:
+            # it has the columns of a longer range already, from before a crash
+            changes = SchemaChanges.IGNORE
+        return replace(batch, schema=held_as(batch.schema, target.columns, changes, shape.policy))
 
     def _began(self, batch: TableBatch) -> int:
         """Where the range of the rows began: a table that was left ahead is folded from the cut on, as all others."""
@@ -256,12 +385,10 @@ class DeltaSink:
         known = self._records.get(schema.relation)
         if known is None or known.schema is None:
             return {}
-        held = {column.id for column in TableSchema.from_json(known.schema).columns}
+        held = {column.id for column in _schema_of(known.schema).columns}
         return {
-            column_name(column.name): default_literal(
-                column.missing, shape.columns.field(column_name(column.name)).type
-            )
-            for column in schema.sent
+            column_name(column.name): default_expression(column, shape.missing(column) or "", shape.policy)
+            for column in shape.schema.sent
             if column.missing is not None and column.id not in held
         }
 
@@ -278,28 +405,56 @@ class DeltaSink:
             raise SparkAwaited(f"batch of {batch.schema.topic!r} or its target is large")
         return self._spark_writes
 
-    def _source(self, batch: TableBatch, shape: Shape, before: Before, *, with_spark: bool) -> pa.Table | DataFrame:
+    def _source(
+        self, target: DeltaTarget, batch: TableBatch, before: Before, *, with_spark: bool
+    ) -> pa.Table | DataFrame:
         """What to merge: a frame for Spark, a table for delta-rs."""
-        if batch.frame is not None and with_spark:
-            return frame_source(batch.frame, before, shape)
+        shape = self.shape(batch.schema)
+        if batch.frame is not None and with_spark and batch.schema.key:
+            return shape.finished_frame(
+                frame_source(batch.frame, before, shape, lambda images: self._shapes.decided(images, shape))
+            )
         images = batch.rows if batch.frame is None else batch.frame.toArrow()
         if images is None:
-            return shape.source.empty_table()
-        source = table_source(images, before, shape)
+            return self._shapes.finished(shape.source.empty_table(), shape)
+        if batch.schema.key:
+            source = self._shapes.finished(table_source(self._shapes.decided(images, shape), before, shape), shape)
+        else:
+            # an earlier attempt may have gone into the range: what came or went once must not do so again
+            behind = images.filter(pc.greater(images["position"], target.applied or 0))
+            source = self._shapes.finished(counted_source(behind, target.table, shape, batch.truncated), shape)
         return require_delta(self._spark).createDataFrame(source) if with_spark and source.num_rows else source
 
     def _target(self, schema: TableSchema) -> DeltaTarget:
-        uri = target_uri(self._settings.path, schema.schema, schema.name)
-        target = self._targets.get(uri)
+        uri, shape = self._uri(schema), self.shape(schema)
+        keeping = self._settings.of(schema.topic).keeping
+        target, layout = self._targets.get(uri), replace(self._shapes.layout(shape), keeping=keeping)
+        self._shapes.take(uri, schema)
         if target is None:
-            target = DeltaTarget.open(uri) or DeltaTarget.create(
-                uri, self._log_id, schema, target_schema(schema, self._settings.types)
-            )
+            target = DeltaTarget.open(uri) or self._created(uri, schema, layout)
         else:
             target.refresh()
         target.check_identity(self._log_id, schema)
+        target.check_layout(layout)
         self._targets[uri] = target
         return target
+
+    def _uri(self, schema: TableSchema) -> str:
+        """Where its name says, or where its target was made before the table was renamed: a replay moves it."""
+        named, known = self._settings.uri_of(schema), self._records.get(schema.relation)
+        if known is None or known.target in {"", named}:
+            return named
+        for uri in (named, known.target):
+            target = self._targets.get(uri) or DeltaTarget.open(uri)
+            if target is not None and target.relation == schema.relation:
+                return uri
+        return named
+
+    def _created(self, uri: str, schema: TableSchema, layout: Layout) -> DeltaTarget:
+        check_named(schema, self._settings.rules)
+        check_kept(schema, layout.keeping)
+        shape = self.shape(schema)
+        return DeltaTarget.create(uri, self._log_id, shape.schema, all_columns(shape, layout.keeping), layout)
 
     def _record(self, batch: TableBatch, target: DeltaTarget, position: int) -> TableRecord:
         schema = batch.schema
@@ -314,3 +469,9 @@ class DeltaSink:
             reason=None,
             schema=schema.to_json().decode(),
         )
+
+
+@lru_cache(maxsize=1024)
+def _schema_of(payload: str) -> TableSchema:
+    """The same record is asked for with every batch."""
+    return TableSchema.from_json(payload)

@@ -1,9 +1,9 @@
 """The merge of one batch into one Delta table: what is said (MergeSpec, pure) and the two engines that do it.
 
-Both engines get the same source: the target's columns plus `_op` (`u` upsert, `d` delete; a delete
-carries its key, place and nulls). A row is deleted only by a later (position, ordinal) and replaced only by a
-later or the same one: the same one is the same change, come again after a crash as part of a longer
-range, perhaps under a newer schema.
+Both engines get the same source: the target's columns plus `_op` (`u` upsert, `d` delete; a delete carries its key,
+place and nulls, and for want of a key the place of the row that goes). A row is deleted only by a later
+(position, ordinal) and replaced only by a later or the same one: the same one is the same change, come again after a
+crash as part of a longer range, perhaps under a newer schema.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from deltalake import write_deltalake
+from deltalake import CommitProperties, Transaction, write_deltalake
+from py4j.protocol import Py4JJavaError
 
 from cdc.errors import DeltaJarMissing
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 OP: Final = "_op"
 """Source column; a leading underscore is never a source table's column."""
+PLACE: Final = (POSITION_COLUMN, ORDINAL_COLUMN)
+"""What finds a row of a table without a key."""
 SOURCE: Final = "s"
 TARGET: Final = "t"
 
@@ -47,7 +50,7 @@ class MergeSpec:
     """The merge as SQL texts, in one dialect of quoting."""
 
     key: tuple[str, ...]
-    """Delta names of the key columns."""
+    """Delta names of the key columns; PLACE where there is none."""
     columns: tuple[str, ...]
     """Delta names of every column that the source brings, `_position` and `_ordinal` included."""
     quote: Callable[[str], str]
@@ -59,8 +62,9 @@ class MergeSpec:
 
     @property
     def deletes(self) -> str:
-        """When a matched row goes."""
-        return f"{self._source(OP)} = 'd' AND {self._after('>')}"
+        """When a matched row goes; one that is found by its place is meant as it is."""
+        is_delete = f"{self._source(OP)} = 'd'"
+        return is_delete if self.key == PLACE else f"{is_delete} AND {self._after('>')}"
 
     @property
     def updates(self) -> str:
@@ -92,17 +96,50 @@ class MergeSpec:
         return f"{TARGET}.{self.quote(name)}"
 
 
-def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, ...], upto: int) -> None:
-    """Merge `source` (target columns and `_op`) in one commit that carries the `txn` upto.
+ROWS: Final = "/rows"
+"""Behind a target's `txn` identity: up to where the changes are in it, while what ended may not be."""
 
-    Into an empty target upserts are appended: there is nothing to compare them with.
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The `txn` that a commit carries: whoever finds it in the table does not make the commit again."""
+
+    app_id: str
+    version: int
+
+    @property
+    def properties(self) -> CommitProperties:
+        """For a commit of delta-rs."""
+        return CommitProperties(app_transactions=[Transaction(self.app_id, self.version)])
+
+
+def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, mark: Mark) -> None:
+    """Append rows in the target's columns."""
+    write_deltalake(target.table, rows, mode="append", commit_properties=mark.properties)
+    target.refresh()
+
+
+def append_with_spark(target: DeltaTarget, rows: DataFrame, mark: Mark) -> None:
+    """As append_with_delta_rs, on the cluster."""
+    with transaction(rows.sparkSession, mark.app_id, mark.version):
+        rows.write.format("delta").mode("append").save(target.uri)
+    target.refresh()
+
+
+def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, ...], mark: Mark) -> None:
+    """Merge `source` (target columns and `_op`) in one commit that carries the mark.
+
+    Into an empty target upserts are appended: there is nothing to compare them with. Without a key the source, which
+    then has no `_op` of a merge, is appended.
     """
+    if not key:
+        append_with_delta_rs(target, source, mark)
+        return
     if not target.files()[0]:
         upserts = source.filter(pa.compute.equal(source[OP], "u")).drop_columns([OP])
-        write_deltalake(target.table, upserts, mode="append", commit_properties=target.commit(upto))
-        target.refresh()
+        append_with_delta_rs(target, upserts, mark)
         return
-    columns = tuple(name for name in source.column_names if name != OP)
+    columns, since = tuple(name for name in source.column_names if name != OP), target.version
     spec = MergeSpec(key, columns, double_quoted)
     merger = target.table.merge(
         source,
@@ -111,23 +148,24 @@ def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, .
         target_alias=TARGET,
         # the source is in memory; its key range then prunes files of the target
         streamed_exec=False,
-        commit_properties=target.commit(upto),
+        commit_properties=mark.properties,
     )
     merger = merger.when_matched_delete(spec.deletes).when_matched_update(spec.assignments, spec.updates)
     merger.when_not_matched_insert(spec.assignments, spec.inserts).execute()
+    target.took(mark.app_id, mark.version, since)
 
 
-def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...], upto: int) -> None:
+def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...], mark: Mark) -> None:
     """As merge_with_delta_rs, on the cluster."""
-    spark = source.sparkSession
+    if not key:
+        append_with_spark(target, source, mark)
+        return
+    if not target.files()[0]:
+        append_with_spark(target, source.where(f"{backticked(OP)} = 'u'").drop(OP), mark)
+        return
     columns = tuple(name for name in source.columns if name != OP)
-    spec = MergeSpec(key, columns, backticked)
-    with transaction(spark, target.app_id, upto):
-        if target.files()[0]:
-            _spark_merge(spark, target.uri, source, spec)
-        else:
-            upserts = source.where(f"{backticked(OP)} = 'u'").drop(OP)
-            upserts.write.format("delta").mode("append").save(target.uri)
+    with transaction(source.sparkSession, mark.app_id, mark.version):
+        _spark_merge(source.sparkSession, target.uri, source, MergeSpec(key, columns, backticked))
     target.refresh()
 
 
@@ -149,6 +187,19 @@ def speaks_delta(spark: SparkSession | None) -> bool:
     return loader.getResource("io/delta/tables/DeltaTable.class") is not None
 
 
+def reaches(spark: SparkSession, path: str) -> bool:
+    """Whether Spark's Hadoop has a file system for the store that a path names; a directory's is always there."""
+    scheme, separator, _ = path.partition("://")
+    if not separator:
+        return True
+    hadoop = spark.sparkContext._jvm.org.apache.hadoop.fs.FileSystem  # noqa: SLF001 - the only way to the JVM
+    try:
+        hadoop.getFileSystemClass(scheme, spark.sparkContext._jsc.hadoopConfiguration())  # noqa: SLF001
+    except Py4JJavaError:
+        return False
+    return True
+
+
 def require_delta(spark: SparkSession | None) -> SparkSession:
     """The session, if it can write Delta; raises DeltaJarMissing."""
     if spark is None or not speaks_delta(spark):
@@ -160,7 +211,8 @@ def require_delta(spark: SparkSession | None) -> SparkSession:
 def transaction(spark: SparkSession, app_id: str, version: int) -> Iterator[None]:
     """Every Delta write of the session inside the block carries this `txn`; it is skipped if the table has it."""
     spark.conf.set(_TXN_APP, app_id)
-    spark.conf.set(_TXN_VERSION, str(version))
+    # a position prints itself as Postgres does
+    spark.conf.set(_TXN_VERSION, str(int(version)))
     try:
         yield
     finally:

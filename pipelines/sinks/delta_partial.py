@@ -7,6 +7,7 @@ them to new rows. After a crash that version is an older one, which the publishe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,8 @@ from cdc.errors import MissingBase
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
 from cdc.table import TableState
-from pipelines.rows import sent_cells, typed_keys, typed_rows
+from pipelines.rows import sent_cells, typed_keys
+from pipelines.sinks.delta_evolution import reading, rewritten
 from pipelines.sinks.delta_merge import double_quoted
 from pipelines.sinks.delta_source import Shape, as_upserts, source_frame, source_rows, split
 
@@ -57,45 +59,43 @@ def table_source(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
     return pa.concat_tables([source, as_upserts(complete(partial, before, shape), shape)])
 
 
-def frame_source(frame: DataFrame, before: Before, shape: Shape) -> DataFrame:
-    """As table_source for a batch that stays on the executors; only incomplete rows come to the driver."""
+def frame_source(
+    frame: DataFrame, before: Before, shape: Shape, decided: Callable[[pa.Table], pa.Table] = lambda images: images
+) -> DataFrame:
+    """As table_source for a batch that stays on the executors; only incomplete rows come to the driver.
+
+    decided: what is done to them before they are completed.
+    """
     partial = frame.where("op = 'u' AND NOT complete").toArrow()
     source = source_frame(frame.where("op = 'd' OR coalesce(complete, true)"), shape)
     if not partial.num_rows:
         return source
-    rows = as_upserts(complete(partial, before, shape), shape)
+    rows = table_source(decided(partial), before, shape)
     return source.unionByName(frame.sparkSession.createDataFrame(rows))
 
 
 def complete(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
-    """Incomplete upserts (folded shape) as whole rows of exactly shape.columns.
+    """Incomplete upserts (folded shape) as whole rows of exactly shape.held.
 
     While the table is being copied, an image whose base is not there is left out. Raises MissingBase naming the
     position of the first image whose base is not there otherwise, or cannot be proved.
     """
-    schema, policy = shape.schema, shape.policy
-    wanted = shape.columns
-    bases = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
-    keys = typed_keys(bases, schema, policy, images["position"])
-    held = wanted.empty_table() if before.table is None else _rows_of(before.table, keys, wanted)
-    if before.truncated is not None:
-        held = held.filter(_after(held, before.truncated))
-    places = _match(keys, held)
-    moved = images["base"].combine_chunks().is_valid()
+    schema, wanted = shape.schema, shape.held
+    places, held = _found(images, before, shape)
     if schema.state is TableState.SNAPSHOTTING:
-        kept = places.is_valid() if before.exact else pc.or_(places.is_valid(), moved)
+        kept = pa.array(~_waiting(images, places, before))
         if waiting := images.num_rows - (pc.sum(kept).as_py() or 0):
             log.debug("images wait for the copy of their rows", table=schema.topic, images=waiting)
-        images, places, moved = images.filter(kept), places.filter(kept), moved.filter(kept)
+        images, places = images.filter(kept), places.filter(kept)
     if not before.exact:
-        places = pc.if_else(moved, None, places)
+        places = pc.if_else(_moved(images), None, places)
     if places.null_count:
         first = int(np.flatnonzero(places.is_null().to_numpy(zero_copy_only=False))[0])
         position = Position(images["position"][first].as_py())
         raise MissingBase(
             f"table {schema.topic!r} lacks the base of {places.null_count} partial images, the first at {position}"
         )
-    rows = typed_rows(images, schema, policy)
+    rows = shape.rows(images)
     base = held.take(places)
     cells = sent_cells(images, schema)
     columns = [
@@ -104,27 +104,60 @@ def complete(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
     return pa.Table.from_arrays([*columns, rows[POSITION_COLUMN], rows[ORDINAL_COLUMN]], schema=wanted)
 
 
-def _rows_of(table: DeltaTable, keys: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """The table's rows whose first key part is among those of `keys`, in the wanted schema."""
-    there = {field.name for field in table.schema().fields}
-    present = [name for name in wanted.names if name in there]
-    first = keys.column_names[0]
-    values = pc.unique(keys[first])
-    scan = pa.RecordBatchReader.from_stream(table.scan(columns=present, predicate=_predicate(first, values)))
+def baseless(images: pa.Table, before: Before, shape: Shape) -> np.ndarray:
+    """Which incomplete upserts `complete` raises MissingBase for: bool, one for each."""
+    places, _ = _found(images, before, shape)
+    lacking: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
+    if not before.exact:
+        lacking = lacking | _moved(images).to_numpy(zero_copy_only=False)
+    if shape.schema.state is TableState.SNAPSHOTTING:
+        lacking = lacking & ~_waiting(images, places, before)
+    return lacking
+
+
+def _found(images: pa.Table, before: Before, shape: Shape) -> tuple[pa.Array, pa.Table]:
+    """(for every image the row that is its base, null where there is none; the rows)."""
+    wanted = shape.held
+    bases = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
+    keys = typed_keys(bases, shape.schema, shape.policy, images["position"])
+    held = wanted.empty_table() if before.table is None else rows_with(before.table, keys, wanted)
+    if before.truncated is not None:
+        held = held.filter(is_after(held, before.truncated))
+    return _match(keys, held), held
+
+
+def _moved(images: pa.Table) -> pa.Array:
+    return images["base"].combine_chunks().is_valid()
+
+
+def _waiting(images: pa.Table, places: pa.Array, before: Before) -> np.ndarray:
+    """Which images of a table that is being copied make no row: the copy brings theirs."""
+    absent: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
+    if before.exact:
+        return absent
+    moved: np.ndarray = _moved(images).to_numpy(zero_copy_only=False)
+    return absent & ~moved
+
+
+def rows_with(table: DeltaTable, keys: pa.Table, wanted: pa.Schema, where: str | None = None) -> pa.Table:
+    """The table's rows whose first key part is among those of `keys`, in the wanted schema; all rows for no column.
+
+    Columns are found by id: the table may be an older version, from before one was renamed. where: a condition more.
+    """
+    held = pa.schema(table.schema().to_arrow())
+    columns = reading(held, wanted)
+    name_of = {column.field.name: column.held for column in columns if column.held is not None}
+    first = next(iter(keys.column_names), None)
+    values = None if first is None else pc.unique(keys[first])
+    same = first in name_of and held.field(name_of[first]).type == keys.schema.field(first).type
+    narrowing = _predicate(name_of[first], values) if first is not None and same else None
+    predicate = " AND ".join(condition for condition in (narrowing, where) if condition) or None
     found = []
-    for batch in scan:
+    for batch in pa.RecordBatchReader.from_stream(table.scan(columns=list(name_of.values()), predicate=predicate)):
         # the engine's string views have no filter yet: the wanted types first
-        rows = _widened(pa.Table.from_batches([batch]), wanted)
-        found.append(rows.filter(pc.is_in(rows[first], values)))
+        rows = pa.Table.from_batches([rewritten(batch, held, columns)])
+        found.append(rows if first is None else rows.filter(pc.is_in(rows[first], values)))
     return pa.concat_tables(found) if found else wanted.empty_table()
-
-
-def _widened(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
-    columns = [
-        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
-        for field in wanted
-    ]
-    return pa.Table.from_arrays(columns, schema=wanted)
 
 
 def _predicate(name: str, values: pa.Array) -> str | None:
@@ -149,7 +182,8 @@ def _match(keys: pa.Table, held: pa.Table) -> pa.Array:
     return joined[_ROW].combine_chunks()
 
 
-def _after(rows: pa.Table, place: tuple[int, int]) -> pa.ChunkedArray:
+def is_after(rows: pa.Table, place: tuple[int, int]) -> pa.ChunkedArray:
+    """Which rows of a target stand behind a (position, ordinal)."""
     same = pc.and_(pc.equal(rows[POSITION_COLUMN], place[0]), pc.greater(rows[ORDINAL_COLUMN], place[1]))
     return pc.or_(pc.greater(rows[POSITION_COLUMN], place[0]), same)
 

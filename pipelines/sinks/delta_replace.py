@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -22,12 +23,16 @@ from deltalake.transaction import AddAction
 
 from cdc.errors import SchemaNotApplicable, SinkFenced
 from cdc.failpoint import hit
-from cdc.naming import published_uri, target_uri
+from cdc.naming import parked_uri, published_uri
 from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.sinks.delta_layout import MODE, TRANSFORM, partition_text
+from pipelines.sinks.delta_merge import ROWS
+from pipelines.sinks.delta_parked import ParkedTable
 from pipelines.sinks.delta_published import PublishedTable
-from pipelines.sinks.delta_table import GENERATION, RELATION, STATISTICS, DeltaTarget
+from pipelines.sinks.delta_shapes import moved
+from pipelines.sinks.delta_table import GENERATION, KEYLESS, RELATION, STATISTICS, DeltaTarget
 from pipelines.statistics import spelled
 
 PREFIX: Final = "replay-"
@@ -50,6 +55,7 @@ class StagedDelta:
             settings,
             name=f"{settings.name} (replay)",
             path=f"{settings.path}/{self._mark}",
+            rules=moved(settings.rules, self._mark),
             record=f"{self._records}/{self._mark}",
         )
         self.sink = DeltaSink(staged)
@@ -58,7 +64,7 @@ class StagedDelta:
         """Remove what an earlier process staged and did not put in place."""
         for mark in [entry.base_name for entry in _entries(self._records) if entry.base_name.startswith(PREFIX)]:
             for schema in schemas.values():
-                _forget(target_uri(self._settings.path, schema.schema, schema.name), mark)
+                _forget(self._settings.uri_of(schema), mark)
             remove(f"{self._records}/{mark}")
 
     def standing(self, log_id: str) -> Published | None:
@@ -74,6 +80,8 @@ class StagedDelta:
         """
         log_id = self._published.log_id
         placed: dict[int, TableRecord] = {}
+        rows = [row for relation in built.tables for row in self.sink.parked.held(relation).values()]
+        ParkedTable(parked_uri(published_uri(self._settings.path))).take_over(rows, built.position)
         for relation, record in built.tables.items():
             hit("replay_before_table")
             self._published.check()
@@ -91,10 +99,10 @@ class StagedDelta:
 
     def _place(self, record: TableRecord, log_id: str) -> TableRecord:
         schema = TableSchema.from_json(record.schema or "")
-        uri = target_uri(self._settings.path, schema.schema, schema.name)
+        uri = self._settings.uri_of(schema)
         staged = DeltaTarget(record.target, DeltaTable(record.target))
-        target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, schema, staged.columns)
-        _check_replaceable(target)
+        target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, schema, staged.columns, staged.layout)
+        _check_replaceable(target, staged)
         _make_ready(target, staged)
         _overwrite(target, staged, self._mark, record.position)
         _take_over(target, staged)
@@ -104,6 +112,7 @@ class StagedDelta:
         for record in built.tables.values():
             remove(f"{record.target}/_delta_log")
         remove(f"{self._records}/{self._mark}")
+        remove(parked_uri(f"{self._records}/{self._mark}"))
 
 
 def remove(uri: str) -> None:
@@ -125,11 +134,12 @@ def _forget(uri: str, mark: str) -> None:
     remove(f"{uri}/{mark}/_delta_log" if any(f"/{mark}/" in file for file in files) else f"{uri}/{mark}")
 
 
-def _check_replaceable(target: DeltaTarget) -> None:
-    metadata = target.table.metadata()
-    if metadata.configuration.get("delta.columnMapping.mode", "none") != "none" or metadata.partition_columns:
+def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
+    configuration = target.table.metadata().configuration
+    mapped = configuration.get("delta.columnMapping.mode", "none") != "none"
+    if mapped or target.layout.partition_by != staged.layout.partition_by:
         raise SchemaNotApplicable(
-            f"target {target.uri!r} has column mapping or partitions, which were given by hand: "
+            f"target {target.uri!r} has column mapping, or other partitions than its rule says: "
             "it cannot be overwritten in one step",
             remedy="replay with --into PATH and put the new tables in place by hand",
         )
@@ -157,7 +167,9 @@ def _overwrite(target: DeltaTarget, staged: DeltaTarget, mark: str, position: in
             staged.table.schema(),
             # no retries: a retry would overwrite what came in between
             commit_properties=CommitProperties(
-                max_commit_retries=0, app_transactions=[Transaction(target.app_id, position)]
+                max_commit_retries=0,
+                # a replay may end before the old target's changes did
+                app_transactions=[Transaction(target.app_id + suffix, position) for suffix in ("", ROWS)],
             ),
         )
     except CommitFailedError as exc:
@@ -168,7 +180,9 @@ def _overwrite(target: DeltaTarget, staged: DeltaTarget, mark: str, position: in
 def _take_over(target: DeltaTarget, staged: DeltaTarget) -> None:
     """Give the target what the staged table says of itself; until then it claims less than it holds."""
     held, wanted = target.table.metadata().configuration, staged.table.metadata().configuration
-    changed = {n: wanted[n] for n in (RELATION, GENERATION, STATISTICS) if n in wanted and held.get(n) != wanted[n]}
+    taken = {n: wanted[n] for n in (RELATION, GENERATION, STATISTICS) if n in wanted}
+    taken |= {TRANSFORM: "", MODE: "", KEYLESS: wanted.get(KEYLESS, ""), **staged.layout.configuration}
+    changed = {name: said for name, said in taken.items() if (held.get(name) or "") != said}
     if changed:
         target.table.alter.set_table_properties(changed, raise_if_not_exists=False)
 
@@ -178,7 +192,10 @@ def _additions(table: DeltaTable, mark: str) -> Iterator[AddAction]:
     now = int(time.time() * 1000)
     bounds = {kind: _told(files, kind) for kind in ("min", "max")}
     missing = {name.partition(".")[2]: name for name in files.column_names if name.startswith("null_count.")}
-    for place, file in enumerate(files.select(["path", "size_bytes", "num_records", *missing.values()]).to_pylist()):
+    parted = {name.partition(".")[2]: name for name in files.column_names if name.startswith("partition.")}
+    chosen = ["path", "size_bytes", "num_records", *missing.values(), *parted.values()]
+    for place, file in enumerate(files.select(chosen).to_pylist()):
+        values = {column: partition_text(file[name]) for column, name in parted.items()}
         statistics: dict[str, Any] = {
             "numRecords": file["num_records"],
             "minValues": _at(bounds["min"], place),
@@ -186,7 +203,7 @@ def _additions(table: DeltaTable, mark: str) -> Iterator[AddAction]:
             "nullCount": {column: file[name] for column, name in missing.items() if file[name] is not None},
         }
         said = json.dumps(statistics, ensure_ascii=False)
-        yield AddAction(f"{mark}/{file['path']}", file["size_bytes"], {}, now, True, said)
+        yield AddAction(f"{mark}/{unquote(file['path'])}", file["size_bytes"], values, now, True, said)
 
 
 def _told(files: pa.Table, kind: str) -> dict[str, list[Any]]:

@@ -10,10 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
-from cdc.table import TableSchema
+from cdc.table import Column, TableSchema
 from pipelines.rows import target_schema, typed_keys, typed_rows
-from pipelines.sinks.delta_merge import OP
-from pipelines.types import TypePolicy
+from pipelines.sinks.delta_merge import OP, PLACE
+from pipelines.transform import TableTransform
+from pipelines.transform_sql import Expressions, refusing_empty
+from pipelines.types import Policy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,22 +26,54 @@ class Shape:
     """What a target's rows look like; pickled to executors."""
 
     schema: TableSchema
-    policy: TypePolicy
+    """As the target names and types it: of the source, but for what a transform drops, renames and masks."""
+    policy: Policy
+    transform: TableTransform | None = None
+    expressions: Expressions | None = None
+    parted: tuple[str, ...] = ()
+    """Text columns by which the target's files are parted; Delta tells an empty text there from NULL no more."""
+
+    @property
+    def held(self) -> pa.Schema:
+        """The columns that images have: the target's without those that are computed."""
+        return target_schema(self.schema, self.policy) if self.transform is None else self.transform.held(self.policy)
 
     @property
     def columns(self) -> pa.Schema:
         """The target's columns."""
-        return target_schema(self.schema, self.policy)
+        return self.held if self.expressions is None else self.expressions.columns(self.held)
 
     @property
     def source(self) -> pa.Schema:
-        """The target's columns and `_op`."""
-        return self.columns.append(pa.field(OP, pa.string()))
+        """The columns that images have and `_op`."""
+        return self.held.append(pa.field(OP, pa.string()))
+
+    def rows(self, images: pa.Table) -> pa.Table:
+        """Upserts in the folded shape as `held`; what was not sent is a place holder, as of typed_rows."""
+        if self.transform is None:
+            return typed_rows(images, self.schema, self.policy)
+        return self.transform.rows(images, self.policy)
+
+    def finished_frame(self, source: DataFrame) -> DataFrame:
+        """A merge's source in the target's columns, as Shapes.finished."""
+        made = source if self.expressions is None else self.expressions.finished_frame(source)
+        for name in self.parted:
+            made = made.withColumn(name, refusing_empty(name))
+        return made
+
+    def missing(self, column: Column) -> str | None:
+        """What rows older than the column hold in the target, as text."""
+        return column.missing if self.transform is None else self.transform.missing(column)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a row can be made of any image, also of one that says that the row is gone."""
+        return self.transform is None or self.transform.rule.python is None
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Delta names of the key columns, in key order."""
-        return tuple(column_name(column.name) for column in self.schema.key)
+        """Delta names of the columns that find a row: the key in its order, or without one the row's place."""
+        return tuple(column_name(column.name) for column in self.schema.key) or PLACE
 
 
 def split(images: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -52,7 +86,7 @@ def source_rows(images: pa.Table, shape: Shape) -> pa.Table:
     """Deletes and complete upserts in the folded shape as a merge's source."""
     upserts = images.filter(pc.equal(images["op"], "u"))
     deletes = images.filter(pc.equal(images["op"], "d"))
-    rows = as_upserts(typed_rows(upserts, shape.schema, shape.policy), shape)
+    rows = as_upserts(shape.rows(upserts), shape)
     return pa.concat_tables([rows, _deletes(deletes, shape)]) if deletes.num_rows else rows
 
 

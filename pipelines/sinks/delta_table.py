@@ -9,19 +9,25 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Final, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Transaction
+import structlog
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction
 
+from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable, SinkBelongsElsewhere
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
+from cdc.failpoint import hit
+from cdc.naming import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, START_COLUMN, column_name
 from cdc.table import TableSchema
-from pipelines.rows import COLUMN_ID_KEY
+from pipelines.sinks.delta_evolution import COPY_AGAIN, Filled, Plan, check_key, plan, rewritten
+from pipelines.sinks.delta_layout import PLAIN, Layout
+from pipelines.sinks.delta_log import is_newest
 from pipelines.statistics import DataFile
 
 APP_ID: Final = "cdc.app_id"
@@ -29,22 +35,31 @@ LOG_ID: Final = "cdc.log_id"
 RELATION: Final = "cdc.relation"
 GENERATION: Final = "cdc.generation"
 """B of the last generation end applied; while it is missing the first full copy has not ended."""
+KEYLESS: Final = "cdc.keyless"
+"""`true` where rows are found by their place, for want of a key."""
+
+COLUMNS: Final = "/columns"
+"""Behind the app id: the `txn` of a commit that changes the columns and no row."""
 
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 MAX_STATISTICS: Final = 32
 """Columns with statistics, as Delta's own default (`dataSkippingNumIndexedCols`)."""
-COMPACT_ABOVE_FILES: Final = 64
-"""Every merge adds a file; a merge opens all of them, so their number is kept small."""
-REOPEN_AFTER: Final = 100
+CHECKPOINT_EVERY: Final = 25
+"""Versions: delta-rs goes through all commits since the last one with every further commit, twice."""
+REOPEN_AFTER: Final = CHECKPOINT_EVERY
 """Versions after which the table is opened anew: an opened one keeps every commit it has replayed."""
 
 _PROPERTIES: Final = {
-    "delta.checkpointInterval": "100",
+    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
     "delta.enableExpiredLogCleanup": "true",
     # a commit per second is 86,400 log files a day, and every open of the table lists them
     "delta.logRetentionDuration": "interval 1 days",
 }
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
+
+_T = TypeVar("_T")
+
+log = structlog.get_logger("apply")
 
 
 class DeltaTarget:
@@ -53,7 +68,11 @@ class DeltaTarget:
     def __init__(self, uri: str, table: DeltaTable) -> None:
         self.uri = uri
         self.table = table
-        self._opened_at = table.version()
+        self._opened_at = self._looked_at = table.version()
+        self._known: dict[str, Any] = {}
+        """Of the version that was looked at, by what was asked."""
+        self._columns_known: int | None = None
+        """None: to be looked up. Of our own commits only a change of columns moves it, and others' come by refresh."""
 
     @classmethod
     def open(cls, uri: str) -> Self | None:
@@ -61,16 +80,19 @@ class DeltaTarget:
         return cls(uri, DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else None
 
     @classmethod
-    def create(cls, uri: str, log_id: str, schema: TableSchema, columns: pa.Schema) -> Self:
-        """An empty target with its identity; `columns` as rows.target_schema gives them."""
+    def create(cls, uri: str, log_id: str, schema: TableSchema, columns: pa.Schema, layout: Layout = PLAIN) -> Self:
+        """An empty target with its identity; `schema` names its key, `columns` are all that it has."""
         identity = {LOG_ID: log_id, RELATION: str(schema.relation), APP_ID: str(uuid.uuid4())}
-        statistics = {STATISTICS: ",".join(statistics_columns(schema, columns))}
+        identity |= {} if schema.key else {KEYLESS: "true"}
+        described = [name for name in statistics_columns(schema, columns) if name not in layout.partition_by]
+        statistics = {STATISTICS: ",".join(described)}
         table = DeltaTable.create(
             uri,
             columns,
             name=schema.topic,
             description=f"changes of {schema.topic}, kept by cdc",
-            configuration={**_PROPERTIES, **statistics, **identity},
+            partition_by=list(layout.partition_by) or None,
+            configuration={**_PROPERTIES, **layout.configuration, **statistics, **identity},
             # our own properties are not in delta-rs' list
             raise_if_key_not_exists=False,
         )
@@ -83,21 +105,58 @@ class DeltaTarget:
         if (held := self._property(RELATION)) != str(schema.relation):
             raise SchemaNotApplicable(
                 f"target {self.uri!r} holds relation {held!r}: table {schema.topic!r} is relation {schema.relation!r}, "
-                "dropped and made anew or renamed onto another's name"
+                "dropped and made anew or renamed onto another's name",
+                remedy="put the new one in the old one's place: 'cdc replay SINK --tables TABLE'",
             )
+
+    @property
+    def layout(self) -> Layout:
+        """How it was made."""
+        metadata = self.table.metadata()
+        return Layout.of(metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS})
+
+    def check_layout(self, layout: Layout) -> None:
+        """Raise TransformRefused where it was made by another transform, or laid out otherwise."""
+        metadata = self.table.metadata()
+        layout.check(self.uri, metadata.configuration, metadata.partition_columns)
+
+    def take_key(self, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
+        """Find rows by the table's key of now, or by their place if it has none; raises as check_key does."""
+        check_key(schema, before, replaced=replaced)
+        keyless = self._property(KEYLESS) == "true"
+        if keyless != bool(schema.key):
+            return
+        if not replaced:
+            now = "has a key now" if schema.key else "has no key any more"
+            raise SchemaNotApplicable(
+                f"table {schema.topic!r} {now}: target {self.uri!r} finds its rows another way", remedy=COPY_AGAIN
+            )
+        self.table.alter.set_table_properties({KEYLESS: str(not schema.key).lower()}, raise_if_not_exists=False)
 
     def refresh(self) -> None:
         """See what others committed."""
-        if self.table.version() - self._opened_at < REOPEN_AFTER:
+        known = self.version
+        if known - self._opened_at >= REOPEN_AFTER:
+            self._reopen()
+        elif not is_newest(self.uri, known):
             self.table.update_incremental()
-            return
+        if self.version != known:
+            self._columns_known = None
+
+    def _reopen(self) -> None:
         self.table = DeltaTable(self.uri)
-        self._opened_at = self.table.version()
+        self._opened_at = self.version
 
     @property
     def version(self) -> int:
         """The Delta version."""
         return self.table.version()
+
+    @property
+    def relation(self) -> int | None:
+        """The table that it holds."""
+        found = self._property(RELATION)
+        return None if found is None else int(found)
 
     @property
     def app_id(self) -> str:
@@ -110,7 +169,25 @@ class DeltaTarget:
     @property
     def applied(self) -> int | None:
         """The position up to which ranges were merged, None before the first."""
-        return self.table.transaction_version(self.app_id)
+        return self.transaction()
+
+    @property
+    def columns_of(self) -> int:
+        """The end of the range for which the columns changed last; one that ends before it, after a crash, is older."""
+        if self._columns_known is None:
+            self._columns_known = self.transaction(COLUMNS) or 0
+        return self._columns_known
+
+    def transaction(self, suffix: str = "") -> int | None:
+        """Where the `txn` of this target stands, or a further one that its identity and the suffix name."""
+        application = self.app_id + suffix
+        # sought in the log each time, for 5 ms if it is not there
+        return self._once(application, lambda: self.table.transaction_version(application))
+
+    def took(self, application: str, position: int, since: int) -> None:
+        """A commit of ours made the `txn` of an application stand there; since: the version before it."""
+        if self.version == since + 1:  # otherwise others' are between, and theirs are not known
+            self._looked_at, self._known = self.version, {application: int(position)}
 
     @property
     def complete(self) -> bool:
@@ -120,12 +197,18 @@ class DeltaTarget:
     @property
     def columns(self) -> pa.Schema:
         """The Arrow schema with field metadata."""
-        return pa.schema(self.table.schema().to_arrow())
+        return self._once("columns", lambda: pa.schema(self.table.schema().to_arrow()))
 
     def files(self) -> tuple[int, int]:
         """(number of live files, their bytes)."""
-        actions = pa.table(self.table.get_add_actions(flatten=True))
-        return actions.num_rows, pc.sum(actions["size_bytes"]).as_py() or 0
+        return self._once("files", lambda: _counted(self.table))
+
+    def _once(self, what: str, ask: Callable[[], _T]) -> _T:
+        if self._looked_at != self.version:
+            self._looked_at, self._known = self.version, {}
+        if what not in self._known:
+            self._known[what] = ask()
+        return cast("_T", self._known[what])
 
     def commit(self, position: int) -> CommitProperties:
         """Commit properties that carry the `txn` of a range ending at position."""
@@ -167,16 +250,58 @@ class DeltaTarget:
             properties = None if ends is None else self.commit(ends)
             self.table.delete(" OR ".join(f"({condition})" for condition in older), commit_properties=properties)
 
-    def follow(self, wanted: pa.Schema) -> None:
-        """Add the columns of `wanted` that are missing; a column that only the target has stays and takes nulls.
+    def follow(self, wanted: pa.Schema, changes: SchemaChanges, upto: int, *, replaced: bool) -> None:
+        """Have the columns of `wanted`, by one commit that changes no row's place; a column that only it has stays.
 
-        Raises SchemaNotApplicable for a rename, a change of type, or a name used again.
+        upto: the end of the range. replaced: as of delta_evolution.plan. Raises SchemaNotApplicable as that does, and
+        when Delta refuses.
         """
-        present = self.columns
-        check_followable(present, wanted, self.uri)
-        missing = [wanted.field(name) for name in wanted.names if name not in present.names]
-        if missing:
-            self.table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+        found = plan(self.columns, wanted, changes, replaced=replaced)
+        if found.steps:
+            self._change_columns(found, upto)
+        # a rewrite may have taken a column that had them, before a crash
+        if not set(self.described) <= set(self.columns.names):
+            described = ",".join(_bounded(self.columns, self.described))
+            self.table.alter.set_table_properties({STATISTICS: described}, raise_if_not_exists=False)
+
+    def _change_columns(self, found: Plan, upto: int) -> None:
+        log.info("columns of a target change", target=self.uri, changes=list(found.steps))
+        self._columns_known = None
+        hit("delta_before_columns")
+        try:
+            if found.columns:
+                self._rewrite(found.columns, upto)
+            else:
+                fields = Schema.from_arrow(pa.schema(found.added)).fields
+                self.table.alter.add_columns(fields, commit_properties=self._columns_of(upto))
+        except DeltaError as exc:
+            # not when another commit came in between, or the store does not answer: then it is tried again
+            if "not supported" in str(exc) or "not yet supported" in str(exc) or "append-only" in str(exc):
+                raise SchemaNotApplicable(
+                    f"target {self.uri!r} has features with which its columns cannot change: {'; '.join(found.steps)}"
+                ) from exc
+            raise
+        hit("delta_after_columns")
+
+    def _columns_of(self, upto: int) -> CommitProperties:
+        """Commit properties of a change of columns: no retries, which would overwrite what came in between."""
+        return CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self.app_id + COLUMNS, upto)])
+
+    def _rewrite(self, columns: Sequence[Filled], upto: int) -> None:
+        """The same rows in other columns, streamed; readers of older versions are not affected."""
+        held, schema = self.columns, pa.schema([column.field for column in columns])
+        name_of = {column.held: column.field.name for column in columns if column.held is not None}
+        # opened here: inside of the write no other work of the engine can begin
+        rows = pa.RecordBatchReader.from_stream(self.table.scan())
+        write_deltalake(
+            self.table,
+            pa.RecordBatchReader.from_batches(schema, (rewritten(batch, held, columns) for batch in rows)),
+            mode="overwrite",
+            schema_mode="overwrite",
+            partition_by=[name_of[name] for name in self.table.metadata().partition_columns] or None,
+            commit_properties=self._columns_of(upto),
+        )
+        self._reopen()
 
     def refill(self, defaults: Mapping[str, str], upto: int) -> None:
         """Give rows at or below position `upto` the defaults of new columns: Delta column → SQL expression.
@@ -186,53 +311,39 @@ class DeltaTarget:
         if defaults and self.files()[0]:
             updates = {f'"{name}"': expression for name, expression in defaults.items()}
             self.table.update(updates=updates, predicate=f"{POSITION_COLUMN} <= {int(upto)}")
-
-    def tidy(self) -> None:
-        """Put small files together once there are many; rows stay as they are."""
-        if self.files()[0] > COMPACT_ABOVE_FILES:
-            self.table.optimize.compact()
+            hit("delta_after_refill")
 
     def _property(self, name: str) -> str | None:
         found = self.table.metadata().configuration.get(name)
         return None if found is None else str(found)
 
 
-def check_followable(present: pa.Schema, wanted: pa.Schema, uri: str) -> None:
-    """Raise SchemaNotApplicable unless `wanted` is `present` with columns added or left out."""
-    name_of = {_column_id(field): field.name for field in present if _column_id(field) is not None}
-    for field in wanted:
-        held = name_of.get(_column_id(field))
-        if held is not None and held != field.name:
-            raise SchemaNotApplicable(f"column {held!r} was renamed to {field.name!r}: target {uri!r} cannot follow")
-        if field.name not in present.names:
-            continue
-        before = present.field(field.name)
-        if _column_id(before) != _column_id(field):
-            raise SchemaNotApplicable(
-                f"column {field.name!r} was dropped and made anew: target {uri!r} holds the old one"
-            )
-        if before.type != field.type:
-            raise SchemaNotApplicable(
-                f"column {field.name!r} changed its type: target {uri!r} holds {before.type!s}, expected {field.type!s}"
-            )
+def _counted(table: DeltaTable) -> tuple[int, int]:
+    actions = pa.table(table.get_add_actions(flatten=True))
+    return actions.num_rows, pc.sum(actions["size_bytes"]).as_py() or 0
 
 
 def statistics_columns(schema: TableSchema, columns: pa.Schema) -> list[str]:
     """The columns whose files get statistics: places and key first.
 
-    No float columns: delta-rs leaves NaN out of the statistics, and Spark's `> 100` would then
-    skip files that hold NaN. No names that need quoting: the two writers parse the property differently.
+    No lists, which have no bounds. No float columns: delta-rs leaves NaN out of the statistics, and Spark's `> 100`
+    would then skip files that hold NaN. No names that need quoting: the two writers parse the property differently.
     """
-    key = [column_name(column.name) for column in schema.key]
-    ordered = dict.fromkeys([POSITION_COLUMN, ORDINAL_COLUMN, *key, *columns.names])
+    return _bounded(columns, [column_name(column.name) for column in schema.key])
+
+
+def _bounded(columns: pa.Schema, first: Sequence[str]) -> list[str]:
+    # without bounds of these a merge into versions would open the files of all that ended long ago
+    spans = [name for name in (START_COLUMN, END_COLUMN) if name in columns.names]
+    ordered = dict.fromkeys([POSITION_COLUMN, ORDINAL_COLUMN, *first, *spans, *columns.names])
     chosen = [
         name
         for name in ordered
-        if name in (POSITION_COLUMN, ORDINAL_COLUMN)
-        or (_PLAIN_NAME.match(name) and not pa.types.is_floating(columns.field(name).type))
+        if name in (POSITION_COLUMN, ORDINAL_COLUMN, *spans)
+        or (name in columns.names and _PLAIN_NAME.match(name) and not _boundless(columns.field(name).type))
     ]
     return chosen[:MAX_STATISTICS]
 
 
-def _column_id(field: pa.Field) -> bytes | None:
-    return None if field.metadata is None else field.metadata.get(COLUMN_ID_KEY)
+def _boundless(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or pa.types.is_nested(kind)

@@ -12,18 +12,32 @@ again, cut in the same or in another place; it must leave the same target. Order
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from cdc.errors import CdcError
+from cdc.stores.parked import Entry, Key, ParkedRow
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
+from pipelines.history import Ending
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Published", "Sink", "SparkAwaited", "TableBatch", "TableRecord", "TargetState"]
+__all__ = [
+    "ParkedRows",
+    "Parks",
+    "Published",
+    "Refusal",
+    "Sink",
+    "SparkAwaited",
+    "TableBatch",
+    "TableRecord",
+    "TargetState",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +46,8 @@ class TableBatch:
 
     Rows come in one of two forms, or not at all when only control rows fell into the range:
     `rows` on the driver (pipelines.fold.FOLDED_ARROW, op `u` and `d` only), or `frame`, the same not collected,
-    for a batch too large for the driver. Never both.
+    for a batch too large for the driver. Never both. Of a table whose target keeps more than the latest state `rows`
+    are all its changes, as pipelines.history has them.
     """
 
     schema: TableSchema
@@ -47,6 +62,10 @@ class TableBatch:
     """(position, ordinal) of the last truncate in the range: every older row of the target is gone."""
     generation: int | None = None
     """B of the last generation end in the range: every row of the target older than B is gone."""
+    endings: tuple[Ending, ...] = ()
+    """Every truncate and generation end of the range in order; for targets that keep more than the latest state."""
+    since: int = 0
+    """For such targets: up to this position the rows are what the changes come to, not the single changes."""
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.frame is not None:
@@ -61,6 +80,11 @@ class TableBatch:
         The row of a partial image may then not have been read yet, wherever it lies; it comes before the copy ends.
         """
         return self.schema.state is TableState.SNAPSHOTTING
+
+    @property
+    def copied(self) -> bool:
+        """Whether a full copy of the table, as it is at upto, ended in the range: every row of the target goes."""
+        return self.generation is not None and not self.copying
 
 
 class SparkAwaited(Exception):
@@ -132,3 +156,47 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Let go of connections and files; publishes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One row of a batch that a target cannot take."""
+
+    row: int
+    """Its place among the batch's rows."""
+    error: CdcError
+
+
+class ParkedRows(Protocol):
+    """The rows that a sink keeps beside itself because its targets cannot take them; of one driver."""
+
+    def held(self, relation: int) -> Mapping[Key, ParkedRow]:
+        """What is parked of a table where its target stands."""
+
+    def write(self, relation: int, after: int, entries: Iterable[Entry]) -> None:
+        """Keep what a batch parks and lets go, in one commit, in the place of all entries behind `after`.
+
+        Durable when it returns; it counts once the target has come to the end of the batch. Called before each merge,
+        also without entries: then only what an attempt left that failed is taken away.
+        """
+
+    def settle(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
+        """The batch was merged: this is parked now."""
+
+
+@runtime_checkable
+class Parks(Sink, Protocol):
+    """A sink that can set single rows aside."""
+
+    @property
+    def parked(self) -> ParkedRows:
+        """Once it is open."""
+
+    def parks(self, schema: TableSchema) -> int:
+        """How many keys of a table may be parked; 0 if a row that fails stops the table."""
+
+    def stands(self, schema: TableSchema) -> int:
+        """Where the target of a table stands that was never published; what is parked of it is read as of there."""
+
+    def refused(self, batch: TableBatch, limit: int) -> list[Refusal]:
+        """The rows of a batch that `apply` would fail for, not many more than `limit` of them; changes nothing."""

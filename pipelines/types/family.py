@@ -1,4 +1,4 @@
-"""Family: how one group of Postgres types becomes Arrow; and the policy that chooses it."""
+"""Family: how one group of Postgres types becomes Arrow; and the policies that choose it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,28 @@ class TypePolicy(StrEnum):
     EXACT = "exact"
     #: Every column is a string, exactly as sent.
     TEXT = "text"
+
+    def of(self, column: str) -> TypePolicy:
+        """The policy of one column, by its name at the source: the same for all."""
+        del column
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPolicies:
+    """A policy for a table, and other ones for some of its columns; pickled to executors."""
+
+    table: TypePolicy
+    columns: tuple[tuple[str, TypePolicy], ...] = ()
+    """(name at the source, policy)."""
+
+    def of(self, column: str) -> TypePolicy:
+        """The policy of one column, by its name at the source."""
+        return dict(self.columns).get(column, self.table)
+
+
+Policy = TypePolicy | ColumnPolicies
+"""What says for every column of a table which family it gets."""
 
 
 @dataclass(frozen=True, slots=True)

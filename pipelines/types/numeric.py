@@ -29,6 +29,11 @@ def declared(typmod: int) -> tuple[int, int] | None:
     return packed >> 16 & 0xFFFF, (packed & ((1 << _SCALE_BITS) - 1) ^ half) - half
 
 
+def modifier(precision: int, scale: int) -> int:
+    """The modifier that declares them."""
+    return (precision << 16 | scale & ((1 << _SCALE_BITS) - 1)) + _HEADER
+
+
 def numeric_family(typmod: int) -> Family | None:
     """The decimal for numeric(p,s), None where only text is exact."""
     shape = declared(typmod)

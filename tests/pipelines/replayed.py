@@ -14,6 +14,7 @@ from cdc.catalog import Catalog
 from cdc.config import Definition, load
 from cdc.log.append import LogWriter
 from cdc.log.read import LogReader
+from cdc.log.segments import SegmentLimits
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.search import SearchIndex
@@ -119,8 +120,9 @@ def delta_rows(target: str, version: int | None = None) -> list[dict[str, Any]]:
     return sorted(pa.table(read_target(target, version)).to_pylist(), key=lambda row: row["id"])
 
 
-def made(folder: Path) -> Ground:
+def made(folder: Path, limits: SegmentLimits = LIMITS) -> Ground:
     """The ground with its whole history in the log, nothing applied."""
+    folder.mkdir(exist_ok=True)
     path = folder / "shop.yaml"
     path.write_text(
         f"name: shop\nsource: {{dsn: 'postgresql://nobody@127.0.0.1:1/nowhere'}}\ntables: [{{match: 'shop.*'}}]\n"
@@ -128,7 +130,7 @@ def made(folder: Path) -> Ground:
         f"- {{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}'}}\n"
         f"- {{type: search, name: find, path: '{folder}/find'}}\n"
     )
-    ground = Ground(folder, load(path), LogWriter.open(folder / "log", IDENTITY, LIMITS))
+    ground = Ground(folder, load(path), LogWriter.open(folder / "log", IDENTITY, limits))
     for position, rows in history():
         ground.append(position, rows)
     return ground

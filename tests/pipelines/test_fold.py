@@ -248,9 +248,13 @@ def test_rows_addressed_to_another_sink_hide_nothing(folded: Fold) -> None:
 
 def test_rows_of_a_keyless_table_are_not_folded(folded: Fold) -> None:
     insert, delete = log_row(1, (1, 0), "c", after={1: "x"}), log_row(1, (1, 2), "d", before={1: "x"})
+    update = log_row(1, (1, 3), "u", before={1: "x"}, after={1: "y"})
+    of_others = change(4, "c", "a", after={1: "a"})
 
-    seen = state(folded([insert, insert | {"ordinal": 1}, delete]))
+    *seen, went, came, other = state(folded([insert, insert | {"ordinal": 1}, delete, update, of_others]))
     assert seen == [("u", None, {1: "x"}, True, None)] * 2 + [("d", None, {1: "x"}, True, None)]
+    assert sorted([went, came], key=str) == [("d", None, {1: "x"}, True, None), ("u", None, {1: "y"}, True, None)]
+    assert other == ("u", ["a"], {1: "a"}, True, None)
 
 
 def test_a_survey_of_narrow_columns_knows_what_the_fold_asks_of_the_range() -> None:

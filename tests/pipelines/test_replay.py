@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from cdc.catalog import Catalog, ProcessReport
 from cdc.config import DeltaSink
 from cdc.errors import ConfigError, SinkFenced, SinkHeld
+from cdc.stores.parked import read_parked
 from cdc.stores.published import TargetState
 from cdc.table import Column
 from pipelines.__main__ import main
@@ -100,6 +101,22 @@ def test_a_sink_goes_on_from_where_the_replay_put_it(ground: Ground) -> None:
     shutil.rmtree(ground.folder / "lake")
     ground.drive("lake", 1_500)
     assert here == ground.lake()
+
+
+def test_what_the_new_target_cannot_take_is_parked_beside_the_sink_as_before(ground: Ground) -> None:
+    ground.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u")])
+    ground.append(1_600, [change(1_600, 0, 5, "fits", op="u")])
+    template = f"{ground.folder}/lake/{{schema}}/{{table}}"
+    again(ground)
+    published = ground.lake_of().published()
+    assert published is not None
+    assert {table.topic: table.parked for table in published.tables.values()}["shop.orders"] == (("9",),)
+    (held,) = read_parked(template, published)
+    assert (held.key, held.place, dict(held.image)) == (("9",), (1_500, 0), {1: "not a number", 2: "x"})
+    ground.append(1_700, [change(1_700, 0, 9, "right", op="u")])
+    ground.drive("lake", 1_700)
+    assert [row["note"] for row in ground.lake()["shop.orders"] if row["id"] == 9] == ["right"]
+    assert sorted(path.name for path in (ground.folder / "lake/_cdc").iterdir()) == ["parked", "published"]
 
 
 def test_a_lost_folder_is_made_again(ground: Ground) -> None:
@@ -262,21 +279,21 @@ def test_a_running_driver_lets_go_and_goes_on_from_the_new_target(ground: Ground
         parts = SinkParts(Cuts(catalog, "shop"), Pauses(catalog, "shop"), FIGURES, spark_never_comes)
         query = SinkQuery(ground.definition, ground.definition.sinks[0], parts)
         for _ in ("the first copy", "what came after"):
-            query.look(may_start=False)
+            query.look()
         right = ground.lake()
         damage(ground.folder / "lake/shop/orders")
         catalog.processes.report(ProcessReport("shop", "apply", 1, "running"))
         replayed = beside.submit(again, ground)
 
         def looked() -> bool:
-            query.look(may_start=False)
+            query.look()
             return replayed.done()
 
         until(looked, "the replay", every=0.0)
         replayed.result(timeout=0)
         assert ground.lake() == right
         ground.append(1_500, [change(1_500, 0, 5, "late", op="u")])
-        query.look(may_start=False)
+        query.look()
         query.stop()
         assert {row["id"]: row["note"] for row in ground.lake()["shop.orders"]}[5] == "late"
 

@@ -7,10 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 import pipelines
-from pipelines.session import IVY_CACHES, NEEDED_JARS, SparkSettings, delta_jars, has_delta
+from pipelines.session import (
+    COMPACTION_POOL,
+    IVY_CACHES,
+    NEEDED_JARS,
+    SparkSettings,
+    _sql_settings,
+    delta_jars,
+    has_delta,
+)
 
 PATIENCE = 240  # seconds for a JVM on a busy machine
 
@@ -99,3 +108,33 @@ def test_a_session_starts_from_a_path_with_a_space_under_somebody_elses_spark_ho
         check=False,
     )
     assert done.stdout.split() == [str(bool(delta_jars(SparkSettings()))).encode(), b"3"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("master", "local"), [("local", True), ("local[*]", True), ("local-cluster[2,1,1024]", False), ("yarn", False)]
+)
+def test_one_machine_is_what_spark_runs_in_one_process(master: str, local: bool) -> None:
+    assert SparkSettings(master=master).local is local
+
+
+def test_what_was_submitted_wins_but_where_results_depend_on_it(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = dict(SparkConf().getAll())
+    assert submitted["spark.ui.enabled"] == "false"
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    asked = {"spark.ui.enabled": "true", "spark.master": "yarn", "spark.mine": "1"}
+    chosen = _sql_settings(SparkSettings(conf=asked), delta=False)
+
+    assert "spark.master" in submitted
+    assert not {"spark.ui.enabled", "spark.master"} & chosen.keys()
+    assert chosen["spark.mine"] == "1"
+    assert chosen["spark.sql.session.timeZone"] == "UTC"
+
+
+def test_a_compaction_gets_what_the_sinks_leave(spark: SparkSession) -> None:
+    context = spark.sparkContext._jsc.sc()
+    least = {name: context.getPoolForName(name).get().minShare() for name in ("default", COMPACTION_POOL)}
+
+    assert least["default"] > 1_000
+    assert least[COMPACTION_POOL] == 0

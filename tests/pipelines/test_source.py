@@ -10,16 +10,30 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import InvalidDefinition, MalformedLsn, MalformedPosition
 from cdc.log.append import LogWriter
+from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.table import exactly, matches
-from pipelines.source import SCHEMA, LogPartition, LogStreamReader, Selection, rows_between, tables_option
-from tests.log.rows import IDENTITY, LIMITS, info, row, table
+from pipelines.frames import SCHEMA, Frame, LogPartition
+from pipelines.selection import Selection, tables_option
+from pipelines.source import LogBatchReader, LogStreamReader, rows_between
+from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
+from tests.pipelines.frames_of import found, frame_of, version
 
 PATIENCE = 120  # seconds for a query that ends by itself
 
@@ -36,12 +50,19 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.fixture
+def typed(root: Path) -> Path:
+    """The same, and what the columns of shop.orders are."""
+    commit(LogWriter.open(root, IDENTITY, LIMITS), 50, version(50, schema_of(16384, "note")))
+    return root
+
+
 def commit(writer: LogWriter, last: int, *rows: dict[str, Any]) -> None:
     writer.commit(writer.stage(table(*rows)) if rows else [], info(last))
 
 
 def planner(root: Path, **options: str) -> LogStreamReader:
-    return LogStreamReader(Selection.from_options({"path": str(root), **options}))
+    return LogStreamReader(Frame.of(Selection.from_options({"path": str(root), **options})))
 
 
 def load(spark: SparkSession, root: Path, **options: str) -> DataFrame:
@@ -86,7 +107,7 @@ def test_rows_between_two_positions_are_those_of_the_named_tables_alone(spark: S
 
     def between(after: int, upto: int) -> list[tuple[int, int]]:
         globs = (exactly("shop.a,b*"),)
-        return places(rows_between(spark, str(tmp_path / "log"), globs, Position(after), Position(upto)))
+        return places(rows_between(spark, LogReader(tmp_path / "log"), globs, Position(after), Position(upto)))
 
     assert between(10, 20) == [(20, 1)]
     assert between(0, 10) == [(10, 0)]
@@ -172,6 +193,91 @@ def test_a_planner_starts_where_it_is_told(root: Path) -> None:
     assert starts == [{"position": 0}, {"position": 40}, {"position": int(Position.of(2, 1))}]
 
 
+def test_a_time_is_a_place_and_both_ends_are_included(root: Path) -> None:
+    """The commits are 10, 20 and 30 microseconds behind it."""
+    began = "2023-11-14T22:13:20.0000"
+    places = [
+        [r["position"] for r in found(frame_of(root, **options)).to_pylist()]
+        for options in (
+            {"startingTimestamp": f"{began}20Z"},
+            {"startingTimestamp": f"{began}21+00:00"},
+            {"endingTimestamp": f"{began}20"},
+            {"startingTimestamp": f"{began}11", "endingTimestamp": f"{began}29"},
+            {"startingTimestamp": "2023-11-15"},
+            {"startingPosition": "0/A", "endingTimestamp": "2023-11-15 01:00:00"},
+        )
+    ]
+    assert places == [[20, 20, 30], [30], [10, 10, 20, 20], [20, 20], [], [20, 20, 30]]
+    assert planner(root, startingTimestamp=f"{began}15").initialOffset() == {"position": 19}
+
+
+def test_chosen_columns_are_all_that_is_read(root: Path) -> None:
+    frame = frame_of(root, columns="op, position")
+    assert frame.needed == ["op", "position"]
+    assert found(frame).column_names == frame.columns.names == ["op", "position"]
+
+
+def test_filters_leave_out_what_they_rule_out_and_nothing_else(root: Path) -> None:
+    rows = found(frame_of(root)).to_pylist()
+    for filters, holds in (
+        ([EqualTo(("position",), 20)], lambda r: r["position"] == 20),
+        ([GreaterThan(("position",), 10), LessThan(("position",), 30)], lambda r: 10 < r["position"] < 30),
+        ([GreaterThanOrEqual(("position",), 20), LessThanOrEqual(("position",), 20)], lambda r: r["position"] == 20),
+        ([In(("relation",), (2, 5))], lambda r: r["relation"] in (2, 5)),
+        ([EqualTo(("topic",), "sales.items")], lambda r: r["topic"] == "sales.items"),
+        ([In(("topic",), ("a", "shop.orders")), EqualTo(("topic",), "a")], lambda r: r["topic"] == "a"),
+        ([In(("relation",), (None, 2)), In(("topic",), (None, "sales.items"))], lambda r: r["relation"] == 2),
+        ([In(("relation",), (None,))], lambda _: False),
+        ([GreaterThan(("position",), 50)], lambda r: r["position"] > 50),
+        ([LessThan(("position",), -5)], lambda r: r["position"] < -5),
+        ([Not(EqualTo(("position",), 20)), EqualTo(("op",), "c"), EqualTo(("before", "x"), 1)], lambda _: True),
+    ):
+        reader = LogBatchReader(frame_of(root))
+        assert list(reader.pushFilters(filters)) == filters
+        read = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+        assert [row for row in read if holds(row)] == [row for row in rows if holds(row)]
+        if holds(rows[0]) is False:
+            assert len(read) < len(rows)
+
+
+def test_spark_hands_its_filters_down(spark: SparkSession, typed: Path) -> None:
+    frame = load(spark, typed, table="shop.orders", columns="_position, id")
+    narrow = frame.where("_position = 20 AND id >= 0")
+
+    assert [tuple(row) for row in narrow.collect()] == [(20, 0)]
+    assert frame.where("_position > 20").rdd.getNumPartitions() <= 1
+    assert load(spark, typed).where("topic = 'sales.items'").count() == 2
+
+
+def test_a_table_has_its_own_columns_in_spark_batch_and_stream(
+    spark: SparkSession, typed: Path, tmp_path: Path
+) -> None:
+    wanted = "struct<id:int,note:string,_op:string,_position:bigint,_ordinal:bigint,_committed_at:timestamp,"
+    frame = load(spark, typed, table="shop.orders")
+    assert frame.schema.simpleString() == f"{wanted}_unchanged:array<string>>"
+    assert sorted(row["_position"] for row in frame.collect()) == [10, 10, 20]
+
+    options = {"path": str(typed), "table": "shop.orders", "startingTimestamp": "2023-11-14T22:13:20.000020Z"}
+    seen: list[tuple[Any, ...]] = []
+    rows = spark.readStream.format("cdc").options(**options).load().select("id", "_op", "_position")
+    query = rows.writeStream.foreachBatch(lambda batch, _: seen.extend(map(tuple, batch.collect())))
+    query = query.option("checkpointLocation", str(tmp_path / "cp")).trigger(availableNow=True)
+    assert query.start().awaitTermination(PATIENCE)
+    assert seen == [(0, "c", 20)]
+
+
+def test_what_is_wrong_with_options_is_told_by_load(spark: SparkSession, root: Path) -> None:
+    with pytest.raises(AnalysisException, match="option 'startingTimestamp'"):
+        load(spark, root, startingTimestamp="noon")
+    with pytest.raises(AnalysisException, match=r"no table 'shop\.none'"):
+        load(spark, root, table="shop.none")
+    with pytest.raises(AnalysisException, match="takes no schema"):
+        spark.read.format("cdc").schema("position long").load(str(root)).collect()
+    ended = spark.readStream.format("cdc").option("endingPosition", "0/A").load(str(root)).writeStream.format("noop")
+    with pytest.raises(StreamingQueryException, match="endingPosition"):
+        ended.option("checkpointLocation", str(root / "cp")).start().awaitTermination(PATIENCE)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -179,11 +285,25 @@ def test_a_planner_starts_where_it_is_told(root: Path) -> None:
         ({"path": "x", "maxRowsPerTrigger": "0"}, InvalidDefinition),
         ({"path": "x", "maxRowsPerTrigger": "many"}, InvalidDefinition),
         ({"path": "x", "boundaries": "yes"}, InvalidDefinition),
+        ({"path": "x", "history": "1"}, InvalidDefinition),
         ({"path": "x", "startingPosition": "12"}, MalformedLsn),
         ({"path": "x", "endingPosition": "earliest"}, MalformedLsn),
         ({"path": "x", "startingPosition": "x:0/1"}, MalformedPosition),
+        ({"path": "x", "endingTimestamp": "yesterday"}, InvalidDefinition),
+        ({"path": "x", "startingPosition": "latest", "startingTimestamp": "2026-01-01"}, InvalidDefinition),
+        ({"path": "x", "startingPosition": "0/2", "endingPosition": "0/1"}, InvalidDefinition),
+        ({"path": "x", "startingTimestamp": "2026-01-02", "endingTimestamp": "2026-01-01"}, InvalidDefinition),
+        ({"path": "x", "table": "a.b", "tables": "a.*"}, InvalidDefinition),
+        ({"path": "x", "table": "a.b", "types": "loose"}, InvalidDefinition),
+        ({"path": "x", "types": "text"}, InvalidDefinition),
+        ({"path": "x", "table": "a.b", "boundaries": "true"}, InvalidDefinition),
+        ({"path": "x", "columns": " , "}, InvalidDefinition),
+        ({"path": "x", "columns": "op, op"}, InvalidDefinition),
+        ({"path": "x", "columns": "segment"}, InvalidDefinition),
     ],
 )
 def test_wrong_options_are_told_where_the_frame_is_made(options: dict[str, str], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        Selection.from_options(options)
+    with pytest.raises(error) as told:
+        Frame.of(Selection.from_options(options))
+    if error is InvalidDefinition and len(options) == 2:
+        assert repr(next(name for name in options if name != "path")) in str(told.value)

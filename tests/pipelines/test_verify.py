@@ -2,161 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, date, datetime
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from threading import Event, Thread
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from cdc.catalog import Catalog, ProcessReport
-from cdc.config import Definition, load
+from cdc.catalog import Catalog
+from cdc.config import load
 from cdc.errors import ConfigError, CutNotReached
 from cdc.log.append import LogWriter
 from cdc.log.layout import CommitInfo, LogIdentity
 from cdc.log.segments import SegmentLimits
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.tables import match_tables, read_schema
-from cdc.stores.published import Published, TableRecord
-from pipelines.verify import Report, TableVerdict, VerifyOptions, verify
-
-TABLE = """
-CREATE TABLE public.kinds (id int PRIMARY KEY, small smallint, big bigint, yes boolean, half real,
-  whole double precision, price numeric(12,2), free numeric, born date, seen timestamptz, plain timestamp,
-  raw bytea, words text, tags text[], doc jsonb, sure uuid, doubled int GENERATED ALWAYS AS (small * 2) STORED)
-"""
-ROWS = """
-INSERT INTO public.kinds VALUES
- (1, 7, 9223372036854775807, true, 0.1, 0.1, 12.5, 1.10, '2026-02-03', '2026-02-03 04:05:06.7+02',
-  '2026-02-03 04:05:06', '\\x00ff', 'a', '{a,"b c"}', '{"k": 1}', '00000000-0000-0000-0000-00000000000a'),
- (2, -1, 0, false, 'NaN', '-Infinity', -0.01, 'NaN', '0044-03-15 BC', '0044-03-15 BC', '9999-12-31 23:59:59.999999',
-  '', '', '{}', '[]', 'ffffffff-ffff-ffff-ffff-ffffffffffff'),
- (3, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)
-"""
-BC_DAYS = -735_160
-SCHEMA = pa.schema(
-    [
-        ("id", pa.int32()),
-        ("small", pa.int16()),
-        ("big", pa.int64()),
-        ("yes", pa.bool_()),
-        ("half", pa.float32()),
-        ("whole", pa.float64()),
-        ("price", pa.decimal128(12, 2)),
-        ("free", pa.string()),
-        ("born", pa.date32()),
-        ("seen", pa.timestamp("us", tz="UTC")),
-        ("plain", pa.timestamp("us")),
-        ("raw", pa.binary()),
-        ("words", pa.string()),
-        ("tags", pa.string()),
-        ("doc", pa.string()),
-        ("sure", pa.string()),
-        ("_position", pa.int64()),
-    ]
-)
-
-
-def typed() -> pa.Table:
-    """The rows above as a target would hold them."""
-    seen = int(datetime(2026, 2, 3, 2, 5, 6, 700_000, tzinfo=UTC).timestamp() * 1_000_000)
-    columns = [
-        [1, 2, 3],
-        [7, -1, None],
-        [2**63 - 1, 0, None],
-        [True, False, None],
-        [0.1, float("nan"), None],
-        [0.1, float("-inf"), None],
-        [Decimal("12.50"), Decimal("-0.01"), None],
-        ["1.10", "NaN", None],
-        pa.array([(date(2026, 2, 3) - date(1970, 1, 1)).days, BC_DAYS, None], pa.int32()).cast(pa.date32()),
-        pa.array([seen, BC_DAYS * 86_400_000_000, None], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-        [datetime.fromisoformat("2026-02-03 04:05:06"), datetime.fromisoformat("9999-12-31 23:59:59.999999"), None],
-        [b"\x00\xff", b"", None],
-        ["a", "", None],
-        ['{a,"b c"}', "{}", None],
-        ['{"k": 1}', "[]", None],
-        ["00000000-0000-0000-0000-00000000000a", "ffffffff-ffff-ffff-ffff-ffffffffffff", None],
-        [1, 1, 1],
-    ]
-    arrays = [c if isinstance(c, pa.Array) else pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
-
-
-@dataclass
-class Ground:
-    """A source with one table, an empty log, a catalog, and the folder of the target."""
-
-    definition: Definition
-    catalog: Catalog
-    target: Path
-    dsn: str
-    state: str = "streaming"
-    released: list[str] = field(default_factory=list)
-
-    def record(self, position: int) -> Published:
-        with connect(self.dsn) as conn:
-            schemas = [read_schema(conn, oid) for oid, _ in match_tables(conn, ["public.kinds"])]
-        tables = {
-            schema.relation: TableRecord(
-                schema.relation,
-                schema.topic,
-                str(self.target),
-                position,
-                0,
-                self.state,
-                reason=None,
-                schema=schema.to_json().decode(),
-            )
-            for schema in schemas
-            if schema is not None
-        }
-        return Published(position, 0, tables)
-
-    def alive(self) -> None:
-        self.catalog.processes.report(ProcessReport(self.definition.name, "apply", 1, "running"))
-
-    @contextmanager
-    def apply(self, *, passed: int = 0, before_answer: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Answer cuts as the apply process would: first `passed` refusals, then a record."""
-        self.alive()
-        done = Event()
-        thread = Thread(target=self._answer, args=(done, passed, before_answer))
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-
-    def _answer(self, done: Event, passed: int, before_answer: Callable[[], None]) -> None:
-        commands, name = self.catalog.commands, self.definition.name
-        while not done.is_set():
-            for command in commands.pending(name, "cut"):
-                if passed:
-                    passed -= 1
-                    commands.finish(command.id, {"reason": "passed"}, ok=False)
-                    continue
-                before_answer()
-                record = self.record(command.payload["position"])
-                fields = {**asdict(record), "format": 1, "tables": [asdict(t) for t in record.tables.values()]}
-                commands.finish(command.id, {"record": fields, "handle": "{}"})
-            done.wait(0.02)
-        self.released += [c.payload["handle"] for c in commands.pending(name, "release")]
-
-    def verify(self, rows: pa.Table, **options: object) -> TableVerdict:
-        write_deltalake(str(self.target), rows)
-        with self.apply():
-            return self.report(**options).tables[0]
-
-    def report(self, **options: object) -> Report:
-        return verify(self.definition, VerifyOptions(timeout=20.0, **options))  # type: ignore[arg-type]
+from cdc.verification import Mode
+from pipelines.verify import VerifyOptions, verify
+from tests.pipelines.kinds import ROWS, TABLE, Ground, replaced, typed
 
 
 @pytest.fixture
@@ -177,11 +43,6 @@ def ground(tmp_path: Path, database: str) -> Iterator[Ground]:
     writer.commit([], CommitInfo(last=Position(1), committed_at=0, timeline=1))
     with Catalog.open(definition.catalog.url) as catalog:
         yield Ground(definition, catalog, tmp_path / "lake" / "public" / "kinds", database)
-
-
-def replaced(rows: pa.Table, column: str, values: list[object]) -> pa.Table:
-    place = rows.schema.get_field_index(column)
-    return rows.set_column(place, rows.schema.field(place), pa.array(values, rows.schema.field(place).type))
 
 
 def test_every_type_that_a_target_holds_exactly_is_equal_to_its_source(ground: Ground) -> None:
@@ -283,3 +144,193 @@ def test_an_unknown_sink_or_table_is_refused(ground: Ground) -> None:
         ground.report(sinks=("nowhere",))
     with ground.apply(), pytest.raises(ConfigError, match="no captured table"):
         ground.report(tables=("nothing",))
+
+
+@pytest.mark.parametrize(("rows", "extra"), [(2, []), (3, [["3"]])])
+def test_what_the_publication_keeps_back_is_not_missed(ground: Ground, rows: int, extra: list[list[str]]) -> None:
+    with connect(ground.dsn) as conn:
+        conn.execute("CREATE PUBLICATION cdc_kinds_pub FOR TABLE public.kinds (id, words) WHERE (id < 3)")
+    verdict = ground.verify(typed().select(["id", "words", "_position"]).slice(0, rows))
+    assert verdict.equal is not bool(extra), verdict
+    assert (verdict.rows, verdict.extra) == (2, extra)
+
+
+def spoiled() -> dict[str, pa.Table]:
+    """The rows with one thing wrong in each; `order` is not wrong."""
+    rows = typed()
+    place = rows.schema.get_field_index("small")
+    return {
+        "order": rows.take([2, 0, 1]),
+        "missing": rows.slice(1),
+        "extra": pa.concat_tables([rows, replaced(rows.slice(0, 1), "id", [4])]),
+        "value": replaced(rows, "big", [1, 0, None]),
+        "type": rows.set_column(place, "small", pa.array(["7", "-01", None])),
+        "empty": replaced(rows, "words", ["a", None, None]),
+        "twice": pa.concat_tables([rows, rows.slice(2)]),
+        "swapped": replaced(rows, "words", ["", "a", None]),
+        "exchanged": replaced(rows, "id", [1, 2, 4]),
+    }
+
+
+SAME_COUNT = {"value", "type", "empty", "swapped", "exchanged"}
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_every_mode_finds_what_it_promises_to_find_and_nothing_else(ground: Ground, mode: Mode) -> None:
+    found = {}
+    for name, rows in spoiled().items():
+        shutil.rmtree(ground.target, ignore_errors=True)
+        verdict = ground.verify(rows, mode=mode)
+        assert verdict.compared
+        assert verdict.mode == mode
+        found[name] = verdict.equal
+    unseen = {"order"} | (SAME_COUNT if mode is Mode.COUNT else set())
+    assert found == {name: name in unseen for name in spoiled()}
+
+
+def test_a_digest_names_no_row_and_is_made_by_the_server(ground: Ground) -> None:
+    verdict = ground.verify(replaced(typed(), "half", [0.1, 0.0, None]), mode=Mode.CHECKSUM)
+    assert (verdict.mode, verdict.equal, verdict.mismatched) == ("checksum", False, 1)
+    assert verdict.reason == "the digests differ; --mode rows names the keys"
+    with connect(ground.dsn) as conn:
+        conn.execute("UPDATE public.kinds SET half = 0 WHERE id = 2")
+    with ground.apply():
+        assert ground.report(mode=Mode.CHECKSUM).equal
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_of_parked_keys_nothing_is_said_but_that_there_are_some(ground: Ground, mode: Mode) -> None:
+    ground.parked = (("2",), ("9",))
+    rows = typed()
+    verdict = ground.verify(pa.concat_tables([rows.slice(0, 1), rows.slice(2)]), mode=mode)
+    assert (verdict.equal, verdict.mode, verdict.parked, verdict.parked_keys) == (True, "rows", 2, [["2"], ["9"]])
+    shutil.rmtree(ground.target)
+    verdict = ground.verify(rows.slice(2), mode=mode)
+    assert (verdict.missing, verdict.parked) == ([["1"]], 2)
+
+
+@pytest.mark.parametrize("mode", [Mode.ROWS, Mode.CHECKSUM])
+def test_what_was_compared_is_kept_and_what_was_counted_is_not(ground: Ground, mode: Mode) -> None:
+    ground.verify(typed().slice(1), mode=Mode.COUNT)
+    assert ground.catalog.verified.ls("kinds") == []
+    shutil.rmtree(ground.target)
+    ground.verify(typed().slice(1), mode=mode)
+    (wrong,) = ground.catalog.verified.ls("kinds")
+    assert (wrong.sink, wrong.topic, wrong.rows, wrong.mismatched, wrong.equal_at) == (
+        "lake",
+        "public.kinds",
+        3,
+        1,
+        None,
+    )
+    shutil.rmtree(ground.target)
+    before = datetime.now(UTC)
+    ground.verify(typed(), mode=mode)
+    (right,) = ground.catalog.verified.ls("kinds")
+    assert (right.mismatched, right.ended, right.ranges) == (0, True, 1)
+    assert right.through is not None
+    assert right.equal_at is not None
+    assert before <= right.through <= right.equal_at
+
+
+def placed(**columns: list[object]) -> pa.Table:
+    """The first row and the third, a deleted one and an older state of the first, with the columns of a mode."""
+    rows = typed()
+    old, deleted = replaced(rows, "words", ["old", None, None]).slice(0, 1), replaced(rows, "id", [4, 5, 6]).slice(0, 1)
+    found = pa.concat_tables([rows, old, deleted, deleted])
+    for name, values in columns.items():
+        found = found.append_column(name, pa.array(values))
+    return found
+
+
+# of what placed() gives: three rows of now, one of before, and a row that came and went
+HISTORIES = {
+    "scd2": {"__END_AT": [None, None, None, 3, 4, 5]},
+    "append": {
+        "_op": ["u", "r", "c", "c", "c", "d"],
+        "_ordinal": [1, 0, 0, 0, 0, 2],
+        "_generation": pa.nulls(6, pa.int64()),
+    },
+}
+
+
+@pytest.mark.parametrize("keeping", [*HISTORIES, "soft_delete"])
+@pytest.mark.parametrize("mode", [Mode.ROWS, Mode.CHECKSUM])
+def test_of_a_target_with_a_past_the_rows_of_now_are_compared(ground: Ground, keeping: str, mode: Mode) -> None:
+    if keeping == "soft_delete":
+        rows = placed(_deleted=[False] * 6).slice(0, 5).filter(pa.array([True, True, True, False, True]))
+        rows = rows.set_column(rows.num_columns - 1, "_deleted", pa.array([False, False, False, True]))
+    else:
+        rows = placed(**HISTORIES[keeping])
+    verdict = ground.kept(keeping, rows, mode=mode)
+    assert (verdict.equal, verdict.rows, verdict.target_rows) == (True, 3, 3), verdict
+    verdict = ground.kept(keeping, rows.slice(1), mode=mode)
+    assert not verdict.equal
+
+
+@pytest.mark.parametrize(
+    ("op", "position", "generation", "missing"),
+    [
+        ("t", 1, None, [["2"], ["3"]]),  # at the truncate's place, and not behind it as the first is
+        ("g", 9, 1, []),
+        ("g", 9, 2, [["1"], ["2"], ["3"]]),
+    ],
+)
+def test_of_a_history_what_stands_before_a_truncate_or_a_generation_is_gone(
+    ground: Ground, op: str, position: int, generation: int | None, missing: list[list[str]]
+) -> None:
+    control = pa.table({"_op": [op], "_position": [position], "_ordinal": [0]})
+    control = control.append_column("_generation", pa.array([generation], pa.int64()))
+    rows = pa.concat_tables([placed(**HISTORIES["append"]), control], promote_options="default")
+    assert sorted(ground.kept("append", rows).missing) == missing
+
+
+def test_a_target_of_a_kind_that_nobody_knows_is_not_passed(ground: Ground) -> None:
+    verdict = ground.kept("guesses", typed())
+    assert (verdict.equal, verdict.compared) == (False, False)
+    assert verdict.reason == "the target keeps 'guesses', of which the rows of now are not known"
+
+
+@pytest.mark.parametrize("mode", [Mode.ROWS, Mode.CHECKSUM])
+def test_a_table_is_compared_as_its_rule_changes_it(ground: Ground, mode: Mode) -> None:
+    ground.rule(
+        "except_column_list: ['yes'], transform: {drop: [doc], rename: {id: nr, big: huge}, mask: {words: redact}}"
+    )
+    rows = replaced(typed(), "words", ["***", "***", None]).drop_columns(["doc", "yes"])
+    rows = rows.rename_columns({"id": "nr", "big": "huge"})
+    assert ground.verify(rows, mode=mode).equal
+    shutil.rmtree(ground.target)
+    verdict = ground.verify(replaced(rows, "words", ["***", None, None]), mode=mode)
+    assert (verdict.mode, verdict.differing) == ("rows", [{"key": ["2"], "columns": ["words"]}])
+    shutil.rmtree(ground.target)
+    assert ground.verify(rows.drop_columns(["huge"]), mode=mode).reason == "the target lacks columns: ['big']"
+
+
+@pytest.mark.parametrize(
+    ("transform", "reason"),
+    [
+        ("where: 'id > 1'", "rows are filtered by an expression of Spark SQL, which verify does not evaluate"),
+        ("python: 'os.path:join'", "rows pass through 'os.path:join', which can change any column but the key"),
+        ("drop: [nothing]", "drop: table 'public.kinds' has no column 'nothing', or does not send it"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_and_never_passed(ground: Ground, transform: str, reason: str) -> None:
+    ground.rule(f"transform: {{{transform}}}")
+    verdict = ground.verify(typed())
+    assert (verdict.equal, verdict.compared, verdict.reason) == (False, False, reason)
+
+
+def test_columns_that_are_computed_are_named_as_not_compared(ground: Ground) -> None:
+    ground.rule("transform: {computed: {twice: 'small * 2'}}")
+    verdict = ground.verify(typed().append_column("twice", pa.array([0, 0, 0])))
+    assert (verdict.equal, verdict.reason) == (True, "computed columns are not compared: ['twice']")
+
+
+@pytest.mark.parametrize("mode", [Mode.ROWS, Mode.CHECKSUM])
+def test_a_list_is_compared_element_by_element(ground: Ground, mode: Mode) -> None:
+    rows = typed()
+    place = rows.schema.get_field_index("tags")
+    for tags, equal in (([["a", "b c"], [], None], True), ([["a", "b", "c"], [], None], False)):
+        shutil.rmtree(ground.target, ignore_errors=True)
+        verdict = ground.verify(rows.set_column(place, "tags", pa.array(tags, pa.list_(pa.string()))), mode=mode)
+        assert (verdict.mode, verdict.equal) == (mode, equal)

@@ -1,0 +1,204 @@
+"""Targets that keep more of a row than its latest state: versions, marked rows, every change.
+
+Order inside `bring`: look up the rows that the range builds on, make from them and the changes the rows of the mode,
+and put those in the target whole, in one commit; then close, or mark, the rows that truncates and generations ended and
+that the range did not touch. Each of the two can be done again: the first carries a `txn` of its own where the second
+follows, and changes up to there are passed over; the second finds only rows that are still open. Where nothing ended,
+the first carries the `txn` of the range.
+
+Honest ceiling: the changes of one batch are in this process at once, and of one transaction always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.config import TableSettings
+from cdc.config.sinks import Keeping
+from cdc.errors import HistoryTrimmed
+from cdc.failpoint import hit
+from cdc.naming import (
+    COMMITTED_COLUMN,
+    DELETED_COLUMN,
+    END_COLUMN,
+    OP_COLUMN,
+    ORDINAL_COLUMN,
+    POSITION_COLUMN,
+    START_COLUMN,
+    TO_COLUMN,
+)
+from cdc.position import Position
+from pipelines.fold import FOLDED_ARROW
+from pipelines.history import Ending
+from pipelines.multiset import identities
+from pipelines.rows import typed_keys
+from pipelines.sinks.delta_columns import tracked
+from pipelines.sinks.delta_merge import OP, ROWS, Mark, double_quoted
+from pipelines.sinks.delta_partial import rows_with
+from pipelines.sinks.delta_source import Shape
+from pipelines.sinks.delta_states import Held, states
+from pipelines.sinks.delta_table import DeltaTarget
+from pipelines.sinks.delta_versions import ADDED, changes, marked, versions
+from pipelines.sinks.sink import TableBatch
+
+_OPEN: Final = {
+    Keeping.VERSIONS: f"{double_quoted(END_COLUMN)} IS NULL",
+    Keeping.MARKED: f"NOT {double_quoted(DELETED_COLUMN)}",
+}
+"""Which rows are there at the source."""
+
+Write = Callable[[pa.Table, tuple[str, ...], Mark], None]
+"""Merges rows, with the `_op` of a merge, by columns that find one; without such columns appends them as they are."""
+
+
+def all_columns(shape: Shape, keeping: Keeping) -> pa.Schema:
+    """All columns of a target."""
+    return pa.schema([*shape.columns, *ADDED[keeping]])
+
+
+def changed_upto(target: DeltaTarget) -> int:
+    """The position up to which the changes are in the target, perhaps without what truncates ended there."""
+    return max(target.applied or 0, target.transaction(ROWS) or 0)
+
+
+def refill(target: DeltaTarget, defaults: Mapping[str, str], keeping: Keeping) -> None:
+    """Give older rows the defaults of new columns: Delta column → SQL expression. Rows of deletes do not say them."""
+    if not defaults or not target.files()[0]:
+        return
+    older = f"{POSITION_COLUMN} <= {changed_upto(target)}"
+    images = f" AND {OP_COLUMN} IN ('c', 'u', 'r')" if keeping is Keeping.CHANGES else ""
+    target.table.update(
+        updates={double_quoted(name): expression for name, expression in defaults.items()}, predicate=older + images
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryTarget:
+    """One target for the length of one batch."""
+
+    target: DeltaTarget
+    shape: Shape
+    settings: TableSettings
+    write: Write
+
+    def bring(self, batch: TableBatch) -> None:
+        """Bring the target to batch.upto; the batch's rows are changes, as pipelines.history has them.
+
+        Raises MissingBase and ValueNotRepresentable as states does, and HistoryTrimmed for a target whose
+        changes the log has no more one by one.
+        """
+        images, done = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows, changed_upto(self.target)
+        self._check_told(batch, images, done)
+        endings = sorted(batch.endings)
+        images = _begun(images.filter(pc.greater(images["position"], done)), batch.since)
+        held = self._held(images)
+        rows = self._rows(batch, images, held, done)
+        closes = self._keeping is not Keeping.CHANGES and len(endings) > 0 and self.target.files()[0] > 0
+        if batch.generation is not None:
+            self.target.complete_generation(batch.generation)
+        hit("delta_before_merge")
+        if rows.num_rows:
+            suffix = ROWS if closes else ""
+            # of keys that the target does not have every row is new
+            finds = self._finds if held.rows.num_rows else ()
+            found = rows.append_column(OP, pa.repeat(pa.scalar("u"), rows.num_rows)) if finds else rows
+            self.write(found, finds, Mark(self.target.app_id + suffix, batch.upto))
+        hit("delta_after_merge")
+        if closes:
+            self._close(endings, batch.upto)
+
+    @property
+    def _keeping(self) -> Keeping:
+        return self.settings.keeping
+
+    @property
+    def _finds(self) -> tuple[str, ...]:
+        if self._keeping is Keeping.CHANGES:
+            return ()
+        return (*self.shape.key, START_COLUMN) if self._keeping is Keeping.VERSIONS else self.shape.key
+
+    def _check_told(self, batch: TableBatch, images: pa.Table, done: int) -> None:
+        places = (
+            [*images["position"].to_pylist(), *(ending.position for ending in batch.endings)] if batch.since else []
+        )
+        if done > 0 and any(done < place <= batch.since for place in places):
+            raise HistoryTrimmed(
+                f"target {self.target.uri!r} stands at {Position(done)!s}, and every single change is in the log "
+                f"from {Position(batch.since)!s} on only"
+            )
+
+    def _rows(self, batch: TableBatch, images: pa.Table, held: Held, done: int) -> pa.Table:
+        """What the batch adds to the target and what of it it changes, whole; images: those behind `done`."""
+        there = states(images, held, batch.endings, self.shape)
+        if self._keeping is Keeping.VERSIONS:
+            return versions(there, held, tracked(self.shape, batch.schema, self.settings))
+        if self._keeping is Keeping.MARKED:
+            return marked(there)
+        return changes(there, images["op"], [ending for ending in batch.endings if ending.position > done])
+
+    def _held(self, images: pa.Table) -> Held:
+        """The rows that the images build on: of each key, or where every change is kept, of those of partial images."""
+        columns = all_columns(self.shape, self._keeping)
+        if self._keeping is Keeping.CHANGES:
+            images = images.filter(pc.invert(pc.fill_null(images["complete"], fill_value=True)))
+        if not images.num_rows or not self.shape.schema.key or not self.target.files()[0]:
+            return Held(columns.empty_table(), np.zeros(0, bool))
+        named = pa.chunked_array([*images["key"].chunks, *images["base"].drop_null().chunks])
+        keys = typed_keys(named, self.shape.schema, self.shape.policy)
+        where = _OPEN[Keeping.VERSIONS] if self._keeping is Keeping.VERSIONS else None
+        rows = rows_with(self.target.table, keys, columns, where).combine_chunks()
+        if self._keeping is Keeping.CHANGES:
+            rows = _latest(rows.filter(pc.is_in(rows[OP_COLUMN], pa.array(["c", "d", "r", "u"]))), self.shape.key)
+            return Held(rows, pc.not_equal(rows[OP_COLUMN], "d").to_numpy())
+        alive = np.ones(rows.num_rows, bool)
+        return Held(rows, ~rows[DELETED_COLUMN].to_numpy() if self._keeping is Keeping.MARKED else alive)
+
+    def _close(self, endings: Sequence[Ending], upto: int) -> None:
+        """Close, or mark, in the target what each ending took away, the last one with the `txn`."""
+        for ending in endings:
+            last = ending is endings[-1]
+            mark = Mark(self.target.app_id, upto).properties if last else None
+            self.target.table.update(
+                updates=_closed(ending, self._keeping),
+                predicate=f"{_OPEN[self._keeping]} AND ({_older(ending)})",
+                commit_properties=mark,
+            )
+            hit("delta_after_ending")
+
+
+def _begun(images: pa.Table, since: int) -> pa.Table:
+    """Without the deletes that came before the history begins."""
+    earlier = pc.and_(pc.less_equal(images["position"], since), pc.equal(images["op"], "d"))
+    return images.filter(pc.invert(earlier))
+
+
+def _latest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The latest row of each key."""
+    numbers = identities((rows[name] for name in key), rows.num_rows)
+    order = np.lexsort((rows[ORDINAL_COLUMN].to_numpy(), rows[POSITION_COLUMN].to_numpy()))
+    last = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
+    last[numbers[order]] = order  # of several the last one stays
+    return rows.take(pa.array(last))
+
+
+def _closed(ending: Ending, keeping: Keeping) -> dict[str, str]:
+    time = f"arrow_cast({ending.committed_at}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+    if keeping is Keeping.VERSIONS:
+        said = {END_COLUMN: str(ending.position), TO_COLUMN: time}
+    else:
+        place = {POSITION_COLUMN: str(ending.position), ORDINAL_COLUMN: str(ending.ordinal)}
+        said = {DELETED_COLUMN: "true", COMMITTED_COLUMN: time, **place}
+    return {double_quoted(name): expression for name, expression in said.items()}
+
+
+def _older(ending: Ending) -> str:
+    if ending.began is not None:
+        return f"{POSITION_COLUMN} < {int(ending.began)}"
+    position, ordinal = int(ending.position), int(ending.ordinal)
+    return f"{POSITION_COLUMN} < {position} OR ({POSITION_COLUMN} = {position} AND {ORDINAL_COLUMN} < {ordinal})"

@@ -1,0 +1,83 @@
+"""Layout: what is fixed of a target when it is made, by the rule of its table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Final, Self
+
+import pyarrow as pa
+
+from cdc.config.sinks import Keeping
+from cdc.errors import SchemaNotApplicable, TransformRefused
+
+TRANSFORM: Final = "cdc.transform"
+"""Property of a target: names the transform by which its rows were made; missing or empty where there is none."""
+
+MODE: Final = "cdc.mode"
+"""Property of a target: what it keeps of a row's past, a `Keeping`; missing for `scd1`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is fixed when a target is made."""
+
+    partition_by: tuple[str, ...] = ()
+    """Delta names of columns."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    transform: str = ""
+    keeping: Keeping = Keeping.LATEST
+    """What it keeps of a row's past."""
+
+    @classmethod
+    def of(cls, configuration: Mapping[str, str | None], partitions: Sequence[str], ours: Collection[str]) -> Self:
+        """Of a table with that configuration; ours: properties that are not of its layout."""
+        said = {name: value for name, value in configuration.items() if value is not None}
+        properties = {name: value for name, value in said.items() if name.startswith("delta.") and name not in ours}
+        keeping = Keeping(said.get(MODE) or Keeping.LATEST.value)
+        return cls(tuple(partitions), properties, said.get(TRANSFORM, ""), keeping)
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        """As properties of the table."""
+        mode = {} if self.keeping is Keeping.LATEST else {MODE: self.keeping.value}
+        return {**self.properties, **({TRANSFORM: self.transform} if self.transform else {}), **mode}
+
+    def check(self, uri: str, configuration: Mapping[str, str | None], partitions: Sequence[str]) -> None:
+        """Raise TransformRefused where a target was made otherwise, SchemaNotApplicable where it keeps another past."""
+        if (held := configuration.get(MODE) or Keeping.LATEST.value) != self.keeping.value:
+            raise SchemaNotApplicable(
+                f"target {uri!r} was made as {held!r}: expected {self.keeping.value!r}",
+                remedy="build the table anew with 'cdc replay', or give the sink back what it said",
+            )
+        anew = "build the table anew with 'cdc replay', or give the rule back what it said"
+        if (configuration.get(TRANSFORM) or "") != self.transform:
+            raise TransformRefused(f"the rows of target {uri!r} were made by another transform", remedy=anew)
+        if self.partition_by and tuple(partitions) != self.partition_by:
+            made = f"target {uri!r} is partitioned by {list(partitions)!r}: expected {list(self.partition_by)!r}"
+            raise TransformRefused(
+                made, remedy="write it anew with 'cdc replay --into', or give the rule back what it said"
+            )
+        for name, wanted in self.properties.items():
+            if configuration.get(name) != wanted:
+                raise TransformRefused(
+                    f"target {uri!r} was made with another {name!r} than the rule has",
+                    remedy=f"{anew}; or set it by ALTER TABLE … SET TBLPROPERTIES",
+                )
+
+
+def parts_files(kind: pa.DataType) -> bool:
+    """Whether files can be parted by values of that type: of others Delta's text has more than one spelling."""
+    return pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_boolean(kind)
+
+
+def partition_text(value: str | int | date | bool | None) -> str | None:  # noqa: FBT001 - a value of a column
+    """A value of a partition column as Delta's log spells it (protocol, section Partition Value Serialization)."""
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+PLAIN: Final = Layout()
+"""Of a table for which no rule says anything."""

@@ -1,0 +1,161 @@
+"""Shapes: a Delta sink's rules held against its tables: what a target's rows are, where it lies, how it is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.config import SinkRule, rule_of
+from cdc.errors import TransformRefused, ValueNotRepresentable
+from cdc.naming import column_name, target_uri
+from cdc.table import TableSchema
+from pipelines.rows import sent_cells
+from pipelines.sinks.delta_layout import PLAIN, Layout, parts_files
+from pipelines.sinks.delta_source import Shape
+from pipelines.sinks.sink import SparkAwaited
+from pipelines.transform import TableTransform, renamed
+from pipelines.transform_sql import empty_part, resolved
+from pipelines.types import Policy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Shapes:
+    """Each rule is held against each version of a table once; any thread may ask."""
+
+    def __init__(self, rules: Sequence[SinkRule]) -> None:
+        self._rules = rules
+        self._known: dict[tuple[TableSchema, Policy], Shape] = {}
+        self._taken: dict[str, TableSchema] = {}
+        self._one_taker = Lock()
+        self.spark: SparkSession | None = None
+
+    def of(self, schema: TableSchema, policy: Policy) -> Shape:
+        """The shape of one table's rows.
+
+        Raises TransformRefused for a transform that does not go with the table, SparkAwaited for expressions
+        while Spark is not up.
+        """
+        found = self._known.get((schema, policy))
+        if found is None:
+            found = self._known[schema, policy] = self._made(schema, policy)
+        return found
+
+    def _made(self, schema: TableSchema, policy: Policy) -> Shape:
+        shape = self._transformed(schema, policy)
+        columns = shape.columns
+        parted = tuple(n for n in self.layout(shape).partition_by if pa.types.is_string(columns.field(n).type))
+        return replace(shape, parted=parted)
+
+    def _transformed(self, schema: TableSchema, policy: Policy) -> Shape:
+        rule = rule_of(schema.topic, self._rules)
+        if rule is None or rule.transform is None:
+            return Shape(schema, policy)
+        transform, policy = TableTransform.of(rule.transform, schema), renamed(policy, rule.transform.rename)
+        if not rule.transform.in_spark:
+            return Shape(transform.schema, policy, transform)
+        if self.spark is None:
+            raise SparkAwaited(f"the rule of {schema.topic!r} has expressions")
+        expressions = resolved(rule.transform, transform.held(policy), schema.topic, self.spark)
+        return Shape(transform.schema, policy, transform, expressions)
+
+    def take(self, uri: str, schema: TableSchema) -> None:
+        """Raise TransformRefused where the target of another table lies there, around it, or inside of it."""
+        with self._one_taker:
+            for other, owner in self._taken.items():
+                strange = owner.relation != schema.relation and owner.topic != schema.topic
+                if strange and (f"{uri}/".startswith(f"{other}/") or f"{other}/".startswith(f"{uri}/")):
+                    raise TransformRefused(
+                        f"the target of table {schema.topic!r} would be {uri!r}, and {other!r} is that of table "
+                        f"{owner.topic!r}"
+                    )
+            self._taken[uri] = schema
+
+    def layout(self, shape: Shape) -> Layout:
+        """How the target of a table is made."""
+        rule = rule_of(shape.schema.topic, self._rules)
+        if rule is None:
+            return PLAIN
+        names = tuple(column_name(name) if name not in shape.columns.names else name for name in rule.partition_by)
+        if unknown := sorted(set(names) - set(shape.columns.names)):
+            raise TransformRefused(f"partition_by: the target of {shape.schema.topic!r} has no column {unknown[0]!r}")
+        for name in names:
+            if not parts_files(shape.columns.field(name).type):
+                raise TransformRefused(
+                    f"partition_by: column {name!r} of the target of {shape.schema.topic!r} is "
+                    f"{shape.columns.field(name).type!s}: expected text, a whole number, a date or a boolean"
+                )
+        transform = "" if shape.transform is None else shape.transform.fingerprint
+        return Layout(names, rule.properties, transform)
+
+    def decided(self, images: pa.Table, shape: Shape) -> pa.Table:
+        """Images of which all is said that the target needs are complete; those that a filter rejects are deletes.
+
+        A row that the filter kept out has no base in the target, and needs none as long as it stays out.
+        """
+        if shape.transform is None:
+            return images
+        images = shape.transform.settled(images)
+        expressions = shape.expressions
+        if expressions is None or expressions.where is None:
+            return images
+        place_of = {column_name(column.name): place for place, column in enumerate(shape.schema.sent)}
+        needed = [place_of[name] for name in expressions.decides if name in place_of]
+        partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
+        told = partial.to_numpy(zero_copy_only=False) & sent_cells(images, shape.schema)[needed].all(axis=0)
+        if not told.any():
+            return images
+        places = np.flatnonzero(told)
+        rows = shape.rows(images.take(pa.array(places)))
+        rejected = expressions.rejects(rows, self._session()).to_numpy(zero_copy_only=False).astype(bool)
+        gone = np.zeros(images.num_rows, bool)
+        gone[places[rejected]] = True
+        ops = pc.if_else(pa.array(gone), "d", images["op"].combine_chunks())
+        return images.set_column(images.column_names.index("op"), "op", ops)
+
+    def finished(self, source: pa.Table, shape: Shape) -> pa.Table:
+        """A merge's source in the target's columns; raises ValueNotRepresentable for an empty text that parts files."""
+        made = source if shape.expressions is None else shape.expressions.finished(source, self._session())
+        for name in shape.parted:
+            if pc.any(pc.equal(made[name], "")).as_py():
+                raise ValueNotRepresentable(
+                    f"table {shape.schema.topic!r}: {empty_part(name)}",
+                    remedy="leave the column out of partition_by and build the table anew, or compute one for it",
+                )
+        return made
+
+    def _session(self) -> SparkSession:
+        if self.spark is None:
+            raise SparkAwaited("expressions are computed by Spark")
+        return self.spark
+
+
+def routed(template: str, rules: Sequence[SinkRule], schema: TableSchema) -> str:
+    """Where the target of a table lies; raises TransformRefused for a table that the rule's pattern does not match."""
+    rule = rule_of(schema.topic, rules)
+    if rule is None or rule.path is None:
+        return target_uri(template, schema.schema, schema.name)
+    if rule.pattern is None:
+        return target_uri(rule.path, schema.schema, schema.name)
+    found = re.fullmatch(rule.pattern, schema.topic)
+    groups = {} if found is None else found.groupdict()
+    if found is None or not all(groups.values()):
+        raise TransformRefused(
+            f"pattern {rule.pattern!r} does not match table {schema.topic!r}, which the rule matches"
+        )
+    return target_uri(rule.path, schema.schema, schema.name, groups)
+
+
+def moved(rules: Sequence[SinkRule], below: str) -> tuple[SinkRule, ...]:
+    """The rules for targets that lie in a folder called so inside those of the sink."""
+    return tuple(
+        rule if rule.path is None else rule.model_copy(update={"path": f"{rule.path}/{below}"}) for rule in rules
+    )

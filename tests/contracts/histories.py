@@ -1,0 +1,204 @@
+"""What each mode keeps of a log, in plain Python, and the batches that a sink gets of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.config import Mode, SinkRule, TableSettings
+from cdc.config.sinks import Keeping
+from cdc.position import Position
+from cdc.stores.lake import read_target
+from cdc.table import ReplicaIdentity, TableSchema
+from pipelines.batch import take_apart
+from pipelines.fold import fold
+from pipelines.folding import single_changes
+from pipelines.history import every_change
+from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.sink import Published, TableBatch, TableRecord
+from tests.contracts.folded import column
+from tests.pipelines.lives import SINK, Image, Row, to_arrow
+
+RELATION = 16384
+TABLE = TableSchema(
+    relation=RELATION,
+    oid=RELATION,
+    schema="t",
+    name="lives",
+    replica_identity=ReplicaIdentity.DEFAULT,
+    columns=(column(1, "id", "bigint", oid=20, key=0), column(2, "plain"), column(3, "large"), column(4, "huge")),
+)
+"""The table of tests.pipelines.lives."""
+NAMES = {held.id: held.name for held in TABLE.columns}
+
+
+class Lake:
+    """A Delta sink with one table, fed from log rows; each driver opens it anew."""
+
+    def __init__(
+        self,
+        path: str,
+        table: TableSettings,
+        writer: Writer = Writer.DELTA_RS,
+        spark: Any = None,
+        rules: tuple[SinkRule, ...] = (),
+    ) -> None:
+        self._settings = DeltaSettings(SINK, f"{path}/{{schema}}/{{table}}", writer, table, rules)
+        self._spark = spark
+        self.uri = f"{path}/t/lives"
+        self.start()
+
+    def start(self) -> None:
+        """A new driver."""
+        self.sink = DeltaSink(self._settings, self._spark)
+        self.sink.open("log-1")
+
+    def apply(self, rows: Sequence[Row], after: int, upto: int, schema: TableSchema = TABLE) -> TableRecord:
+        """One batch."""
+        return self.sink.apply(batch(rows, after, upto, schema))
+
+    def publish(self, record: TableRecord, position: int) -> None:
+        """One cut."""
+        self.sink.publish(Published(position, 0, {record.relation: record}))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Everything that the target holds."""
+        return read_target(self.uri, None).read_all().to_pylist()
+
+
+def batch(rows: Sequence[Row], after: int, upto: int, schema: TableSchema = TABLE, since: int = 0) -> TableBatch:
+    """The range (after, upto] of one table as the loop gives it to a target that keeps history."""
+    found = to_arrow(row for row in rows if after < row["position"] <= upto)
+    single = single_changes(found, {schema.relation}, Position(after))
+    folded = fold(found.filter(pc.invert(single)), sink=SINK)
+    told = take_apart(pa.concat_tables([folded, every_change(found.filter(single), sink=SINK)]))
+    controls = told.controls.get(schema.relation)
+    made = TableBatch(
+        schema=schema, rows=told.rows_of(schema.relation), frame=None, after=after, upto=upto, since=since
+    )
+    if controls is None:
+        return made
+    return replace(
+        made,
+        truncated=controls.truncated,
+        generation=controls.generation,
+        endings=controls.endings,
+        schema=controls.schema or schema,
+    )
+
+
+class Table:
+    """The source's table after each row of the log."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[tuple[int, int], Image]] = {}
+        self._moving: Image = {}
+
+    def apply(self, row: Row) -> Image | None:
+        """One row; returns the whole image of a changed one."""
+        place, key = (row["position"], row["ordinal"]), row["key"][0] if row["key"] else ""
+        if row["op"] == "t":
+            self.rows.clear()
+        elif row["op"] == "g":
+            self.rows = {k: held for k, held in self.rows.items() if held[0][0] >= int(row["payload"])}
+        elif row["op"] == "d":
+            self._moving = self.rows.pop(key, (place, {}))[1]
+        elif row["op"] in "cru":
+            older = self._moving if row["old_key"] else self.rows.get(key, (place, {}))[1]
+            self.rows[key] = place, (older if row["partial"] else {}) | row["after"]
+            return self.rows[key][1]
+        return None
+
+
+def ours(rows: Iterable[Row]) -> list[Row]:
+    """The rows that are not meant for another sink."""
+    return [row for row in rows if row["address"] in (None, SINK)]
+
+
+def transactions(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
+    """The rows by position."""
+    for position, held in groupby(ours(rows), key=lambda row: row["position"]):
+        yield position, list(held)
+
+
+def versions(rows: Iterable[Row], tracked: Sequence[int] = (2, 3, 4)) -> list[tuple[Any, ...]]:
+    """(image, start, end) of every version, in any order."""
+    table, closed = Table(), []
+    current: dict[str, tuple[Image, int]] = {}
+    for position, changes in transactions(rows):
+        for row in changes:
+            table.apply(row)
+        for key in {*table.rows, *current}:
+            image = table.rows[key][1] if key in table.rows else None
+            held = current.get(key)
+            same = held and image and all(held[0].get(c) == image.get(c) for c in tracked)
+            if held and not same:
+                closed.append((*current.pop(key), position))
+            if image is not None:
+                current[key] = (dict(image), held[1] if held and same else position)
+    return closed + [(image, start, None) for image, start in current.values()]
+
+
+def marked(rows: Iterable[Row]) -> list[tuple[Image, bool]]:
+    """(image, whether it is deleted) of every key that ever had a row."""
+    table = Table()
+    seen: dict[str, Image] = {}
+    for row in ours(rows):
+        table.apply(row)
+        seen |= {key: image for key, (_, image) in table.rows.items()}
+    return [(image, key not in table.rows) for key, image in seen.items()]
+
+
+def every(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
+    """(position, ordinal, op, image or key) of every row."""
+    table = Table()
+    found = []
+    for row in ours(rows):
+        image = table.apply(row)
+        said = image if image is not None else {1: row["key"][0]} if row["op"] == "d" else {}
+        found.append((row["position"], row["ordinal"], row["op"], said))
+    return found
+
+
+def image_of(row: dict[str, Any]) -> Image:
+    """The source's columns of a target's row, as text, without nulls of a row that has no image."""
+    return {id_: None if row[name] is None else str(row[name]) for id_, name in NAMES.items()}
+
+
+def whole(image: Image) -> Image:
+    """An image with every column."""
+    return {id_: image.get(id_) for id_ in NAMES}
+
+
+SETTINGS: Final = {
+    Keeping.VERSIONS: TableSettings(stored_as_scd_type=2),
+    Keeping.MARKED: TableSettings(mode=Mode.SOFT_DELETE),
+    Keeping.CHANGES: TableSettings(mode=Mode.APPEND),
+}
+
+
+def in_order(found: list[Any]) -> list[Any]:
+    """Rows of any kind in one order."""
+    return sorted(found, key=repr)
+
+
+def kept(lake: Lake, keeping: Keeping) -> list[Any]:
+    """What a target holds, as its model tells it."""
+    rows = lake.rows()
+    if keeping is Keeping.VERSIONS:
+        return in_order([(image_of(row), row["__START_AT"], row["__END_AT"]) for row in rows])
+    if keeping is Keeping.MARKED:
+        return in_order([(image_of(row), row["_deleted"]) for row in rows])
+    return in_order([(row["_position"], row["_ordinal"], row["_op"], image_of(row)) for row in rows])
+
+
+MODELS: Final[dict[Keeping, Callable[[list[Row]], list[Any]]]] = {
+    Keeping.VERSIONS: lambda rows: in_order([(whole(image), *times) for image, *times in versions(rows)]),
+    Keeping.MARKED: lambda rows: in_order([(whole(image), gone) for image, gone in marked(rows)]),
+    Keeping.CHANGES: lambda rows: in_order([(*place, whole(image)) for *place, image in every(rows)]),
+}

@@ -1,0 +1,278 @@
+"""Targets that keep versions, marked rows or every change: the same table by any batches, held against a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from cdc.config import SinkRule, TableSettings
+from cdc.config.sinks import Keeping
+from cdc.errors import HistoryTrimmed, MissingBase, SchemaNotApplicable
+from cdc.table import TableState
+from pipelines.sinks.delta import Writer
+from tests.contracts.folded import column
+from tests.contracts.histories import MODELS, RELATION, SETTINGS, TABLE, Lake, batch, kept
+from tests.pipelines.lives import Row, Source, log_row
+
+
+def history(seed: int, transactions: int) -> tuple[list[Row], list[int]]:
+    """(the log of a small table, the positions that a batch can end at)."""
+    source = Source(RELATION, Random(seed))
+    for _ in range(transactions):
+        source.transaction()
+    return source.log, sorted({row["position"] for row in source.log})
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("keeping", SETTINGS)
+def test_any_cut_of_a_history_and_any_batch_come_again_give_the_same_table(
+    tmp_path: Path, keeping: Keeping, seed: int
+) -> None:
+    rows, positions = history(seed, 24)
+    random = Random(f"{keeping}-{seed}")
+    lake, after = Lake(str(tmp_path), SETTINGS[keeping]), 0
+    while after < positions[-1]:
+        upto = random.choice([end for end in positions if end > after][:8])
+        record = lake.apply(rows, after, upto)
+        if random.random() < 0.3:  # a crash before it was published: the same, or a longer range, comes again
+            lake.start()
+            upto = random.choice([end for end in positions if end >= upto])
+            record = lake.apply(rows, after, upto)
+        lake.publish(record, upto)
+        after = upto
+
+    assert kept(lake, keeping) == MODELS[keeping](rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keeping", SETTINGS)
+def test_spark_writes_what_delta_rs_writes(tmp_path: Path, keeping: Keeping, spark: Any) -> None:
+    rows, positions = history(7, 16)
+    lake, after = Lake(str(tmp_path), SETTINGS[keeping], Writer.SPARK, spark), 0
+    for upto in [*positions[4::5], positions[-1]]:
+        lake.publish(lake.apply(rows, after, upto), upto)
+        after = upto
+    assert kept(lake, keeping) == MODELS[keeping](rows)
+
+
+PEOPLE = [
+    # (sequence, id, op, name, city) as in the examples of AUTO CDC, in the order of a log
+    (1, 124, "c", "Raul", "Oaxaca"),
+    (1, 123, "c", "Isabel", "Monterrey"),
+    (2, 125, "c", "Mercedes", "Tijuana"),
+    (2, 126, "c", "Lily", "Cancun"),
+    (5, 125, "u", "Mercedes", "Mexicali"),
+    (5, 123, "u", "Isabel", "Chihuahua"),
+    (6, 125, "u", "Mercedes", "Guadalajara"),
+    (6, 123, "d", None, None),
+]
+
+
+def people() -> list[Row]:
+    found = []
+    for ordinal, (position, id_, op, name, city) in enumerate(PEOPLE):
+        image = {"before": {1: str(id_)}} if op == "d" else {"after": {1: str(id_), 2: name, 3: city}}
+        found.append(log_row(RELATION, (position, ordinal), op, key=[str(id_)], **image))
+    return found
+
+
+VERSIONS_OF_PEOPLE = {
+    (123, "Isabel", "Monterrey", 1, 5),
+    (123, "Isabel", "Chihuahua", 5, 6),
+    (124, "Raul", "Oaxaca", 1, None),
+    (125, "Mercedes", "Tijuana", 2, 5),
+    (125, "Mercedes", "Mexicali", 5, 6),
+    (125, "Mercedes", "Guadalajara", 6, None),
+    (126, "Lily", "Cancun", 2, None),
+}
+WITHOUT_CITY = {
+    (123, "Isabel", "Chihuahua", 1, 6),
+    (124, "Raul", "Oaxaca", 1, None),
+    (125, "Mercedes", "Guadalajara", 2, None),
+    (126, "Lily", "Cancun", 2, None),
+}
+
+
+@pytest.mark.parametrize("ends", [[6], [1, 2, 5, 6], [5, 6]], ids=str)
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, VERSIONS_OF_PEOPLE),
+        ({"track_history_except_column_list": ("large",)}, WITHOUT_CITY),
+        ({"track_history_column_list": ("plain",)}, WITHOUT_CITY),
+    ],
+    ids=["every column", "all but city", "name"],
+)
+def test_the_examples_of_auto_cdc_give_the_rows_of_its_documentation(
+    tmp_path: Path, said: dict[str, Any], expected: set[Any], ends: list[int]
+) -> None:
+    lake, after = Lake(str(tmp_path), TableSettings(stored_as_scd_type=2, **said)), 0
+    for upto in ends:
+        lake.publish(lake.apply(people(), after, upto), upto)
+        after = upto
+
+    rows = lake.rows()
+    assert {(r["id"], r["plain"], r["large"], r["__START_AT"], r["__END_AT"]) for r in rows} == expected
+    assert len(rows) == len(expected)
+    assert all(r["_valid_from"].timestamp() == r["__START_AT"] for r in rows)
+    assert {r["_valid_to"] and r["_valid_to"].timestamp() for r in rows} == {r["__END_AT"] for r in rows}
+
+
+def test_one_transaction_makes_one_version_of_a_row_at_most(tmp_path: Path) -> None:
+    said = [("c", "a"), ("u", "b"), ("d", None), ("c", "c"), ("u", "d")]
+    rows = [
+        log_row(RELATION, (5, n), op, key=["1"], before={1: "1"}, after=None if text is None else {1: "1", 2: text})
+        for n, (op, text) in enumerate(said)
+    ]
+    rows += [log_row(RELATION, (6, 0), "d", key=["1"], before={1: "1"})]
+    rows += [log_row(RELATION, (6, 1), "c", key=["1"], after={1: "1", 2: "d"})]
+    rows += [log_row(RELATION, (7, 0), "c", key=["2"], after={1: "2"})]
+    rows += [log_row(RELATION, (7, 1), "d", key=["2"], before={1: "2"})]
+    lake = Lake(str(tmp_path), SETTINGS[Keeping.VERSIONS])
+    lake.apply(rows, 0, 7)
+
+    (version,) = lake.rows()
+    assert (version["plain"], version["__START_AT"], version["__END_AT"]) == ("d", 5, None)
+    assert (version["_position"], version["_ordinal"]) == (6, 1)
+
+
+def test_a_batch_that_was_applied_changes_nothing_when_it_or_a_part_of_it_comes_again(tmp_path: Path) -> None:
+    rows, positions = history(3, 12)
+    for keeping, settings in SETTINGS.items():
+        lake = Lake(f"{tmp_path}/{keeping}", settings)
+        lake.apply(rows, 0, positions[-1])
+        found = kept(lake, keeping)
+        for after, upto in [(0, positions[-1]), (0, positions[2]), (positions[1], positions[5])]:
+            lake.start()
+            record = lake.apply(rows, after, upto)
+            assert record.position == positions[-1]
+        assert kept(lake, keeping) == found
+
+
+def test_a_partial_image_without_a_base_stops_the_table_and_waits_while_the_table_is_copied(tmp_path: Path) -> None:
+    rows = [
+        log_row(RELATION, (5, 0), "u", key=["1"], after={1: "1", 2: "p"}, partial=True),
+        log_row(RELATION, (6, 0), "d", key=["2"], before={1: "2"}),
+        log_row(RELATION, (6, 1), "u", key=["3"], old_key=["2"], after={1: "3", 2: "m"}, partial=True),
+        log_row(RELATION, (7, 0), "r", key=["1"], after={1: "1", 2: "p", 3: "l", 4: "h"}),
+    ]
+    copying = replace(TABLE, state=TableState.SNAPSHOTTING)
+    for keeping, settings in SETTINGS.items():
+        lake = Lake(f"{tmp_path}/{keeping}", settings)
+        with pytest.raises(MissingBase, match="lacks the base of 2 partial images, the first at 0/5"):
+            lake.apply(rows, 0, 7)
+        lake.apply(rows, 0, 7, copying)
+        assert [row["large"] for row in lake.rows() if row["id"] == 1] == ["l"]
+        assert [row for row in lake.rows() if row["id"] == 3] == []
+
+
+def test_a_target_that_keeps_something_else_is_refused(tmp_path: Path) -> None:
+    rows, positions = history(1, 3)
+    for keeping, settings in SETTINGS.items():
+        place = f"{tmp_path}/{keeping}"
+        Lake(place, settings).apply(rows, 0, positions[0])
+        for other in (TableSettings(), *(s for k, s in SETTINGS.items() if k is not keeping)):
+            with pytest.raises(SchemaNotApplicable, match=f"was made as '{keeping.value}': expected"):
+                Lake(place, other).apply(rows, positions[0], positions[1])
+
+
+def test_a_target_has_the_columns_that_are_listed_and_never_loses_its_key(tmp_path: Path) -> None:
+    rows, positions = history(1, 6)
+    lists: list[dict[str, Any]] = [{"column_list": ("id", "large")}, {"except_column_list": ("plain", "huge")}]
+    for number, said in enumerate(lists):
+        for keeping, settings in SETTINGS.items():
+            lake = Lake(f"{tmp_path}/{number}{keeping}", settings.model_copy(update=said))
+            lake.apply(rows, 0, positions[-1])
+            assert {"id", "large"} == {name for name in lake.rows()[0] if not name.startswith("_")}
+    with pytest.raises(SchemaNotApplicable, match="column 'id' is of the key of table"):
+        Lake(f"{tmp_path}/key", TableSettings(except_column_list=("id",))).apply(rows, 0, positions[-1])
+
+
+def test_a_column_that_was_left_out_does_not_come_back_by_another_list_or_another_name(tmp_path: Path) -> None:
+    rows, positions = history(1, 6)
+    renamed = replace(
+        TABLE, columns=tuple(replace(c, name="secret" if c.name == "plain" else c.name) for c in TABLE.columns)
+    )
+    told = log_row(RELATION, (positions[-1] + 1, 0), "s", payload=renamed.to_json())
+    for keeping, settings in SETTINGS.items():
+        place, without = f"{tmp_path}/{keeping}", settings.model_copy(update={"except_column_list": ("plain",)})
+        first = Lake(place, without)
+        first.publish(first.apply(rows, 0, positions[2]), positions[2])
+        with pytest.raises(SchemaNotApplicable, match="column 'plain' was left out"):
+            Lake(place, settings).apply(rows, positions[2], positions[-1])
+        with pytest.raises(SchemaNotApplicable, match="column 'secret' was left out"):
+            Lake(place, without).apply([*rows, told], positions[2], positions[-1] + 1)
+
+
+def test_a_name_in_a_rule_that_no_column_has_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    rows, positions = history(1, 2)
+    for said in ("column_list", "except_column_list", "track_history_column_list", "track_history_except_column_list"):
+        rule = SinkRule.model_validate(
+            {"match": "t.*", "stored_as_scd_type": 2, said: ["nowhere"] if said != "column_list" else ["id", "nowhere"]}
+        )
+        lake = Lake(str(tmp_path), TableSettings(), rules=(rule,))
+        with pytest.raises(SchemaNotApplicable, match=f"{said}: table .* has no column 'nowhere'"):
+            lake.apply(rows, 0, positions[0])
+        assert not Path(lake.uri).exists()
+
+
+def test_a_table_without_a_key_keeps_every_change_and_is_refused_where_rows_have_to_be_told_apart(
+    tmp_path: Path,
+) -> None:
+    keyless = replace(TABLE, columns=tuple(replace(held, key=None) for held in TABLE.columns))
+    rows = [
+        log_row(RELATION, (5, 0), "c", after={1: "1", 2: "a"}),
+        log_row(RELATION, (5, 1), "c", after={1: "1", 2: "a"}),
+        log_row(RELATION, (6, 0), "u", before={1: "1", 2: "a"}, after={1: "1", 2: "b"}),
+        log_row(RELATION, (7, 0), "d", before={1: "1", 2: "a"}),
+    ]
+    lake = Lake(f"{tmp_path}/append", SETTINGS[Keeping.CHANGES])
+    for after, upto in [(0, 5), (5, 7), (0, 7)]:
+        lake.apply(rows, after, upto, keyless)
+    assert sorted((r["_position"], r["_ordinal"], r["_op"], r["plain"]) for r in lake.rows()) == [
+        (5, 0, "c", "a"),
+        (5, 1, "c", "a"),
+        (6, 0, "u", "b"),
+        (7, 0, "d", "a"),
+    ]
+    for keeping in (Keeping.VERSIONS, Keeping.MARKED):
+        with pytest.raises(SchemaNotApplicable, match=f"has no key, by which '{keeping.value}'"):
+            Lake(f"{tmp_path}/{keeping}", SETTINGS[keeping]).apply(rows, 0, 7, keyless)
+
+
+def test_an_added_column_is_filled_in_old_versions_and_begins_none(tmp_path: Path) -> None:
+    first = [log_row(RELATION, (5, 0), "c", key=["1"], after={1: "1", 2: "a"})]
+    wider = replace(TABLE, columns=(*TABLE.columns, column(5, "grade", missing="new")))
+    later = [
+        log_row(RELATION, (6, 0), "s", payload=wider.to_json()),
+        log_row(RELATION, (6, 1), "u", key=["1"], after={1: "1", 2: "a", 5: "new"}),
+        log_row(RELATION, (7, 0), "u", key=["1"], after={1: "1", 2: "a", 5: "better"}),
+    ]
+    lake = Lake(str(tmp_path), SETTINGS[Keeping.VERSIONS])
+    lake.publish(lake.apply(first, 0, 5), 5)
+    lake.publish(lake.apply(later, 5, 6), 6)
+    lake.publish(lake.apply(later, 6, 7, wider), 7)
+    found = sorted((row["grade"], row["__START_AT"], row["__END_AT"]) for row in lake.rows())
+    assert found == [("better", 7, None), ("new", 5, 7)]
+
+
+def test_changes_that_the_log_has_only_as_what_they_come_to_begin_a_history_and_never_go_on_with_one(
+    tmp_path: Path,
+) -> None:
+    rows = [log_row(RELATION, (position, 0), "r", key=["1"], after={1: "1", 2: str(position)}) for position in (4, 8)]
+    for keeping, settings in SETTINGS.items():
+        lake = Lake(f"{tmp_path}/{keeping}", settings)
+        lake.sink.apply(batch(rows, 0, 4, since=4))
+        with pytest.raises(HistoryTrimmed, match="stands at 0/4, and every single change is in the log from 0/9 on"):
+            lake.sink.apply(batch(rows, 4, 9, since=9))
+        gone = [log_row(RELATION, (8, 0), "d", key=["1"], before={1: "1"})]
+        for said in (gone, [log_row(RELATION, (8, 0), "t")]):
+            with pytest.raises(HistoryTrimmed):
+                lake.sink.apply(batch(said, 4, 9, since=9))
+        lake.sink.apply(batch(rows, 0, 5, since=5))  # nothing came after 4
+        lake.sink.apply(batch(rows, 5, 9))
+        assert len(lake.rows()) == (1 if keeping is Keeping.MARKED else 2)

@@ -1,0 +1,68 @@
+"""A run of the apply process that ends: every chosen sink then has all that was durable when it began."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.errors import SinkBelongsElsewhere
+from cdc.position import Position
+from pipelines.__main__ import main
+from pipelines.cuts import Cuts
+from pipelines.driver import SinkParts, SinkQuery
+from pipelines.pauses import Pauses
+from tests.fixtures import forked
+from tests.pipelines.replayed import END, FIGURES, Ground, made
+
+
+@pytest.fixture(name="ground")
+def _ground(tmp_path: Path) -> Ground:
+    return made(tmp_path / "shop")
+
+
+def test_a_run_of_one_sink_ends_when_that_has_all_of_the_log(ground: Ground) -> None:
+    config = ground.folder / "shop.yaml"
+    done = forked.run("pipelines", "apply", "-c", config, "--sink", "lake", "--once", timeout=240)
+
+    assert done.status == 0, done.output + done.errors
+    assert {row["id"]: row["note"] for row in ground.lake()["shop.orders"]}[1] == "newest"
+    published = ground.lake_of().published()
+    assert published is not None
+    assert published.position == END
+    assert not (ground.folder / "find").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--sink", "lak"), "no sink is called 'lak': expected one of lake, find"),
+        (("--trigger", "5"), "trigger '5': expected a duration with its unit"),
+    ],
+)
+def test_what_a_run_cannot_do_is_told_before_anything_starts(
+    ground: Ground, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], says: str
+) -> None:
+    assert main(["apply", "-c", str(ground.folder / "shop.yaml"), *options]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_sink_that_cannot_go_on_is_given_up_and_one_that_may_is_not(ground: Ground, tmp_path: Path) -> None:
+    other = made(tmp_path / "other")
+    other.drive("lake")
+    mine = ground.definition.sinks[0].model_copy(update={"path": other.definition.sinks[0].path})
+    spark_never_comes: Future[Any] = Future()
+    with Catalog.open(ground.definition.catalog.url) as catalog:
+        parts = SinkParts(Cuts(catalog, "shop"), Pauses(catalog, "shop"), FIGURES, spark_never_comes)
+        belongs, free = (SinkQuery(ground.definition, sink, parts) for sink in (mine, ground.definition.sinks[1]))
+        for query in (belongs, free):
+            query.look()
+
+    assert isinstance(belongs.given_up, SinkBelongsElsewhere)
+    assert belongs.has(Position(END))
+    assert free.given_up is None
+    assert free.has(Position(1))
+    assert not free.has(Position(END + 1))

@@ -1,0 +1,369 @@
+"""Sinks over a log that is compacted and trimmed: they hold what sinks that read every change hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event, Thread
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc.catalog import Catalog
+from cdc.change import LOG_SCHEMA
+from cdc.errors import ConfigError, LogTrimmed
+from cdc.log import consumers
+from cdc.log.consumers import Consumer
+from cdc.log.read import LogReader
+from cdc.position import Position
+from cdc.service.status import pipeline_status
+from cdc.stores.published import TargetState
+from pipelines.apply import SinkLoop
+from pipelines.cuts import CUT, Cuts
+from pipelines.driver import build_sink
+from pipelines.folding import RangeFold
+from pipelines.progress import Progress
+from pipelines.registered import REPLAY, held_for_replay, target_uuid
+from pipelines.replay import replay
+from pipelines.request import ReplayOptions
+from pipelines.session import has_delta
+from pipelines.sinks.sink import Sink
+from pipelines.source import rows_between
+from tests.fixtures.waiting import until
+from tests.pipelines.replayed import FIGURES, ITEMS, ORDERS
+from tests.pipelines.test_rebuild import delta, rebuilt, tables_of
+from tests.pipelines.trimmed import KEEP, NOBODY, Twins, brought_up, driven
+
+
+@pytest.fixture
+def twins(tmp_path: Path) -> Twins:
+    """Two logs with one history."""
+    return Twins(tmp_path)
+
+
+@pytest.fixture
+def catalog(twins: Twins) -> Iterator[Catalog]:
+    with Catalog.open(twins.cut.definition.catalog.url) as catalog:
+        yield catalog
+
+
+@pytest.fixture
+def lake(twins: Twins) -> Iterator[Sink]:
+    with closing(build_sink(twins.cut.definition.sinks[0])) as sink:
+        yield sink
+
+
+@pytest.mark.parametrize("sink", ["lake", "find"])
+def test_a_new_sink_begins_with_what_was_compacted(twins: Twins, sink: str) -> None:
+    twins.append(12)
+    held = twins.compact(NOBODY)
+    twins.append(5)
+    assert Position(0) < twins.oldest <= held.horizon
+    brought_up(twins.cut, sink)
+    assert (twins.cut.lake() if sink == "lake" else twins.cut.found()) == twins.expected(sink)
+
+
+def test_a_sink_that_stands_before_the_oldest_change_catches_up(twins: Twins) -> None:
+    end = twins.append(6)
+    twins.cut.drive("lake", end)
+    before = twins.cut.lake()
+    twins.append(14)
+    twins.compact(NOBODY)
+    twins.append(3)
+    assert end < twins.oldest
+    brought_up(twins.cut)
+    assert before != twins.cut.lake() == twins.expected()
+
+
+def test_a_sink_registers_and_is_waited_for(twins: Twins) -> None:
+    end = twins.append(6)
+    brought_up(twins.cut)
+    (consumer,) = consumers.ls(twins.root)
+    lake = twins.cut.definition.sinks[0]
+    assert (consumer.name, consumer.position) == ("lake", end)
+    assert consumer.uuid == target_uuid(LogReader(twins.root).log_id, lake)
+    twins.append(6)
+    horizon = twins.compact(KEEP).horizon
+    assert twins.oldest <= end < horizon
+    brought_up(twins.cut)
+    twins.compact(KEEP)
+    assert twins.oldest > end
+
+
+def forgotten(twins: Twins) -> int:
+    """A sink that stands where deletes are forgotten that it has not seen; where it stands."""
+    end = twins.append(4)
+    twins.cut.drive("lake", end)
+    for _ in range(9):  # runs are merged once what is newer is more
+        last = twins.append(20, each=7)
+        consumers.register(twins.root, Consumer("other", "other", Position(last)))
+        if end < twins.compact(NOBODY).floor:
+            break
+    assert end < twins.oldest
+    return end
+
+
+def test_a_sink_that_is_too_late_is_told_and_nobody_waits_for_it(twins: Twins, catalog: Catalog) -> None:
+    end = forgotten(twins)
+    before = twins.cut.lake()
+    with driven(twins.cut) as query, driven(twins.cut, "find") as other:
+        for _ in range(5):
+            query.look()
+            other.look()
+        told, good = query.progress.to_sink(), other.progress.to_sink()
+    assert told is not None
+    assert good is not None
+    assert (told.state, told.position, good.state) == ("failed", end, "running")
+    for progress in (told, good):
+        catalog.sinks.record("shop", progress)
+    problems = {p.subject: (p.code, p.remedy) for p in pipeline_status(catalog, "shop", datetime.now(UTC)).problems}
+    assert problems["sink lake"] == ("CDC-4004", "build the sink anew: 'cdc replay lake'")
+    assert "sink find" not in problems
+    assert twins.cut.lake() == before
+    assert twins.cut.found() == twins.expected("find")
+
+
+@contextmanager
+def changing(twins: Twins) -> Iterator[None]:
+    """Beside the block the log grows and is compacted and trimmed, again and again."""
+    done = Event()
+
+    def change() -> None:
+        while not done.is_set():
+            twins.append(2)
+            twins.compact(NOBODY)
+
+    thread = Thread(target=change)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("sink", ["lake", "find"])
+def test_a_replay_beside_compaction_and_trimming_builds_what_was_there(twins: Twins, sink: str) -> None:
+    twins.append(10)
+    twins.compact(NOBODY)
+    brought_up(twins.cut, sink)
+    before = twins.oldest
+    with changing(twins):
+        report = replay(twins.cut.definition, ReplayOptions(sink=sink))
+    assert report.ok
+    assert before < twins.oldest
+    twins.append(2)
+    brought_up(twins.cut, sink)
+    assert (twins.cut.lake() if sink == "lake" else twins.cut.found()) == twins.expected(sink)
+
+
+def test_a_sink_that_is_too_late_goes_on_after_a_replay(twins: Twins) -> None:
+    forgotten(twins)
+    assert replay(twins.cut.definition, ReplayOptions(sink="lake")).ok
+    twins.append(2)
+    brought_up(twins.cut)
+    assert twins.cut.lake() == twins.expected()
+
+
+def test_a_replay_holds_what_it_reads_and_lets_go_of_it(twins: Twins) -> None:
+    twins.append(10)
+    first = twins.compact(NOBODY)
+    twins.append(4)
+    view = LogReader(twins.root)
+    with held_for_replay(twins.root, view, twins.cut.definition.sinks[0]):
+        (held,) = consumers.ls(twins.root)
+        assert (held.name, held.position, held.pinned) == (f"lake{REPLAY}", first.horizon, first.version)
+        twins.append(4)
+        assert twins.compact(KEEP).horizon > first.horizon
+        assert twins.oldest <= first.horizon
+    assert consumers.ls(twins.root) == []
+
+
+def test_a_state_of_the_past_that_was_folded_away_is_refused(twins: Twins) -> None:
+    end = twins.append(10)
+    brought_up(twins.cut)
+    twins.append(10)
+    twins.compact(NOBODY)
+    into = str(twins.cut.folder / "past")
+    with pytest.raises(ConfigError, match="lies before"):
+        replay(twins.cut.definition, ReplayOptions(sink="lake", end=str(Position(1_200)), into=into))
+    with pytest.raises(ConfigError, match=f"stands at {Position(end)}"):
+        replay(twins.cut.definition, ReplayOptions(sink="lake", tables=("orders",)))
+
+
+class Overtaken(LogReader):
+    """A view that is moved while its log is compacted again; once, between a batch's planning and its reading."""
+
+    def __init__(self, twins: Twins) -> None:
+        super().__init__(twins.root)
+        self._twins, self._moves = twins, 0
+
+    def refresh(self) -> None:
+        """Move on, at the third time behind another compaction."""
+        self._moves += 1
+        if self._moves == 3:
+            self._twins.append(10)
+            self._twins.compact(NOBODY)
+        super().refresh()
+
+
+class Large(RangeFold):
+    """Takes every range for a large one."""
+
+    def is_small(self, after: Position, upto: Position) -> bool:
+        """None is."""
+        return upto < after
+
+
+def loop_over(fold: type[RangeFold], view: LogReader, catalog: Catalog, sink: Sink, tables: str = "*.*") -> SinkLoop:
+    loop = SinkLoop(sink, fold(view, "lake", (tables,)), Cuts(catalog, "shop"), Progress("shop", "lake", FIGURES))
+    loop.open()
+    return loop
+
+
+def test_a_batch_that_ends_where_none_can_end_any_more_is_planned_again(
+    twins: Twins, catalog: Catalog, lake: Sink
+) -> None:
+    twins.append(10)
+    twins.compact(NOBODY)
+    loop = loop_over(RangeFold, Overtaken(twins), catalog, lake)
+    with pytest.raises(LogTrimmed, match="cannot be read up to"):
+        loop.advance()
+    loop.advance()
+    loop.advance()
+    loop.drain()
+    assert twins.cut.lake() == twins.expected()
+
+
+def test_a_sink_whose_batch_was_overtaken_tries_again(twins: Twins) -> None:
+    twins.append(10)
+    twins.compact(NOBODY)
+    overtaken = LogTrimmed("the log cannot be read up to there")
+
+    def fail() -> None:
+        raise overtaken
+
+    with driven(twins.cut) as query:
+        query.look()
+        query._try(fail)
+        told = query.progress.to_sink()
+        assert told is not None
+        assert told.state == "failed"
+
+        def works_again() -> bool:
+            query.look()
+            found = query.progress.to_sink()
+            return found is not None and found.state == "running"
+
+        until(works_again, "another batch")
+
+
+def test_no_batch_ends_at_a_cut_that_was_folded_away(twins: Twins, catalog: Catalog, lake: Sink) -> None:
+    end = twins.append(10)
+    held = twins.compact(NOBODY)
+    asked = catalog.commands.post("shop", CUT, {"sink": "lake", "position": end - 40})
+    loop = loop_over(RangeFold, LogReader(twins.root), catalog, lake)
+    loop.advance()
+    assert loop.position == held.horizon
+    loop.drain()
+    said = catalog.commands.get(asked)
+    assert said is not None
+    assert said.result == {"reason": "passed"}
+
+
+def stopped(twins: Twins, lake: Sink, at: int) -> None:
+    """Say of shop.orders that it stands still at a position, as it does in a sink that could not merge it there."""
+    record = lake.open(LogReader(twins.root).log_id)
+    assert record is not None
+    orders = replace(record.tables[ORDERS], position=at, state=TargetState.FAILED.value, reason="CDC-3000 a value")
+    lake.publish(replace(record, tables={**record.tables, ORDERS: orders}))
+
+
+def test_a_table_that_stayed_behind_for_too_long_stops_alone(twins: Twins, catalog: Catalog, lake: Sink) -> None:
+    floor = Position(0)
+    while floor <= 1_200:
+        end = twins.append(20, each=7)
+        brought_up(twins.cut)
+        floor = twins.compact(KEEP).floor
+    stopped(twins, lake, 1_200)
+    loop = loop_over(RangeFold, LogReader(twins.root), catalog, lake)
+    assert (loop.position, loop.held) == (end, 1_200)
+    for table in loop.lagging:
+        loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
+    end = twins.append(2)
+    loop(None, Position(end))
+    loop.drain()
+    record = lake.open(LogReader(twins.root).log_id)
+    assert record is not None
+    orders, items = record.tables[ORDERS], record.tables[ITEMS]
+    assert (orders.state, orders.position, items.state, items.position) == ("failed", 1_200, "streaming", end)
+    assert orders.reason is not None
+    assert orders.reason.startswith("CDC-4004")
+    assert orders.reason.endswith("'cdc replay lake'")
+
+
+def test_spark_reads_from_a_trimmed_log_what_one_process_reads(spark: SparkSession, twins: Twins) -> None:
+    twins.append(10)
+    twins.compact(NOBODY)
+    twins.append(3)
+    view = LogReader(twins.root)
+    end = view.durable or Position(0)
+    order = [("position", "ascending"), ("ordinal", "ascending")]
+    right = pa.Table.from_batches(view.rows(Position(0), end), LOG_SCHEMA).sort_by(order)
+    frames = rows_between(spark, view, ("shop.*",), Position(0), end), spark.read.format("cdc").load(str(twins.root))
+    for frame in frames:
+        assert frame.toArrow().cast(LOG_SCHEMA).sort_by(order).equals(right)
+
+
+def test_a_batch_that_was_planned_before_a_trim_is_folded_from_what_is_left(
+    spark: SparkSession, twins: Twins, catalog: Catalog, lake: Sink
+) -> None:
+    end = Position(twins.append(10))
+    planned = rows_between(spark, LogReader(twins.root), ("shop.*",), Position(0), end)
+    twins.compact(NOBODY)
+    loop = loop_over(Large, LogReader(twins.root), catalog, lake)
+    lake.attach(spark)
+    loop(planned, end)
+    loop.drain()
+    assert twins.cut.lake() == twins.expected()
+
+
+@pytest.mark.parametrize("fold", [RangeFold, Large])
+def test_a_table_that_stayed_behind_catches_up_over_what_was_folded(
+    spark: SparkSession, twins: Twins, catalog: Catalog, lake: Sink, fold: type[RangeFold]
+) -> None:
+    twins.cut.drive("lake", 1_200)
+    end = Position(twins.append(8))
+    others = loop_over(RangeFold, LogReader(twins.root), catalog, lake, "shop.items")
+    others(None, end)
+    others.drain()
+    stopped(twins, lake, 1_200)
+    twins.compact(NOBODY)
+    assert twins.oldest > 1_200
+    end = Position(twins.append(2))
+    loop = loop_over(fold, LogReader(twins.root), catalog, lake)
+    (orders,) = loop.lagging
+    loop.catch_up(orders, spark)
+    loop(rows_between(spark, LogReader(twins.root), ("*.*",), loop.position, end), end)
+    loop.drain()
+    assert twins.cut.lake() == twins.expected()
+
+
+@pytest.mark.parametrize("frames", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_table_is_built_in_spark_from_what_was_folded_and_what_came_behind(
+    spark: SparkSession, twins: Twins, frames: bool
+) -> None:
+    if frames and not has_delta(spark):
+        pytest.skip("this Spark has no Delta")
+    twins.append(12)
+    twins.compact(NOBODY)
+    twins.append(3)
+    with closing(delta(twins.cut, "lake")) as sink:
+        if frames:
+            sink.attach(spark)
+        built = rebuilt(twins.cut, sink, ("shop.*",), spark, frames=frames)
+    assert tables_of(built) == twins.expected()

@@ -1,0 +1,128 @@
+"""A log of many small segments that is compacted and trimmed, beside the same log that never was: ground for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from cdc.catalog import Catalog
+from cdc.log import trimmer
+from cdc.log.compacted import Compacted, state
+from cdc.log.read import LogReader
+from cdc.log.trimming import Retention
+from cdc.position import Position
+from pipelines.compact import compact
+from pipelines.cuts import Cuts
+from pipelines.driver import SinkParts, SinkQuery
+from pipelines.pauses import Pauses
+from tests.pipelines.cold_log import EACH_OF_ITS_OWN
+from tests.pipelines.replayed import END, FIGURES, ITEMS, ORDERS, Ground, Rows, change, made
+
+KEEP, NOBODY = Retention(max_age=1e12, grace=3600.0), Retention(max_age=1.0, grace=3600.0)
+"""Wait for every consumer, and wait for nobody: the log's commits are of 2023."""
+
+
+class Shop:
+    """What shop.orders and shop.items hold, changed at random: the log of it is one that a source could write."""
+
+    def __init__(self, seed: int) -> None:
+        self._random, self._position = Random(seed), END
+        self._keys = {ORDERS: {*range(50), 104} - {4}, ITEMS: {7, 8}}
+
+    def transaction(self) -> tuple[int, list[dict[str, Any]]]:
+        """(position, rows) of the next one."""
+        self._position += 10
+        rows: list[dict[str, Any]] = []
+        for _ in range(self._random.randint(1, 4)):
+            rows += self._change(len(rows))
+        return self._position, rows
+
+    def _change(self, ordinal: int) -> list[dict[str, Any]]:
+        of = self._random.choice([ORDERS, ORDERS, ITEMS])
+        place, keys, note = (self._position, ordinal), self._keys[of], f"n{self._position}.{ordinal}"
+        free, what = self._random.choice([k for k in range(80) if k not in keys]), self._random.random()
+        if what < 0.25 or not keys:
+            keys.add(free)
+            return [change(*place, free, note, of=of)]
+        key = self._random.choice(sorted(keys))
+        if what < 0.5:
+            keys.discard(key)
+            return [change(*place, key, None, of=of, op="d", after=None)]
+        if what < 0.65:  # the row moves, and its note is not sent
+            keys.symmetric_difference_update({key, free})
+            gone = change(*place, key, None, of=of, op="d", after=None)
+            image, old = [(1, str(free))], [str(key)]
+            return [
+                gone,
+                change(place[0], ordinal + 1, free, None, of=of, op="u", after=image, partial=True, old_key=old),
+            ]
+        if what < 0.75:
+            return [change(*place, key, None, of=of, op="u", after=[(1, str(key))], partial=True)]
+        return [change(*place, key, note, of=of, op="u")]
+
+
+class Twins:
+    """Two pipelines with one history: `cut` is compacted and trimmed, `whole` never is."""
+
+    def __init__(self, folder: Path, seed: int = 1) -> None:
+        self.cut, self.whole = (made(folder / name, EACH_OF_ITS_OWN) for name in ("cut", "whole"))
+        self._shop = Shop(seed)
+        self.root = folder / "cut" / "log"
+
+    def append(self, count: int, each: int = 1) -> int:
+        """Add transactions to both, of the one that is cut several to a segment; where they end."""
+        several = [self._shop.transaction() for _ in range(count)]
+        for some in (several[start : start + each] for start in range(0, count, each)):
+            self.cut.append(some[-1][0], [row for _, rows in some for row in rows])
+        self.whole.append(several[-1][0], [row for _, rows in several for row in rows])
+        return several[-1][0]
+
+    def compact(self, retention: Retention = KEEP) -> Compacted:
+        """Compact what is cold, and trim what may go."""
+        compact(None, self.root)
+        trim = trimmer.due(self.root, retention)
+        if trim is not None:
+            self.cut.writer.trim(trim.segments, trim.upto)
+        held = state(self.root)
+        assert held is not None
+        return held
+
+    @property
+    def oldest(self) -> Position:
+        """Of the log that is trimmed."""
+        return LogReader(self.root).oldest
+
+    def expected(self, sink: str = "lake") -> Rows:
+        """What a sink that read every change holds."""
+        brought_up(self.whole, sink)
+        return self.whole.lake() if sink == "lake" else self.whole.found()
+
+
+@contextmanager
+def driven(ground: Ground, sink: str = "lake", session: Any = None) -> Iterator[SinkQuery]:
+    """A sink as the apply process has it, to be looked at again and again; without a session until Spark is awaited."""
+    starting: Future[Any] = Future()
+    if session is not None:
+        starting.set_result(session)
+    wanted = next(s for s in ground.definition.sinks if s.name == sink)
+    with Catalog.open(ground.definition.catalog.url) as catalog:
+        parts = SinkParts(Cuts(catalog, "shop"), Pauses(catalog, "shop"), FIGURES, starting)
+        assert parts.warming.begins("another's query, which never ends to")
+        query = SinkQuery(ground.definition, wanted, parts)
+        try:
+            yield query
+        finally:
+            query.stop()
+
+
+def brought_up(ground: Ground, sink: str = "lake") -> None:
+    """Bring a sink to the log's end as the apply process does before Spark is there."""
+    end = LogReader(ground.definition.log.path).durable or 0
+    with driven(ground, sink) as query:
+        while (record := query.progress.to_sink()) is None or (record.state == "running" and record.position < end):
+            query.look()
+        assert record.state == "running", record.reason
