@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from cdc.config import Definition
-from cdc.errors import LogError, PreflightFailed
+from cdc.errors import LogError, LogInaccessible, LogUnreachable, PreflightFailed
+from cdc.log.bucket import BucketPath, keeps_what_is_there
 from cdc.log.intent import declared
 from cdc.log.read import LogReader
 from cdc.postgres.connection import connect
@@ -15,7 +14,10 @@ from cdc.resume import captured, check_source
 
 
 def problems(definition: Definition) -> list[Problem]:
-    """Everything that keeps the source from being captured, the fatal first; changes nothing."""
+    """Everything that keeps the source from being captured, the fatal first; changes nothing.
+
+    Of a log in an object store also what cannot be done there, for which one small file is written and removed.
+    """
     source = definition.source
     wants = Wants(
         slot=source.slot.name,
@@ -25,7 +27,22 @@ def problems(definition: Definition) -> list[Problem]:
         create_slot=source.slot.create,
         create_publication=source.publication.create,
     )
-    return preflight(source.current_dsn(), wants)
+    return [*storage_problems(definition), *preflight(source.current_dsn(), wants)]
+
+
+def storage_problems(definition: Definition) -> list[Problem]:
+    """What a log cannot do where it is to lie; nothing of a directory, which is made when it is needed."""
+    root = definition.log.root
+    if not isinstance(root, BucketPath):
+        return []
+    try:
+        told = (
+            "" if keeps_what_is_there(root) else "the store overwrites what was to be new: it cannot tell writers apart"
+        )
+        code, fix = LogInaccessible.code, "use a store that keeps If-None-Match"
+    except (LogInaccessible, LogUnreachable) as exc:
+        told, code, fix = exc.message, exc.code, exc.fix
+    return [Problem(code=code, subject=definition.log.path, message=f"{told}: {fix}")] if told else []
 
 
 def check_log(definition: Definition) -> None:
@@ -34,9 +51,11 @@ def check_log(definition: Definition) -> None:
     Where there is no log yet the source is held against the definition: PreflightFailed names all that a person has
     to mend, so that nothing is made half. A log that waits for a new epoch fits any source.
     """
-    root, source = Path(definition.log.path), definition.source
+    root, source = definition.log.root, definition.source
     try:
         log = LogReader(root)
+    except (LogInaccessible, LogUnreachable):
+        raise
     except LogError:
         _check_first_start(definition)
         return
@@ -49,7 +68,7 @@ def check_log(definition: Definition) -> None:
         return
     tables = captured(log.schemas())
     state = source_state(source.current_dsn(), source.slot.name, source.publication.name, tables)
-    check_source(log.identity, last, state)
+    check_source(log.identity, last, state, LogReader(root).durable)
 
 
 def _check_first_start(definition: Definition) -> None:

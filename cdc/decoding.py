@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from cdc.config.definition import SnapshotMode
+from cdc.log.bucket import Root
 from cdc.mending import MendFrames, frame_mender, unchanged
 from cdc.pgoutput.columnar import ColumnarDecoder
 from cdc.pgoutput.frames import FrameBatch
@@ -35,14 +36,29 @@ class Decoding:
 
     @classmethod
     def open(
-        cls, source: CopySource, directory: Path, known: Mapping[int, TableSchema], after: Position, placing: Placing
+        cls, source: CopySource, root: Root, known: Mapping[int, TableSchema], after: Position, placing: Placing
     ) -> Self:
-        """Go on behind `after` with the schemas that the log knows; large transactions are spooled in directory."""
+        """Go on behind `after` with the schemas that the log knows.
+
+        Large transactions are spooled beside the log under root, or where this machine keeps temporary files.
+        """
         copies = source.snapshot.mode is not SnapshotMode.NO_DATA
-        watched = Watched(dsn=source.dsn, publication=source.publication, copies=copies)
+        watched = Watched(
+            dsn=source.dsn,
+            publication=source.publication,
+            patterns=source.patterns,
+            exclude=source.exclude,
+            copies=copies,
+        )
         relations = Relations(watched, known, after.epoch)
         placing.begin(after, known)
-        return cls(Spool(directory), relations, after, placing, frame_mender(source.dsn, source.undecodable, after))
+        return cls(
+            Spool(root if isinstance(root, Path) else None),
+            relations,
+            after,
+            placing,
+            frame_mender(source.dsn, source.undecodable, after),
+        )
 
     def close(self) -> None:
         """Drop what waits, and give files and connection back."""
@@ -85,7 +101,10 @@ class Decoding:
         if schema is not None:
             self._resolved.clear()
             self._relations.take(schema)
-            self._decoder.define(schema, announce=False)
+            if schema.removed:
+                self._decoder.ignore(schema.oid)
+            else:
+                self._decoder.define(schema, announce=False)
         for batch in batches:
             self._decoder.leave_room(batch.num_rows)
             yield Decoded(batch, 0, None, 0, 0, copied=True)
@@ -107,7 +126,10 @@ class Decoding:
         if schema is not None and before == seen:
             self._decoder.define(schema, announce=False)
             return
-        schema, announce = self._relations.see(seen.relation, seen.position)
+        if (found := self._relations.see(seen.relation, seen.position)) is None:
+            self._decoder.ignore(seen.relation.oid)
+            return
+        schema, announce = found
         self._resolved[seen.relation.oid] = seen, schema
         if announce:
             self._placing.learn(schema)

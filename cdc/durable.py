@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import uuid
 from contextlib import suppress
-from pathlib import Path
+
+from cdc.log.bucket import BucketPath, Root
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace(path: Root, content: bytes) -> None:
     """Put the content in the file's place in one step; raises OSError, and then the old file or the new one stands.
 
-    It is written to a hidden file beside it first, which only a killed process leaves behind.
+    In a directory it is written to a hidden file beside it first, which only a killed process leaves behind. An object
+    store does all of it by itself; raises LogUnreachable and LogInaccessible there.
     """
+    if isinstance(path, BucketPath):
+        path.write_bytes(content)
+        return
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with draft.open("wb") as sink:
@@ -27,8 +32,13 @@ def replace(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
-def sync(path: Path) -> None:
-    """Bring the bytes of a file, or the names in a directory, to the disk; raises OSError."""
+def sync(path: Root) -> None:
+    """Bring the bytes of a file, or the names in a directory, to the disk; raises OSError.
+
+    What an object store shows is durable already.
+    """
+    if isinstance(path, BucketPath):
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -36,15 +36,21 @@
     │   ├── SinkUnavailable         retried
     │   ├── SinkBelongsElsewhere
     │   ├── SchemaNotApplicable
+    │   ├── TransformRefused        quarantine: a rule's transform does not go with the table
     │   ├── SinkFenced
     │   ├── SinkHeld                exit 3, another process does not let go of the sink
+    │   ├── TooManyParked           quarantine: more rows of a table fail than may be set aside
+    │   ├── HistoryTrimmed          quarantine: single changes that a target keeps are not in the log any more
+    │   ├── CutUnavailable          no kept cut is at the moment asked for, or a table is not in it
     │   └── DeltaJarMissing         exit 3
     ├── LogError              CDC-4xxx           the change log
     │   ├── LogFenced               another writer committed: stop and re-read
     │   ├── LogCorrupt
     │   ├── LogFormatUnknown
     │   ├── LogUnwritable           retried: no space, read-only, an error of the device
-    │   └── RangeTrimmed
+    │   ├── LogUnreachable          retried: the object store does not answer
+    │   ├── LogInaccessible         exit 3: no such bucket, or no rights to it
+    │   └── LogTrimmed              what is asked for is compacted away
     ├── ServiceError          CDC-5xxx           API, catalog, child processes
     │   ├── CatalogUnavailable      retried
     │   ├── ChildFailed
@@ -55,7 +61,8 @@
     │   ├── Unauthorized            the API wants a token
     │   └── RequestRefused          the API does not take a request from there, or of that form
     └── Finding               CDC-6xxx  exit 4   the work was done and what it found is bad
-        └── VerifyMismatch
+        ├── VerifyMismatch
+        └── LogDamaged
 
 Messages are lower case without a full stop, name the offending thing with ``!r``, and hold neither row
 values nor secrets. The cause is kept with ``raise … from``.
@@ -63,35 +70,11 @@ values nor secrets. The cause is kept with ``raise … from``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum, StrEnum
 from typing import ClassVar, Self
 
-
-class Reaction(StrEnum):
-    """What the loop that meets an error does."""
-
-    #: Back off and try again; the cause may go by itself.
-    RETRY = "retry"
-    #: Stop, say why, and wait for a person.
-    HALT = "halt"
-    #: Set the row or the table aside and go on with the others.
-    QUARANTINE = "quarantine"
-
-
-class ExitCode(int, Enum):
-    """Exit status of every command."""
-
-    #: Done.
-    OK = 0
-    #: It failed while running.
-    RUNTIME = 1
-    #: The command line or the definition is wrong; nothing was started.
-    USAGE = 2
-    #: The surroundings do not allow it: unreachable, denied, missing.
-    ENVIRONMENT = 3
-    #: It ran, and what it found is bad: unhealthy, unequal.
-    FINDING = 4
+from cdc.fate import ExitCode as ExitCode  # noqa: PLC0414 - everybody takes it from here
+from cdc.fate import Reaction as Reaction  # noqa: PLC0414 - everybody takes it from here
+from cdc.flaw import Flaw as Flaw  # noqa: PLC0414 - everybody takes it from here
 
 
 class CdcError(Exception):
@@ -111,30 +94,6 @@ class CdcError(Exception):
     def to_json(self) -> dict[str, str]:
         """The one form in which processes, commands and the API tell an error."""
         return {"code": self.code, "message": self.message, "suggestion": self.fix}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flaw:
-    """One thing wrong in a definition, and where it stands; never the value that stands there."""
-
-    path: str
-    line: int
-    """1-based; 1 when the file as a whole is meant."""
-    column: int
-    """1-based, in characters."""
-    key: str
-    """Dotted, list places as numbers: `sinks.0.path`; empty for the file as a whole."""
-    message: str
-    suggestion: str | None = None
-    """What was probably meant."""
-    code: str = "CDC-1002"
-    fatal: bool = True
-    """False for advice, which stops nothing."""
-
-    def __str__(self) -> str:
-        key = f"{self.key}: " if self.key else ""
-        meant = f' — did you mean "{self.suggestion}"?' if self.suggestion else ""
-        return f"{self.path}:{self.line}:{self.column}: {key}{self.message}{meant}"
 
 
 class ConfigError(CdcError):
@@ -375,7 +334,7 @@ class ValueNotRepresentable(SinkError):
 
     code = "CDC-3001"
     reaction = Reaction.QUARANTINE
-    remedy = "give the column the policy 'text' in the sink's definition and rebuild the table"
+    remedy = "see 'cdc dlq ls'; or give the column the policy 'text' in the sink's definition and rebuild the table"
 
 
 class MissingBase(SinkError):
@@ -383,7 +342,7 @@ class MissingBase(SinkError):
 
     code = "CDC-3002"
     reaction = Reaction.QUARANTINE
-    remedy = "rebuild the table in this sink"
+    remedy = "nothing while 'cdc backfill ls' shows that it is asked for; if the table stopped, rebuild it in this sink"
 
 
 class SinkUnavailable(SinkError):
@@ -409,6 +368,14 @@ class SchemaNotApplicable(SinkError):
     remedy = "rebuild the table in this sink"
 
 
+class TransformRefused(SinkError):
+    """A rule's transform that does not go with the table, or an expression or function of it that fails on a row."""
+
+    code = "CDC-3010"
+    reaction = Reaction.QUARANTINE
+    remedy = "mend the rule in the sink's definition, start again, and build the table anew with 'cdc replay'"
+
+
 class SinkFenced(SinkError):
     """Another driver published to the sink since this one last did."""
 
@@ -417,11 +384,34 @@ class SinkFenced(SinkError):
 
 
 class SinkHeld(SinkError):
-    """Another process holds the sink that a replay is to put a new target into; nothing was changed."""
+    """Another process holds the sink that a replay, or a run that is to end, is for; nothing was changed."""
 
     code = "CDC-3008"
     exit_code = ExitCode.ENVIRONMENT
     remedy = "stop the apply process ('cdc run' or 'python -m pipelines apply') and run the replay again"
+
+
+class TooManyParked(SinkError):
+    """More rows of a table are refused than its sink sets aside; the table stands still."""
+
+    code = "CDC-3012"
+    reaction = Reaction.QUARANTINE
+    remedy = "mend what the reason names, or raise dead_letters.stop_at, and rebuild the table with 'cdc replay'"
+
+
+class CutUnavailable(SinkError):
+    """A moment has no cut that the sink keeps, or a table does not belong to it."""
+
+    code = "CDC-3015"
+    remedy = "ask for a moment between the oldest cut that is kept and the newest one"
+
+
+class HistoryTrimmed(SinkError):
+    """A target keeps every version or every change of its rows, and the log holds those it lacks no more one by one."""
+
+    code = "CDC-3016"
+    reaction = Reaction.QUARANTINE
+    remedy = "keep the target for what it holds and build a new one with 'cdc replay', which begins where the log does"
 
 
 class DeltaJarMissing(SinkError):
@@ -450,7 +440,7 @@ class LogCorrupt(LogError):
     """A file of the log is missing or not what was committed."""
 
     code = "CDC-4002"
-    remedy = "restore the named file from a copy"
+    remedy = "restore the files that 'cdc log verify' names from a copy; without one run 'cdc log drop-file FILE'"
 
 
 class LogFormatUnknown(LogError):
@@ -468,11 +458,27 @@ class LogUnwritable(LogError):
     remedy = "make room or mend the storage of log.path; the reader goes on by itself"
 
 
-class RangeTrimmed(LogError):
-    """The range begins before the oldest retained position."""
+class LogUnreachable(LogError):
+    """The object store that holds the log does not answer, or asks to come back later."""
+
+    code = "CDC-4010"
+    reaction = Reaction.RETRY
+    remedy = "look whether the object store of log.path is up and reached; it goes on by itself"
+
+
+class LogInaccessible(LogError):
+    """The object store refuses: no such bucket, or no right to read or write there."""
+
+    code = "CDC-4011"
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "correct the keys in log.storage, or let them list, read, write and delete below log.path"
+
+
+class LogTrimmed(LogError):
+    """A range of which single changes are no longer there: the log holds the latest state of each key instead."""
 
     code = "CDC-4004"
-    remedy = "start from the oldest position, which the message names"
+    remedy = "build a sink anew with 'cdc replay SINK'; read changes from the oldest position on, which is named"
 
 
 class ServiceError(CdcError):
@@ -559,6 +565,13 @@ class VerifyMismatch(Finding):
 
     code = "CDC-6001"
     remedy = "run 'cdc verify --repair', which has the keys that differ read again, or rebuild the table: 'cdc replay'"
+
+
+class LogDamaged(Finding):
+    """The change log is not as it was written."""
+
+    code = "CDC-6002"
+    remedy = "restore the files that it names from a copy, or run 'cdc log drop-file FILE' for each"
 
 
 def every_error() -> tuple[type[CdcError], ...]:

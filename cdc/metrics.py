@@ -34,6 +34,8 @@ class Metric:
 
 _SINK: Final = ("pipeline", "sink")
 _TABLE: Final = ("pipeline", "table")
+_TARGET: Final = ("pipeline", "sink", "table")
+_CONSUMER: Final = ("pipeline", "consumer")
 
 HEALTH: Final = Metric(
     "cdc_health", Kind.GAUGE, "1 while the process does its work, 0 while it does not", ("pipeline", "process")
@@ -73,6 +75,57 @@ SLOT_SAFE: Final = Metric(
     Kind.GAUGE,
     "WAL that may still be written before the server gives the slot up; absent without a limit",
 )
+COMPACTED_ROWS: Final = Metric("cdc_compacted_rows_total", Kind.COUNTER, "log rows folded into the compacted log")
+COMPACTED_BYTES: Final = Metric("cdc_compacted_bytes", Kind.GAUGE, "bytes of the compacted log, set by each compaction")
+LOG_HORIZON: Final = Metric(
+    "cdc_log_horizon", Kind.GAUGE, "position up to which the log is compacted, as a number; below it changes may go"
+)
+LOG_OLDEST: Final = Metric(
+    "cdc_log_oldest", Kind.GAUGE, "position above which every change is still in the log by itself; 0 if all are"
+)
+COMPACTION_CHANGES: Final = Metric(
+    "cdc_compaction_changes", Kind.GAUGE, "log rows that the last compaction of this apply process read"
+)
+COMPACTION_SECONDS: Final = Metric(
+    "cdc_compaction_seconds", Kind.GAUGE, "duration of the last compaction of this apply process"
+)
+COMPACTED_AT: Final = Metric(
+    "cdc_log_compacted_timestamp_seconds", Kind.GAUGE, "when the log was last compacted, by whomever; Unix time"
+)
+LOG_SEGMENTS: Final = Metric("cdc_log_segments", Kind.GAUGE, "segments of single changes that the log keeps")
+LOG_HELD: Final = Metric(
+    "cdc_log_held_bytes",
+    Kind.GAUGE,
+    "bytes on the disk: of single changes, of the compacted log, and of files that left both and wait for readers",
+    ("pipeline", "part"),
+)
+HORIZON_LAG_BYTES: Final = Metric(
+    "cdc_log_horizon_lag_bytes", Kind.GAUGE, "WAL from the position that the log is compacted up to, to its end"
+)
+HORIZON_LAG_SECONDS: Final = Metric(
+    "cdc_log_horizon_lag_seconds", Kind.GAUGE, "the same in time, from change to change; stands while nothing happens"
+)
+CONSUMER_LAG_BYTES: Final = Metric(
+    "cdc_consumer_lag_bytes", Kind.GAUGE, "WAL from where a reader of the log stands to the log's end", _CONSUMER
+)
+CONSUMER_LAG_SECONDS: Final = Metric(
+    "cdc_consumer_lag_seconds", Kind.GAUGE, "the same in time, from change to change", _CONSUMER
+)
+CONSUMER_SILENT: Final = Metric(
+    "cdc_consumer_silent_seconds", Kind.GAUGE, "since a reader of the log was last heard of", _CONSUMER
+)
+CONSUMER_HOLDS: Final = Metric(
+    "cdc_consumer_holds_bytes",
+    Kind.GAUGE,
+    "compacted segments that stay because a reader has not passed them",
+    _CONSUMER,
+)
+CONSUMER_LATE: Final = Metric(
+    "cdc_consumer_late",
+    Kind.GAUGE,
+    "1 while the log does not lead on from where a reader stands: its target is to be built anew",
+    _CONSUMER,
+)
 LOG_POSITION: Final = Metric("cdc_log_position", Kind.GAUGE, "the log's durable position, as a number")
 SINK_LAG_SECONDS: Final = Metric(
     "cdc_sink_lag_seconds",
@@ -85,6 +138,24 @@ SINK_POSITION: Final = Metric("cdc_sink_position", Kind.GAUGE, "the sink's publi
 APPLY_ROWS: Final = Metric("cdc_apply_rows_total", Kind.COUNTER, "folded rows merged into the sink", _SINK)
 APPLY_SECONDS: Final = Metric("cdc_apply_seconds", Kind.GAUGE, "duration of the last batch from fold to publish", _SINK)
 BATCHES: Final = Metric("cdc_apply_batches_total", Kind.COUNTER, "batches published", _SINK)
+DLQ_RECORDS: Final = Metric(
+    "cdc_dlq_records", Kind.GAUGE, "keys that the sink has parked because its target cannot take their rows", _SINK
+)
+VERIFY_SUCCESS: Final = Metric(
+    "cdc_verify_last_success_timestamp_seconds",
+    Kind.GAUGE,
+    "when a comparison of every row of a table with the source last found nothing; absent until one did",
+    _TARGET,
+)
+VERIFY_MISMATCHED: Final = Metric(
+    "cdc_verify_mismatched_rows", Kind.GAUGE, "rows that differed when they were last compared with the source", _TARGET
+)
+VERIFIED_THROUGH: Final = Metric(
+    "cdc_verified_through_timestamp_seconds",
+    Kind.GAUGE,
+    "every row was compared with the source as it was then, or later; absent until all were",
+    _TARGET,
+)
 SNAPSHOT_ROWS: Final = Metric(
     "cdc_backfill_rows_total", Kind.COUNTER, "rows put in the log by copies, backfills and resyncs", _TABLE
 )

@@ -7,6 +7,7 @@ A name is never changed where it is safe as it stands, so that `shop.orders` is 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from cdc.errors import InvalidDefinition
@@ -19,6 +20,22 @@ POSITION_COLUMN: Final = "_position"
 """Delta column: position of the change that wrote the row, int64."""
 ORDINAL_COLUMN: Final = "_ordinal"
 """Delta column: ordinal of that change inside its transaction, int64."""
+OP_COLUMN: Final = "_op"
+"""Delta column of a target of every change: the log's letter for it, string."""
+COMMITTED_COLUMN: Final = "_committed_at"
+"""Delta column of a target of every change, or of marked rows: when the row's change was committed, timestamp."""
+GENERATION_COLUMN: Final = "_generation"
+"""Delta column of a target of every change: where the full copy began that ended in this row, int64."""
+DELETED_COLUMN: Final = "_deleted"
+"""Delta column of a target of marked rows: whether the row is gone at the source, boolean."""
+START_COLUMN: Final = "__START_AT"
+"""Delta column of a target of versions: position of the transaction that the version began with, int64."""
+END_COLUMN: Final = "__END_AT"
+"""Delta column of a target of versions: position of the transaction that ended it, int64; null for the current one."""
+FROM_COLUMN: Final = "_valid_from"
+"""Delta column of a target of versions: when the transaction at `__START_AT` was committed, timestamp."""
+TO_COLUMN: Final = "_valid_to"
+"""Delta column of a target of versions: when the transaction at `__END_AT` was committed, timestamp."""
 
 _PATH_SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 _PLACEHOLDER: Final = re.compile(r"\{[a-z]+\}")
@@ -62,9 +79,10 @@ def name_of_column(column: str) -> str:
     return _unescaped(column, COLUMN_ESCAPE)
 
 
-def target_uri(template: str, schema: str, table: str) -> str:
-    """Where a sink's template puts a table: `{schema}` and `{table}` replaced by path segments."""
-    segments = {"{schema}": path_segment(schema), "{table}": path_segment(table)}
+def target_uri(template: str, schema: str, table: str, more: Mapping[str, str] | None = None) -> str:
+    """Where a sink's template puts a table: `{schema}`, `{table}` and what `more` names replaced by path segments."""
+    named = {"schema": schema, "table": table, **(more or {})}
+    segments = {f"{{{name}}}": path_segment(text) for name, text in named.items()}
 
     def filled(match: re.Match[str]) -> str:
         if match.group() not in segments:
@@ -81,6 +99,13 @@ def published_uri(template: str) -> str:
     fixed = _PLACEHOLDER.split(template, maxsplit=1)[0]
     root = fixed if fixed == template else fixed.rpartition("/")[0]
     return f"{root.rstrip('/')}/_cdc/published" if root or fixed.startswith("/") else "_cdc/published"
+
+
+def parked_uri(record: str) -> str:
+    """Where the rows lie that a sink has parked: beside its published record, which is at `record`."""
+    folder, _, name = record.rpartition("/")
+    # that of a target that is being built anew is removed with everything that begins with its name
+    return f"{folder}/parked" if name == "published" else f"{record}-parked"
 
 
 def _escaped(char: str, sign: str) -> str:

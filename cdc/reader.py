@@ -23,6 +23,7 @@ from cdc.log.leftovers import remove_leftovers
 from cdc.log.patient import PatientWriter
 from cdc.log.pending import Pending, Ready
 from cdc.log.read import LogReader
+from cdc.log.trimmer import Trimmer
 from cdc.memory import give_back_what_is_freed
 from cdc.pgoutput.columnar import warm
 from cdc.pgoutput.frames import FrameBatch
@@ -53,9 +54,10 @@ class Reader:
         self._settings, self._placing = settings, placing
         self._figures, self._stop = figures, stop
         self._frames: Pipe[FrameBatch] = Pipe(FRAMES_WAITING)
-        self._rows: Pipe[Decoded | Position] = Pipe(ROWS_WAITING)
+        self._rows: Pipe[Decoded | Position | None] = Pipe(ROWS_WAITING)
         self._failure: BaseException | None = None
         self._durable = Position(0)
+        self._trimmer = Trimmer(settings.log, settings.retention, lambda: self._rows.put(None, 0))
 
     def run(self) -> None:
         """Copy what exists if the log is empty, then stream until stop is set."""
@@ -68,7 +70,7 @@ class Reader:
         warm()
         options = StreamOptions(slot=source.slot, publication=source.publication, start=confirmable(0))
         # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
-        with ReplicationStream.open(source.dsn, options) as stream:
+        with ReplicationStream.open(source.dsn, options) as stream, self._trimmer:
             self._resume()
             stages = [
                 Thread(target=self._guard, args=(stage,), name=stage.__name__) for stage in (self._decode, self._append)
@@ -90,8 +92,8 @@ class Reader:
     def _resume(self) -> None:
         source, known = self._settings.source, LogReader(self._settings.log).schemas()
         blocked = lambda on: self._figures.set(metrics.LOG_BLOCKED, on, source.pipeline)  # noqa: E731
-        self._writer = PatientWriter(self._settings.log, self._settings.limits, self._stop, blocked)
         remove_leftovers(self._settings.log)
+        self._writer = PatientWriter(self._settings.log, self._settings.limits, self._stop, blocked)
         last = self._writer.last_commit
         assert last is not None, "the initial copy has committed"  # noqa: S101
         state = source_state(source.dsn, source.slot, source.publication, captured(known))
@@ -119,7 +121,7 @@ class Reader:
 
         while not self._stop.is_set() and self._failure is None:
             confirm()
-            frames = stream.receive(0.05)
+            frames = stream.receive(0.2)
             if frames is None:
                 continue
             hit("after_receive")
@@ -166,6 +168,8 @@ class Reader:
                 due = time.monotonic() + self._settings.linger
             if large:  # what is staged belongs to the open transaction alone, so the finished ones went first
                 staged += self._writer.stage(pa.Table.from_batches(pending.take_open(), LOG_SCHEMA))
+            if not staged:
+                self._trimmer.carry_out(self._writer)
 
     def _commit(self, ready: Ready, staged: list[StagedFile]) -> None:
         if ready.last <= self._durable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -70,7 +69,7 @@ def skip(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, A
             remedy="'cdc slots ls' shows where the slot stands; SELECT pg_current_wal_lsn() where the WAL ends",
         )
     source = definition.source
-    known = LogReader(definition.log.path).schemas().values()
+    known = LogReader(definition.log.root).schemas().values()
     chosen = [s for s in known if matches(s.topic, tables) and s.state is not TableState.DROPPED]
     if not chosen:
         raise ConfigError(f"no table of the log matches {list(tables)!r}", remedy="'cdc log inspect' lists the tables")
@@ -104,8 +103,8 @@ def _mark(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, po
 
 
 def _writer(definition: Definition) -> LogWriter:
-    LogReader(definition.log.path)  # a log is never made here
-    return LogWriter(Path(definition.log.path), reader_settings(definition).limits)
+    LogReader(definition.log.root)  # a log is never made here
+    return LogWriter(definition.log.root, reader_settings(definition).limits)
 
 
 def _idle_slot(definition: Definition) -> SlotStatus | None:

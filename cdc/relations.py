@@ -8,7 +8,7 @@ finds waits until that thread asks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -23,7 +23,7 @@ from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.drift import Sight, divergence, look
 from cdc.postgres.tables import View, resolve, view
 from cdc.postgres.telling import read, typed
-from cdc.table import ADDED, TableSchema, TableState
+from cdc.table import ADDED, TableSchema, TableState, matches, topic
 
 LOOK_EVERY: Final = 30.0
 """Seconds between two looks at the catalogue of all tables; one took 8 ms for one table, 80–150 ms for 1,000."""
@@ -38,6 +38,9 @@ class Watched:
 
     dsn: str
     publication: str
+    patterns: Sequence[str] = ("*",)
+    exclude: Sequence[str] = ()
+    """Globs of the tables that are asked for, and of those that are not: a publication may have more."""
     copies: bool = False
     """Whether the rows that a table has when it is first seen are wanted as well."""
 
@@ -49,8 +52,9 @@ class Relations:
         self, watched: Watched, known: Mapping[int, TableSchema], epoch: int, look_every: float = LOOK_EVERY
     ) -> None:
         self._dsn, self._publication, self._copies = watched.dsn, watched.publication, watched.copies
+        self._patterns, self._exclude = watched.patterns, watched.exclude
         # of two tables that had one OID in two epochs the later is meant
-        self._known = {schema.oid: schema for schema in known.values() if schema.state is not TableState.DROPPED}
+        self._known = {schema.oid: schema for schema in known.values() if _may_come(schema)}
         self._unannounced: dict[int, TableSchema] = {}
         self._epoch = epoch
         self._every, self._due = look_every, time.monotonic()
@@ -72,13 +76,16 @@ class Relations:
         """Go on from this version, which was read at the source and written to the log by somebody else."""
         self._known[schema.oid] = schema
 
-    def see(self, message: Relation, position: Position) -> tuple[TableSchema, bool]:
-        """The schema of the rows that follow, and whether the log has to be told of it.
+    def see(self, message: Relation, position: Position) -> tuple[TableSchema, bool] | None:
+        """The schema of the rows that follow, and whether the log has to be told of it; None if no row is wanted.
 
-        The catalogue shows the present and the message, of the transaction at the position, a moment of the past;
-        what cannot be proved comes back flagged `needs_resync`, never guessed.
+        None is wanted of a table that no rule matches, or that was removed, until it is taken. The catalogue shows the
+        present and the message, of the transaction at the position, a moment of the past; what cannot be proved comes
+        back flagged `needs_resync`, never guessed.
         """
         before = self._known.get(message.oid)
+        if not self._wanted(message, before):
+            return None
         known = before or self._unannounced.pop(message.oid, None)
 
         def answer(conn: Any) -> TableSchema:
@@ -92,6 +99,12 @@ class Relations:
             schema = schema.flagged(TableState.SNAPSHOTTING, ADDED)
         self._known[message.oid] = schema
         return schema, schema != before
+
+    def _wanted(self, message: Relation, known: TableSchema | None) -> bool:
+        if known is not None:
+            return not known.removed
+        name = topic(message.schema, message.name)
+        return matches(name, self._patterns) and not matches(name, self._exclude)
 
     def _view_of(self, conn: Any, oid: int, position: Position) -> View:
         """A view no older than the message: for the first one of a table in what waited at the start, one of all."""
@@ -126,6 +139,8 @@ class Relations:
             log.warning("a message with the event trigger's prefix cannot be read", bytes=len(content))
             return
         known = self._known.get(message.oid)
+        if known is not None and known.removed:
+            return
         if message.table is not None:
             table = message.table
             facts = self._asked(lambda conn: typed(conn, table))
@@ -174,6 +189,11 @@ class Relations:
             log.warning("table marked", table=schema.topic, state=schema.state.value, reason=schema.reason)
         self._known[schema.oid] = schema
         yield schema
+
+
+def _may_come(schema: TableSchema) -> bool:
+    """Whether rows of the table may still be sent."""
+    return schema.state is not TableState.DROPPED or schema.removed
 
 
 def _after_look(schema: TableSchema, sight: Sight | None) -> TableSchema:

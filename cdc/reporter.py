@@ -59,6 +59,7 @@ class Reporter(Thread):
         self._warned = False
         self._marks: list[TableProgress] = []
         self._marks_due = 0.0
+        self._view: LogReader | None = None
         self.verdict: CdcError | None = None
         """Why the reader was told to stop from here; None as long as nothing was found."""
 
@@ -134,7 +135,7 @@ class Reporter(Thread):
         if position is not None and time.monotonic() >= self._marks_due:
             self._marks_due = time.monotonic() + LOOK_AT_MARKS_EVERY
             with suppress(LogError):  # the first copy has not begun
-                known = LogReader(self._definition.log.path).schemas()
+                known = self._held().schemas()
                 self._marks = marks(known.values(), catalog.tables.ls(self._definition.name), int(position))
         marked = {table.topic for table in self._marks}
         return [*(table for table in self._copied() if table.topic not in marked), *self._marks]
@@ -181,13 +182,13 @@ class Reporter(Thread):
 
     def _beat(self) -> None:
         """Send a heartbeat: to the source, or where that is a standby to its primary, if there is a DSN for it."""
-        primary = self._definition.source.primary
-        if primary is None:
+        source = self._definition.source
+        if source.primary is None:
             if not heartbeat.is_standby(self._source):
                 heartbeat.emit(self._source, HEARTBEAT_PREFIX, self._definition.name)
             return
         if self._primary is None:
-            self._primary = connect(primary.current(), application_name="cdc heartbeat", patience=ANSWER_WITHIN)
+            self._primary = connect(source.current_primary(), application_name="cdc heartbeat", patience=ANSWER_WITHIN)
             self._open.callback(self._primary.close)
         heartbeat.emit(self._primary, HEARTBEAT_PREFIX, self._definition.name)
         heartbeat.log_standby_snapshot(self._primary)
@@ -195,7 +196,7 @@ class Reporter(Thread):
     def _look_at_publication(self) -> None:
         """From version 18 on the server goes on without a publication and sends nothing of what it would have sent."""
         try:
-            known = LogReader(self._definition.log.path)
+            known = self._held()
         except LogError:
             return  # the first copy has not begun
         last = known.last_commit
@@ -208,6 +209,13 @@ class Reporter(Thread):
             check_publication(last, found)
         except SourceError as exc:
             self._halt(exc)
+
+    def _held(self) -> LogReader:
+        """The log as it is now: opening it costs ten times as much as a refresh. Raises LogError if there is none."""
+        if self._view is None:
+            self._view = LogReader(self._definition.log.root)
+        self._view.refresh()
+        return self._view
 
     def _budget(self, slot: SlotStatus) -> None:
         source = self._definition.source

@@ -19,6 +19,7 @@ from cdc.errors import (
 )
 from cdc.log.layout import CommitInfo, Lineage, LogIdentity
 from cdc.lsn import Lsn
+from cdc.position import Position
 from cdc.postgres.history import PublicationStatus, SourceState
 from cdc.postgres.slot import PLUGIN, SlotStatus
 from cdc.table import TableSchema, TableState
@@ -48,14 +49,17 @@ INVALIDATED: Final[Mapping[str, str]] = {
 """Remedy by `pg_replication_slots.invalidation_reason`; before version 17 the only reason is the first."""
 
 
-def check_source(log: LogIdentity, last: CommitInfo, source: SourceState) -> None:
+def check_source(log: LogIdentity, last: CommitInfo, source: SourceState, durable: Position | None = None) -> None:
     """Raise the error that says why the log cannot be continued from this source; silence is consent.
 
     A slot behind the log is habit: after a crash of the server it goes back, and what comes twice is dropped by
     position. A slot ahead of it is always a gap (PostgreSQL accepts any confirmation without a word).
+
+    `last` is what the log held before the source was looked at, `durable` where it stood after that: another reader
+    may have written and confirmed in between. Who holds the slot himself needs no second look.
     """
     _check_cluster(log, last, source)
-    _check_slot(last.last.lsn, source.slot, source.identity.database)
+    _check_slot((durable or last.last).lsn, source.slot, source.identity.database)
     check_publication(last, source.publication)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from cdc.config import Definition
+from cdc.log.bucket import Root
 from cdc.log.segments import SegmentLimits
+from cdc.log.trimming import Retention
 from cdc.snapshot.initial import CopySource
 
 
@@ -15,11 +16,13 @@ class ReaderSettings:
     """What one reader needs to know."""
 
     source: CopySource
-    log: Path
+    log: Root
     limits: SegmentLimits
     commit_bytes: int
     linger: float
     """Seconds between commits under load; the first change after a rest is committed at once."""
+    retention: Retention | None = None
+    """None: nothing of the log is ever trimmed."""
 
 
 def reader_settings(definition: Definition) -> ReaderSettings:
@@ -37,8 +40,14 @@ def reader_settings(definition: Definition) -> ReaderSettings:
             undecodable=source.undecodable,
             snapshot=definition.snapshot,
         ),
-        log=Path(definition.log.path),
+        log=definition.log.root,
         limits=SegmentLimits(size=definition.log.segment.bytes, age=definition.log.segment.every),
         commit_bytes=definition.log.commit.bytes,
         linger=definition.log.commit.linger,
+        retention=retention_of(definition),
     )
+
+
+def retention_of(definition: Definition) -> Retention:
+    """How long the log keeps what is compacted."""
+    return Retention(max_age=definition.log.retain.max, grace=definition.log.retain.grace)

@@ -87,6 +87,10 @@ class TableState(StrEnum):
     DROPPED = "dropped"
 
 
+CAPTURED: Final = frozenset({TableState.LIVE, TableState.SNAPSHOTTING})
+"""Of tables all of whose changes are in the log; their rows can be read beside the stream."""
+REMOVED: Final = "no rule of the definition matches it any longer"
+"""Why a table is DROPPED that is still at the source, and may still be published."""
 ADDED: Final = "added while the stream ran"
 """Why a table is SNAPSHOTTING that was not there when its epoch began."""
 
@@ -188,6 +192,11 @@ class TableSchema:
     def topic(self) -> str:
         """`schema.table`, as `topic` writes it."""
         return topic(self.schema, self.name)
+
+    @property
+    def removed(self) -> bool:
+        """Whether it is captured no longer because nobody asks for it: of what is still sent no row is wanted."""
+        return self.state is TableState.DROPPED and self.reason == REMOVED
 
     @property
     def key(self) -> tuple[Column, ...]:

@@ -161,7 +161,8 @@ def _say(job: int, verb: str, *, config: Path, json: bool) -> None:
 
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.asking import Verb, say
+    from cdc.snapshot.asking import say
+    from cdc.snapshot.work import Verb
 
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from cdc.cli import log_drop, log_export, log_verify, retention
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit, shown
-from cdc.errors import ConfigError, MalformedPosition
+from cdc.cli.retention import opened
+from cdc.errors import ConfigError, LogTrimmed, MalformedPosition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,41 +36,23 @@ FollowOption = Annotated[bool, typer.Option("-f", "--follow", help="Go on with w
 SinceOption = Annotated[str | None, typer.Option("--since", help="A position (included) or an ISO 8601 time.")]
 OperationsOption = Annotated[str, typer.Option("--op", help="Only these, comma-separated, for example c,u,d.")]
 FormatOption = Annotated[str, typer.Option("--format", help="cdc, debezium or flat.")]
-FilesOption = Annotated[bool, typer.Option("--files", help="Every file, not every segment.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add `log` and `tail`."""
-    group = typer.Typer(no_args_is_help=True, help="Look into the change log.", rich_markup_mode=None)
-    group.command()(ls)
-    group.command()(inspect)
+    group = typer.Typer(
+        no_args_is_help=True, help="Look into the change log, and keep it small.", rich_markup_mode=None
+    )
+    looks = (retention.ls, inspect, log_verify.verify, log_export.export)
+    for command in (*looks, retention.compact, retention.gc, log_drop.drop_file):
+        group.command()(command)
     app.add_typer(group, name="log")
     app.command()(tail)
 
 
-def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: JsonOption = False) -> None:
-    """List the log's segments: position range, rows, bytes."""
-    from cdc.log.peek import segments
-
-    _, log = _open(config)
-    every = log.every_file()
-    found = segments(every)
-    listed = [_file(file) for file in sorted(every, key=lambda f: (f.first, f.last))] if files else found
-    rows, size = sum(entry["rows"] for entry in found), sum(entry["bytes"] for entry in found)
-    summary = f"{len(every):,} files in {len(found)} segments, {rows:,} rows, {size:,} bytes, up to {log.durable}"
-    if json:
-        result = {"durable": _text(log.durable), "segments": found, **({"files": listed} if files else {})}
-        emit("log ls", json=True, summary=summary, result=result)
-        return
-    for entry in listed:
-        names = f"{entry['segment']:>7}  {entry['first']:>18} … {entry['last']:<18}"
-        print(f"{names} {entry['rows']:>12,} rows {entry['bytes']:>14,} bytes  {entry.get('path', '')}".rstrip())
-    print(summary)
-
-
 def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Show what the log is, or with a position the rows of that transaction."""
-    definition, log = _open(config)
+    definition, log = opened(config)
     if position is not None:
         _inspect_transaction(log, definition, position, json=json)
         return
@@ -84,6 +68,7 @@ def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CO
         "committed_at": _time(log.committed_at(log.durable)) if log.durable is not None else None,
         "delta_version": log.version,
         "files": len(log.every_file()),
+        "oldest": _text(log.oldest or None),
         "tables": tables,
     }
     summary = f"log {log.log_id} of {log.identity.database!r} at {log.durable}"
@@ -115,7 +100,7 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cdc.tail import Tables
 
     printer = _Printer(form, op, json=json, follow=follow)
-    definition, log = _open(config)
+    definition, log = opened(config)
     view = _View(log, definition, _topics(table), printer)
     start = _since(log, since)
     if count is None:
@@ -166,9 +151,10 @@ class _View:
         return rows.filter(pc.greater_equal(rows["committed_at"], pa.scalar(moment, pa.timestamp("us", tz="UTC"))))
 
     def parts(self, after: Position, upto: Position) -> Iterator[pa.Table]:
-        """The rows in (after, upto], sorted, a few files at a time."""
+        """The rows in (after, upto], sorted, a few files at a time; raises LogTrimmed if not all are left."""
         from cdc.log.peek import between
 
+        _check_left(self._log, after)
         return between(self._log, self._wanted, after, upto)
 
     def schemas_before(self, rows: pa.Table) -> dict[int, Any]:
@@ -233,6 +219,7 @@ def _inspect_transaction(log: LogReader, definition: Definition, position: str, 
     from cdc.tail import Format, Tables
 
     wanted = Position.parse(position)
+    _check_left(log, Position(max(0, wanted - 1)))
     rows = transaction(log, wanted)
     if not rows.num_rows:
         raise ConfigError(f"no rows at position {position!r}", remedy="'cdc tail' prints positions that have rows")
@@ -245,14 +232,6 @@ def _inspect_transaction(log: LogReader, definition: Definition, position: str, 
     for message in found:
         print(_line(message))
     print(summary)
-
-
-def _open(config: Any) -> tuple[Definition, LogReader]:
-    from cdc.config import load
-    from cdc.log.read import LogReader
-
-    definition = load(config)
-    return definition, LogReader(definition.log.path)
 
 
 def _topics(glob: str) -> Callable[[str], bool]:
@@ -282,18 +261,32 @@ def _since(log: LogReader, text: str | None) -> tuple[Position, datetime | None]
             f"malformed --since {text!r}", remedy="write a position as 16/B374D848 or a time as 2026-01-31T12:00:00Z"
         ) from error
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    if log.oldest and moment < (earliest := _earliest(log)):
+        raise LogTrimmed(
+            f"the log holds no single changes up to {log.oldest!s}: the first behind it was committed at "
+            f"{earliest.isoformat()}",
+            remedy=f"write --since {earliest.isoformat()} or later",
+        )
     return before_time(log, moment), moment
 
 
-def _file(file: Any) -> dict[str, Any]:
-    return {
-        "path": file.path,
-        "segment": file.segment,
-        "rows": file.rows,
-        "bytes": file.size,
-        "first": str(file.first),
-        "last": str(file.last),
-    }
+def _earliest(log: LogReader) -> datetime:
+    """When the oldest change was committed that is left."""
+    import pyarrow.compute as pc
+
+    from cdc.log.read import read_file
+
+    first = min(log.every_file(), key=lambda file: file.first)  # the newest segment is never trimmed
+    found: datetime = pc.min(read_file(first, log.oldest, first.last, ["committed_at"])["committed_at"]).as_py()
+    return found
+
+
+def _check_left(log: LogReader, after: Position) -> None:
+    if after < log.oldest:
+        raise LogTrimmed(
+            f"the log holds no single changes up to {log.oldest!s}, only what they come to",
+            remedy="ask for a position behind that one",
+        )
 
 
 def _text(position: Position | None) -> str | None:

@@ -1,4 +1,4 @@
-"""`cdc migrate`: the schema of the catalog's database."""
+"""`cdc migrate`: the schema of the catalog's database, and the format of the log."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ Revision = Annotated[str, typer.Option("--revision", help="Where to.")]
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Bring the catalog's schema up to date.", rich_markup_mode=None)
-    for command in (status, up, down, sql):
+    group = typer.Typer(
+        no_args_is_help=True, help="Bring the catalog's schema and the log's format up to date.", rich_markup_mode=None
+    )
+    for command in (status, up, down, sql, log):
         group.command()(command)
     app.add_typer(group, name="migrate")
 
@@ -67,6 +69,20 @@ def sql(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None
         emit("migrate sql", json=True, summary="statements of all revisions", result={"sql": text})
     else:
         print(text, end="")
+
+
+def log(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """Bring a log that an older version wrote to the format of this one, while neither reader nor apply process runs.
+
+    In place; positions and changes stay as they are. Killed, it is run again.
+    """
+    from cdc.config import load
+    from cdc.log.migrate import migrate
+
+    done = migrate(load(config).log.root)
+    what = "is already of" if done.before == done.after else f"went from format {done.before} to"
+    result = {"before": done.before, "after": done.after}
+    emit("migrate log", json=json, summary=f"the log {what} format {done.after}", result=result)
 
 
 def _move(config: ConfigOption, verb: str, move: Callable[[Database, str], None], to: str, *, json: bool) -> None:

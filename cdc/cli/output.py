@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as encoder
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -110,6 +110,17 @@ def fail(command: str, error: CdcError, *, json: bool) -> None:
 def shown(text: str) -> str:
     """Text in which control characters from names and messages are harmless to a terminal."""
     return text.translate(_CONTROL)
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Rows of cells as lines, each column as wide as its widest cell; right: columns whose cells end together."""
+    texts = [[shown(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    sides = [">" if place in right else "<" for place in range(len(widths))]
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
+        for row in texts
+    ]
 
 
 def _lines(error: CdcError) -> Iterator[str]:

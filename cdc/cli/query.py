@@ -1,4 +1,4 @@
-"""`cdc query`: SQL over the Delta tables of a pipeline, as they were at its last published cut."""
+"""`cdc query`: SQL over the Delta tables of a pipeline, as they were together at one cut, the newest or a past one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cdc.config import Definition
+    from cdc.stores.published import Published
 
 Sql = Annotated[str, typer.Argument(help='A SELECT; tables are "schema.table", or "table" where that is unambiguous.')]
 AtOption = Annotated[
-    str, typer.Option("--at", help="published: all tables at one position; latest: each as it is now.")
+    str,
+    typer.Option(
+        "--at",
+        help="published: all tables at one position, the newest; a position or a time: as they were together then; "
+        "latest: each as it is now.",
+    ),
 ]
 SinkOption = Annotated[str | None, typer.Option("--sink", help="Which Delta sink; default the first one.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Most rows to print.")]
@@ -39,20 +45,39 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Run SQL over the Delta tables of the pipeline."""
     from cdc.config import load
-    from cdc.stores.lake import At, Lake
+    from cdc.stores.lake import At, Lake, parse_at
 
-    if at not in tuple(At):
-        raise ConfigError(f"unknown state {at!r}", remedy=f"write --at {' or '.join(At)}")
-    reader = Lake.open(_template(load(config), config, sink)).query(sql, At(at))
+    moment = parse_at(at)
+    lake = Lake.open(_template(load(config), config, sink))
+    cut = None if moment is At.LATEST else lake.cut(moment)
+    reader = lake.query(sql, cut or At.LATEST)
     rows, more = _first(reader, limit)
     summary = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}" + (
         f", more were left out (--limit {limit})" if more else ""
     )
     if json:
-        emit("query", json=True, summary=summary, result={"columns": reader.schema.names, "rows": rows, "more": more})
+        result = {"columns": reader.schema.names, "rows": rows, "more": more, "cut": cut and _named(cut)}
+        emit("query", json=True, summary=summary, result=result)
         return
     _print(reader.schema.names, rows)
-    print(summary)
+    print(summary if cut is None else f"{summary} at {_said(cut)}")
+
+
+def _named(cut: Published) -> dict[str, Any]:
+    """What stands in the envelope; tables that do not belong to the cut are listed with their state."""
+    from cdc.position import Position
+    from cdc.stores.cuts import told
+
+    apart = {table.topic: table.state for table in cut.tables.values() if table.state != "streaming"}
+    when = told(cut.committed_at) if cut.committed_at else None
+    return {"position": str(Position(cut.position)), "committed_at": when, "apart": apart}
+
+
+def _said(cut: Published) -> str:
+    named = _named(cut)
+    when = f", committed {named['committed_at']}" if named["committed_at"] else ""
+    apart = "".join(f"; {shown(topic)} is not part of it: {state}" for topic, state in sorted(named["apart"].items()))
+    return f"{named['position']}{when}{apart}"
 
 
 def _template(definition: Definition, config: Path, name: str | None) -> str:

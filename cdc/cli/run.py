@@ -13,10 +13,13 @@ from cdc.errors import ExitCode
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog
+    from cdc.service.holdings import LogStatus
     from cdc.service.status import PipelineStatus
 
 WATCH_EVERY = 1.0
 """Seconds."""
+LOG_ANSWERS = 15.0
+"""Seconds to wait for the log; the rest of the status is printed without it."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -117,25 +120,27 @@ def status(
 
     from cdc.catalog import Catalog
     from cdc.config import load
+    from cdc.service.watch import LogWatch
 
     definition = load(config)
+    log = LogWatch(definition.log.root, str(config))
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        found = _print_status(catalog, definition.name, json=json)
+        found = _print_status(catalog, definition.name, log.within(LOG_ANSWERS), json=json)
         while watch:
             time.sleep(WATCH_EVERY)
             if not json and sys.stdout.isatty():
                 print(_CLEAR, end="")
-            found = _print_status(catalog, definition.name, json=json)
+            found = _print_status(catalog, definition.name, log.latest(), json=json)
     if exit_code and found.state != "running":
         raise typer.Exit(ExitCode.FINDING.value)
 
 
-def _print_status(catalog: Catalog, name: str, *, json: bool) -> PipelineStatus:
+def _print_status(catalog: Catalog, name: str, log: LogStatus | None, *, json: bool) -> PipelineStatus:
     from datetime import UTC, datetime
 
     from cdc.service.status import pipeline_status
 
-    found = pipeline_status(catalog, name, datetime.now(UTC))
+    found = pipeline_status(catalog, name, datetime.now(UTC), log)
     summary = f"{name} is {found.state}"
     if json:
         emit("status", json=True, summary=summary, result=found.to_json(), ok=found.state == "running")
@@ -145,6 +150,7 @@ def _print_status(catalog: Catalog, name: str, *, json: bool) -> PipelineStatus:
 
 
 def _print_lines(found: PipelineStatus, summary: str) -> None:
+    from cdc.cli.retention import kept
     from cdc.snapshot.progress import said, tables_of
 
     line(Mark.GOOD if found.state == "running" else Mark.BAD, summary)
@@ -155,6 +161,8 @@ def _print_lines(found: PipelineStatus, summary: str) -> None:
         age = "" if process.age_seconds is None else f"  pid {process.pid}  reported {process.age_seconds:.1f} s ago"
         print(f"  {process.process:<10}{process.state:<14}{age}")
     print(f"  {'log':<10}{found.source.position or '–':<14}  lag {_seconds(found.source.lag_seconds)}")
+    if found.log is not None:
+        print(f"  {'kept':<10}{kept(found.log)}")
     for sink in found.sinks:
         print(f"  {sink.name:<10}{sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}")
     for table in found.tables:
@@ -162,6 +170,10 @@ def _print_lines(found: PipelineStatus, summary: str) -> None:
         print(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")
         if table.progress is not None and (words := said(table.progress)):
             print(f"      {words}")
+    for verified in found.verified:
+        through = verified.verified_through or f"not all of it yet, {verified.ranges} ranges"
+        apart = f"  {verified.mismatched:,} rows differed" if verified.mismatched else ""
+        print(f"    {verified.topic:<32}{verified.sink:<10}verified through {through}{apart}")
     for backfill in found.backfills:
         if backfill.pending:
             what = tables_of(backfill.request)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from cdc.cli.destructive import YesOption, audit, confirm
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
 from cdc.errors import CdcError, ConfigError
 
-if TYPE_CHECKING:
-    from cdc.config import Definition
-
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 EpochOption = Annotated[
     bool, typer.Option("--new-epoch", help="Make slot and publication anew and copy everything; the log goes on.")
 ]
@@ -95,15 +92,15 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
             remedy="name every table that was written up to the LSN, or --resync '*' for all",
         )
     if new_epoch:
-        _confirm(f"drop slot {definition.source.slot.name!r} and copy every table of {definition.name!r} anew", yes=yes)
+        confirm(f"drop slot {definition.source.slot.name!r} and copy every table of {definition.name!r} anew", yes=yes)
         done = begin_epoch(definition)
         summary = f"epoch {done['epoch']} began at {done['position']} with {done['tables']} tables; start the reader"
     else:
         lsn = Lsn.parse(skip_to or "")
-        _confirm(f"move slot {definition.source.slot.name!r} to {lsn} and lose what lies before it", yes=yes)
+        confirm(f"move slot {definition.source.slot.name!r} to {lsn} and lose what lies before it", yes=yes)
         done = skip(definition, lsn, resync or [])
         summary = f"slot moved to {done['slot_at']}, {len(done['marked'])} tables marked needs_resync; start the reader"
-    _audit(definition, "slots.recover", done, json=json)
+    audit(definition, "slots.recover", definition.source.slot.name, done, json=json)
     emit("slots recover", json=json, summary=summary, result=done)
 
 
@@ -118,38 +115,14 @@ def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: Js
     with connect(definition.source.dsn.reveal(), application_name="cdc slots") as conn:
         found = slot_status(conn, name)
         if found is not None:
-            _confirm(
+            confirm(
                 f"drop slot {name!r}, which frees {found.retained_bytes:,} bytes of WAL and ends the epoch", yes=yes
             )
             drop_slot(conn, name)
     done = {"slot": name, "dropped": found is not None, "freed_bytes": found.retained_bytes if found else 0}
     if found is not None:
-        _audit(definition, "slots.drop", done, json=json)
+        audit(definition, "slots.drop", name, done, json=json)
     emit("slots drop", json=json, summary=f"dropped slot {name!r}" if found else f"no slot {name!r}", result=done)
-
-
-def _confirm(what: str, *, yes: bool) -> None:
-    import sys
-
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise ConfigError(f"nobody to ask whether to {what}", remedy="add --yes")
-    typer.confirm(f"{what}?", abort=True)
-
-
-def _audit(definition: Definition, action: str, detail: dict[str, Any], *, json: bool) -> None:
-    """Write down who did it; the work is done, so a catalog that is away is only spoken of."""
-    from getpass import getuser
-
-    from cdc.catalog import Catalog
-
-    try:
-        with Catalog.open(definition.catalog.url) as catalog:
-            catalog.audit.write(getuser(), action, definition.source.slot.name, detail)
-    except CdcError as error:
-        if not json:
-            line(Mark.ADVICE, f"not audited: {error.message}", fix=error.fix)
 
 
 def _slot(fields: dict[str, Any], *, ours: bool) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     definition = load(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
         status = pipeline_status(catalog, definition.name, datetime.now(UTC))
-    tables = table_lines(status, definition.log.path)
+    tables = table_lines(status, definition.log.root)
     summary = f"{len(tables)} tables"
     if json:
         emit("tables ls", json=True, summary=summary, result={"tables": [asdict(table) for table in tables]})

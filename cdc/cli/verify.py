@@ -1,4 +1,4 @@
-"""`cdc verify`: every row and column of every sink against its source, while the workload runs."""
+"""`cdc verify`: every row and column of every sink against its source, while the workload runs, or against the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,25 @@ from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption
 
 TablesArgument = Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="Globs over schema.table.")]
 SinksOption = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be repeated.")]
+ModeOption = Annotated[
+    str,
+    typer.Option(
+        "--mode",
+        metavar="rows|checksum|count",
+        help="rows names what differs; checksum takes no row from the source; count counts.",
+    ),
+]
+AgainstOption = Annotated[
+    str,
+    typer.Option("--against", metavar="source|log", help="By the log, neither the source nor 'cdc run' is asked."),
+]
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=1, help="Seconds until the sinks stand at the cut.")]
+EveryOption = Annotated[
+    str | None, typer.Option("--every", metavar="TIME", help="Go on, by ranges of keys: a pass every 30m, 1h, …")
+]
+RateOption = Annotated[
+    int | None, typer.Option("--rate", metavar="ROWS", help="With --every: rows of the source per second at most.")
+]
 RepairOption = Annotated[
     bool, typer.Option("--repair", help="Have the rows that differ read again, by key, then compare again.")
 ]
@@ -25,7 +43,11 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     tables: TablesArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     sink: SinksOption = None,
+    mode: ModeOption = "rows",
+    against: AgainstOption = "source",
     timeout: TimeoutOption = 60.0,
+    every: EveryOption = None,
+    rate: RateOption = None,
     repair: RepairOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -33,13 +55,30 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     With --repair the running reader reads what differs again, for the sink that has it wrong alone: rows that are
     missing or wrong come, rows that the source does not have go. The exit status is that of the last comparison.
+    With --every it goes on until SIGTERM, and one that starts again goes on where the last one stopped; 'cdc status'
+    shows through when each table is verified.
     """
-    import subprocess
     import sys
 
     options = [f"--sink={name}" for name in sink or ()]
-    options += [f"--timeout={timeout}", *(["--repair"] if repair else []), *(["--json"] if json else [])]
-    options += ["--", *(tables or ())]
+    options += [f"--mode={mode}", f"--against={against}", f"--timeout={timeout}"]
+    options += [*([f"--every={every}"] if every is not None else []), *([f"--rate={rate}"] if rate is not None else [])]
+    options += [*(["--repair"] if repair else []), *(["--json"] if json else []), "--", *(tables or ())]
     command = [sys.executable, "-m", "pipelines", "verify", "-c", str(config), *options]
     # a child of its own: this package knows nothing of targets' types, and never will of Spark
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
+    raise typer.Exit(_carried_out(command))
+
+
+def _carried_out(command: list[str]) -> int:
+    """Run a child, which gets the signals that would end this process; its exit status."""
+    import signal
+    import subprocess
+
+    ending = (signal.SIGTERM, signal.SIGINT)
+    with subprocess.Popen(command) as child:
+        before = {number: signal.signal(number, lambda sent, _frame: child.send_signal(sent)) for number in ending}
+        try:
+            return child.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

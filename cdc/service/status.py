@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,9 @@ from cdc.errors import every_error
 from cdc.metrics import (
     APPLY_ROWS,
     CHANGES,
+    COMPACTION_CHANGES,
+    COMPACTION_SECONDS,
+    LOG_HORIZON,
     LOG_POSITION,
     SINK_LAG_BYTES,
     SLOT_RETAINED,
@@ -25,6 +28,9 @@ from cdc.metrics import (
 )
 from cdc.position import Position
 from cdc.service.copying import TableStatus, table_statuses
+from cdc.service.holdings import LogState, LogStatus, wal_between
+from cdc.service.problem import Problem
+from cdc.service.proven import VerifiedStatus, mismatches, verified_statuses
 from cdc.snapshot.progress import BackfillStatus, listing
 
 if TYPE_CHECKING:
@@ -83,16 +89,6 @@ class SinkStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that a person must look at."""
-
-    subject: str
-    code: str | None
-    message: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
 class PipelineStatus:
     """One pipeline at one moment."""
 
@@ -107,14 +103,18 @@ class PipelineStatus:
     problems: tuple[Problem, ...] = field(default=())
     backfills: tuple[BackfillStatus, ...] = field(default=())
     """On their way or lately ended, newest first."""
+    log: LogStatus | None = None
+    """As it was last looked at; null while nobody has."""
+    verified: tuple[VerifiedStatus, ...] = field(default=())
+    """Tables of sinks that were ever compared with the source."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the API, the page and `cdc status --json`."""
         return asdict(self)
 
 
-def pipeline_status(catalog: Catalog, name: str, now: datetime) -> PipelineStatus:
-    """The status of one pipeline; raises CatalogUnavailable."""
+def pipeline_status(catalog: Catalog, name: str, now: datetime, log: LogStatus | None = None) -> PipelineStatus:
+    """The status of one pipeline, log is what was seen of its log; raises CatalogUnavailable."""
     reports = {report.process: report for report in catalog.processes.ls(name)}
     processes = tuple(_process(p, reports.get(p), now) for p in [*WORKING, *sorted(set(reports) - set(WORKING))])
     silence = {p.process: p.age_seconds if p.state == "stale" and p.age_seconds else 0.0 for p in processes}
@@ -125,7 +125,11 @@ def pipeline_status(catalog: Catalog, name: str, now: datetime) -> PipelineStatu
     sinks = tuple(_sink(progress, applied, durable, silence["apply"]) for progress in catalog.sinks.ls(name))
     backfills = tuple(listing(catalog, name))
     tables = table_statuses(catalog.tables.ls(name), backfills)
-    problems = (*_process_problems(processes), *_sink_problems(sinks), *_table_problems(tables))
+    log = None if log is None else _log(log, source, applied)
+    told = () if log is None else log.problems
+    verified = verified_statuses(catalog.verified.ls(name))
+    of_tables = (*_table_problems(tables), *mismatches(verified))
+    problems = (*_process_problems(processes), *told, *_sink_problems(sinks), *of_tables)
     return PipelineStatus(
         name=name,
         state=_verdict(processes, problems),
@@ -136,6 +140,8 @@ def pipeline_status(catalog: Catalog, name: str, now: datetime) -> PipelineStatu
         tables=tables,
         problems=problems,
         backfills=backfills,
+        log=log,
+        verified=verified,
     )
 
 
@@ -143,7 +149,10 @@ class Readings:
     """The figures of one process as its report carries them: [[name, [label…], value]…]."""
 
     def __init__(self, figures: Iterable[Any]) -> None:
-        self._values = {(name, tuple(labels)): float(value) for name, labels, value in figures}
+        # as they are: a position with its epoch is more than a float holds
+        self._values: dict[tuple[str, tuple[str, ...]], float] = {
+            (name, tuple(labels)): value for name, labels, value in figures
+        }
 
     def get(self, metric: Metric, *labels: str) -> float | None:
         """The figure whose labels, after the pipeline, are these; None if it was not reported."""
@@ -180,8 +189,20 @@ def _source(figures: Readings, silence: float) -> SourceStatus:
     )
 
 
+def _log(log: LogStatus, source: SourceStatus, applied: Readings) -> LogStatus:
+    """What was seen of the log, with what apply says of its last compaction; none before the first copy is nothing."""
+    if log.state is LogState.ABSENT and source.position is None:
+        return replace(log, problems=())
+    made = log.compaction
+    if made is None or log.horizon is None or applied.get(LOG_HORIZON) != Position.parse(log.horizon):
+        return log
+    changes, seconds = applied.get(COMPACTION_CHANGES), applied.get(COMPACTION_SECONDS)
+    told = replace(made, changes=None if changes is None else int(changes), seconds=seconds)
+    return replace(log, compaction=told)
+
+
 def _sink(progress: Any, figures: Readings, durable: float | None, silence: float) -> SinkStatus:
-    behind = None if durable is None else max(0.0, durable - progress.position)
+    behind = None if durable is None else wal_between(Position(progress.position), Position(int(durable)))
     return SinkStatus(
         name=progress.sink,
         state="stale" if silence else progress.state,
@@ -189,7 +210,7 @@ def _sink(progress: Any, figures: Readings, durable: float | None, silence: floa
         position=str(Position(progress.position)),
         committed_at=None if progress.committed_at is None else progress.committed_at.isoformat(),
         lag_seconds=_grown(progress.lag_seconds, silence),
-        lag_bytes=figures.get(SINK_LAG_BYTES, progress.sink) if behind is None else behind,
+        lag_bytes=figures.get(SINK_LAG_BYTES, progress.sink) if durable is None else behind,
         rows=figures.get(APPLY_ROWS, progress.sink) or 0.0,
     )
 

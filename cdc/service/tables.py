@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from cdc.errors import LogError
+from cdc.log.bucket import Root
 from cdc.log.read import LogReader
 from cdc.service.copying import TableStatus
 from cdc.service.status import PipelineStatus
@@ -49,7 +49,7 @@ class TableLine:
     sinks: tuple[TableInSink, ...]
 
 
-def table_lines(status: PipelineStatus, log: str | Path) -> list[TableLine]:
+def table_lines(status: PipelineStatus, log: str | Root) -> list[TableLine]:
     """Every table that log or catalog know, by topic; of a name that was used again, the table of now."""
     known = latest(log)
     shown: dict[str, dict[str, TableStatus]] = {topic: {} for topic in known}
@@ -58,7 +58,7 @@ def table_lines(status: PipelineStatus, log: str | Path) -> list[TableLine]:
     return [_line(topic, known.get(topic), places) for topic, places in sorted(shown.items())]
 
 
-def latest(log: str | Path) -> dict[str, TableSchema]:
+def latest(log: str | Root) -> dict[str, TableSchema]:
     """Topic → the table of that name in the log, a dropped one only if no other has the name; empty without a log."""
     try:
         schemas = LogReader(log).schemas().values()

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -20,17 +20,13 @@ from cdc.service.api.access import may_change
 from cdc.service.events import History
 from cdc.service.page.document import Surroundings, page, render
 from cdc.service.status import PipelineStatus, pipeline_status
+from cdc.service.watch import LogWatch, utc_now
 
 LOCAL: Final = "local socket"
 # quoted values whole: a password may contain 'host='
 _PAIR: Final = re.compile(r"([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|\S*)")
 
 log = structlog.get_logger("server")
-
-
-def utc_now() -> datetime:
-    """The clock of a running server."""
-    return datetime.now(UTC)
 
 
 class View:
@@ -55,11 +51,14 @@ class View:
         self.ending = False
         """Set when the server stops, so that endless answers end."""
         self._clock = clock
+        named = "FILE" if file is None else shlex.quote(str(file))
+        self.log = LogWatch(definition.log.root, named, clock)
+        """Looks only while somebody asks."""
         self._surroundings = Surroundings(
             source=where(definition.source.dsn.reveal()),
             log=log_root,
             sink_types={sink.name: sink.type for sink in definition.sinks},
-            definition="FILE" if file is None else shlex.quote(str(file)),
+            definition=named,
             may_change=may_change(definition.service),
         )
         self._latest: PipelineStatus | None = None
@@ -68,7 +67,7 @@ class View:
         """Take one sample and report that the server lives; a catalog that does not answer is no sample."""
         try:
             self.catalog.processes.report(ProcessReport(self.name, "server", os.getpid(), "running"))
-            status = self.status()
+            status = pipeline_status(self.catalog, self.name, self._clock(), self.log.seen)
         except CdcError as error:
             log.warning("catalog is unreachable", code=error.code, message=error.message)
             return
@@ -78,26 +77,32 @@ class View:
 
     def say_stopped(self) -> None:
         """Report that the server ended on purpose."""
+        self.log.end()
         try:
             self.catalog.processes.report(ProcessReport(self.name, "server", os.getpid(), "stopped"))
         except CdcError as error:
             log.warning("catalog is unreachable", code=error.code, message=error.message)
 
     def status(self) -> PipelineStatus:
-        """The status of this moment; raises CatalogUnavailable."""
+        """The status of this moment by the catalog alone; raises CatalogUnavailable."""
         return pipeline_status(self.catalog, self.name, self._clock())
 
+    def whole(self) -> PipelineStatus:
+        """The same with the log as it was last seen; raises CatalogUnavailable."""
+        return pipeline_status(self.catalog, self.name, self._clock(), self.log.latest())
+
     def status_of(self, name: str) -> PipelineStatus:
-        """The status of any pipeline of the catalog; raises CatalogUnavailable."""
-        return pipeline_status(self.catalog, name, self._clock())
+        """The status of any pipeline of the catalog, the log of this one only; raises CatalogUnavailable."""
+        return self.whole() if name == self.name else pipeline_status(self.catalog, name, self._clock())
 
     def latest(self) -> PipelineStatus:
-        """The status of the last sample, or of now before the first."""
+        """The status of the last sample, or of now before the first; the next sample will know the log."""
+        self.log.latest()
         return self._latest or self.status()
 
     def page(self) -> str:
         """The page as HTML."""
-        return page(self.status(), self._surroundings, self.history.to_json())
+        return page(self.whole(), self._surroundings, self.history.to_json())
 
     def sections(self) -> dict[str, Any]:
         """What the page's script replaces: title, and sections by id."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +10,12 @@ from typing import Any
 import pytest
 
 from cdc.__main__ import main
+from tests.fixtures import forked
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(forked.Ended):
     """Exit status and what was printed."""
-
-    status: int
-    output: str
-    errors: str
 
     @property
     def envelope(self) -> dict[str, Any]:
@@ -40,12 +34,5 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> Outcome:
 
 def spawn(*arguments: object, environment: Mapping[str, str] | None = None) -> Outcome:
     """The command as a process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cdc", *map(str, arguments)],
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    done = forked.run("cdc", *arguments, environment=environment)
+    return Outcome(**vars(done))

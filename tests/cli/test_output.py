@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from cdc.cli.output import Mark, emit, fail, line
+from cdc.cli.output import Mark, aligned, emit, fail, line
 from cdc.errors import Flaw, InvalidDefinition, SourceUnreachable
 
 
@@ -87,3 +87,12 @@ def test_every_flaw_has_its_line_and_the_envelope_points_at_the_first(capsys: py
     envelope = json.loads(capsys.readouterr().out)
     assert (envelope["error"]["path"], envelope["error"]["line"], envelope["error"]["column"]) == ("a.yaml", 4, 3)
     assert len(envelope["result"]["flaws"]) == 2
+
+
+def test_columns_are_as_wide_as_their_widest_cell_and_names_cannot_move_the_cursor() -> None:
+    rows = [("name", "size", "note"), ("a\x1b[2J", "1", ""), ("longer-name", "1,000", "x")]
+    assert aligned(rows, right={1}) == [
+        "name          size  note",
+        "a\\x1b[2J         1",
+        "longer-name  1,000  x",
+    ]

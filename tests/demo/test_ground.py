@@ -14,8 +14,9 @@ from cdc.demo.ground import FOLDER, Ground, free_port, ground
 @pytest.fixture(name="folder")
 def _folder(tmp_path: Path) -> Path:
     """A folder that anybody may enter, as Postgres' own user must."""
-    for place in (tmp_path, *tmp_path.parents[:2]):
-        place.chmod(0o755)
+    for place in (tmp_path, *tmp_path.parents):
+        if place.owner() == tmp_path.owner() and place.stat().st_mode & 0o005 != 0o005:
+            place.chmod(0o755)
     return tmp_path
 
 

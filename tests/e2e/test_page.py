@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, sync_playwright
 
 from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.service.api.app import create_app
-from cdc.snapshot.asking import Verb
-from cdc.snapshot.work import Request, TableWork, Work
+from cdc.service.watch import LogWatch
+from cdc.snapshot.work import Request, TableWork, Verb, Work
+from tests.cli.trimmed import Folder
 from tests.fixtures.waiting import until
-from tests.service.pipeline import LOG_END, NAME, TOKEN, copying, definition, fill
+from tests.service.pipeline import LOG_END, NAME, TOKEN, copying, definition, fill, write_log
 from tests.service.running import answering
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -42,9 +47,32 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+    url = definition(tmp_path).catalog.url
+    with Catalog.open(url) as opened:
+        write_log(tmp_path)
         fill(opened)
-        yield opened
+        with beating(url.removeprefix("sqlite:///")):
+            yield opened
+
+
+@contextmanager
+def beating(database: str) -> Iterator[None]:
+    """The processes go on to say what they said last: after some seconds it would count for nothing."""
+    ended = Event()
+
+    def beat() -> None:
+        while not ended.wait(0.5):
+            now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}"
+            with closing(sqlite3.connect(database, timeout=10)) as connection, connection:
+                connection.execute("UPDATE processes SET reported_at = ?", [now])
+
+    beats = Thread(target=beat)
+    beats.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        beats.join()
 
 
 @pytest.fixture
@@ -56,6 +84,12 @@ def url(catalog: Catalog, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def page(browser: Browser, url: str) -> Iterator[Page]:
     """The page, opened; leaving it fails on anything the browser complained about."""
+    with looking_at(browser, url, "page.png") as opened:
+        yield opened
+
+
+@contextmanager
+def looking_at(browser: Browser, url: str, picture: str) -> Iterator[Page]:
     complaints: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
@@ -70,7 +104,7 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
     yield opened
     folder = os.environ.get("CDC_SCREENSHOTS")
     if folder:
-        opened.screenshot(path=Path(folder) / "page.png", full_page=True)
+        opened.screenshot(path=Path(folder) / picture, full_page=True)
     context.close()
     assert complaints == []
 
@@ -208,3 +242,54 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     expect(page.locator("#link")).to_have_text("live")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """A log that is compacted up to 170 and lacks single changes up to 150, deletes up to 120."""
+    folder = Folder(tmp_path)
+    folder.compacted(160)
+    folder.compacted(170, floor=120)
+    folder.trimmed()
+    return folder
+
+
+@pytest.fixture
+def kept(browser: Browser, folder: Folder, tmp_path: Path) -> Iterator[Page]:
+    """The page of a pipeline with that log, opened."""
+    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+        fill(opened)
+        app = create_app(opened, definition(tmp_path), str(folder.root))
+        app.state.view.log = LogWatch(folder.root, every=0.1)
+        with answering(app) as address, looking_at(browser, address, "log.png") as page:
+            yield page
+
+
+def test_the_page_shows_what_the_log_keeps_and_who_reads_it(kept: Page, folder: Folder) -> None:
+    folder.consumer("lake", 190)
+    folder.consumer("late", 110, age=3)
+    log = kept.locator("#log")
+    for words in ("10 rows in 5 segments", "3 rows in 1 run", "on the disk for who still reads them", "3 rows written"):
+        expect(log).to_contain_text(words)
+    assert [mark.inner_text() for mark in log.locator(".reach dd").all()] == ["0/78", "0/96", "0/AA", "0/C8"]
+    expect(log.get_by_role("img")).to_have_count(1)
+    expect(log.get_by_role("row", name="lake")).to_contain_text("10 B, 0.00 s")
+    expect(log.get_by_role("row", name="late")).to_contain_text("has to be built anew")
+    expect(kept.locator("#problems")).to_contain_text("cdc consumers forget late -c FILE")
+    kept.set_viewport_size({"width": 390, "height": 844})
+    assert kept.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_the_log_is_followed_without_a_reload_and_what_is_damaged_is_said_while_the_rest_goes_on(
+    kept: Page, folder: Folder
+) -> None:
+    expect(kept.locator("#log")).to_contain_text("10 rows in 5 segments")
+    folder.append(300)
+    expect(kept.locator("#log")).to_contain_text("11 rows in 6 segments")
+    newest = max((folder.root / "compacted" / "_delta_log").glob("*.json"))
+    newest.write_text("nonsense", encoding="utf-8")
+    expect(kept.locator("#problems")).to_contain_text("table 'compacted'")
+    expect(kept.locator("#problems")).to_contain_text("cdc log verify")
+    expect(kept.locator("#log")).to_contain_text("11 rows in 6 segments")
+    expect(kept.locator("#link")).to_have_text("live")
+    expect(kept.locator("#tables tbody tr")).to_have_count(4)

@@ -15,7 +15,7 @@ from cdc.config.definition import Service
 from cdc.errors import CdcError, RequestRefused, Unauthorized
 from cdc.service.api.access import is_loopback, refusal
 from cdc.service.api.app import create_app
-from cdc.snapshot.progress import BACKFILL
+from cdc.snapshot.work import BACKFILL
 from tests.service.pipeline import NAME, TOKEN, definition, fill, write_log
 from tests.service.running import answering
 

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc.catalog import Catalog, TableProgress
 from cdc.errors import every_error
 from cdc.service.api.app import create_app, news
-from tests.service.pipeline import NAME, definition, fill
+from tests.service.pipeline import NAME, definition, fill, write_log
 from tests.service.running import answering
 
 
@@ -40,6 +40,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    write_log(tmp_path)
     with Catalog.open(definition(tmp_path).catalog.url) as opened:
         fill(opened)
         yield opened

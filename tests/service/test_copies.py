@@ -14,11 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc.catalog import Catalog
 from cdc.service.api.app import create_app
 from cdc.service.replays import REPLAY
-from cdc.snapshot.asking import Verb
-from cdc.snapshot.jobs import BACKFILL as HEARD
-from cdc.snapshot.jobs import CANCEL, PAUSE, RESUME
-from cdc.snapshot.progress import BACKFILL
-from cdc.snapshot.work import Request
+from cdc.snapshot.work import BACKFILL, Request, Verb
 from tests.fixtures.waiting import until
 from tests.pipelines.replayed import made
 from tests.service.pipeline import NAME, copying, definition, fill, write_log
@@ -47,11 +43,6 @@ def client(catalog: Catalog, tmp_path: Path) -> Iterator[httpx.Client]:
 def code(answer: httpx.Response) -> tuple[int, str]:
     assert set(answer.json()) == {"code", "message", "suggestion"}
     return answer.status_code, answer.json()["code"]
-
-
-def test_the_reader_listens_to_what_is_posted() -> None:
-    assert BACKFILL == HEARD
-    assert {verb.kind for verb in Verb} == {PAUSE, RESUME, CANCEL}
 
 
 def test_what_is_asked_is_a_command_and_stands_in_the_audit(client: httpx.Client, catalog: Catalog) -> None:

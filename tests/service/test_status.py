@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
+from cdc.metrics import COMPACTION_CHANGES, COMPACTION_SECONDS, LOG_HORIZON, LOG_POSITION, Figures
+from cdc.position import Position
+from cdc.service.holdings import Compaction, LogState, LogStatus
+from cdc.service.problem import Problem
 from cdc.service.status import REPORT_LIFE, pipeline_status
 from tests.service.pipeline import NAME, fill
 
@@ -93,3 +97,44 @@ def test_a_failed_sink_is_a_problem(catalog: Catalog) -> None:
     catalog.sinks.record(NAME, SinkProgress("lake", 7, None, 3.0, "failed", "CDC-3003 no answer"))
     status = pipeline_status(catalog, NAME, later(0))
     assert [(p.code, p.message) for p in status.problems] == [("CDC-3003", "no answer")]
+
+
+ABSENT = LogStatus(
+    at="2026-11-20T12:00:00+00:00",
+    state=LogState.ABSENT,
+    problems=(Problem("log", "CDC-4000", "no change log", "look"),),
+)
+
+
+def test_a_log_that_is_not_there_is_a_problem_once_the_reader_has_written_to_it(catalog: Catalog) -> None:
+    before = pipeline_status(catalog, NAME, later(0), ABSENT)
+    assert "log" not in {problem.subject for problem in before.problems}
+    fill(catalog)
+    status = pipeline_status(catalog, NAME, later(0), ABSENT)
+    assert (status.state != "running", "log" in {problem.subject for problem in status.problems}) == (True, True)
+
+
+def test_what_apply_says_of_a_compaction_is_told_of_the_one_that_it_made_alone(catalog: Catalog) -> None:
+    figures = Figures()
+    for metric, value in ((LOG_HORIZON, 0xAA), (COMPACTION_CHANGES, 22), (COMPACTION_SECONDS, 1.5)):
+        figures.set(metric, value, NAME)
+    catalog.processes.report(ProcessReport(NAME, "apply", 1, "running", None, figures.to_json()))
+    made = Compaction(at="2026-11-20T12:00:00+00:00", rows=3)
+    for horizon, told in (("0/AA", (22, 1.5)), ("0/AB", (None, None))):
+        log = LogStatus(at=made.at, state=LogState.READ, horizon=horizon, compaction=made)
+        shown = pipeline_status(catalog, NAME, later(0), log).log
+        assert shown is not None
+        assert shown.compaction is not None
+        assert (shown.compaction.changes, shown.compaction.seconds, shown.compaction.rows) == (*told, 3)
+
+
+def test_a_sink_of_an_earlier_epoch_is_behind_by_nobody_knows_how_many_bytes(catalog: Catalog) -> None:
+    end = Position.of(0x5001, epoch=3)
+    figures = Figures()
+    figures.set(LOG_POSITION, end, NAME)
+    catalog.processes.report(ProcessReport(NAME, "reader", 1, "running", None, figures.to_json()))
+    for sink, position in (("lake", Position.of(0x9000)), ("find", Position.of(0x5000, epoch=3))):
+        catalog.sinks.record(NAME, SinkProgress(sink, position, None, 0.1, "running"))
+    status = pipeline_status(catalog, NAME, later(0))
+    assert status.source.position == "3:0/5001"
+    assert {sink.name: sink.lag_bytes for sink in status.sinks} == {"lake": None, "find": 1}

@@ -24,13 +24,19 @@ from cdc.config.definition import Service
 from cdc.errors import UnknownName, every_error
 from cdc.service.api import refusals
 from cdc.service.api.access import Access, has_token
+from cdc.service.api.consumers import consumer_routes
 from cdc.service.api.copies import Desk, copy_routes
+from cdc.service.api.dead_letters import dead_letter_routes
 from cdc.service.api.exposition import exposition
+from cdc.service.api.log import log_routes
+from cdc.service.api.verifications import verification_routes
 from cdc.service.copying import TableStatus
 from cdc.service.page.document import locked_page
 from cdc.service.replays import Replays
 from cdc.service.status import PipelineStatus, SinkStatus
-from cdc.service.view import View, utc_now
+from cdc.service.verifications import Verifications
+from cdc.service.view import View
+from cdc.service.watch import utc_now
 
 # tells who reads the description where the token goes; Access is who asks for it
 _BEARER: Final = Security(HTTPBearer(auto_error=False, description="Where service.token is set."))
@@ -60,10 +66,12 @@ def create_app(
     """
     view = View(catalog, definition, log_root, clock, file)
     replays = Replays(catalog, definition.name, file)
+    verifications = Verifications(catalog, definition.name, file)
 
     @asynccontextmanager
     async def sampling(_: FastAPI) -> AsyncIterator[None]:
-        await run_in_threadpool(replays.forget_earlier)
+        await run_in_threadpool(replays.errands.forget_earlier)
+        await run_in_threadpool(verifications.errands.forget_earlier)
         await run_in_threadpool(view.take)
         task = asyncio.create_task(_sample(view))
         try:
@@ -72,7 +80,8 @@ def create_app(
             view.ending = True
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await run_in_threadpool(replays.end)
+            await run_in_threadpool(replays.errands.end)
+            await run_in_threadpool(verifications.errands.end)
             await run_in_threadpool(view.say_stopped)
 
     # the stock documentation page loads scripts from elsewhere: the schema alone is served
@@ -82,7 +91,12 @@ def create_app(
     app.include_router(_process_routes(view))
     described: dict[str, Any] = {"prefix": "/api/v1", "responses": refusals.DESCRIBED, "dependencies": [_BEARER]}
     app.include_router(_status_routes(view), **described)
-    app.include_router(copy_routes(Desk(catalog, definition, replays)), **described)
+    desk = Desk(catalog, definition, replays)
+    app.include_router(copy_routes(desk), **described)
+    app.include_router(log_routes(desk), **described)
+    app.include_router(consumer_routes(desk), **described)
+    app.include_router(verification_routes(desk, verifications), **described)
+    app.include_router(dead_letter_routes(desk), **described)
     app.include_router(_page_routes(view, definition.service))
     app.add_middleware(Access, service=definition.service)
     app.middleware("http")(_guarded)
@@ -126,7 +140,7 @@ def _process_routes(view: View) -> APIRouter:
     def metrics() -> Response:
         """Prometheus text."""
         figures = [figure for report in view.catalog.processes.ls(view.name) for figure in report.figures]
-        return Response(exposition(view.status(), figures), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(exposition(view.whole(), figures), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
 
@@ -199,7 +213,7 @@ def _known(view: View, name: str) -> PipelineStatus:
 
 
 def _whole(view: View) -> dict[str, Any]:
-    return {**view.status().to_json(), **view.history.to_json()}
+    return {**view.whole().to_json(), **view.history.to_json()}
 
 
 def _stream(view: View, event: str, content: Callable[[], dict[str, Any]]) -> StreamingResponse:

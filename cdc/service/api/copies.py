@@ -117,7 +117,7 @@ class Desk:
     def check_table(self, pipeline: str, table: str) -> None:
         """Raise UnknownName for a table that the log does not know."""
         self.check(pipeline)
-        if table not in import_module("cdc.service.tables").latest(self.definition.log.path):
+        if table not in import_module("cdc.service.tables").latest(self.definition.log.root):
             raise UnknownName(
                 f"no table of the log is called {table!r}", remedy=f"GET /api/v1/pipelines/{pipeline}/tables"
             )
@@ -136,8 +136,7 @@ class Desk:
     def say(self, pipeline: str, job: int, verb: str, actor: str) -> BackfillStatus:
         """Tell the reader something about a backfill, and say how it stands."""
         self.check(pipeline)
-        asking = _asking()
-        status: BackfillStatus = asking.say(self.catalog, pipeline, job, asking.Verb(verb), actor)
+        status: BackfillStatus = _asking().say(self.catalog, pipeline, job, work.Verb(verb), actor)
         return status
 
 
@@ -166,7 +165,7 @@ def _backfill_routes(desk: Desk) -> APIRouter:
             rate=asked.rate,
             keys=None if asked.keys is None else tuple(map(tuple, asked.keys)),
         )
-        return desk.take_on(wanted, _actor(request))
+        return desk.take_on(wanted, actor_of(request))
 
     @routes.get("/backfills")
     def backfills(pipeline: PipelinePath, ended: EndedQuery = 100) -> list[BackfillStatus]:
@@ -184,7 +183,7 @@ def _backfill_routes(desk: Desk) -> APIRouter:
     def resync(pipeline: PipelinePath, table: TablePath, asked: ResyncBody, request: Request) -> BackfillStatus:
         """Copy a whole table again (`cdc tables resync`): what vanished unseen vanishes from every sink."""
         desk.check_table(pipeline, table)
-        return desk.take_on(work.Request((exactly(table),), rate=asked.rate, resync=True), _actor(request))
+        return desk.take_on(work.Request((exactly(table),), rate=asked.rate, resync=True), actor_of(request))
 
     @routes.post("/tables/{table:path}/skip", status_code=ACCEPTED)
     def skip(pipeline: PipelinePath, table: TablePath, _asked: VerbBody, request: Request) -> Skip:
@@ -194,7 +193,7 @@ def _backfill_routes(desk: Desk) -> APIRouter:
         pipeline runs; nothing here does.
         """
         desk.check_table(pipeline, table)
-        return desk.skip(table, _actor(request))
+        return desk.skip(table, actor_of(request))
 
     return routes
 
@@ -205,17 +204,17 @@ def _verb_routes(desk: Desk) -> APIRouter:
     @routes.post("/pause", status_code=ACCEPTED)
     def pause(pipeline: PipelinePath, job: JobPath, _asked: VerbBody, request: Request) -> BackfillStatus:
         """Let it rest after the chunk that is on its way (`cdc backfill pause`); 409 once it has ended."""
-        return desk.say(pipeline, job, "pause", _actor(request))
+        return desk.say(pipeline, job, "pause", actor_of(request))
 
     @routes.post("/resume", status_code=ACCEPTED)
     def resume(pipeline: PipelinePath, job: JobPath, _asked: VerbBody, request: Request) -> BackfillStatus:
         """Let it go on (`cdc backfill resume`); 409 once it has ended."""
-        return desk.say(pipeline, job, "resume", _actor(request))
+        return desk.say(pipeline, job, "resume", actor_of(request))
 
     @routes.post("/cancel", status_code=ACCEPTED)
     def cancel(pipeline: PipelinePath, job: JobPath, _asked: VerbBody, request: Request) -> BackfillStatus:
         """End it after the chunk that is on its way; what was placed stays (`cdc backfill cancel`)."""
-        return desk.say(pipeline, job, "cancel", _actor(request))
+        return desk.say(pipeline, job, "cancel", actor_of(request))
 
     return routes
 
@@ -230,7 +229,7 @@ def _replay_routes(desk: Desk) -> APIRouter:
         wanted = ReplayRequest(
             sink=sink, start=asked.start, end=asked.end, tables=tuple(asked.tables), dry_run=asked.dry_run
         )
-        return desk.replays.begin(wanted, _actor(request))
+        return desk.replays.begin(wanted, actor_of(request))
 
     @routes.get("/replay")
     def replay_of(pipeline: PipelinePath, sink: SinkPath) -> ReplayStatus:
@@ -246,7 +245,7 @@ def _replay_routes(desk: Desk) -> APIRouter:
     return routes
 
 
-def _actor(request: Request) -> str:
+def actor_of(request: Request) -> str:
     """For the audit: who asked, as far as we know."""
     return "api" if request.client is None else f"api from {request.client.host}"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from operator import attrgetter
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,16 +16,33 @@ from cdc.metrics import (
     BACKFILL_ESTIMATED,
     BACKFILL_ETA,
     BACKFILL_SHARE,
+    COMPACTED_AT,
+    COMPACTED_BYTES,
+    CONSUMER_HOLDS,
+    CONSUMER_LAG_BYTES,
+    CONSUMER_LAG_SECONDS,
+    CONSUMER_LATE,
+    CONSUMER_SILENT,
     EVERY,
     HEALTH,
+    HORIZON_LAG_BYTES,
+    HORIZON_LAG_SECONDS,
+    LOG_HELD,
+    LOG_HORIZON,
+    LOG_OLDEST,
+    LOG_SEGMENTS,
     SINK_LAG_SECONDS,
     SINK_POSITION,
     SOURCE_LAG_SECONDS,
     TABLE_STATE,
+    VERIFIED_THROUGH,
+    VERIFY_MISMATCHED,
+    VERIFY_SUCCESS,
     Kind,
     Metric,
 )
 from cdc.position import Position
+from cdc.service.holdings import ConsumerLine, LogState, LogStatus
 from cdc.service.status import PipelineStatus
 from cdc.snapshot.progress import BackfillStatus
 
@@ -64,9 +83,53 @@ class Figures(Collector):
         for table in status.tables:
             if not many or table.state not in _QUIET:
                 self._set(TABLE_STATE, 1.0, status.name, table.sink, table.topic, table.state)
-        for backfill in status.backfills:
-            if backfill.pending:
-                self._overlay_backfill(status.name, backfill)
+        self._overlay_verified(status)
+        for backfill in filter(attrgetter("pending"), status.backfills):
+            self._overlay_backfill(status.name, backfill)
+        if status.log is not None and status.log.state is LogState.READ:
+            self._overlay_log(status.name, status.log)
+
+    def _overlay_log(self, pipeline: str, log: LogStatus) -> None:
+        """What the log itself says; apply tells of its own compactions only."""
+        figures = (
+            (LOG_SEGMENTS, log.segment_count),
+            (COMPACTED_BYTES, log.compacted_bytes),
+            (LOG_HORIZON, None if log.horizon is None else Position.parse(log.horizon)),
+            (LOG_OLDEST, Position.parse(log.oldest) if log.oldest else 0),
+            (HORIZON_LAG_BYTES, log.horizon_behind_bytes),
+            (HORIZON_LAG_SECONDS, log.horizon_behind_seconds),
+            (COMPACTED_AT, None if log.compaction is None else datetime.fromisoformat(log.compaction.at).timestamp()),
+        )
+        parts = {"changes": log.changes_bytes, "compacted": log.compacted_bytes, "leaving": log.leaving_bytes}
+        for metric, value in figures:
+            self._know(metric, value, pipeline)
+        for part, size in parts.items():
+            self._know(LOG_HELD, size, pipeline, part)
+        # of several that are called the same, the one that is furthest behind
+        for line in sorted(log.consumers, key=lambda line: -Position.parse(line.position)):
+            self._overlay_consumer(pipeline, line)
+
+    def _overlay_consumer(self, pipeline: str, line: ConsumerLine) -> None:
+        figures = (
+            (CONSUMER_LAG_BYTES, line.behind_bytes),
+            (CONSUMER_LAG_SECONDS, line.behind_seconds),
+            (CONSUMER_SILENT, line.seen_seconds),
+            (CONSUMER_HOLDS, line.holds_bytes),
+            (CONSUMER_LATE, float(line.state == "late")),
+        )
+        for metric, value in figures:
+            self._know(metric, value, pipeline, line.name)
+
+    def _overlay_verified(self, status: PipelineStatus) -> None:
+        """What verify keeps in the catalog: it runs for a moment, or elsewhere."""
+        for table in status.verified:
+            figures = (
+                (VERIFY_SUCCESS, _unix(table.equal_at)),
+                (VERIFY_MISMATCHED, table.mismatched),
+                (VERIFIED_THROUGH, _unix(table.verified_through)),
+            )
+            for metric, value in figures:
+                self._know(metric, value, status.name, table.sink, table.topic)
 
     def _overlay_backfill(self, pipeline: str, backfill: BackfillStatus) -> None:
         """How far the tables have come: the catalog keeps it, so that a reader that starts again does not forget it."""
@@ -79,8 +142,11 @@ class Figures(Collector):
                 (BACKFILL_ETA, progress.seconds_left),
             )
             for metric, value in figures:
-                if value is not None:
-                    self._set(metric, float(value), pipeline, topic)
+                self._know(metric, value, pipeline, topic)
+
+    def _know(self, metric: Metric, value: float | None, *labels: str) -> None:
+        if value is not None:
+            self._set(metric, float(value), *labels)
 
     def _set(self, metric: Metric, value: float, *labels: str) -> None:
         self._values.setdefault(metric.name, {})[labels] = value
@@ -91,6 +157,10 @@ def exposition(status: PipelineStatus, figures: Iterable[Any]) -> bytes:
     registry = CollectorRegistry()
     registry.register(Figures(status, figures))
     return generate_latest(registry)
+
+
+def _unix(moment: str | None) -> float | None:
+    return None if moment is None else datetime.fromisoformat(moment).timestamp()
 
 
 def _family(metric: Metric, values: Mapping[tuple[str, ...], float]) -> Family:

@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 from urllib.parse import quote
 
-from cdc.service.page import figures
+from cdc.service import figures
 from cdc.service.page.pill import pill
 from cdc.snapshot.progress import BackfillStatus, Progress, is_part, said, tables_of
 

@@ -15,14 +15,15 @@ from string import Template
 from typing import Final
 from urllib.parse import quote
 
+from cdc.service import figures
 from cdc.service.copying import TableStatus
-from cdc.service.page import backfills, figures
+from cdc.service.page import backfills, log_section
 from cdc.service.page.pill import TONES, pill
 from cdc.service.page.sparkline import sparkline
 from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus
 from cdc.table import parted
 
-SECTIONS: Final = ("headline", "problems", "totals", "flow", "tables", "backfills", "processes")
+SECTIONS: Final = ("headline", "problems", "totals", "flow", "log", "tables", "backfills", "processes")
 """Ids of what `render` makes."""
 TABLES_SHOWN: Final = 500
 """More rows than a person scrolls through; the API has them all."""
@@ -70,6 +71,7 @@ def render(
         "problems": "".join(_problem(p.subject, p.code, p.message, p.remedy) for p in status.problems),
         "totals": _totals(status, rates),
         "flow": _flow(status, surroundings, rates, lags),
+        "log": log_section.section(status.log),
         "tables": _tables(status),
         "backfills": backfills.table(
             status.name, status.backfills, surroundings.definition, may_change=surroundings.may_change

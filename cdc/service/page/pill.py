@@ -22,6 +22,8 @@ TONES: Final[Mapping[str, str]] = {
     "needs_resync": "warn",
     "paused": "warn",
     "waiting": "warn",
+    "silent": "warn",
+    "late": "bad",
     "stale": "bad",
     "down": "bad",
     "failed": "bad",

@@ -1,4 +1,4 @@
-"""How the page prints numbers: short, with a unit, and a dash for what is not known."""
+"""How page and commands print numbers: short, with a unit, and a dash for what is not known."""
 
 from __future__ import annotations
 
@@ -46,3 +46,24 @@ def rate(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:.1f}" if 0 < value < 10 else count(value)  # noqa: PLR2004 - below ten the fraction matters
+
+
+def ago(value: float) -> tuple[str, str]:
+    """An age as (number, unit): as a duration, whole seconds below a minute."""
+    return (f"{value:.0f}", "s") if round(value) < _MINUTE else seconds(value)
+
+
+def said(pair: tuple[str, str]) -> str:
+    """A number with its unit, as one text."""
+    return " ".join(part for part in pair if part)
+
+
+def distance(size_behind: int | None, seconds_behind: float | None) -> str:
+    """How far one position is from another: WAL and time, as far as they are known."""
+    wal = "another epoch" if size_behind is None else said(size(size_behind))
+    return wal if seconds_behind is None else f"{wal}, {said(seconds(seconds_behind))}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,83 @@
+"""`cdc consumers`: who reads the log, and for whom it is not trimmed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.cli.destructive import YesOption, audit, confirm
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, aligned, emit, line
+
+if TYPE_CHECKING:
+    from cdc.service.holdings import ConsumerLine
+
+NameArgument = Annotated[str, typer.Argument(help="As 'cdc consumers ls' shows it, or its UUID.", metavar="NAME")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(no_args_is_help=True, help="Who reads the log, and how far.", rich_markup_mode=None)
+    group.command()(ls)
+    group.command()(forget)
+    app.add_typer(group, name="consumers")
+
+
+def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """List the consumers: where each stands, how far behind, what it holds back, and when it was last heard of."""
+    from dataclasses import asdict
+    from datetime import UTC, datetime
+
+    from cdc.cli.retention import opened
+    from cdc.service import figures
+    from cdc.service.retained import log_status
+
+    definition, log = opened(config)
+    found = log_status(definition.log.root, log, datetime.now(UTC), str(config))
+    problems = [problem for problem in found.problems if problem.subject.startswith("consumer ")]
+    summary = figures.counted(len(found.consumers), "consumer")
+    if json:
+        result = {"consumers": [asdict(one) for one in found.consumers], "problems": [asdict(one) for one in problems]}
+        emit("consumers ls", json=True, summary=summary, result=result)
+        return
+    if found.consumers:
+        head = ("name", "state", "stands at", "behind", "holds back", "heard of", "")
+        for text in aligned([head, *map(_cells, found.consumers)]):
+            print(text)
+    emit("consumers ls", json=False, summary=summary)
+    for problem in problems:
+        line(Mark.BAD, f"{problem.code} {problem.subject}: {problem.message}", fix=problem.remedy)
+
+
+def forget(
+    name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False
+) -> None:
+    """Let the log be trimmed without regard to a consumer that is gone for good.
+
+    One that still runs registers itself again. One that comes back after its changes went is told to be built anew.
+    """
+    from datetime import UTC, datetime
+
+    from cdc.config import load
+    from cdc.log import consumers
+    from cdc.service.retained import LATELY, consumer_named, seen_ago
+
+    definition = load(config)
+    consumer = consumer_named(definition.log.root, name)
+    ago = seen_ago(consumer, datetime.now(UTC))
+    if ago <= LATELY:
+        confirm(f"forget consumer {consumer.name!r}, which was heard of {ago:.0f} s ago", yes=yes)
+    done = {"consumer": consumer.to_json(), "forgotten": consumers.forget(definition.log.root, consumer.uuid)}
+    audit(definition, "consumers.forget", consumer.name, done, json=json)
+    summary = f"forgot {consumer.name!r}, which stood at {consumer.position}"
+    emit("consumers forget", json=json, summary=summary, result=done)
+
+
+def _cells(one: ConsumerLine) -> tuple[str, ...]:
+    from cdc.cli.retention import behind
+    from cdc.service import figures
+
+    holds = figures.said(figures.size(one.holds_bytes)) if one.holds_bytes else "nothing"
+    ago = f"{figures.said(figures.ago(one.seen_seconds))} ago"
+    filled = "" if one.pinned is None else "filled from the compacted log"
+    return one.name, one.state, one.position, behind(one) or "at the end", holds, ago, filled

@@ -1,0 +1,161 @@
+"""`cdc dlq`: rows that a sink's target could not take, which wait beside it with their keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
+from cdc.errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cdc.catalog import DeadLetter
+    from cdc.config import Definition
+    from cdc.dead_letters import Verb
+    from cdc.stores.parked import ParkedRow
+
+IdArgument = Annotated[str, typer.Argument(help="Its name, as `cdc dlq ls` shows it, or the beginning.", metavar="ID")]
+IdsArgument = Annotated[list[str] | None, typer.Argument(help="Their names, or the beginnings.", metavar="[ID]…")]
+AllOption = Annotated[bool, typer.Option("--all", help="Every one of the pipeline.")]
+ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Why; it is kept in the audit.")]
+WATCH = "cdc dlq ls -c {}"
+_UNTOLD = "–"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(
+        no_args_is_help=True, rich_markup_mode=None, help="Rows that a sink could not take: parked with their keys."
+    )
+    for command in (ls, show, retry, discard):
+        group.command()(command)
+    app.add_typer(group, name="dlq")
+
+
+def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """List what is parked, oldest change first, as the apply process last told it."""
+    from cdc.catalog import Catalog
+    from cdc.config import load
+    from cdc.dead_letters import to_json
+
+    definition = load(config)
+    with Catalog.open(definition.catalog.url, migrate=False) as catalog:
+        letters = catalog.dead_letters.ls(definition.name)
+    summary = "1 key is parked" if len(letters) == 1 else f"{len(letters):,} keys are parked"
+    if json:
+        emit("dlq ls", json=True, summary=summary, result={"letters": [to_json(letter) for letter in letters]})
+        return
+    for letter in letters:
+        print(f"  {letter.id}  {letter.sink:<12}{letter.topic:<28}{_key(letter)}  {letter.code} {letter.message}")
+    emit("dlq ls", json=False, summary=summary)
+
+
+def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """Show one: why and since when it is parked, and its row as the log has it."""
+    from cdc.catalog import Catalog
+    from cdc.config import load
+    from cdc.dead_letters import letters_of, to_json
+
+    definition = load(config)
+    with Catalog.open(definition.catalog.url, migrate=False) as catalog:
+        (found,) = letters_of(catalog, definition.name, [letter])
+    row, names = _row(definition, found)
+    told: dict[str, Any] = {"attempts": None, "complete": None, "row": None}
+    if row is not None:
+        # a column that is not there was not sent
+        values = {name: row.image[column] for column, name in names.items() if column in row.image}
+        told = {"attempts": row.attempts, "complete": row.complete, "row": values}
+    summary = f"{found.sink} {found.topic} {_key(found)}: {found.code} {found.message}"
+    if json:
+        emit("dlq show", json=True, summary=summary, result=to_json(found) | told)
+        return
+    for name, value in (to_json(found) | {"attempts": told["attempts"]}).items():
+        print(f"{name + ':':12}{value}")
+    for name, value in (told["row"] or {}).items():
+        print(f"  {name:<28}{'NULL' if value is None else value}")
+    if row is None:
+        line(Mark.ADVICE, "it is not parked any more: the apply process tells that within a second")
+    elif not row.complete:
+        line(
+            Mark.ADVICE,
+            "not every column was sent: the source is asked for the row",
+            fix=f"cdc backfill ls -c {config}",
+        )
+
+
+def retry(
+    letters: IdsArgument = None,
+    everything: AllOption = False,
+    config: ConfigOption = DEFAULT_CONFIG,
+    json: JsonOption = False,
+) -> None:
+    """Offer rows to their targets once more, after what was in their way is mended."""
+    from cdc.dead_letters import Verb
+
+    if bool(letters) == everything:
+        raise ConfigError("expected either names of dead letters or --all", remedy="run 'cdc dlq ls' for the names")
+    _say(letters, Verb.RETRY, None, config=config, json=json)
+
+
+def discard(
+    letter: IdArgument, reason: ReasonOption, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False
+) -> None:
+    """Forget one: its key stays in the target as it is there, which `cdc verify` then reports."""
+    from cdc.dead_letters import Verb
+
+    if not reason.strip():
+        raise ConfigError("the reason is empty", remedy="say why: --reason TEXT")
+    _say([letter], Verb.DISCARD, reason, config=config, json=json)
+
+
+def _say(names: list[str] | None, verb: Verb, reason: str | None, *, config: Path, json: bool) -> None:
+    """Ask, and say what the running apply process makes of it."""
+    from getpass import getuser
+
+    from cdc.catalog import Catalog
+    from cdc.config import load
+    from cdc.dead_letters import Wish, answers, letters_of, say
+
+    definition = load(config)
+    with Catalog.open(definition.catalog.url) as catalog:
+        known = catalog.dead_letters.ls(definition.name)
+        letters = known if names is None else letters_of(catalog, definition.name, names)
+        posted = say(catalog, definition.name, letters, Wish(verb, getuser(), reason))
+        outcomes = answers(catalog, posted)
+    waiting = [letter.id for letter in letters if letter.id not in outcomes]
+    command, asked = f"dlq {verb.value}", f"asked to {verb.value} {len(letters)} of {len(known)}"
+    still = [letter for letter in letters if outcomes.get(letter.id) == "parked"]
+    if json:
+        result = {"commands": posted, "letters": outcomes, "waiting": waiting}
+        emit(command, json=True, summary=asked, result=result, ok=not still)
+    else:
+        for letter in letters:
+            print(f"  {letter.id}  {outcomes.get(letter.id, 'waits')}")
+        line(Mark.BAD if still else Mark.GOOD, asked, fix=WATCH.format(config) if still or waiting else None)
+    if still:
+        raise typer.Exit(ExitCode.FINDING.value)
+
+
+def _row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, dict[int, str]]:
+    """(the row beside its sink, the names of its columns by id)."""
+    from cdc.config import DeltaSink
+    from cdc.stores.lake import Lake
+    from cdc.stores.parked import read_parked
+    from cdc.table import TableSchema
+
+    sink = next((sink for sink in definition.sinks if sink.name == letter.sink), None)
+    record = Lake.open(sink.path).published() if isinstance(sink, DeltaSink) else None
+    if sink is None or record is None:
+        return None, {}
+    rows = read_parked(sink.path, record)
+    row = next((row for row in rows if (row.topic, row.key) == (letter.topic, letter.key)), None)
+    schema = None if row is None else record.tables[row.relation].schema
+    names = {} if schema is None else {c.id: c.name for c in TableSchema.from_json(schema).columns}
+    return row, names
+
+
+def _key(letter: DeadLetter) -> str:
+    return f"({', '.join(letter.key)})" if letter.key else _UNTOLD

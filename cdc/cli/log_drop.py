@@ -1,0 +1,60 @@
+"""`cdc log drop-file`: the way out when a data file of the log is damaged and there is no copy of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.cli.destructive import YesOption, audit, confirm
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit
+
+if TYPE_CHECKING:
+    from cdc.log.damaged import Damaged, Dropped
+
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="As 'cdc log verify' names it.")]
+
+
+def drop_file(
+    file: FileArgument, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False
+) -> None:
+    """Take a damaged file out of the log, while neither reader nor apply process runs; one that runs is fenced.
+
+    Nothing is lost if what it holds is compacted, or can be compacted again. Else every table in it is marked
+    needs_resync: 'cdc tables resync' copies it anew, and who reads the log is told, never silently wrong. A file that
+    is as it was written is refused. Killed, it is run again.
+    """
+    from dataclasses import asdict
+
+    from cdc.config import load
+    from cdc.log.damaged import Damaged
+
+    definition = load(config)
+    damaged = Damaged.find(definition.log.root, file)
+    confirm(_asked(damaged), yes=yes)
+    done = damaged.drop()
+    result = asdict(done) | {"way": done.way.value, "first": str(done.first), "last": str(done.last)}
+    audit(definition, "log.drop_file", done.file, result, json=json)
+    emit("log drop-file", json=json, summary=_summary(done), result=result)
+
+
+def _asked(damaged: Damaged) -> str:
+    from cdc.log.damaged import Way
+
+    place = f"{damaged.file.first!s} to {damaged.file.last!s}"
+    return {
+        Way.TRIMMED: f"trim the log up to the file's segment: what lies at {place} is compacted, and nothing is lost",
+        Way.START_OVER: "compact the log from its beginning again: all changes are there, and nothing is lost",
+        Way.GIVEN_UP: f"give up {damaged.file.rows:,} rows at {place}, and mark their tables needs_resync",
+    }[damaged.way]
+
+
+def _summary(done: Dropped) -> str:
+    from cdc.log.damaged import Way
+
+    if done.way is Way.TRIMMED:
+        return f"{done.file} left the log with its segment; its changes are compacted, start the reader"
+    if done.way is Way.START_OVER:
+        return f"{done.file} left the log; it is compacted anew from its beginning, start the apply process"
+    marked = ", ".join(done.marked) or "no table"
+    return f"{done.file} left the log, marked needs_resync: {marked}; start the reader, then 'cdc tables resync' them"

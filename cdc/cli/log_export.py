@@ -1,0 +1,98 @@
+"""`cdc log export`: a range of the log as files for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit
+from cdc.cli.retention import opened
+
+if TYPE_CHECKING:
+    from cdc.config import Definition
+    from cdc.log.export import Span
+    from cdc.log.read import LogReader
+    from cdc.position import Position
+    from cdc.tail import Format, Message
+
+
+class Shape(StrEnum):
+    """What is written."""
+
+    #: A file of JSON lines in cdc's own words, as `cdc tail` prints them.
+    JSONL = "jsonl"
+    #: The same as Debezium's messages.
+    DEBEZIUM = "debezium"
+    #: The same with the row alone.
+    FLAT = "flat"
+    #: A directory of Parquet files with the log's own columns.
+    PARQUET = "parquet"
+
+
+OutArgument = Annotated[Path, typer.Argument(help="A new file, for parquet a new directory.")]
+FromOption = Annotated[str | None, typer.Option("--from", help="The first position [default: the oldest].")]
+ToOption = Annotated[str | None, typer.Option("--to", help="The last position [default: the log's end].")]
+TablesOption = Annotated[list[str] | None, typer.Option("--tables", help="Only these, a glob; may be repeated.")]
+ShapeOption = Annotated[Shape, typer.Option("--format", help="As files for whom.")]
+
+
+def export(  # noqa: PLR0913, PLR0917 - one parameter per option
+    out: OutArgument,
+    first: FromOption = None,
+    last: ToOption = None,
+    tables: TablesOption = None,
+    shape: ShapeOption = Shape.JSONL,
+    config: ConfigOption = DEFAULT_CONFIG,
+    json: JsonOption = False,
+) -> None:
+    """Write single changes of the log to files, both ends included; what is there already is never written over.
+
+    JSON comes in the order of the commits and holds one transaction in memory; Parquet as the rows lie in the log.
+    """
+    from cdc.log.export import span, write_lines, write_parquet
+    from cdc.table import named
+    from cdc.tail import Format
+
+    definition, log = opened(config)
+    globs = tuple(tables or ())
+    wanted = (lambda topic: named(topic, globs)) if globs else None
+    asked = span(log, _position(first), _position(last), wanted)
+    if shape is Shape.PARQUET:
+        done = write_parquet(log, asked, out)
+    else:
+        form = Format.CDC if shape is Shape.JSONL else Format(shape.value)
+        done = write_lines(_messages(log, definition, asked, form), out)
+    result = {
+        "out": str(out),
+        "format": shape.value,
+        "after": str(asked.after),
+        "upto": str(asked.upto),
+        "rows": done.rows,
+        "files": done.files,
+        "bytes": done.size,
+    }
+    what = "rows" if shape is Shape.PARQUET else "lines"
+    summary = f"wrote {done.rows:,} {what} up to {asked.upto} to {out}, {done.size:,} bytes in {done.files:,} files"
+    emit("log export", json=json, summary=summary, result=result)
+
+
+def _messages(log: LogReader, definition: Definition, asked: Span, form: Format) -> Iterator[Message]:
+    from cdc.log.export import sorted_rows
+    from cdc.tail import Place, Tables, messages
+
+    tables = Tables(dict(log.schemas(asked.after)))
+    place = Place(definition.name, log.identity.database, version("cdc"))
+    for part in sorted_rows(log, asked):
+        rows = (row for batch in part.to_batches(max_chunksize=1024) for row in batch.to_pylist())
+        yield from (message for _, message in messages(rows, tables, form, place))
+
+
+def _position(text: str | None) -> Position | None:
+    from cdc.position import Position
+
+    return None if text is None else Position.parse(text)

@@ -1,0 +1,85 @@
+"""`cdc log verify`: whether the log is what was written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, Envelope, ErrorReport, JsonOption, Mark, line
+from cdc.errors import ExitCode, LogDamaged
+
+if TYPE_CHECKING:
+    from cdc.config import Definition
+    from cdc.log.proof.verify import Report
+
+_MEBIBYTE: Final = 1 << 20
+
+TablesOption = Annotated[
+    list[str] | None, typer.Option("--tables", help="Only files of these tables, a glob; may be repeated.")
+]
+SourceOption = Annotated[
+    bool, typer.Option("--source", help="Ask the source as well whether the log was written from it.")
+]
+
+
+def verify(
+    config: ConfigOption = DEFAULT_CONFIG,
+    tables: TablesOption = None,
+    source: SourceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Read every file of the log and compare it with its commit; exit status 4 when something is not as it was written.
+
+    May run beside the reader and the apply process, and changes nothing. With --tables transactions are not asked
+    whether they are whole.
+    """
+    from cdc.config import load
+    from cdc.log.proof.verify import Scope
+    from cdc.log.proof.verify import verify as look
+
+    definition = load(config)
+    scope = Scope(
+        globs=tuple(tables or ()),
+        system_id=_system_id(definition) if source else None,
+        grace=definition.log.retain.grace,
+    )
+    report = look(definition.log.root, scope, _progress())
+    if json:
+        print(Envelope(command="log verify", ok=report.is_sound, summary=report.summary, **_told(report)), flush=True)
+    else:
+        _print(report)
+    if not report.is_sound:
+        raise typer.Exit(ExitCode.FINDING.value)
+
+
+def _told(report: Report) -> dict[str, Any]:
+    error = None if report.is_sound else ErrorReport.of(LogDamaged(report.summary))
+    return {"result": report.to_json(), "error": error}
+
+
+def _print(report: Report) -> None:
+    for finding in report.findings:
+        line(Mark.ADVICE if finding.is_harmless else Mark.BAD, finding.line, fix=finding.remedy)
+    line(Mark.GOOD if report.is_sound else Mark.BAD, report.summary)
+
+
+def _progress() -> Callable[[int, int], None]:
+    """A line that is written over, on a terminal alone."""
+    if not sys.stderr.isatty():
+        return lambda _done, _total: None
+
+    def show(done: int, total: int) -> None:
+        end = "\n" if done >= total else ""
+        text = f"\r{done // _MEBIBYTE:,} of {total // _MEBIBYTE:,} MiB read"
+        print(text, end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+def _system_id(definition: Definition) -> str:
+    from cdc.postgres.replication import identify
+
+    return identify(definition.source.dsn.reveal()).system_id

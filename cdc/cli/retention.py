@@ -1,0 +1,254 @@
+"""`cdc log ls|compact|gc`: what the log keeps of its past, and letting go of what nobody needs."""
+
+from __future__ import annotations
+
+import json as encoder
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from cdc.cli.output import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    Envelope,
+    ErrorReport,
+    JsonOption,
+    Mark,
+    aligned,
+    emit,
+    line,
+)
+from cdc.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from cdc.catalog.commands import Command
+    from cdc.config import Definition
+    from cdc.log.bucket import Root
+    from cdc.log.layout import LogFile
+    from cdc.log.read import LogReader
+    from cdc.service.holdings import Collected, ConsumerLine, LogStatus, SegmentLine
+
+_WAITING: Final = "left the log and stay on the disk for who still reads them"
+
+FilesOption = Annotated[bool, typer.Option("--files", help="Every file, not every segment.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Also the segment that is being written, up to the log's end.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and take nothing away.")]
+
+
+def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: JsonOption = False) -> None:
+    """List what the log keeps: the runs of its compacted part, and the segments of single changes behind them."""
+    from dataclasses import asdict
+    from datetime import UTC, datetime
+
+    from cdc.service.retained import log_status, segment_lines
+
+    definition, log = opened(config)
+    found, segments = log_status(definition.log.root, log, datetime.now(UTC), str(config)), segment_lines(log)
+    summary = _summary(found)
+    if json:
+        every = {"files": [_file(file) for file in _ordered(log.every_file())]} if files else {}
+        result = {**asdict(found), "segments": [asdict(segment) for segment in segments], **every}
+        emit("log ls", json=True, summary=summary, result=result)
+        return
+    for text in _listing(definition.log.root, log) if files else _table(found, segments):
+        print(text)
+    for text in _words(found):
+        print(text)
+    emit("log ls", json=False, summary=summary)
+    for problem in found.problems:
+        line(Mark.BAD, f"{problem.code} {problem.subject}: {problem.message}", fix=problem.remedy)
+
+
+def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False, json: JsonOption = False) -> None:
+    """Fold segments that ended into the latest state of every row, now; a running apply process does it."""
+    from cdc.catalog import Catalog
+    from cdc.service.upkeep import ask_compact, compacted
+
+    definition, _ = opened(config)
+    with Catalog.open(definition.catalog.url) as catalog:
+        number = ask_compact(catalog, definition.name, everything=everything)
+        done = None if number is None else compacted(catalog, definition.name, number)
+    if done is None:
+        raise typer.Exit(_compacted_here(config, everything=everything, json=json))
+    _print_answer(done, json=json)
+
+
+def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, json: JsonOption = False) -> None:
+    """Let go of what is compacted and read by everybody: segments now, by the running reader, and files after a grace.
+
+    The reader does both by itself; this is for who does not want to wait.
+    """
+    from dataclasses import asdict
+
+    from cdc.service import figures
+    from cdc.service.collecting import collect
+
+    definition, _ = opened(config)
+    done = collect(definition, dry_run=dry_run)
+    verb = "would remove" if dry_run else "removed"
+    summary = f"{verb} {figures.counted(done.files, 'file')}, {figures.said(figures.size(done.bytes))}"
+    emit("log gc", json=json, summary=summary, result=asdict(done))
+    if not json:
+        _print_trim(done)
+
+
+def opened(config: Path) -> tuple[Definition, LogReader]:
+    """The definition, and a view of its log; raises LogError without one."""
+    from cdc.config import load
+    from cdc.log.read import LogReader
+
+    definition = load(config)
+    return definition, LogReader(definition.log.root)
+
+
+def _compacted_here(config: Path, *, everything: bool, json: bool) -> int:
+    import subprocess
+    import sys
+
+    options = [*(["--everything"] if everything else []), *(["--json"] if json else [])]
+    command = [sys.executable, "-m", "pipelines", "compact", "-c", str(config), *options]
+    # a child of its own: this package knows nothing of the fold, and never will of Spark
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE if json else None, text=True)
+    if json:
+        print(encoder.dumps({**encoder.loads(done.stdout), "command": "log compact"}, ensure_ascii=False), flush=True)
+    return done.returncode
+
+
+def _print_answer(done: Command, *, json: bool) -> None:
+    said = done.result or {}
+    error = said.get("error")
+    if error is None:
+        emit("log compact", json=json, summary=said.get("summary", "done"), result=said.get("outcome"))
+        return
+    if json:
+        print(Envelope(command="log compact", ok=False, summary=error["message"], error=ErrorReport(**error)))
+    else:
+        line(Mark.BAD, f"{error['code']} {error['message']}", fix=error["suggestion"])
+    raise typer.Exit(ExitCode.RUNTIME.value)
+
+
+def _print_trim(done: Collected) -> None:
+    from cdc.service import figures
+
+    if done.trim is not None:
+        what = f"{figures.counted(len(done.trim.segments), 'segment')} up to {done.trim.oldest}"
+        rest = "" if done.dry_run else ": the reader takes them out as soon as it runs"
+        line(Mark.GOOD, f"{what} may go{rest}")
+    if done.leaving_bytes:
+        line(Mark.ADVICE, f"{figures.said(figures.size(done.leaving_bytes))} {_WAITING}")
+
+
+def kept(log: LogStatus) -> str:
+    """What the log keeps and who is slowest to read it, in one line."""
+    from cdc.service import figures
+
+    if log.state != "read":
+        return "no log yet" if log.state == "absent" else "the log cannot be read"
+    parts = [f"{figures.said(figures.size(log.changes_bytes))} in {figures.counted(log.segment_count, 'segment')}"]
+    if log.oldest:
+        parts.append(f"oldest change above {log.oldest}")
+    size = figures.said(figures.size(log.compacted_bytes))
+    parts.append(f"{size} compacted up to {log.horizon}" if log.horizon else "nothing compacted yet")
+    if log.slowest is not None:
+        lag = behind(log.slowest)
+        parts.append(f"slowest consumer {log.slowest.name}{f' {lag} behind' if lag else ' at the end'}")
+    return " · ".join(parts)
+
+
+def behind(consumer: ConsumerLine) -> str:
+    """How far before the log's end one stands, for people; empty at the end."""
+    from cdc.service import figures
+
+    if not consumer.behind_segments:
+        return ""
+    return figures.distance(consumer.behind_bytes, consumer.behind_seconds)
+
+
+def _summary(found: LogStatus) -> str:
+    from cdc.service import figures
+
+    parts = [
+        figures.counted(found.segment_count, "segment"),
+        figures.counted(found.file_count, "file"),
+        figures.counted(found.row_count, "row"),
+        figures.said(figures.size(found.changes_bytes)),
+    ]
+    return f"{', '.join(parts)}, up to {found.durable or 'nothing yet'}"
+
+
+def _table(found: LogStatus, segments: Sequence[SegmentLine]) -> list[str]:
+    from cdc.service import figures
+
+    rows = [("", "first", "last", "files", "rows", "size", "committed (UTC)")]
+    rows += [
+        (f"run {run.run}", "", "", f"{run.files:,}", f"{run.rows:,}", figures.said(figures.size(run.bytes)), "")
+        for run in found.runs
+    ]
+    rows += [
+        (
+            f"segment {one.segment}",
+            one.first,
+            one.last,
+            f"{one.files:,}",
+            f"{one.rows:,}",
+            figures.said(figures.size(one.bytes)),
+            _span(one.began_at, one.ended_at),
+        )
+        for one in segments
+    ]
+    return aligned(rows, right={3, 4, 5}) if len(rows) > 1 else []
+
+
+def _listing(root: Root, log: LogReader) -> list[str]:
+    from cdc.log.compacted import state
+    from cdc.service import figures
+
+    held = state(root, log.log_id)
+    both = [("run", file) for file in (held.files if held else ())]
+    both += [("segment", file) for file in _ordered(log.every_file())]
+    rows = [
+        (f"{kind} {file.segment}", str(file.first), str(file.last), f"{file.rows:,}",
+         figures.said(figures.size(file.size)), file.path)
+        for kind, file in both
+    ]  # fmt: skip
+    return aligned([("", "first", "last", "rows", "size", "file"), *rows], right={3, 4}) if rows else []
+
+
+def _words(found: LogStatus) -> list[str]:
+    from cdc.service import figures
+
+    words = []
+    if found.horizon is not None:
+        size = f"{figures.said(figures.size(found.compacted_bytes))} in {figures.counted(len(found.runs), 'run')}"
+        oldest = f"every change above {found.oldest}" if found.oldest else "every change"
+        words.append(f"compacted up to {found.horizon}: {size}; {oldest} is there by itself")
+    if found.floor:
+        words.append(f"deletes up to {found.floor} are forgotten")
+    if found.leaving_bytes:
+        words.append(f"{figures.said(figures.size(found.leaving_bytes))} {_WAITING}")
+    return words
+
+
+def _span(began: str | None, ended: str | None) -> str:
+    if began is None or ended is None:
+        return ""
+    first, last = began[:19].replace("T", " "), ended[:19].replace("T", " ")
+    return f"{first} … {last[11:] if first[:10] == last[:10] else last}"
+
+
+def _ordered(files: Iterable[LogFile]) -> list[LogFile]:
+    return sorted(files, key=lambda file: (file.first, file.last))
+
+
+def _file(file: LogFile) -> dict[str, Any]:
+    return {
+        "path": file.path,
+        "segment": file.segment,
+        "rows": file.rows,
+        "bytes": file.size,
+        "first": str(file.first),
+        "last": str(file.last),
+    }

@@ -1,0 +1,163 @@
+"""`cdc spark`: the apply process on a Spark cluster, as a command that is run or as text for who runs it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption
+from cdc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cdc.cluster.job import Job
+
+SinkOption = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be repeated.")]
+TriggerOption = Annotated[
+    str | None,
+    typer.Option("--trigger", metavar="5s|once", help="Time between batches; once: apply what there is, and end."),
+]
+ScheduleOption = Annotated[str | None, typer.Option("--schedule", help="When a run that ends is started.")]
+MasterOption = Annotated[str | None, typer.Option("--master", help="Instead of spark.master of the definition.")]
+PythonOption = Annotated[str | None, typer.Option("--python", help="Of the executors [default: as it is here].")]
+PrintOption = Annotated[bool, typer.Option("--print", help="Print the command, do not run it.")]
+ImageOption = Annotated[str, typer.Option("--image", help="With Spark, Java, cdc, and /opt/cdc/job.py.")]
+ExecutorsOption = Annotated[int, typer.Option("--executors", min=1, help="How many.")]
+ClaimOption = Annotated[
+    list[str] | None,
+    typer.Option("--claim", metavar="NAME=PATH", help="A volume claim that all pods mount there; may be repeated."),
+]
+
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME", help="A variable from the secrets, as AWS_…; may be repeated."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(no_args_is_help=True, help="Apply on a Spark cluster.", rich_markup_mode=None)
+    group.command(context_settings={"allow_extra_args": True})(submit)
+    group.command()(k8s)
+    group.command()(databricks)
+    app.add_typer(group, name="spark")
+
+
+def submit(  # noqa: PLR0913, PLR0917 - one parameter per option
+    context: typer.Context,
+    config: ConfigOption = DEFAULT_CONFIG,
+    master: MasterOption = None,
+    sink: SinkOption = None,
+    trigger: TriggerOption = None,
+    python: PythonOption = None,
+    only_print: PrintOption = False,
+) -> None:
+    """Run the apply process by spark-submit; what follows -- is handed on to it.
+
+    The driver sends its own code to the executors; Python and what cdc depends on have to be there.
+    """
+    import os
+    import sys
+
+    from cdc.cluster.submit import Launcher
+
+    launcher = Launcher(
+        home=_folder_of("pyspark"),
+        main=_folder_of("pipelines") / "submitted" / "job.py",
+        python=sys.executable,
+        executor_python=python or sys.executable,
+    )
+    command = launcher.command(_job(config, sink, trigger), master, context.args)
+    if only_print:
+        print(launcher.line(command))
+        return
+    # in this process' place: whoever stops it stops the job
+    os.execve(command[0], command, {**os.environ, **launcher.environment})  # noqa: S606 - no shell is wanted
+
+
+def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option
+    config: ConfigOption = DEFAULT_CONFIG,
+    image: ImageOption = "cdc:latest",
+    sink: SinkOption = None,
+    trigger: TriggerOption = None,
+    executors: ExecutorsOption = 2,
+    claim: ClaimOption = None,
+    env: EnvOption = None,
+    schedule: ScheduleOption = None,
+) -> None:
+    """Print the manifest for the Spark operator of Kubernetes, for kubectl apply -f -.
+
+    Secrets come from a Secret named cdc-PIPELINE: one key per variable or file that the definition refers to.
+    """
+    from cdc.cluster.kubernetes import Pods, manifest
+
+    claims = dict(_parted(text) for text in claim or ())
+    pods = Pods(image=image, executors=executors, claims=claims, schedule=schedule)
+    _print(manifest(replace(_job(config, sink, trigger, schedule), more=tuple(env or ())), pods))
+
+
+def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
+    config: ConfigOption = DEFAULT_CONFIG,
+    sink: SinkOption = None,
+    trigger: TriggerOption = None,
+    workers: ExecutorsOption = 2,
+    env: EnvOption = None,
+    schedule: ScheduleOption = None,
+) -> None:
+    """Print databricks.yml, an asset bundle, for a folder with the definition and dist/ with the built wheel.
+
+    Secrets come from a scope named cdc-PIPELINE: one per variable that the definition refers to.
+    """
+    from cdc.cluster.databricks import bundle
+
+    job = replace(_job(config, sink, trigger, schedule), more=tuple(env or ()))
+    _print([bundle(job, workers=workers, schedule=schedule)])
+
+
+def _job(config: Path, sinks: list[str] | None, trigger: str | None, schedule: str | None = None) -> Job:
+    from cdc.cluster.job import Job, checked_trigger, chosen_sinks
+    from cdc.config import check, load
+
+    definition = load(config)
+    chosen_sinks(definition, sinks or ())
+    if schedule is not None and trigger != "once":
+        raise ConfigError("a run that is started by a schedule has to end", remedy="add --trigger once")
+    return Job(
+        definition=definition,
+        written=check(config).written,
+        config=config,
+        sinks=tuple(sinks or ()),
+        trigger=checked_trigger(trigger),
+    )
+
+
+def _folder_of(package: str) -> Path:
+    """Where a package that is not imported here is installed."""
+    from importlib.util import find_spec
+
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        raise ConfigError(f"package {package!r} is not installed", remedy="install cdc with all that it depends on")
+    return Path(found.origin).parent
+
+
+def _parted(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if not name or not path.startswith("/"):
+        raise ConfigError(f"--claim {text!r}: expected NAME=/PATH")
+    return name, path
+
+
+def _print(documents: list[dict[str, Any]]) -> None:
+    import sys
+
+    from ruamel.yaml import YAML
+    from ruamel.yaml.scalarstring import walk_tree
+
+    walk_tree(documents)  # text of several lines as such
+    yaml = YAML()
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.width = 1000
+    yaml.dump_all(documents, sys.stdout)

@@ -1,0 +1,155 @@
+"""Job: the apply process of one pipeline as something to be submitted, and what it needs of where it runs.
+
+Made of the definition alone: the same text from the same one. Secrets stay references. A setting of Spark whose value
+comes from a variable, or whose name says that it is secret, is shown nowhere: the job takes it from the definition.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic_core import PydanticCustomError
+
+from cdc.config import Definition, resolved
+from cdc.config.document import Key, dotted
+from cdc.config.interpolation import Interpolated
+from cdc.config.names import fixed_part, is_remote
+from cdc.config.quantities import seconds
+from cdc.config.secret import Secret
+from cdc.config.sinks import Sink
+from cdc.errors import ConfigError, InvalidDefinition
+
+SPARK_VERSION: Final = "4.2.0"
+"""Pinned together with Delta's, as pyproject.toml has them."""
+DELTA_PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
+"""The newest Delta that this Spark takes."""
+SHIPPED_BY_SPARK: Final = (
+    "org.apache.hadoop:*,org.apache.parquet:*,org.apache.logging.log4j:*,org.slf4j:*,com.fasterxml.jackson.core:*,"
+    "com.github.luben:*,org.xerial.snappy:*,org.roaringbitmap:*,org.locationtech.jts:*,io.airlift:*,io.unitycatalog:*"
+)
+"""What Delta's package names as well; Spark has it, often newer."""
+QUIET: Final = {"spark.log.level": "WARN"}
+"""Else Spark says a hundred lines for every batch."""
+
+ONCE: Final = "once"
+"""The trigger of a run that ends."""
+
+_VARIABLE: Final = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""One without a default."""
+_PASSWORD: Final = re.compile(r"://[^:@/]*:(?!\$\{)[^@/]+@")
+"""In a URL, not from a variable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One apply process."""
+
+    definition: Definition
+    written: Any
+    """The values of the file, text with variables as it was written."""
+    config: Path
+    """The file."""
+    sinks: tuple[str, ...] = ()
+    """Only these; all if empty."""
+    more: tuple[str, ...] = ()
+    """Variables that it needs as well, those by which a lake in an object store is reached."""
+    trigger: str | None = None
+    """Time between batches, or `once`: the job ends when it has applied what there was."""
+
+    @property
+    def name(self) -> str:
+        """As Kubernetes takes it."""
+        return f"cdc-{self.definition.name}".replace("_", "-")
+
+    @property
+    def once(self) -> bool:
+        """Whether it ends by itself."""
+        return self.trigger == ONCE
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """The settings of Spark that may be shown, by name."""
+        shown = resolved(self.definition, self.written)["spark"]["conf"]
+        said = {name: text for name, text in shown.items() if text == self.definition.spark.conf[name]}
+        return dict(sorted((QUIET | said).items()))
+
+    def arguments(self, config: str) -> list[str]:
+        """What `pipelines/submitted/job.py` is called with; config: where it finds the definition."""
+        sinks = [word for sink in self.sinks for word in ("--sink", sink)]
+        return ["apply", "--config", config, *sinks, *(["--trigger", self.trigger] if self.trigger else [])]
+
+    @property
+    def variables(self) -> list[str]:
+        """Names of the variables that it needs, those of the definition that have a default left out."""
+        written = {name for _, text in _texts(self.written) for name in _VARIABLE.findall(text)}
+        return sorted({*self.more, *written, *(name for kind, name in _references(self.definition) if kind == "env")})
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the files that hold its secrets, as the definition names them."""
+        return sorted({name for kind, name in _references(self.definition) if kind == "file"})
+
+    def check_elsewhere(self, shared: Collection[str], *, sqlite: bool = True) -> None:
+        """Raise InvalidDefinition unless it can be carried out on other machines and its text be shown there.
+
+        shared: directories that all of them have, with an SQLite file as well unless that is ruled out.
+        """
+        wanted = self.definition
+        places = {"log.path": wanted.log.path} | {f"the path of sink {s.name!r}": s.path for s in wanted.sinks}
+        for key, path in places.items():
+            if not is_remote(path) and not _within(fixed_part(path), shared):
+                raise InvalidDefinition(f"{key} is a directory of this machine: expected a place that all machines see")
+        kind, _, file = wanted.catalog.url.partition(":///")
+        if kind == "sqlite" and not (sqlite and _within(file, shared)):
+            raise InvalidDefinition("catalog.url is a file of this machine: expected a database that all machines see")
+        if with_password := [key for key, text in _texts(self.written) if _PASSWORD.search(text)]:
+            raise InvalidDefinition(f"{dotted(with_password[0])} holds a password: write ${{VAR}}")
+        shown = resolved(wanted, self.written)["spark"]["conf"]
+        if hidden := sorted(name for name, text in shown.items() if text == "***"):
+            raise InvalidDefinition(f"spark.conf {hidden[0]!r} holds a secret: write ${{VAR}}")
+
+
+def chosen_sinks(definition: Definition, wanted: Collection[str]) -> tuple[Sink, ...]:
+    """The sinks of those names, all if there are none; raises ConfigError for a name that is no sink's."""
+    known = [sink.name for sink in definition.sinks]
+    if unknown := sorted(set(wanted) - set(known)):
+        raise ConfigError(f"no sink is called {unknown[0]!r}: expected one of {', '.join(known)}")
+    return tuple(sink for sink in definition.sinks if not wanted or sink.name in wanted)
+
+
+def checked_trigger(text: str | None) -> str | None:
+    """The text, if it is `once` or a duration; raises InvalidDefinition."""
+    if text not in {None, ONCE}:
+        try:
+            seconds(text)
+        except PydanticCustomError as error:
+            raise InvalidDefinition(f"trigger {text!r}: {error.message()}", remedy="write 5s, 100ms or once") from None
+    return text
+
+
+def _references(model: BaseModel) -> Iterator[tuple[str, str]]:
+    """(env or file, name) of every secret that is not written as text."""
+    for _, value in model:
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, Secret) and isinstance(one.reference, dict):
+                yield from one.reference.items()
+            elif isinstance(one, BaseModel):
+                yield from _references(one)
+
+
+def _texts(written: Any, key: Key = ()) -> Iterator[tuple[Key, str]]:
+    """Every text of a definition as it was written, and its key."""
+    if isinstance(written, dict | list):
+        for part, value in written.items() if isinstance(written, dict) else enumerate(written):
+            yield from _texts(value, (*key, part))
+    elif isinstance(written, str):
+        yield key, written.written if isinstance(written, Interpolated) else written
+
+
+def _within(path: str, shared: Collection[str]) -> bool:
+    return any(f"{path}/".startswith(f"{folder.rstrip('/')}/") for folder in shared)

@@ -1,0 +1,70 @@
+"""Routes about proof: through when each table equals the source, and a comparison now, as `cdc verify`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from cdc.errors import ConfigError
+from cdc.service.api.copies import ACCEPTED, Asking, Desk, PipelinePath, Text, actor_of
+from cdc.service.proven import VerifiedStatus, verified_statuses
+from cdc.service.verifications import Verifications, VerifyRequest, VerifyStatus
+from cdc.verification import Against, Mode
+
+
+class VerifyBody(Asking):
+    """What to compare, and how closely; `{}` is every row of every sink."""
+
+    tables: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
+    """Globs of `schema.table`; none is all."""
+    sinks: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
+    """As the definition names them; none is all."""
+    mode: Mode = Mode.ROWS
+    """rows | checksum | count."""
+    against: Against = Against.SOURCE
+    """source | log."""
+    repair: bool = False
+    """Have the rows that differ read again, by key, then compare again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What is known."""
+
+    tables: tuple[VerifiedStatus, ...]
+    """Every table of a sink that was ever compared with the source."""
+    last: VerifyStatus | None
+    """The newest comparison that was asked for here, on its way or ended."""
+
+
+def verification_routes(desk: Desk, verifications: Verifications) -> APIRouter:
+    """Every route of this module."""
+    routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["verify"])
+
+    @routes.post("/verify", status_code=ACCEPTED)
+    def verify(pipeline: PipelinePath, asked: VerifyBody, request: Request) -> VerifyStatus:
+        """Compare sinks with the source or the log, in a child of this server (`cdc verify`); 409 while one runs."""
+        desk.check(pipeline)
+        for sink in asked.sinks:
+            desk.check_sink(pipeline, sink)
+        if asked.repair and asked.against is Against.LOG:
+            raise ConfigError("repair reads the source again, and against 'log' leaves it alone")
+        wanted = VerifyRequest(
+            tables=asked.tables,
+            sinks=asked.sinks,
+            mode=asked.mode,
+            against=asked.against,
+            repair=asked.repair,
+        )
+        return verifications.begin(wanted, actor_of(request))
+
+    @routes.get("/verify")
+    def verified(pipeline: PipelinePath) -> Proof:
+        """Through when each table is verified (`cdc status`), and what came of the last comparison asked for here."""
+        desk.check(pipeline)
+        return Proof(verified_statuses(desk.catalog.verified.ls(pipeline)), verifications.last())
+
+    return routes

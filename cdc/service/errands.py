@@ -1,0 +1,112 @@
+"""Errands: children of the server that print an envelope, one of a kind at a time; the catalog keeps the outcome."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from threading import Event, Lock, Thread
+from typing import Any, Final
+
+import structlog
+
+from cdc.catalog import Catalog, Command
+from cdc.errors import CdcError, ChildFailed, StateConflict
+from cdc.service.supervisor import die_with_parent, kill_group
+
+ENDING: Final = 5.0
+"""Seconds that a child has to end when the server does."""
+
+log = structlog.get_logger("server")
+
+
+class Errands:
+    """Those of one kind and pipeline; may be called from any thread."""
+
+    def __init__(self, catalog: Catalog, pipeline: str, kind: str) -> None:
+        """kind: of the commands that they are kept as."""
+        self._catalog, self._pipeline, self._kind = catalog, pipeline, kind
+        self._lock = Lock()
+        self._ending = Event()
+        self._child: subprocess.Popen[str] | None = None
+        self._runner: Thread | None = None
+
+    def begin(self, payload: Mapping[str, Any], command: Sequence[str], actor: str) -> Command:
+        """Start a child; raises StateConflict while another runs."""
+        with self._lock:
+            if running := self._catalog.commands.pending(self._pipeline, self._kind):
+                raise StateConflict(
+                    f"{self._kind} {running[0].id} is running", remedy="wait until it has ended: GET on the same path"
+                )
+            number = self._catalog.commands.post(self._pipeline, self._kind, payload)
+            self._catalog.audit.write(actor, self._kind, self._pipeline, {"id": number, **payload})
+            # a thread of its own for the whole life of the child: the kernel ends a child with the thread that made it
+            self._runner = Thread(target=self._carry_out, args=(number, tuple(command)), name=self._kind, daemon=True)
+            self._runner.start()
+        posted = self._catalog.commands.get(number)
+        assert posted is not None  # noqa: S101 - posted above
+        return posted
+
+    def newest(self, limit: int) -> list[Command]:
+        """The newest of them, newest first."""
+        return self._catalog.commands.ls(self._pipeline, self._kind, limit=limit)
+
+    def forget_earlier(self) -> None:
+        """Those that a server of before left running ended with it."""
+        for command in self._catalog.commands.pending(self._pipeline, self._kind):
+            self._finish(command.id, _lost("the server ended while it ran"))
+
+    def end(self) -> None:
+        """End what runs; the server stops."""
+        self._ending.set()
+        if (child := self._child) is not None:
+            child.terminate()
+        if self._runner is not None:
+            self._runner.join(ENDING)
+            if self._runner.is_alive() and child is not None:
+                kill_group(child)
+                self._runner.join(ENDING)
+
+    def _carry_out(self, number: int, command: tuple[str, ...]) -> None:
+        try:
+            with subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),  # noqa: PLW1509 - one prctl call, no locks taken
+            ) as child:
+                self._child = child
+                printed = child.communicate()[0]
+                kill_group(child)
+            outcome = _envelope(printed) or _lost(f"ended with exit status {child.returncode} and said nothing")
+        except OSError as error:
+            outcome = _lost((error.strerror or "cannot be started").lower())
+        finally:
+            self._child = None
+        if self._ending.is_set() and not outcome["ok"]:
+            outcome = _lost("the server ended while it ran")
+        self._finish(number, outcome)
+
+    def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
+        try:
+            self._catalog.commands.finish(number, outcome, ok=outcome["ok"])
+        except CdcError as error:
+            log.warning("catalog is unreachable", code=error.code, message=error.message)
+
+
+def _envelope(printed: str) -> dict[str, Any] | None:
+    """The last line that is an envelope."""
+    for line in reversed(printed.splitlines()):
+        with suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict) and "ok" in found and "summary" in found:
+                return found
+    return None
+
+
+def _lost(why: str) -> dict[str, Any]:
+    error = ChildFailed(why, remedy="read the log of the server and ask again")
+    return {"ok": False, "summary": why, "result": None, "error": error.to_json()}

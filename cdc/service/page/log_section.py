@@ -1,0 +1,143 @@
+"""The log on the page: what it weighs before and after compaction, from where to where it reaches, and who reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from html import escape
+from typing import Final
+
+from cdc.service import figures
+from cdc.service.holdings import ConsumerLine, LogState, LogStatus, SegmentLine
+from cdc.service.page.pill import pill
+
+_WIDTH: Final = 1000
+_LEAST: Final = 6
+"""Of the width, for a part that weighs anything."""
+_PARTS: Final = (("changes", "single changes"), ("compacted", "compacted"), ("leaving", "left the log"))
+_INSTEAD: Final = {
+    LogState.ABSENT: "No log is there yet: the reader makes it with the first copy.",
+    LogState.UNREADABLE: "The log cannot be shown: see the problems above.",
+}
+
+_NEVER: Final = ("none", "every delete is remembered")
+
+
+def section(log: LogStatus | None) -> str:
+    """The section; None while nobody has looked at the log yet."""
+    if log is None:
+        return '<p class="quiet">The log is being looked at …</p>'
+    if log.state is not LogState.READ:
+        return f'<p class="quiet">{escape(_INSTEAD[log.state])}</p>'
+    return f'<div class="card">{_bar(log)}{_weights(log)}{_reach(log)}</div>{_consumers(log.consumers)}'
+
+
+def _bar(log: LogStatus) -> str:
+    sizes = (log.changes_bytes, log.compacted_bytes, log.leaving_bytes or 0)
+    whole, left = sum(sizes), 0.0
+    parts = []
+    for (name, _), size in zip(_PARTS, sizes, strict=True):
+        width = max(_LEAST, size / whole * _WIDTH) if size else 0.0
+        parts.append(f'<rect class="{name}" x="{left:.1f}" width="{width:.1f}" height="10"/>')
+        left += width
+    named = zip(_PARTS, sizes, strict=True)
+    label = ", ".join(f"{words} {figures.said(figures.size(size))}" for (_, words), size in named)
+    return (
+        f'<svg class="parts" viewBox="0 0 {max(left, 1.0):.1f} 10" preserveAspectRatio="none" role="img" '
+        f'aria-label="Bytes on the disk: {label}">{"".join(parts)}</svg>'
+    )
+
+
+def _weights(log: LogStatus) -> str:
+    changes = f"{_counted(log.row_count, 'row')} in {_counted(log.segment_count, 'segment')}"
+    runs = sum(run.rows for run in log.runs)
+    compacted = f"{_counted(runs, 'row')} in {_counted(len(log.runs), 'run')}" if log.runs else "nothing yet"
+    leaving = "on the disk for who still reads them" if log.leaving_bytes else "no files wait"
+    return "".join((
+        '<dl class="weights">',
+        _weight("Single changes", "changes", figures.size(log.changes_bytes), changes),
+        _weight("Compacted", "compacted", figures.size(log.compacted_bytes), compacted),
+        _weight("Left the log", "leaving", figures.size(log.leaving_bytes), leaving),
+        _compaction(log),
+        "</dl>",
+    ))  # fmt: skip
+
+
+def _compaction(log: LogStatus) -> str:
+    made = log.compaction
+    if made is None:
+        return _weight("Last compaction", "", (figures.UNKNOWN, ""), "none so far")
+    number, unit = figures.ago(_age(log, made.at))
+    read = "" if made.changes is None else f"{_counted(made.changes, 'change')} read, "
+    took = "" if made.seconds is None else f", in {figures.said(figures.seconds(made.seconds))}"
+    return _weight("Last compaction", "", (number, f"{unit} ago"), f"{read}{_counted(made.rows, 'row')} written{took}")
+
+
+def _weight(name: str, part: str, value: tuple[str, str], note: str) -> str:
+    swatch = f'<i class="{part}" aria-hidden="true"></i>' if part else ""
+    unit = f" <small>{escape(value[1])}</small>" if value[1] else ""
+    return f"<div><dt>{swatch}{escape(name)}</dt><dd>{escape(value[0])}{unit}</dd><p>{escape(note)}</p></div>"
+
+
+def _reach(log: LogStatus) -> str:
+    """The log's marks in the order of positions, oldest left."""
+    behind = figures.distance(log.horizon_behind_bytes, log.horizon_behind_seconds)
+    oldest, newest = log.oldest_segment, log.newest_segment
+    marks = (
+        ("Deletes forgotten up to", *((log.floor, "who is further behind is built anew") if log.floor else _NEVER)),
+        ("Single changes above", log.oldest or "the beginning", _segment(log, oldest)),
+        ("Compacted up to", log.horizon or figures.UNKNOWN, f"{behind} before the end" if log.horizon else ""),
+        ("End", log.durable or figures.UNKNOWN, _segment(log, newest)),
+    )
+    cells = "".join(_mark(*mark) for mark in marks)
+    return f'<dl class="reach">{cells}</dl>'
+
+
+def _mark(name: str, place: str, note: str) -> str:
+    kind = "lsn" if "/" in place else "word"
+    return f'<div><dt>{escape(name)}</dt><dd class="{kind}">{escape(place)}</dd><p>{escape(note)}</p></div>'
+
+
+def _segment(log: LogStatus, line: SegmentLine | None) -> str:
+    if line is None:
+        return "no segment yet"
+    since = "" if line.began_at is None else f", begun {figures.said(figures.ago(_age(log, line.began_at)))} ago"
+    return f"segment {line.segment}, {figures.said(figures.size(line.bytes))}{since}"
+
+
+def _consumers(lines: Iterable[ConsumerLine]) -> str:
+    rows = "".join(map(_consumer, lines))
+    if not rows:
+        return '<p class="quiet">Nobody has registered as a consumer: changes stay until log.retain.max.</p>'
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Consumers"><table><thead><tr>'
+        '<th scope="col">Consumer</th><th scope="col">State</th><th scope="col">Stands at</th>'
+        '<th scope="col">Behind</th><th scope="col">Holds back</th><th scope="col">Last heard of</th>'
+        f"</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _consumer(line: ConsumerLine) -> str:
+    holds = f"<b>{figures.said(figures.size(line.holds_bytes))}</b>" if line.holds_bytes else "nothing"
+    filled = "" if line.pinned is None else '<p class="detail">filled from the compacted log</p>'
+    reason = '<span class="reason">has to be built anew</span>' if line.state == "late" else ""
+    return (
+        f'<tr><th scope="row">{escape(line.name)}</th><td>{pill(line.state)}{reason}</td>'
+        f'<td><span class="lsn">{escape(line.position)}</span>{filled}</td><td>{escape(_lag(line))}</td>'
+        f"<td>{holds}</td><td>{figures.said(figures.ago(line.seen_seconds))} ago</td></tr>"
+    )
+
+
+def _lag(line: ConsumerLine) -> str:
+    if not line.behind_segments:
+        return "at the end"
+    segments = f", {_counted(line.behind_segments, 'segment')}" if line.behind_segments > 1 else ""
+    return f"{figures.distance(line.behind_bytes, line.behind_seconds)}{segments}"
+
+
+def _age(log: LogStatus, moment: str) -> float:
+    return max(0.0, (datetime.fromisoformat(log.at) - datetime.fromisoformat(moment)).total_seconds())
+
+
+def _counted(number: int, noun: str) -> str:
+    return figures.counted(number, noun).replace(",", figures.THIN)

@@ -1,0 +1,102 @@
+"""Verifications: sinks held against the source, or the log, in a child of the server, one at a time."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cdc.catalog import Catalog, Command, CommandState
+from cdc.errors import StateConflict, VerifyMismatch
+from cdc.service.errands import Errands
+from cdc.verification import Against, Mode
+
+VERIFY: Final = "verify"
+"""The kind of command; its result is what the child reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRequest:
+    """What was asked for; the words are those of `cdc verify`."""
+
+    tables: tuple[str, ...] = ()
+    sinks: tuple[str, ...] = ()
+    mode: Mode = Mode.ROWS
+    against: Against = Against.SOURCE
+    repair: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyStatus:
+    """One run, on its way or ended."""
+
+    id: int
+    state: str
+    """`running`, `equal`, `differs`, or `failed` if it could not compare."""
+    request: VerifyRequest
+    summary: str | None
+    """What came of it in one line; None while it runs."""
+    result: dict[str, Any] | None
+    """The report of `cdc verify --json`: position and tables."""
+    error: dict[str, Any] | None
+    posted_at: str
+    finished_at: str | None
+
+
+class Verifications:
+    """Those of one pipeline; may be called from any thread."""
+
+    def __init__(self, catalog: Catalog, pipeline: str, definition: Path | None) -> None:
+        self._definition = definition
+        self.errands = Errands(catalog, pipeline, VERIFY)
+
+    def begin(self, request: VerifyRequest, actor: str) -> VerifyStatus:
+        """Start one; raises StateConflict while another runs, or where nobody knows the definition's file."""
+        if self._definition is None:
+            raise StateConflict(
+                "this server was started without the file of its definition", remedy="run 'cdc verify -c FILE'"
+            )
+        return verify_status(self.errands.begin(asdict(request), _command(self._definition, request), actor))
+
+    def last(self) -> VerifyStatus | None:
+        """The newest that was asked for over the API."""
+        return next(map(verify_status, self.errands.newest(1)), None)
+
+
+def verify_status(command: Command) -> VerifyStatus:
+    """What a command of kind VERIFY says."""
+    outcome, said = command.result or {}, command.payload
+    request = VerifyRequest(
+        tables=tuple(said["tables"]),
+        sinks=tuple(said["sinks"]),
+        mode=Mode(said["mode"]),
+        against=Against(said["against"]),
+        repair=said["repair"],
+    )
+    return VerifyStatus(
+        id=command.id,
+        state=_state(command),
+        request=request,
+        summary=outcome.get("summary"),
+        result=outcome.get("result"),
+        error=outcome.get("error"),
+        posted_at=command.posted_at.isoformat(),
+        finished_at=None if command.finished_at is None else command.finished_at.isoformat(),
+    )
+
+
+def _state(command: Command) -> str:
+    if command.state is CommandState.PENDING:
+        return "running"
+    if command.state is CommandState.DONE:
+        return "equal"
+    error = (command.result or {}).get("error") or {}
+    return "differs" if error.get("code") == VerifyMismatch.code else "failed"
+
+
+def _command(definition: Path, request: VerifyRequest) -> tuple[str, ...]:
+    program = (sys.executable, "-m", "pipelines", "verify", "-c", str(definition), "--json")
+    sinks = [f"--sink={name}" for name in request.sinks]
+    options = [f"--mode={request.mode.value}", f"--against={request.against.value}"]
+    return (*program, *sinks, *options, *(["--repair"] if request.repair else []), "--", *request.tables)

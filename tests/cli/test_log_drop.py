@@ -1,0 +1,69 @@
+"""`cdc log drop-file`: says what is lost and asks, and does not touch a file that is sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.config import load
+from cdc.log.read import LogReader
+from tests.cli.command import run
+from tests.cli.trimmed import Folder
+
+
+def broken(folder: Folder, position: int) -> str:
+    """Cut the file at a position short; its name as verify has it."""
+    (file,) = (file for file in LogReader(folder.root).every_file() if file.first == position)
+    path = Path(file.path)
+    path.write_bytes(path.read_bytes()[:100])
+    return str(path.relative_to(folder.root))
+
+
+def test_verify_names_the_command_and_the_command_says_what_it_gave_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Folder(tmp_path)
+    file = broken(folder, 150)
+    told = run(capsys, "log", "verify", "-c", folder.path)
+    assert told.status == 4
+    assert file in told.output
+    assert "cdc log drop-file" in told.output
+    outcome = run(capsys, "log", "drop-file", file, "--yes", "-c", folder.path, "--json")
+    assert outcome.status == 0, outcome.output
+    result = outcome.envelope["result"]
+    assert result == {"file": file, "way": "given_up", "first": "0/96", "last": "0/96", "marked": ["shop.orders"]}
+    with Catalog.open(load(folder.path).catalog.url) as catalog:
+        assert [entry.action for entry in catalog.audit.ls()] == ["log.drop_file"]
+    after = run(capsys, "log", "verify", "-c", folder.path)
+    assert after.status == 0
+    assert "given up with a damaged file; positions 0/96 to 0/96" in after.output
+
+
+def test_nothing_is_done_without_a_yes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Folder(tmp_path)
+    file = broken(folder, 150)
+    before = LogReader(folder.root).version
+    outcome = run(capsys, "log", "drop-file", file, "-c", folder.path)
+    assert outcome.status == 2
+    assert "give up 2 rows at 0/96 to 0/96, and mark their tables needs_resync" in outcome.errors
+    assert LogReader(folder.root).version == before
+
+
+@pytest.mark.slow
+def test_what_is_compacted_is_trimmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Folder(tmp_path)
+    folder.compacted(170)
+    outcome = run(capsys, "log", "drop-file", broken(folder, 150), "--yes", "-c", folder.path)
+    assert outcome.status == 0, outcome.errors
+    assert "its changes are compacted" in outcome.output
+    assert LogReader(folder.root).oldest == 150
+
+
+def test_a_sound_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Folder(tmp_path)
+    file = Path(LogReader(folder.root).every_file()[0].path).relative_to(folder.root)
+    outcome = run(capsys, "log", "drop-file", file, "--yes", "-c", folder.path)
+    assert outcome.status == 2
+    assert "nothing is wrong with" in outcome.errors

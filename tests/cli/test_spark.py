@@ -1,0 +1,168 @@
+"""`cdc spark`: what a cluster is told to run, as text that is made of the definition alone."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+import pipelines
+from cdc.cluster.job import DELTA_PACKAGE
+from cdc.config import load
+from pipelines.__main__ import _narrowed, _parser
+from tests.cli.command import Outcome, run
+
+GOLDEN = Path(__file__).parent / "golden"
+REFERENCES = {
+    "SHOP_DSN": "postgresql://u:hidden@h/d",
+    "S3_KEY_ID": "hidden",
+    "S3_KEY": "hidden",
+    "CATALOG_URL": "postgresql://c:hidden@h/c",
+}
+SHOP = """\
+version: 1
+name: shop_eu
+source: {dsn: "${SHOP_DSN}"}
+tables: [{match: shop.*}]
+log:
+  path: s3://lake/log
+  storage: {region: eu-west-1, access_key_id: {env: S3_KEY_ID}, secret_access_key: {file: key}}
+sinks:
+  - {name: lake, type: delta, path: "/mnt/lake/tables/{schema}/{table}"}
+  - {name: find, type: search, path: /mnt/lake/find}
+spark:
+  master: spark://head:7077
+  checkpoint: /tmp/cdc
+  conf: {spark.executor.memory: 4g, spark.hadoop.fs.s3a.secret.key: "${S3_KEY:-none}"}
+catalog: {url: "${CATALOG_URL}"}
+"""
+
+
+@pytest.fixture(name="shop")
+def _shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, value in REFERENCES.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "key").write_text("hidden")
+    (tmp_path / "key").chmod(0o600)
+    return written(tmp_path, SHOP)
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "shop.yaml").write_text(text)
+    return folder / "shop.yaml"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *command: object) -> str:
+    outcome = run(capsys, "spark", *command)
+    assert (outcome.status, outcome.errors) == (0, "")
+    assert "hidden" not in outcome.output
+    return outcome.output
+
+
+def refused(capsys: pytest.CaptureFixture[str], *command: object) -> Outcome:
+    outcome = run(capsys, "spark", *command)
+    assert (outcome.status, outcome.output) == (2, "")
+    return outcome
+
+
+def test_the_command_is_printed_as_a_shell_takes_it(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--sink", "lake", "--trigger", "once", "--print")
+    words = shlex.split(printed(capsys, "submit", "-c", shop, *options, "--", "--deploy-mode", "client"))
+    home = words[0].removeprefix("SPARK_HOME=")
+
+    assert words[1:3] == [f"PYSPARK_PYTHON={sys.executable}", f"PYSPARK_DRIVER_PYTHON={sys.executable}"]
+    assert words[3:8] == [f"{home}/bin/spark-submit", "--master", "spark://head:7077", "--name", "cdc-shop-eu"]
+    assert words[8:10] == ["--packages", DELTA_PACKAGE]
+    settings = ["--conf", "spark.executor.memory=4g", "--conf", "spark.log.level=WARN"]
+    assert words[12:18] == [*settings, "--deploy-mode", "client"]
+    job = Path(pipelines.__file__).parent / "submitted" / "job.py"
+    assert words[18:] == [str(job), "apply", "--config", str(shop), "--sink", "lake", "--trigger", "once"]
+    assert job.is_file()
+
+
+def test_master_jars_and_the_executors_python_are_as_said(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (shop.parent / "delta.jar").touch()
+    written(shop.parent, SHOP.replace("checkpoint:", "delta_jars: [delta.jar]\n  checkpoint:"))
+    options = ("--master", "yarn", "--python", "./env/bin/python", "--print")
+    words = shlex.split(printed(capsys, "submit", "-c", shop, *options))
+
+    assert words[1] == "PYSPARK_PYTHON=./env/bin/python"
+    assert words[4:6] == ["--master", "yarn"]
+    assert words[8:10] == ["--jars", str(shop.parent / "delta.jar")]
+
+
+def test_the_job_understands_what_the_command_says(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--sink", "find", "--trigger", "5s", "--print")
+    words = shlex.split(printed(capsys, "submit", "-c", shop, *options))
+    asked = _parser().parse_args(words[words.index("apply") :])
+    narrowed = _narrowed(load(asked.config), asked.sink, asked.trigger)
+
+    assert ([sink.name for sink in narrowed.sinks], narrowed.spark.trigger) == (["find"], 5.0)
+
+
+@pytest.mark.parametrize(
+    ("golden", "command"),
+    [
+        ("spark_k8s.yaml", ("k8s", "--image", "registry/cdc:1", "--claim", "lake=/mnt/lake")),
+        (
+            "spark_k8s_once.yaml",
+            ("k8s", "--claim", "lake=/mnt/lake", "--trigger", "once", "--schedule", "@every 10m", "--sink", "lake"),
+        ),
+    ],
+)
+def test_the_manifest_is_the_golden_one(
+    shop: Path, capsys: pytest.CaptureFixture[str], golden: str, command: tuple[str, ...]
+) -> None:
+    assert printed(capsys, *command, "-c", shop) == (GOLDEN / golden).read_text(encoding="utf-8")
+
+
+def test_a_pod_finds_what_the_definition_names(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (shop.parent / "deep").write_text("hidden")
+    (shop.parent / "deep").chmod(0o600)
+    written(shop.parent, SHOP.replace("{env: S3_KEY_ID}", f"{{file: {shop.parent}/deep}}"))
+    options = ("--claim", "l=/mnt", "--env", "AWS_REGION")
+    definition, application = YAML(typ="safe").load_all(printed(capsys, "k8s", "-c", shop, *options))
+    spec = application["spec"]
+
+    assert definition["data"]["shop.yaml"] == shop.read_text()
+    mounts = {mount["mountPath"]: mount for mount in spec["driver"]["volumeMounts"]}
+    assert mounts[f"{shop.parent}/deep"] == {
+        "name": "secrets",
+        "mountPath": f"{shop.parent}/deep",
+        "subPath": "deep",
+    }
+    assert {volume["name"] for volume in spec["volumes"]} == {mount["name"] for mount in mounts.values()}
+    assert sorted(spec["driver"]["envSecretKeyRefs"]) == ["AWS_REGION", "CATALOG_URL", "SHOP_DSN"]
+
+
+def test_the_bundle_is_the_golden_one(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(shop.parent, SHOP.replace("/mnt/", "/Volumes/main/").replace("{file: key}", "{env: S3_KEY}"))
+
+    assert printed(capsys, "databricks", "-c", shop) == (GOLDEN / "spark_databricks.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "says"),
+    [
+        (("submit", "--print", "--sink", "lak"), ("", ""), "no sink is called 'lak': expected one of lake, find"),
+        (("submit", "--print", "--trigger", "5"), ("", ""), "trigger '5': expected a duration"),
+        (("k8s",), ("", ""), "the path of sink 'lake' is a directory of this machine"),
+        (("k8s", "--claim", "lake"), ("", ""), "--claim 'lake': expected NAME=/PATH"),
+        (("k8s", "--claim", "l=/mnt", "--schedule", "@hourly"), ("", ""), "a run that is started by a schedule"),
+        (("k8s", "--claim", "l=/mnt"), ("${CATALOG_URL}", "sqlite:////srv/c.db"), "catalog.url is a file of this"),
+        (("k8s", "--claim", "l=/mnt"), ("${CATALOG_URL}", "postgresql://c:x@h/c"), "catalog.url holds a password"),
+        (("k8s", "--claim", "l=/mnt"), ("${SHOP_DSN}", "postgresql://u:x@${S3_KEY}/d"), "source.dsn holds a password"),
+        (("k8s", "--claim", "l=/mnt"), ("${S3_KEY:-none}", "plain"), "'spark.hadoop.fs.s3a.secret.key' holds a"),
+        (("databricks",), ("", ""), "the path of sink 'lake' is a directory of this machine"),
+        (("databricks",), ("/mnt/", "/Volumes/v/"), "secret file 'key' is of this machine"),
+    ],
+)
+def test_what_cannot_be_carried_out_elsewhere_is_refused(
+    shop: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], change: tuple[str, str], says: str
+) -> None:
+    written(shop.parent, SHOP.replace(*change) if change[0] else SHOP)
+
+    assert says in refused(capsys, *command, "-c", shop).errors

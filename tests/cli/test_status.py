@@ -1,0 +1,62 @@
+"""`cdc status` about the log: one line for people, the whole of it as JSON, and problems with the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.config import load
+from tests.cli.command import run
+from tests.cli.trimmed import Folder
+from tests.service.pipeline import fill
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """A healthy pipeline over a log that is compacted up to 170 and lacks single changes up to 150."""
+    folder = Folder.half(tmp_path)
+    with Catalog.open(load(folder.path).catalog.url) as catalog:
+        fill(catalog)
+    return folder
+
+
+def test_one_line_tells_horizon_oldest_change_bytes_and_the_slowest_consumer(
+    capsys: pytest.CaptureFixture[str], folder: Folder
+) -> None:
+    folder.consumer("lake", 190)
+    folder.consumer("find", 200)
+    (line,) = (text for text in run(capsys, "status", "-c", folder.path).output.splitlines() if "  kept " in text)
+    for words in (" in 5 segments", "above 0/96", "compacted up to 0/AA", "slowest consumer lake 10 B, 0.00 s behind"):
+        assert words in line
+    found = run(capsys, "status", "-c", folder.path, "--json").envelope["result"]["log"]
+    assert (found["horizon"], found["oldest"], found["state"]) == ("0/AA", "0/96", "read")
+    assert {one["name"]: one["behind_bytes"] for one in found["consumers"]} == {"lake": 10, "find": 0}
+
+
+def test_what_is_damaged_is_said_with_the_next_command_and_the_rest_is_printed(
+    capsys: pytest.CaptureFixture[str], folder: Folder
+) -> None:
+    max((folder.root / "compacted" / "_delta_log").glob("*.json")).write_text("nonsense", encoding="utf-8")
+    outcome = run(capsys, "status", "--exit-code", "-c", folder.path)
+    assert outcome.status == 4
+    assert "CDC-4002 log: table 'compacted' of the log" in outcome.output
+    assert "'cdc log verify'" in outcome.output
+    assert "shop.customers" in outcome.output
+
+
+def test_a_pipeline_before_its_first_copy_has_no_log_and_that_is_no_problem(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(
+        f"name: shop\nsource: {{dsn: 'postgresql://localhost/shop'}}\ntables: [{{match: 'shop.*'}}]\n"
+        f"log: {{path: '{tmp_path}/log'}}\n"
+        f"sinks: [{{type: delta, name: lake, path: '{tmp_path}/lake/{{schema}}/{{table}}'}}]\n",
+        encoding="utf-8",
+    )
+    with Catalog.open(load(path).catalog.url):
+        outcome = run(capsys, "status", "-c", path)
+    assert "no log yet" in outcome.output
+    assert "CDC-4000" not in outcome.output

@@ -1,0 +1,106 @@
+"""Segments, runs, their files and letting go over the API, and what a log whose consumers are damaged answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cdc.catalog import Catalog
+from cdc.log import consumers
+from cdc.log.trimmer import ASKED
+from cdc.service.api.app import create_app
+from cdc.service.watch import LogWatch
+from tests.cli.trimmed import Folder
+from tests.fixtures.waiting import until
+from tests.service.pipeline import NAME, definition, fill
+from tests.service.running import answering
+
+PIPELINE = f"/api/v1/pipelines/{NAME}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder.half(tmp_path)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+        fill(opened)
+        yield opened
+
+
+@pytest.fixture
+def client(catalog: Catalog, folder: Folder, tmp_path: Path) -> Iterator[httpx.Client]:
+    app = create_app(catalog, definition(tmp_path), str(folder.root))
+    app.state.view.log = LogWatch(folder.root, every=0.0)
+    with answering(app) as url, httpx.Client(base_url=url, timeout=60) as opened:
+        yield opened
+
+
+def test_segments_and_runs_are_listed_with_their_files(client: httpx.Client) -> None:
+    segments = client.get(f"{PIPELINE}/log/segments").json()
+    assert [(line["segment"], line["first"], line["rows"]) for line in segments][:2] == [(6, "0/A0", 2), (7, "0/AA", 2)]
+    (file,) = client.get(f"{PIPELINE}/log/segments/6/files").json()
+    assert (file["rows"], file["bytes"]) == (2, segments[0]["bytes"])
+    (run,) = client.get(f"{PIPELINE}/log").json()["runs"]
+    files = client.get(f"{PIPELINE}/log/runs/{run['run']}/files").json()
+    assert sum(file["bytes"] for file in files) == run["bytes"]
+    for unknown in ("segments/0", "runs/9"):
+        answer = client.get(f"{PIPELINE}/log/{unknown}/files")
+        assert (answer.status_code, answer.json()["code"]) == (404, "CDC-5010")
+
+
+def test_gc_says_what_may_go_and_lets_it_go_unless_it_is_only_asked(
+    client: httpx.Client, catalog: Catalog, folder: Folder
+) -> None:
+    folder.consumer("lake", 190)
+    asked = client.post(f"{PIPELINE}/log/gc", json={"dry_run": True}).json()
+    assert asked["trim"] == {"segments": [6, 7], "oldest": "0/AA"}  # the commits are of 2023, and lake has passed them
+    assert (asked["dry_run"], (folder.root / ASKED).exists(), catalog.audit.ls()) == (True, False, [])
+    assert client.post(f"{PIPELINE}/log/gc", json={}).status_code == 200
+    assert (folder.root / ASKED).exists()
+    assert [entry.action for entry in catalog.audit.ls()] == ["log.gc"]
+
+
+def test_a_consumer_whose_file_is_damaged_is_a_problem_until_it_is_forgotten(
+    client: httpx.Client, folder: Folder
+) -> None:
+    folder.consumer("lake", 190)
+    (folder.root / "_consumers" / "lost.json").write_text("{", encoding="utf-8")
+
+    def lost() -> bool | None:
+        status = client.get("/api/v1/status").json()
+        return status["log"] and "consumer lost" in [problem["subject"] for problem in status["problems"]]
+
+    until(lost, "the problem to be told")
+    assert client.get("/api/v1/status").json()["state"] != "running"
+    assert [line["name"] for line in client.get(f"{PIPELINE}/consumers").json()] == ["lake"]
+    forgotten = client.post(f"{PIPELINE}/consumers/lost/forget", json={})
+    assert (forgotten.status_code, forgotten.json()) == (202, {"uuid": "lost", "name": "lost"})
+    assert consumers.survey(folder.root)[1] == []
+    until(lambda: lost() is False, "the problem to be gone")
+
+
+def test_metrics_tell_the_log_and_each_consumer(client: httpx.Client, folder: Folder) -> None:
+    folder.consumer("lake", 190)
+    folder.consumer("events", 165, age=2)
+    folder.consumer("events", 180, "another")  # of two that are called the same the one that is further behind
+
+    def samples() -> dict[tuple[str, ...], float] | None:
+        families = text_string_to_metric_families(client.get("/metrics").text)
+        found = {(s.name, *sorted(s.labels.values())): s.value for family in families for s in family.samples}
+        return found if ("cdc_log_segments", NAME) in found else None
+
+    found = until(samples, "the log to be looked at")
+    assert found["cdc_log_segments", NAME] == 5
+    assert found["cdc_log_horizon_lag_bytes", NAME] == 30
+    assert min(found["cdc_log_held_bytes", part, NAME] for part in ("changes", "compacted", "leaving")) > 0
+    assert (found["cdc_consumer_lag_bytes", "events", NAME], found["cdc_consumer_lag_bytes", "lake", NAME]) == (35, 10)
+    assert found["cdc_consumer_holds_bytes", "events", NAME] > found["cdc_consumer_holds_bytes", "lake", NAME] == 0
+    assert found["cdc_consumer_silent_seconds", "events", NAME] > 7000
+    assert found["cdc_consumer_late", "lake", NAME] == 0
