@@ -42,7 +42,7 @@ class Module:
 
     def imports(self) -> set[str]:
         """Every module it imports anywhere, as dotted names; of `from a import b` both `a` and `a.b`."""
-        return imported(self.tree)
+        return set(_imported(self.path))
 
     def late_imports(self) -> set[str]:
         """What it imports inside functions."""
@@ -74,6 +74,11 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 @cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+@cache
+def _imported(path: Path) -> frozenset[str]:
+    return frozenset(imported(parsed(path)))
 
 
 @cache

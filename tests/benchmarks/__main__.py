@@ -9,7 +9,19 @@ from typing import Any
 
 from tests.benchmarks.figures import machine, print_json, print_table
 
-NAMES = ("capture", "snapshot")
+NAMES = ("capture", "snapshot", "log", "apply", "freshness")
+SIZES = {
+    "snapshot": ("rows", "runs", "parts"),
+    "log": ("changes", "keys", "commits", "runs", "parts"),
+    "apply": ("changes", "keys", "rows", "runs", "parts"),
+    "freshness": ("rows", "seconds", "runs", "parts"),
+}
+PARTS = {
+    "snapshot": ("copy", "stream", "replay"),
+    "log": ("append", "compaction", "reading"),
+    "apply": ("throughput", "peer", "large"),
+    "freshness": ("small", "large", "tables"),
+}
 
 
 def main() -> int:
@@ -18,14 +30,24 @@ def main() -> int:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     parser.add_argument("--quick", action="store_true", help="a smaller run of at most 60 s with the same keys")
-    own = parser.add_argument_group("snapshot only")
-    own.add_argument("--rows", type=int, help="of the table; default 5,000,000")
+    own = parser.add_argument_group("of some benchmarks")
+    own.add_argument(
+        "--rows", type=int, help="of the table; snapshot: 5,000,000, apply: 50,000,000, freshness: 1,000,000"
+    )
+    own.add_argument("--changes", type=int, help="log: 20,000,000, of which 10,000,000 are appended; apply: 5,000,000")
+    own.add_argument("--commits", type=int, help="log: after which appending is measured again; default 100,000")
+    own.add_argument("--keys", type=int, help="that they are spread over; log: 2,000,000, apply: 500,000")
+    own.add_argument("--seconds", type=float, help="freshness: of load; default 60")
     own.add_argument("--runs", type=int, help="default 3")
-    own.add_argument("--parts", nargs="+", choices=("copy", "stream", "replay"), help="only these; default all")
+    every = sorted({part for parts in PARTS.values() for part in parts})
+    own.add_argument("--parts", nargs="+", choices=every, help="only these; default all")
     asked = parser.parse_args()
-    sizes: dict[str, Any] = {name: found for name in ("rows", "runs", "parts") if (found := getattr(asked, name))}
-    if sizes and asked.name != "snapshot":
-        parser.error(f"{asked.name} takes no {', '.join(f'--{name}' for name in sizes)}")
+    given = {name for names in SIZES.values() for name in names if getattr(asked, name)}
+    foreign = [f"--{name}" for name in sorted(given - set(SIZES.get(asked.name, ())))]
+    foreign += sorted(set(asked.parts or ()) - set(PARTS.get(asked.name, ())))
+    if foreign:
+        parser.error(f"{asked.name} takes no {', '.join(foreign)}")
+    sizes: dict[str, Any] = {name: getattr(asked, name) for name in given}
     runs, figures = import_module(f"tests.benchmarks.{asked.name}").run(quick=asked.quick, **sizes)
     (print_json if asked.json else print_table)(asked.name, machine(), runs, figures)
     return 4 if any(figure.holds is False for figure in figures.values()) else 0

@@ -55,7 +55,9 @@ def commits(log: Path, after: int = -1) -> Iterator[Commit]:
     for entry in sorted((root / "_delta_log").glob("*.json")):
         if int(entry.stem) > after:
             actions = map(json.loads, entry.read_text(encoding="utf-8").splitlines())
-            files = tuple(DataFile.of(root, action["add"]) for action in actions if "add" in action)
+            # what was only rewritten came with an earlier one
+            added = (action["add"] for action in actions if action.get("add", {}).get("dataChange"))
+            files = tuple(DataFile.of(root, add) for add in added)
             yield Commit(int(entry.stem), entry.stat().st_mtime_ns / 1e9, files)
 
 

@@ -37,11 +37,12 @@ END $$
 """
 _PACED = """
 CREATE PROCEDURE {s}.paced(n int, rate float) LANGUAGE plpgsql AS $$
-DECLARE started timestamptz := clock_timestamp();
+DECLARE started timestamptz := clock_timestamp(); turn bigint;
 BEGIN
-  FOR i IN 0..n - 1 LOOP
-    PERFORM pg_sleep(i / rate - extract(epoch FROM clock_timestamp() - started));
-    UPDATE {s}.accounts SET abalance = abalance + 1 WHERE aid = 1 + (i::bigint * 7919) % 100000;
+  SELECT coalesce(max(id), 0) INTO turn FROM {s}.history;
+  FOR i IN turn..turn + n - 1 LOOP
+    PERFORM pg_sleep((i - turn) / rate - extract(epoch FROM clock_timestamp() - started));
+    UPDATE {s}.accounts SET abalance = abalance + 1 WHERE aid = 1 + (i::bigint * 7919) % {accounts};
     UPDATE {s}.tellers SET tbalance = tbalance + 1 WHERE tid = 1 + i % 100;
     UPDATE {s}.branches SET bbalance = bbalance + 1 WHERE bid = 1 + i % 10;
     INSERT INTO {s}.history (tid, bid, aid, delta) VALUES (1 + i % 100, 1 + i % 10, 1, 1);
@@ -51,7 +52,7 @@ END $$
 """
 
 
-def tpcb(transactions: int) -> Workload:
+def tpcb(transactions: int, accounts: int = 100_000) -> Workload:
     """The transaction of pgbench: three updates and an insert, each transaction its own commit."""
     s = "bench_tpcb"
     setup = (
@@ -61,11 +62,11 @@ def tpcb(transactions: int) -> Workload:
         f"CREATE TABLE {s}.branches (bid int PRIMARY KEY, bbalance int, filler char(88)) WITH (fillfactor=10)",
         f"""CREATE TABLE {s}.history (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
             tid int, bid int, aid int, delta int, mtime timestamptz NOT NULL DEFAULT now())""",
-        f"INSERT INTO {s}.accounts SELECT i, 1 + i % 10, 0, 'account' FROM generate_series(1, 100000) i",
+        f"INSERT INTO {s}.accounts SELECT i, 1 + i % 10, 0, 'account' FROM generate_series(1, {accounts}) i",
         f"INSERT INTO {s}.tellers SELECT i, 1 + i % 10, 0, 'teller' FROM generate_series(1, 100) i",
         f"INSERT INTO {s}.branches SELECT i, 0, 'branch' FROM generate_series(1, 10) i",
         _TPCB.format(s=s),
-        _PACED.format(s=s),
+        _PACED.format(s=s, accounts=accounts),
     )
     return Workload("tpcb", setup, (f"CALL {s}.work({transactions})",), transactions * 4)
 
@@ -119,6 +120,26 @@ BEGIN FOR i IN 1..n LOOP
 END LOOP; END $$"""
     setup = (f"CREATE SCHEMA {s}", create, procedure)
     return Workload(name, setup, (f"CALL {s}.work({transactions})",), transactions * 2)
+
+
+def ticking(tables: int, rows: int) -> Workload:
+    """Tables of so many rows; `paced(n, rate)` updates one row of each table, `rate` times a second, n times."""
+    s = "bench_ticking"
+    create = f"""
+DO $$ BEGIN FOR i IN 1..{tables} LOOP
+  EXECUTE format('CREATE TABLE {s}.t%s (id int PRIMARY KEY, name text, amount int) WITH (fillfactor=50)', i);
+  EXECUTE format('INSERT INTO {s}.t%s SELECT i, ''row '' || i, 0 FROM generate_series(1, {rows}) i', i);
+END LOOP; END $$"""
+    procedure = f"""
+CREATE PROCEDURE {s}.paced(n int, rate float) LANGUAGE plpgsql AS $$
+BEGIN FOR turn IN 1..n LOOP
+  FOR i IN 1..{tables} LOOP
+    EXECUTE format('UPDATE {s}.t%s SET amount = amount + 1 WHERE id = 1 + (random() * {rows - 1})::int', i);
+    COMMIT;
+    PERFORM pg_sleep(1 / rate / {tables});
+  END LOOP;
+END LOOP; END $$"""
+    return Workload("ticking", (f"CREATE SCHEMA {s}", create, procedure), (), 0)
 
 
 def mixed(rows: int) -> Workload:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from threading import Event, Thread
-from typing import Self
+from types import TracebackType
+from typing import Any, Self
 
 from cdc import metrics
 from cdc.change import Operation
@@ -26,6 +25,7 @@ from cdc.settings import reader_settings
 from cdc.snapshot.initial import prepare
 from cdc.snapshot.placing import Placing
 from cdc.table import TableState
+from tests.fixtures.forked import start
 from tests.fixtures.waiting import until
 
 
@@ -73,31 +73,19 @@ class Captured:
 
     def stream(self) -> Position:
         """Run the reader until the log holds everything that has committed by now, and end it."""
-        with self.reading() as failures:
-            end = self._wal_end()
-            until(lambda: failures or self._holds(end), lambda: f"{end} in the log, which is at {self.log.durable}")
-        if failures:
-            raise failures[0]
+        with self.reading() as reading:
+            reading.caught_up()
         return self.log.durable or Position(0)
 
-    @contextmanager
-    def reading(self) -> Iterator[list[BaseException]]:
-        """Run the reader beside the block; what it failed with."""
-        stop, failures = Event(), list[BaseException]()
+    def reading(self) -> Reading:
+        """A reader beside a block."""
+        return Reading(self)
 
-        def read() -> None:
-            try:
-                Reader(reader_settings(self.definition), metrics.Figures(), stop, Placing()).run()
-            except BaseException as failure:
-                failures.append(failure)
-
-        reader = Thread(target=read)
-        reader.start()
-        try:
-            yield failures
-        finally:
-            stop.set()
-            reader.join()
+    def rows(self) -> list[dict[str, Any]]:
+        """Every row of the log, in its order."""
+        log = self.log
+        found = [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]
+        return sorted(found, key=itemgetter("position", "ordinal"))
 
     def folded(self, table: str) -> list[tuple[str | None, ...]]:
         """The rows of a table as the log tells them, values as text in column order, sorted."""
@@ -111,7 +99,8 @@ class Captured:
         log = self.log
         return {relation for relation in log.schemas() if fold(log, relation)}
 
-    def _wal_end(self) -> Lsn:
+    def wal_end(self) -> Lsn:
+        """A place behind all that has committed, and before a message that will get there."""
         with connect(self.dsn) as conn:
             emit(conn, "cdc.test", "end")
             found = conn.execute("SELECT pg_current_wal_lsn()::text").fetchone()
@@ -119,9 +108,60 @@ class Captured:
         assert found is not None
         return Lsn.parse(found[0])
 
-    def _holds(self, end: Lsn) -> bool:
+    def holds(self, end: Lsn) -> bool:
+        """Whether the log has come there."""
         last = self.log.last_commit
         return last is not None and last.last.lsn >= end
+
+
+class Reading:
+    """A reader in a thread of the test, beside a block; what it fails with, the block fails with."""
+
+    def __init__(self, held: Captured, placing: Placing | None = None) -> None:
+        """placing: one of the test's own."""
+        self.held, self.placing, self.figures = held, placing or Placing(), metrics.Figures()
+        self.stop = Event()
+        self._failures: list[BaseException] = []
+        self._settings = reader_settings(held.definition)  # as they are now, whatever the block makes of them
+        self._reader = Thread(target=self._read)
+
+    def __enter__(self) -> Self:
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop.set()
+        self._reader.join()
+        if self._failures:
+            raise self._failures[0]
+
+    @property
+    def reads(self) -> bool:
+        """Whether the reader runs."""
+        return self._reader.is_alive()
+
+    def until(self, condition: Callable[[], Any], what: str = "what was waited for") -> Any:
+        """Wait until it holds, and give it; raises what the reader failed with before."""
+
+        def asked() -> Any:
+            if self._failures:
+                raise self._failures[0]
+            return condition()
+
+        return until(asked, what, every=0.02)
+
+    def caught_up(self) -> None:
+        """Wait until the log holds everything that has committed by now."""
+        end = self.held.wal_end()
+        self.until(lambda: self.held.holds(end), f"{end} in the log")
+
+    def _read(self) -> None:
+        try:
+            Reader(self._settings, self.figures, self.stop, self.placing).run()
+        except BaseException as failure:
+            self._failures.append(failure)
 
 
 class ReaderProcess:
@@ -130,8 +170,7 @@ class ReaderProcess:
     def __init__(self, held: Captured) -> None:
         self._output = held.folder / "reader.out"
         with self._output.open("ab") as output:
-            command = [sys.executable, "-m", "cdc", "reader", "-c", str(held.path)]
-            self.child = subprocess.Popen(command, stdout=output, stderr=output)
+            self.child = start("cdc", "reader", "-c", held.path, output=output)
 
     def __enter__(self) -> Self:
         return self

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from cdc.catalog import Catalog
+from cdc.log.bucket import Root
 from cdc.log.read import LogReader
 from cdc.table import TableState
 from tests.cli.command import spawn
@@ -52,7 +52,7 @@ def sink_states(pipeline: Pipeline) -> set[str]:
         return {table.state for table in catalog.tables.ls(pipeline.name) if table.sink == "lake"}
 
 
-def state(log: Path) -> TableState:
+def state(log: Root) -> TableState:
     return next(schema.state for schema in LogReader(log).schemas().values() if schema.name == "t")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -20,6 +19,7 @@ from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from tests.faults.capture import Captured, ReaderProcess
+from tests.fixtures.disk import small_file_system
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, row
@@ -28,15 +28,8 @@ from tests.log.rows import IDENTITY, LIMITS, row
 @pytest.fixture(name="small")
 def _small(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MB, where the log will be."""
-    place = tmp_path / "log"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], check=False, capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=False)
+    with small_file_system(tmp_path / "log") as place:
+        yield place
 
 
 def test_a_reader_waits_for_room_without_losing_its_stream_and_goes_on(small: Path, either_database: str) -> None:

@@ -7,7 +7,6 @@ whole at their commit.
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
+from tests.fixtures.forked import Forked
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import fresh_database, run_sql
 
@@ -57,7 +57,7 @@ def configure(dsn: str, name: str, value: str) -> None:
         conn.execute(psycopg.sql.SQL("ALTER DATABASE {} SET {} = {}").format(database, psycopg.sql.SQL(name), value))
 
 
-def copied(pipeline: Pipeline, failpoint: str | None = None) -> subprocess.Popen[bytes]:
+def copied(pipeline: Pipeline, failpoint: str | None = None) -> Forked:
     """A reader that has made the first copy."""
     reader = pipeline.reader(failpoint)
     pipeline.wait_for_copy()
@@ -215,7 +215,7 @@ def test_a_reader_stopped_while_it_spools_and_while_it_replays_ends_soon_and_lea
         pipeline.wait(lambda: streamed(pipeline) > rows * 10, "most of it sent")
         stops(reader)
     reader = pipeline.reader()
-    pipeline.wait(lambda: files_on_disk(pipeline) > files_in_log(pipeline), "a staged file", every=0.001)
+    pipeline.wait(lambda: files_on_disk(pipeline) > files_in_log(pipeline), "a staged file", every=0.0)
     reader.send_signal(signal.SIGSTOP)
     stops(reader)
     assert xid not in logged(pipeline)
@@ -227,14 +227,14 @@ def test_a_reader_stopped_while_it_spools_and_while_it_replays_ends_soon_and_lea
     assert files_on_disk(pipeline) == files_in_log(pipeline)
 
 
-def stops(reader: subprocess.Popen[bytes]) -> None:
+def stops(reader: Forked) -> None:
     """It drains: in less time than after which it would end itself by force."""
     reader.send_signal(signal.SIGTERM)
     reader.send_signal(signal.SIGCONT)
     assert reader.wait(6) == 0
 
 
-def peak(reader: subprocess.Popen[bytes]) -> int:
+def peak(reader: Forked) -> int:
     """KiB that the process took at its highest."""
     lines = Path(f"/proc/{reader.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

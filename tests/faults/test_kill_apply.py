@@ -21,7 +21,7 @@ def _shop(pipeline: Pipeline) -> Iterator[tuple[Pipeline, Workload]]:
     lake = f"{{type: delta, name: lake, path: '{pipeline.folder}/lake/{{schema}}/{{table}}'}}"
     find = f"{{type: search, name: find, path: '{pipeline.folder}/find', tables: [shop.products]}}"
     pipeline.write(sinks=f"[{lake}, {find}]")
-    workload = Workload(pipeline.dsn, rate=200.0, seed=11)
+    workload = Workload(pipeline.dsn, rate=60.0, seed=11)
     yield pipeline, workload
     workload.stop()
 
@@ -32,15 +32,15 @@ def assert_equal(pipeline: Pipeline) -> None:
     assert envelope["ok"], f"{envelope}\n{pipeline.output()}"
 
 
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
-def test_a_driver_killed_at_a_failpoint_leaves_the_targets_exact(shop: tuple[Pipeline, Workload], failpoint: str):
+def test_a_driver_killed_at_one_failpoint_after_the_other_leaves_the_targets_exact(shop: tuple[Pipeline, Workload]):
+    """In one life: each driver begins with what the one before it left in the targets."""
     pipeline, workload = shop
     pipeline.reader()
     pipeline.wait_for_copy()
     workload.start()
-    assert pipeline.apply(failpoint).wait(90) == KILLED
+    for failpoint in FAILPOINTS:
+        assert pipeline.apply(failpoint).wait(90) == KILLED, f"{failpoint}\n{pipeline.output()}"
     driver = pipeline.apply()
-    pipeline.wait(lambda: workload.written.transactions > 300, "300 transactions")
     pipeline.wait(lambda: pipeline.reports(driver), "the driver is up again")
     assert_equal(pipeline)
     workload.stop()

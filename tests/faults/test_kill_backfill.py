@@ -14,13 +14,13 @@ from cdc.config.definition import Snapshot
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.snapshot.chunks import AHEAD
-from cdc.snapshot.jobs import BACKFILL
+from cdc.snapshot.work import BACKFILL
 from tests.cli.command import spawn
 from tests.faults.capture import fold
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import rows_of, run_sql
 
-ROWS = 120_000
+ROWS, CHUNK_ROWS = 6_000, 1_000
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,8 @@ def test_a_reader_killed_in_a_resync_reads_again_only_what_was_on_its_way(pipeli
         f"INSERT INTO shop.t SELECT i, 'v' || i FROM generate_series(1, {ROWS}) i",
     )
     pipeline.write()
+    with pipeline.definition.open("a") as definition:
+        definition.write(f"snapshot: {{chunk_rows: {CHUNK_ROWS}}}\n")
     first = pipeline.reader()
     pipeline.wait(lambda: pipeline.durable() > 0, "the copy")
     first.terminate()
@@ -64,7 +66,7 @@ def test_a_reader_killed_in_a_resync_reads_again_only_what_was_on_its_way(pipeli
         if row["op"] == Operation.READ.value
     )
     again = sum(times - 2 for times in read.values() if times > 2)  # once by the copy, once by the resync
-    assert again <= (AHEAD + Snapshot().parallel) * Snapshot().chunk_rows
+    assert again <= (AHEAD + Snapshot().parallel) * CHUNK_ROWS
 
 
 def job(pipeline: Pipeline) -> Command:

@@ -19,7 +19,7 @@ from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.chunks import AHEAD
-from cdc.snapshot.jobs import BACKFILL
+from cdc.snapshot.work import BACKFILL
 from cdc.table import TableState
 from tests.faults.capture import fold
 from tests.fixtures.pipeline import Pipeline
@@ -28,6 +28,8 @@ from tests.fixtures.waiting import until
 
 ROWS = 3_000
 CHUNK_ROWS, PARALLEL = 60, 3
+ABOUT = 1.25
+"""By how much a chunk may have more rows: it is cut by blocks."""
 SLOWLY = 3_000_000
 """Bytes of text per second, so that no machine is through before it is killed."""
 POINTS = [
@@ -151,7 +153,7 @@ def exact(pipeline: Pipeline, killed: int) -> None:
     read = Counter((row["topic"], *row["key"]) for row in rows if row["op"] == Operation.READ.value)
     moved = {(row["topic"], *row["key"]) for row in rows if row["op"] in "cud"}
     again = sum(times - 1 for key, times in read.items() if key not in moved)
-    assert again <= killed * (AHEAD + 1) * PARALLEL * CHUNK_ROWS
+    assert again <= killed * (AHEAD + PARALLEL) * CHUNK_ROWS * ABOUT
 
 
 @pytest.mark.parametrize("point", [pytest.param(p, marks=[] if p in QUICK else pytest.mark.slow) for p in POINTS])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from cdc.demo.workload import Workload
 from cdc.failpoint import VARIABLE
 from cdc.stores.lake import Lake
 from tests.faults.test_kill_reader import KILLED, prepare
+from tests.fixtures import forked
 from tests.fixtures.pipeline import Pipeline
 from tests.pipelines.replayed import Ground, delta_rows, made
 
@@ -34,9 +32,9 @@ def ground(tmp_path: Path) -> Ground:
 
 def run(ground: Ground, sink: str, failpoint: str | None = None) -> int:
     """`python -m pipelines replay`, as the command starts it."""
-    environment = dict(os.environ) | ({VARIABLE: failpoint} if failpoint else {})
-    command = [sys.executable, "-m", "pipelines", "replay", sink, "-c", str(ground.folder / "shop.yaml")]
-    return subprocess.run(command, env=environment, capture_output=True, timeout=90, check=False).returncode
+    environment = {VARIABLE: failpoint} if failpoint else {}
+    command = ("pipelines", "replay", sink, "-c", ground.folder / "shop.yaml")
+    return forked.run(*command, environment=environment, timeout=90).status
 
 
 def damage(table: Path) -> None:
@@ -87,13 +85,11 @@ def test_a_killed_replay_leaves_the_old_index_or_the_new_one(ground: Ground, fai
 
 @pytest.mark.slow
 def test_a_replay_into_a_folder_that_was_killed_begins_anew_there(ground: Ground):
-    apart = str(ground.folder / "apart")
-    config = ["-c", str(ground.folder / "shop.yaml"), "--into", apart]
-    command = [sys.executable, "-m", "pipelines", "replay", "lake", *config]
-    environment = dict(os.environ) | {VARIABLE: "replay_after_build"}
-    assert subprocess.run(command, env=environment, capture_output=True, timeout=90, check=False).returncode == KILLED
+    apart = ground.folder / "apart"
+    command = ("pipelines", "replay", "lake", "-c", ground.folder / "shop.yaml", "--into", apart)
+    assert forked.run(*command, environment={VARIABLE: "replay_after_build"}, timeout=90).status == KILLED
     for expected in (0, 2):  # and once it is finished it is not touched again
-        assert subprocess.run(command, capture_output=True, timeout=90, check=False).returncode == expected
+        assert forked.run(*command, timeout=90).status == expected
     assert {t.topic: delta_rows(t.target, t.version) for t in Lake.open(f"{apart}/{{table}}").tables()} == ground.lake()
 
 

@@ -12,8 +12,8 @@ from cdc.change import Operation
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.snapshot.inbox import FOLDER
-from cdc.snapshot.progress import BACKFILL
 from cdc.snapshot.signals import SIGNAL
+from cdc.snapshot.work import BACKFILL
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import run_sql
 

@@ -98,7 +98,7 @@ def test_a_recovery_killed_anywhere_is_ended_by_the_reader_and_begins_one_epoch(
     held.copy()
     lose_the_slot(held)
     arguments = ("slots", "recover", "-c", held.path, "--new-epoch", "--yes")
-    assert spawn(*arguments, environment={**os.environ, VARIABLE: point}).status == -signal.SIGKILL
+    assert spawn(*arguments, environment={VARIABLE: point}).status == -signal.SIGKILL
     assert held.log.last_commit is not None
     assert held.log.last_commit.last.epoch == 0
     check_log(held.definition)  # the reader may start: it ends what was begun
@@ -113,7 +113,7 @@ def test_a_recovery_killed_in_the_middle_can_be_run_again(held: Captured) -> Non
     held.copy()
     lose_the_slot(held)
     arguments = ("slots", "recover", "-c", held.path, "--new-epoch", "--yes", "--json")
-    assert spawn(*arguments, environment={**os.environ, VARIABLE: "after_copy_staged"}).status == -signal.SIGKILL
+    assert spawn(*arguments, environment={VARIABLE: "after_copy_staged"}).status == -signal.SIGKILL
     again = spawn(*arguments).envelope
 
     assert again["ok"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.errors import UndecodableWal
+from cdc.failpoint import VARIABLE
 from cdc.table import TableState
-from tests.cli.command import run
+from tests.cli.command import run, spawn
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
 
@@ -101,12 +103,9 @@ def test_an_lsn_that_is_not_between_slot_and_wal_end_is_refused(
 
 def test_a_skip_that_was_killed_before_the_slot_moved_can_be_run_again(held: Captured) -> None:
     lsn = wal_end(held.dsn)
-    command = [sys.executable, "-m", "cdc", "slots", "recover", "-c", str(held.path), "--skip-to", lsn, "--resync", "*"]
-    killed = subprocess.run(
-        [*command, "--yes"], env={**os.environ, "CDC_FAILPOINT": "after_skip_marked"}, check=False, timeout=60
-    )
-    assert killed.returncode < 0
-    subprocess.run([*command, "--yes"], check=True, timeout=60)
+    command = ("slots", "recover", "-c", held.path, "--skip-to", lsn, "--resync", "*", "--yes")
+    assert spawn(*command, environment={VARIABLE: "after_skip_marked"}).status == -signal.SIGKILL
+    assert spawn(*command).status == 0
     run_sql(held.dsn, "INSERT INTO t VALUES (3, 'three')")
     held.stream()
     assert ("3", "three") in held.folded("t")

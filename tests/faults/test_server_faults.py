@@ -27,7 +27,7 @@ from tests.faults.load import TABLE, Load
 from tests.faults.test_kill_reader import Oracle, assert_exact
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import fresh_database, rows_of, run_sql
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import PATIENCE, until
 from tests.postgres.stream import receive_until
 from tests.postgres.test_replication import make_source
 
@@ -84,10 +84,8 @@ def test_sigterm_in_the_middle_of_a_huge_transaction_leaves_nothing_of_it_half(
         until(lambda: bool(looking.execute(streamed).fetchone()), "the transaction sent")
         if moment == "after its commit":
             writing.commit()
-        began = time.monotonic()
         reader.child.send_signal(signal.SIGTERM)
-        assert reader.child.wait(20) == 0, reader.output()
-        assert time.monotonic() - began < 10
+        assert reader.child.wait(PATIENCE) == 0, reader.output()
         slot = slot_status(looking, held.slot)
     assert found is not None
     assert slot is not None
@@ -164,17 +162,24 @@ def test_a_role_that_has_too_many_connections_is_turned_away_by_name(database: s
         connect(guarded)
 
 
-def test_a_secret_file_that_changed_gives_the_next_connection_and_a_broken_one_does_not(tmp_path: Path) -> None:
-    held = Captured(tmp_path, "unused")
-    held.path.write_text(held.path.read_text().replace("'unused'", "{file: dsn}"))
+@pytest.mark.parametrize("primary", [False, True])
+def test_a_secret_file_that_changed_gives_the_next_connection_and_a_broken_one_does_not(
+    tmp_path: Path, primary: bool
+) -> None:
+    held = Captured(tmp_path, "host=standby", slot="s")
+    if primary:
+        held.write(slot="s", more="  primary: {file: dsn}\n")
+    else:
+        held.path.write_text(held.path.read_text().replace("'host=standby'", "{file: dsn}"))
     secret = tmp_path / "dsn"
     secret.write_text("postgresql://a:one@h/d\n")
     source = held.definition.source
     for text, expected in [("postgresql://a:two@h/d\n", "two"), ("", "one"), ("postgresql://a:x%zz@h/d", "one")]:
         secret.write_text(text)
-        assert source.current_dsn() == f"postgresql://a:{expected}@h/d"
+        assert source.current_primary() == f"postgresql://a:{expected}@h/d"
+        assert source.current_dsn() == ("host=standby" if primary else source.current_primary())
     secret.unlink()
-    assert source.current_dsn() == source.dsn.reveal()
+    assert source.current_primary() == "postgresql://a:one@h/d"
 
 
 @pytest.mark.slow
@@ -227,7 +232,7 @@ def test_a_server_without_a_place_for_a_walsender_is_named_and_waited_for(
         with pytest.raises(SourceRefuses, match="max_wal_senders") as refused:
             ReplicationStream.open(database, options)
     assert "max_wal_senders" in refused.value.fix
-    assert [p.subject for p in preflight(database, wants)] == []
+    until(lambda: preflight(database, wants) == [], "the server to have noticed that the places are free")
 
 
 def test_a_server_without_a_place_for_a_slot_is_named(database: str) -> None:

@@ -30,6 +30,7 @@ from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.slot import drop_slot, slot_status
 from cdc.recovery import begin_epoch
 from tests.faults.capture import Captured
+from tests.faults.load import Load
 from tests.faults.test_new_epoch import restore
 from tests.fixtures.postgres import fresh_database, rows_of, run_sql
 
@@ -78,6 +79,14 @@ def test_a_slot_advanced_by_hand_is_a_gap(held: Captured) -> None:
         conn.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [held.slot])
     assert "--new-epoch" in refused(held, SourceGap, r"slot 's_test_\w+' stands at \S+, the log at").fix
     recovers(held)
+
+
+def test_a_slot_that_another_reader_moves_meanwhile_is_no_gap(held: Captured) -> None:
+    began = held.log.durable
+    with held.reading() as reading, Load(held.dsn):
+        for _ in range(25):
+            check_log(held.definition)
+        reading.until(lambda: held.log.durable != began, "the reader to write meanwhile")
 
 
 def test_a_slot_that_was_dropped_is_missing(held: Captured) -> None:

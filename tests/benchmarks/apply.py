@@ -1,0 +1,195 @@
+"""Apply: from the change log into Delta, by both writers, and against the `foreachBatch` that people write by hand.
+
+Everything runs in one process with one Spark session that is warm before a clock starts. Rows of both sides are
+compared in the end: a figure of a run in which they differ is not printed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from cdc import metrics
+from cdc.catalog import Catalog
+from cdc.log.read import LogReader
+from cdc.position import Position
+from pipelines.apply import SinkLoop
+from pipelines.cuts import Cuts
+from pipelines.driver import MAX_ROWS
+from pipelines.folding import RangeFold
+from pipelines.progress import Progress
+from pipelines.session import SparkSettings, has_delta, spark_session
+from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
+from pipelines.source import register, rows_between
+from tests.benchmarks import apply_large
+from tests.benchmarks.apply_input import Changes
+from tests.benchmarks.apply_peer import Peer, rows_of
+from tests.benchmarks.figures import Figure
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARTS = ("throughput", "peer", "large")
+CHANGES, KEYS, RUNS = 5_000_000, 500_000, 3
+QUICK_CHANGES, QUICK_KEYS = 100_000, 10_000
+ROWS, QUICK_ROWS = 50_000_000, 200_000
+PARTIAL = 0.2
+BATCHES = {"small": (10_000, 20), "large": (2_000_000, 1)}
+"""(changes, how many) of those that the peer is compared by."""
+QUICK_BATCHES = {"small": (1_000, 1), "large": (10_000, 1)}
+WRITERS = (Writer.DELTA_RS, Writer.SPARK)
+_TABLES = ("*.*",)
+
+
+def run(
+    *, quick: bool, changes: int = 0, keys: int = 0, rows: int = 0, runs: int = 0, parts: Collection[str] = PARTS
+) -> tuple[int, dict[str, Figure]]:
+    """(runs, figures by key); parts that are not asked for stay unmeasured."""
+    changes, keys = changes or (QUICK_CHANGES if quick else CHANGES), keys or (QUICK_KEYS if quick else KEYS)
+    rows, runs = rows or (QUICK_ROWS if quick else ROWS), runs or (1 if quick else RUNS)
+    figures = _figures()
+    if "large" in parts:
+        for seed in range(runs):
+            apply_large.measure(np.random.default_rng(seed), rows, figures)
+    if {"throughput", "peer"} & set(parts):
+        with _spark() as session:
+            bench = Bench(session, figures)
+            for seed in range(runs):
+                random = np.random.default_rng(seed)
+                if "throughput" in parts:
+                    bench.throughput(random, keys, changes)
+                if "peer" in parts:
+                    for kind, (size, count) in (QUICK_BATCHES if quick else BATCHES).items():
+                        bench.peer(random, keys, kind, size, count)
+    return runs, figures
+
+
+@contextmanager
+def _spark() -> Iterator[SparkSession]:
+    session = spark_session(SparkSettings(master="local[2]", app_name="cdc-bench", download=False))
+    try:
+        if not has_delta(session):
+            raise RuntimeError("Spark has no Delta here")
+        register(session)
+        yield session
+    finally:
+        session.stop()
+
+
+def _figures() -> dict[str, Figure]:
+    kinds = ("full", "partial")
+    return {
+        "throughput.full": Figure("changes/s", at_least=100_000),
+        "throughput.partial": Figure("changes/s", at_least=50_000),
+        **{f"throughput.{writer.value}.{kind}": Figure("changes/s") for writer in WRITERS for kind in kinds},
+        "peer_ratio.small": Figure("ratio", at_least=3),
+        "peer_ratio.large": Figure("ratio", at_least=1),
+        **{f"batch_seconds.{who}.{size}": Figure("s") for who in ("ours", "peer") for size in ("small", "large")},
+        **apply_large.figures(),
+    }
+
+
+class Bench:
+    """One Spark session and everything that is measured with it."""
+
+    def __init__(self, session: SparkSession, figures: dict[str, Figure]) -> None:
+        self._session, self._figures = session, figures
+
+    def throughput(self, random: np.random.Generator, keys: int, changes: int) -> None:
+        """From a log into an empty sink, in batches as the driver takes them."""
+        for kind, partial in (("full", 0.0), ("partial", PARTIAL)):
+            made = Changes.random(random, keys, changes - keys, partial=partial)
+            best = 0.0
+            with _folder() as folder:
+                log = made.log(folder)
+                for writer in WRITERS:
+                    sink = Ours(self._session, folder / writer.value, log, writer)
+                    rate = len(made) / _timed(sink.catch_up)
+                    self._note(f"throughput.{writer.value}.{kind}", rate)
+                    best = max(best, rate)
+                rows = [_rows_of(folder / writer.value) for writer in WRITERS]
+            _check_equal(*rows)
+            self._note(f"throughput.{kind}", best)
+
+    def peer(self, random: np.random.Generator, keys: int, kind: str, size: int, batches: int) -> None:
+        """Batches of a size into a target with all keys, taking turns; the first one of each is not counted."""
+        made = Changes.random(random, keys, size * (batches + 1))
+        ours_took, peer_took = [], []
+        with _folder() as folder:
+            ours = Ours(self._session, folder / "ours", made.log(folder), Writer.AUTO)
+            peer = Peer(self._session, folder / "peer")
+            ours.step(Position(made.position(keys - 1)))
+            peer.fill(made.plain(folder, 0, keys))
+            for batch in range(batches + 1):
+                start = keys + batch * size
+                end, plain = Position(made.position(start + size - 1)), made.plain(folder, start, size)
+                took = _timed(ours.step, end), _timed(peer, plain)
+                if batch:
+                    ours_took.append(took[0])
+                    peer_took.append(took[1])
+            _check_equal(_rows_of(folder / "ours"), peer.rows())
+        self._note(f"batch_seconds.ours.{kind}", float(np.median(ours_took)))
+        self._note(f"batch_seconds.peer.{kind}", float(np.median(peer_took)))
+        self._note(f"peer_ratio.{kind}", float(np.median(peer_took) / np.median(ours_took)))
+
+    def _note(self, key: str, value: float) -> None:
+        self._figures[key].values.append(value)
+
+
+class Ours:
+    """The apply loop over a log and one Delta sink, as the driver runs it."""
+
+    def __init__(self, session: SparkSession, folder: Path, log: Path, writer: Writer) -> None:
+        folder.mkdir(parents=True)
+        self._session, self._log = session, LogReader(log)
+        sink = DeltaSink(DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}", writer), session)
+        catalog = Catalog.open(f"sqlite:///{folder}/catalog.db")
+        fold = RangeFold(self._log, "lake", _TABLES)
+        self._fold = fold
+        self._loop = SinkLoop(sink, fold, Cuts(catalog, "bench"), Progress("bench", "lake", metrics.Figures()))
+        self._loop.open()
+
+    def catch_up(self) -> None:
+        """All that the log holds, in the driver's batches."""
+        end = self._log.durable or Position(0)
+        while self._loop.position < end:
+            self.step(min(end, self._log.latest_boundary(self._loop.position, MAX_ROWS)))
+
+    def step(self, end: Position) -> None:
+        """One batch up to end."""
+        after = self._loop.position
+        small = self._fold.is_small(after, end)
+        rows = None if small else rows_between(self._session, self._log, _TABLES, after, end)
+        self._loop(rows, end)
+
+
+def _timed(work: Callable[..., None], *arguments: object) -> float:
+    began = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="cdc-apply-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _rows_of(folder: Path) -> pa.Table:
+    return rows_of(str(folder / "shop" / "items"))
+
+
+def _check_equal(one: pa.Table, other: pa.Table) -> None:
+    if not one.equals(other):
+        raise RuntimeError(f"the two sides differ: {one.num_rows:,} and {other.num_rows:,} rows")

@@ -1,0 +1,147 @@
+"""Input of the benchmark of apply: the same changes as a change log for ours, and as plain Parquet for the peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc.change import LOG_SCHEMA
+from cdc.log.append import LogWriter
+from cdc.log.layout import CommitInfo
+from cdc.position import Position
+from cdc.table import Column, ReplicaIdentity, TableSchema
+from tests.log.rows import IDENTITY, LIMITS
+
+TRANSACTION = 10
+"""Changes of one."""
+COMMIT = 100_000
+"""Changes of one commit of the log."""
+DELETED = 0.05
+FIRST = 1_000
+RELATION = 16_384
+TOPIC = "shop.items"
+ITEMS = TableSchema(
+    relation=RELATION,
+    oid=RELATION,
+    schema="shop",
+    name="items",
+    replica_identity=ReplicaIdentity.DEFAULT,
+    columns=(
+        Column(id=1, name="id", type_oid=20, type_name="bigint", key=0),
+        Column(id=2, name="amount", type_oid=20, type_name="bigint"),
+        Column(id=3, name="state", type_oid=25, type_name="text"),
+        Column(id=4, name="note", type_oid=25, type_name="text"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes by number, from 0 on; the first `keys` of them insert every key once."""
+
+    ids: np.ndarray
+    gone: np.ndarray
+    """Which delete."""
+    partial: np.ndarray
+    """Which do not send the note, as a large value that did not change."""
+
+    @classmethod
+    def random(cls, random: np.random.Generator, keys: int, changes: int, *, partial: float = 0.0) -> Changes:
+        """`changes` changes after the `keys` inserts; a row that is deleted comes back whole."""
+        ids = np.concatenate([random.permutation(keys), random.integers(0, keys, changes)])
+        gone, lacks = random.random(len(ids)) < DELETED, random.random(len(ids)) < partial
+        gone[:keys] = lacks[:keys] = False
+        return cls(ids, gone, lacks & ~gone & ~_after_a_delete(ids, gone))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def position(self, change: int) -> int:
+        """Of the transaction with that change."""
+        return FIRST + change // TRANSACTION
+
+    def log(self, folder: Path) -> Path:
+        """All of them as a change log."""
+        root = folder / "log"
+        writer = LogWriter.open(root, IDENTITY, LIMITS)
+        said = {"position": FIRST - 1, "topic": TOPIC, "op": "s", "payload": ITEMS.to_json()}
+        _commit(writer, _rows([{**dict.fromkeys(LOG_SCHEMA.names), **_PLAIN, **said}]), FIRST - 1)
+        for numbers in _slices(0, len(self), COMMIT):
+            _commit(writer, self._images(numbers), self.position(int(numbers[-1])))
+        return root
+
+    def plain(self, folder: Path, start: int, count: int) -> Path:
+        """Some of them as one Parquet file: typed columns, op and an order."""
+        numbers = np.arange(start, min(start + count, len(self)))
+        path = folder / f"changes-{start}.parquet"
+        texts = _texts(numbers)
+        columns = {"id": self.ids[numbers], "amount": numbers, "state": texts[0], "note": texts[1]}
+        ops = np.where(self.gone[numbers], "d", "u")
+        pq.write_table(pa.table({**columns, "op": ops, "number": numbers}), path)
+        return path
+
+    def _images(self, numbers: np.ndarray) -> pa.Table:
+        count, gone, partial = len(numbers), self.gone[numbers], self.partial[numbers]
+        keys = pa.array(self.ids[numbers]).cast(pa.string())
+        texts = [keys, pa.array(numbers).cast(pa.string()), *_texts(numbers)]
+        sent = np.tile(~gone, (4, 1)).T
+        sent[:, 3] &= ~partial
+        rows, columns = np.nonzero(sent)
+        cells = pa.chunked_array([text.cast(pa.string()) for text in texts]).combine_chunks()
+        offsets = np.concatenate(([0], np.cumsum(sent.sum(axis=1)))).astype(np.int32)
+        after = pa.MapArray.from_arrays(
+            pa.array(offsets, mask=np.append(gone, False)),
+            pa.array(columns.astype(np.int32) + 1),
+            cells.take(pa.array(columns * count + rows)),
+        )
+        said = {
+            "position": FIRST + numbers // TRANSACTION,
+            "ordinal": numbers % TRANSACTION,
+            "xid": numbers // TRANSACTION + 1,
+            "committed_at": pa.array(1_700_000_000_000_000 + numbers * 100).cast(pa.timestamp("us", "UTC")),
+            "relation": np.full(count, RELATION),
+            "topic": pa.repeat(pa.scalar(TOPIC), count),
+            "op": pa.array(np.where(gone, "d", "u")),
+            "key": pa.ListArray.from_arrays(pa.array(np.arange(count + 1), pa.int32()), keys),
+            "after": after,
+            "partial": partial,
+        }
+        columns_of = [said.get(field.name, pa.nulls(count, field.type)) for field in LOG_SCHEMA]
+        return pa.table(columns_of, names=LOG_SCHEMA.names).cast(LOG_SCHEMA)
+
+
+_PLAIN = {"ordinal": 0, "xid": 0, "committed_at": 0, "relation": RELATION, "partial": False}
+
+
+def _after_a_delete(ids: np.ndarray, gone: np.ndarray) -> np.ndarray:
+    """Which changes are the first of their key after its delete: their row has to come whole."""
+    order = np.argsort(ids, kind="stable")
+    before = np.zeros(len(ids), bool)
+    same = ids[order][1:] == ids[order][:-1]
+    before[order[1:]] = same & gone[order[:-1]]
+    return before
+
+
+def _texts(numbers: np.ndarray) -> tuple[pa.Array, pa.Array]:
+    """(a short and a long text for each number), neither of which a codec makes much smaller."""
+    noise = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    short = pa.array(noise >> np.uint64(32)).cast(pa.string())
+    return short, pa.compute.binary_join_element_wise(pa.array(noise).cast(pa.string()), short, short, "-")
+
+
+def _slices(start: int, end: int, count: int) -> Iterator[np.ndarray]:
+    for low in range(start, end, count):
+        yield np.arange(low, min(low + count, end))
+
+
+def _rows(rows: list[dict[str, object]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, LOG_SCHEMA)
+
+
+def _commit(writer: LogWriter, rows: pa.Table, last: int) -> None:
+    writer.commit(writer.stage(rows), CommitInfo(last=Position(last), committed_at=1_700_000_000_000_000, timeline=1))

@@ -1,0 +1,222 @@
+"""An object store that answers late, wrongly or not at all: no commit is lost, made twice, or taken for another's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from cdc.checks import storage_problems
+from cdc.config import Definition, load
+from cdc.errors import LogFenced, LogInaccessible, LogUnreachable
+from cdc.log.append import LogWriter
+from cdc.log.bucket import BucketPath
+from cdc.log.patient import PatientWriter
+from cdc.log.read import LogReader
+from cdc.position import Position
+from tests.fixtures.s3 import KEY, S3, Relay
+from tests.fixtures.waiting import until
+from tests.log.compacting import between
+from tests.log.rows import IDENTITY, LIMITS, info, row, table
+
+COMMIT = r"^PUT .*/changes/_delta_log/\d{20}\.json"
+DATA = r"^PUT .*/changes/segment=|^PUT .*/changes/segment%3D"
+
+
+@pytest.fixture(name="root")
+def _root(s3: S3, relay: Relay) -> BucketPath:
+    """A log with one transaction, reached through the relay."""
+    root = s3.root(port=relay.port)
+    append(LogWriter.open(root, IDENTITY, LIMITS), 10)
+    return root
+
+
+def append(writer: LogWriter | PatientWriter, position: int) -> None:
+    writer.commit(writer.stage(table(row(position), row(position, 1))), info(position))
+
+
+def patient(root: BucketPath, stop: Event | None = None) -> tuple[PatientWriter, list[bool]]:
+    blocked: list[bool] = []
+    return PatientWriter(root, LIMITS, stop or Event(), blocked.append), blocked
+
+
+def positions(root: BucketPath) -> list[int]:
+    log = LogReader(root)
+    return [r["position"] for r in between(log, Position(0), log.durable or Position(0))]
+
+
+def commits(relay: Relay) -> int:
+    return sum(1 for request in relay.seen if re.search(COMMIT, request))
+
+
+def test_every_commit_asks_for_its_file_to_be_new(root: BucketPath, relay: Relay) -> None:
+    append(LogWriter(root, LIMITS), 20)
+
+    made = [request for request in relay.seen if re.search(COMMIT, request)]
+    assert len(made) == 3
+    assert [request for request in relay.conditional if re.search(COMMIT, request)] == made
+
+
+def test_a_commit_whose_answer_is_lost_is_recognised(root: BucketPath, relay: Relay) -> None:
+    writer = LogWriter(root, LIMITS)
+    lost = relay.fault(COMMIT)
+    append(writer, 20)
+    append(writer, 30)
+
+    assert lost.done == 1
+    assert positions(root) == [10, 10, 20, 20, 30, 30]
+
+
+def test_a_commit_that_meets_its_own_first_try_is_recognised(root: BucketPath, relay: Relay) -> None:
+    writer = LogWriter(root, LIMITS)
+    # the store keeps the commit, its gate says 500, and the client comes again by itself
+    gate = relay.fault(COMMIT, 500)
+    gate.kept = True
+    append(writer, 20)
+    append(writer, 30)
+
+    assert gate.done == 1
+    assert positions(root) == [10, 10, 20, 20, 30, 30]
+
+
+def test_who_cannot_know_whether_it_committed_looks_again_until_it_does(root: BucketPath, relay: Relay) -> None:
+    writer, blocked = patient(root)
+    lost, away = relay.fault(COMMIT), relay.fault(r"^(GET|HEAD) .*/0*2\.json", 503, times=12)
+    append(writer, 20)
+    append(writer, 30)
+
+    assert (lost.done, away.done) == (1, 12)
+    assert blocked == [True, False]
+    assert commits(relay) >= 4
+    assert positions(root) == [10, 10, 20, 20, 30, 30]
+
+
+def test_a_writer_whose_answer_was_lost_is_fenced_by_who_took_over(root: BucketPath, relay: Relay, s3: S3) -> None:
+    stopped = LogWriter(root, LIMITS)
+    append(LogWriter(s3.root(root.bucket.removeprefix("s3://")), LIMITS), 20)
+    relay.fault(COMMIT)
+    with pytest.raises(LogFenced):
+        append(stopped, 20)
+
+    assert positions(root) == [10, 10, 20, 20]
+
+
+def test_a_412_for_a_commit_that_is_not_there_is_looked_into(root: BucketPath, relay: Relay) -> None:
+    writer = LogWriter(root, LIMITS)
+    refused = relay.fault(COMMIT, 412)
+    append(writer, 20)
+    append(writer, 30)
+
+    assert refused.done == 1
+    assert positions(root) == [10, 10, 20, 20, 30, 30]
+
+
+@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("what", [DATA, COMMIT], ids=["data", "commit"])
+def test_a_store_that_is_busy_for_long_is_waited_for(root: BucketPath, relay: Relay, what: str, status: int) -> None:
+    writer, blocked = patient(root)
+    busy = relay.fault(what, status, times=5)  # more than one request is tried
+    append(writer, 20)
+
+    assert busy.done == 5
+    assert blocked == [True, False]
+    assert positions(root) == [10, 10, 20, 20]
+
+
+def test_a_refusal_is_told_with_what_to_do_and_nothing_waits(root: BucketPath, relay: Relay) -> None:
+    writer, blocked = patient(root)
+    relay.fault(DATA, 403)
+    with pytest.raises(LogInaccessible, match=r"access to 's3://lake-.*' is denied") as refused:
+        append(writer, 20)
+
+    assert "log.storage" in refused.value.fix
+    assert blocked == []
+
+
+def test_a_bucket_that_does_not_exist_is_told(s3: S3) -> None:
+    missing = s3.root("nobody-made-this")
+    with pytest.raises(LogInaccessible, match="there is no bucket 's3://nobody-made-this'"):
+        LogReader(missing)
+    with pytest.raises(LogInaccessible, match="there is no bucket"):
+        LogWriter.open(missing, IDENTITY, LIMITS)
+
+
+@pytest.fixture(name="definition")
+def _definition(root: BucketPath, tmp_path: Path) -> Definition:
+    """Of a pipeline whose log is reached through the relay."""
+    endpoint = dict(root.options)["aws_endpoint"]
+    (tmp_path / "shop.yaml").write_text(
+        "version: 1\nname: shop\nsource: {dsn: 'host=127.0.0.1 dbname=shop user=cdc'}\ntables: [{match: shop.*}]\n"
+        f"log: {{path: '{root}', storage: {{endpoint: '{endpoint}', allow_http: true, "
+        "region: us-east-1, access_key_id: lab, secret_access_key: '${KEY}'}}\n"
+        f"catalog: {{url: 'sqlite:///{tmp_path}/catalog.db'}}\n"
+    )
+    return load(tmp_path / "shop.yaml", {"KEY": KEY})
+
+
+def test_a_store_that_can_be_used_has_no_problem(definition: Definition, relay: Relay) -> None:
+    assert storage_problems(definition) == []
+    assert [place.name for place in definition.log.root.iterdir()] == ["changes"]  # the probe is gone
+    assert relay.seen
+
+
+@pytest.mark.parametrize(
+    ("pattern", "status", "message"),
+    [("^PUT .*_probe-", 403, "is denied"), ("^POST .*delete", 403, "is denied"), (".", 503, "does not answer")],
+)
+def test_what_a_store_does_not_allow_is_a_problem_with_what_to_do(
+    definition: Definition, relay: Relay, pattern: str, status: int, message: str
+) -> None:
+    relay.fault(pattern, status, times=1000)
+    (problem,) = storage_problems(definition)
+
+    assert message in problem.message
+    assert "log.storage" in problem.message or "log.path" in problem.message
+    assert problem.fatal
+
+
+def test_a_store_that_cannot_tell_two_writers_apart_is_a_problem(definition: Definition, relay: Relay) -> None:
+    relay.ignored.add("if-none-match")
+    (problem,) = storage_problems(definition)
+
+    assert "If-None-Match" in problem.message
+
+
+def test_no_key_is_told_in_an_error_or_a_repr(s3: S3, relay: Relay) -> None:
+    root = s3.root(port=relay.port, key="top-secret-key")
+    relay.fault(".", 403, times=1000)
+    with pytest.raises(LogInaccessible) as refused:
+        LogReader(root)
+    said = [repr(root), str(root), str(refused.value), repr(refused.value), str(refused.value.__cause__)]
+
+    assert not [text for text in said if "top-secret-key" in text]
+
+
+def test_a_reader_of_a_store_that_does_not_answer_is_told_so(root: BucketPath, relay: Relay) -> None:
+    log = LogReader(root)
+    relay.fault(".", 503, times=1000)
+    with pytest.raises(LogUnreachable):
+        between(log, Position(0), Position(10))
+
+
+def test_waiting_ends_when_it_is_asked_to(root: BucketPath, relay: Relay) -> None:
+    stop, raised = Event(), list[BaseException]()
+    writer, blocked = patient(root, stop)
+    relay.fault(".", 503, times=1000)
+
+    def run() -> None:
+        try:
+            append(writer, 20)
+        except Exception as exc:
+            raised.append(exc)
+
+    thread = Thread(target=run)
+    thread.start()
+    until(lambda: blocked, "the writer to wait")
+    stop.set()
+    thread.join(60)
+
+    assert not thread.is_alive()
+    assert [type(exc).__name__ for exc in raised] == ["LogUnwritable"]

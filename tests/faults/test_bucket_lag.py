@@ -1,0 +1,132 @@
+"""An object store whose listings and deletes are late, or whose uploads break off: nothing wrong comes of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from threading import Event
+
+import pytest
+
+from cdc.errors import LogFenced, LogUnreachable
+from cdc.log.append import LogWriter
+from cdc.log.bucket import BucketPath
+from cdc.log.leaving import notes
+from cdc.log.patient import PatientWriter
+from cdc.log.proof.verify import verify
+from cdc.log.read import LogReader
+from cdc.log.sweep import sweep
+from cdc.log.trimming import Retention
+from cdc.position import Position
+from tests.faults.test_bucket import append, patient, positions
+from tests.fixtures.s3 import S3, Relay
+from tests.log.compacting import between, compact, live, opened
+from tests.log.rows import IDENTITY, LIMITS, info, row, table
+from tests.log.test_places import SMALL
+from tests.log.whole_log import ORDERS, add, said, version
+
+AT_ONCE = Retention(max_age=0.0, grace=0.0)
+LARGE = 6 << 20
+"""Bytes that are uploaded in two parts."""
+PART = r"^PUT .*partNumber="
+COMPLETE = r"^POST .*uploadId="
+
+
+@pytest.fixture(name="root")
+def _root(s3: S3, relay: Relay) -> BucketPath:
+    """A log that tells of a table and holds a transaction of it, reached through the relay."""
+    root = s3.root(port=relay.port)
+    writer = LogWriter.open(root, IDENTITY, SMALL)
+    add(writer, said(5, 0, version(ORDERS, "name")))
+    append(writer, 10)
+    return root
+
+
+def large(position: int) -> dict[str, object]:
+    """A row that no compression makes smaller."""
+    return row(position, op="m", relation=None, key=None, after=None, payload=os.urandom(LARGE))
+
+
+def test_who_opens_by_a_listing_that_lags_is_fenced_and_reads_what_was_there_before(
+    root: BucketPath, relay: Relay
+) -> None:
+    append(LogWriter(root, SMALL), 20)
+    relay.unlisted = r"changes/_delta_log/0{19}3\.json"
+    late = LogWriter(root, SMALL)
+    assert late.durable == 10
+    assert positions(root) == [5, 10, 10]
+    with pytest.raises(LogFenced):
+        append(late, 15)
+
+    relay.unlisted = ""
+    append(LogWriter(root, SMALL), 30)
+    assert positions(root) == [5, 10, 10, 20, 20, 30, 30]
+
+
+def test_a_compactor_whose_listing_lags_takes_no_run_of_another(root: BucketPath, relay: Relay) -> None:
+    _, folder = opened(root).new_run()
+    relay.unlisted = f"compacted/{folder.name}/"
+    with pytest.raises(LogFenced, match="another compactor has begun run 1"):
+        opened(root).new_run()
+
+
+def test_a_file_whose_delete_is_late_is_read_by_nobody(root: BucketPath) -> None:
+    writer = LogWriter(root, SMALL)
+    append(writer, 20)
+    append(writer, 30)
+    before = live(between(LogReader(root), Position(0), Position(30)))
+    compact(root, 20)
+    writer.trim([0, 1, 2], Position(20))
+    folders = [root / "changes" / f"segment={number}" for number in range(3)]
+    files = [file for folder in folders for file in folder.iterdir()]
+    contents = [(file, file.read_bytes()) for file in (*files, *notes(root))]
+    assert sweep(root, AT_ONCE).files == len(files) == 3
+    for file, content in contents:
+        file.write_bytes(content)  # answered, and not done yet: the same as being there again
+
+    assert live(between(LogReader(root), Position(0), Position(30))) == before
+    assert LogWriter(root, SMALL).durable == 30
+    assert verify(root).is_sound
+    assert sweep(root, AT_ONCE).files == 3
+    assert live(between(LogReader(root), Position(0), Position(30))) == before
+
+
+def test_of_an_upload_that_breaks_off_nothing_is_to_be_seen(root: BucketPath, relay: Relay) -> None:
+    broken = relay.fault(PART, 500, times=100)
+    with pytest.raises(LogUnreachable):
+        LogWriter(root, SMALL).stage(table(large(20)))
+    assert broken.done > 1
+    relay.faults.clear()
+    assert len(list((root / "changes").glob("segment=*/*.parquet"))) == 2
+    assert positions(root) == [5, 10, 10]
+    assert verify(root).findings == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pattern", "status"), [(PART, 0), (PART, 500), (COMPLETE, 0), (COMPLETE, 503)])
+def test_a_large_file_is_there_once_whatever_its_upload_went_through(
+    root: BucketPath, relay: Relay, pattern: str, status: int
+) -> None:
+    writer = PatientWriter(root, LIMITS, Event(), lambda _: None)
+    fault = relay.fault(pattern, status, times=2)
+    writer.commit(writer.stage(table(large(20))), info(20))
+    append(writer, 30)
+
+    assert fault.done
+    assert any(re.search(r"^POST .*\?uploads", request) for request in relay.seen)
+    assert positions(root) == [5, 10, 10, 20, 30, 30]
+    assert verify(root).is_sound
+
+
+@pytest.mark.slow
+def test_a_writer_waits_for_a_store_that_takes_no_part_and_nothing_stays_of_its_attempts(
+    root: BucketPath, relay: Relay
+) -> None:
+    writer, blocked = patient(root)
+    fault = relay.fault(PART, 503, times=16)  # the client tries each of two parts four times
+    writer.commit(writer.stage(table(large(20))), info(20))
+
+    assert fault.done == 16
+    assert blocked == [True, False]
+    assert positions(root) == [5, 10, 10, 20]
+    assert verify(root).findings == ()

@@ -1,0 +1,218 @@
+"""The apply process on a Spark cluster of its own processes: by spark-submit, with executors that die beside it.
+
+Every sink ends equal to its source: what executors do is read and fold; what is lost with one is folded again, and only
+the driver writes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from cdc.demo.workload import Workload
+from cdc.postgres.connection import connect
+from cdc.stores.lake import Lake
+from pipelines.session import SparkSettings, delta_jars
+from tests.faults.test_kill_apply import assert_equal
+from tests.faults.test_kill_reader import prepare
+from tests.faults.test_kill_reader_bucket import lies_in_a_bucket
+from tests.fixtures.cluster import HOST, WORKERS, Cluster
+from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.s3 import KEY, KEY_ID, S3
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(270)]
+
+MANY = 120_000
+"""Rows: more than the driver folds by itself."""
+SLOW = 240.0
+"""Seconds for a cluster of several JVMs on a busy machine."""
+
+
+SPECULATION = (
+    "spark.speculation=true",
+    "spark.speculation.interval=100ms",
+    "spark.speculation.task.duration.threshold=1s",
+)
+"""A task that takes a second is tried on another executor as well, also where it is the only one of its stage."""
+AGAIN = r"Running task \d+\.[1-9]\d* in stage"
+
+
+class Submitted:
+    """A driver that was submitted: cdc, spark-submit's JVM, and the Python that it starts."""
+
+    def __init__(self, pipeline: Pipeline, cluster: Cluster, options: Sequence[str]) -> None:
+        environment = {**os.environ, "CDC_TEST_DSN": pipeline.dsn, "SPARK_LOCAL_IP": HOST}
+        command = [sys.executable, "-m", "cdc", "spark", "submit", "-c", str(pipeline.definition)]
+        with (pipeline.folder / "submitted.out").open("ab") as output:
+            self._process = subprocess.Popen(
+                [*command, "--master", cluster.master, *options],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def wait(self, timeout: float = SLOW) -> int:
+        """Its exit status."""
+        return self._process.wait(timeout)
+
+    def pids(self, of: str) -> list[int]:
+        """Those of its processes that run such a program."""
+        found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [pid for pid in found if _group(pid) == self._process.pid and of in _program(pid)]
+
+    def kill(self) -> None:
+        """Leave nothing of it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/exe").readlink().name
+    except OSError:
+        return ""
+
+
+def written(pipeline: Pipeline, *more: str, lake: str = "") -> None:
+    """The definition for a cluster of this machine; more: settings of Spark, NAME=VALUE."""
+    lake = lake or f"{pipeline.folder}/lake"
+    pipeline.write(sinks=f"[{{name: lake, type: delta, path: '{lake}/{{schema}}/{{table}}'}}]")
+    jars = ", ".join(str(jar) for jar in delta_jars(SparkSettings()))
+    # INFO: what executors do is read from what they say
+    settings = ("spark.executor.memory=512m", "spark.driver.memory=512m", "spark.log.level=INFO", *more)
+    conf = ", ".join("{}: '{}'".format(*setting.split("=")) for setting in settings)
+    spark = f"spark: {{delta_jars: [{jars}], conf: {{{conf}}}, "
+    pipeline.definition.write_text(pipeline.definition.read_text().replace("spark: {", spark))
+
+
+def tried_again(cluster: Cluster, known: int) -> bool:
+    """Whether more tasks than that were begun once more."""
+    return cluster.tasks(AGAIN) > known
+
+
+def reached(s3: S3) -> dict[str, str]:
+    """The variables by which whoever has them gets at the buckets."""
+    variables = {"AWS_ENDPOINT_URL": f"http://{HOST}:{s3.port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+    return {**variables, "AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": KEY}
+
+
+def add_many(pipeline: Pipeline, first: int = 1) -> None:
+    """A transaction that no driver folds alone, in the log."""
+    with connect(pipeline.dsn) as conn:
+        rows = "SELECT n, 'note ' || n FROM generate_series(%s::int, %s::int) n"
+        conn.execute(f"INSERT INTO shop.many {rows}", [first, first + MANY - 1])
+    pipeline.settle()
+
+
+@pytest.fixture(name="shop")
+def _shop(pipeline: Pipeline) -> Pipeline:
+    prepare(pipeline)
+    with connect(pipeline.dsn) as conn:
+        conn.execute("CREATE TABLE shop.many (id int PRIMARY KEY, note text)")
+    return pipeline
+
+
+@pytest.fixture(name="submit")
+def _submit(shop: Pipeline, cluster: Cluster) -> Iterator[Callable[..., Submitted]]:
+    """Submits drivers, and leaves none."""
+    drivers: list[Submitted] = []
+
+    def submit(*options: str) -> Submitted:
+        drivers.append(Submitted(shop, cluster, options))
+        return drivers[-1]
+
+    yield submit
+    for driver in drivers:
+        driver.kill()
+
+
+def test_a_run_that_ends_has_executors_apply_what_was_durable_from_bucket_to_bucket(
+    shop: Pipeline, cluster: Cluster, submit: Callable[..., Submitted], s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lies_in_a_bucket(shop, s3)
+    lake = str(s3.root())
+    written(shop, lake=lake)
+    shop.reader()
+    shop.wait_for_copy()
+    add_many(shop)
+    durable = shop.durable()
+    for name, value in reached(s3).items():
+        monkeypatch.setenv(name, value)
+    assert submit("--trigger", "once").wait() == 0, shop.output() + cluster.output()
+
+    record = Lake.open(f"{lake}/{{schema}}/{{table}}").published()
+    assert record is not None
+    assert record.position >= durable
+    found = pa.table(
+        QueryBuilder()
+        .register("many", DeltaTable(f"{lake}/shop/many"))
+        .execute("SELECT id, note FROM many ORDER BY id")
+    )
+    assert found.to_pylist() == [{"id": n, "note": f"note {n}"} for n in range(1, MANY + 1)]
+    assert cluster.tasks("Finished task")
+    assert cluster.tasks("Fetching .*cdc-code.zip")
+    assert KEY not in shop.output() + cluster.output()
+
+
+def test_executors_that_hang_and_that_die_leave_the_lake_exact(
+    shop: Pipeline, cluster: Cluster, submit: Callable[..., Submitted]
+) -> None:
+    written(shop, *SPECULATION)
+    shop.reader()
+    shop.wait_for_copy()
+    submit("--trigger", "100ms")
+    shop.wait(lambda: len(cluster.executors()) == WORKERS, "executors", seconds=SLOW)
+    for first, stop in ((1, signal.SIGSTOP), (1 + MANY, signal.SIGKILL)):
+        before = cluster.tasks(AGAIN)
+        add_many(shop, first)
+        victim = cluster.working()
+        os.kill(victim, stop)
+        shop.wait(partial(tried_again, cluster, before), "a task tried again")
+        assert_equal(shop)
+        if stop is signal.SIGSTOP:
+            os.kill(victim, signal.SIGCONT)
+    assert_equal(shop)
+
+
+def test_drivers_that_die_leave_the_lake_exact_and_the_second_of_two_waits(
+    shop: Pipeline, submit: Callable[..., Submitted]
+) -> None:
+    written(shop)
+    workload = Workload(shop.dsn, rate=30.0, seed=5)
+    shop.reader()
+    shop.wait_for_copy()
+    workload.start()
+    try:
+        first = submit("--trigger", "100ms")
+        shop.wait((shop.folder / "lake/shop/customers/_delta_log").exists, "the lake", seconds=SLOW)
+        second = submit("--trigger", "100ms")
+        shop.wait(lambda: "another apply process holds the sink" in shop.output(), "the second waits", seconds=SLOW)
+        assert_equal(shop)
+        for pid in first.pids("java"):
+            os.kill(pid, signal.SIGKILL)
+        assert first.wait() != 0
+        shop.wait(lambda: not first.pids("python"), "no Python stays behind a JVM that is gone")
+        shop.wait_for_more(workload, 30)
+    finally:
+        workload.stop()
+    assert_equal(shop)
+    assert second.pids("java")

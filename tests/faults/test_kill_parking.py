@@ -1,0 +1,66 @@
+"""kill -9 while rows are parked: the next driver loses none of them, and parks none that has a place in the target."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.failpoint import VARIABLE
+from tests.faults.parking_driver import BEGIN, END
+from tests.fixtures import forked
+from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.postgres import run_sql
+from tests.pipelines.parked import Driver
+
+KILLED = -signal.SIGKILL
+SLOW = ("delta_before_merge", "delta_after_merge", "delta_before_publish")
+POINTS = ["after_park", *(pytest.param(point, marks=pytest.mark.slow) for point in SLOW)]
+
+
+def drive(folder: Path, upto: int, failpoint: str | None = None) -> int:
+    environment = {VARIABLE: failpoint} if failpoint else {}
+    return forked.run("tests.faults.parking_driver", folder, upto, environment=environment).status
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_driver_killed_while_it_parks_is_followed_by_one_that_ends_the_same(tmp_path: Path, point: str) -> None:
+    assert drive(tmp_path, BEGIN, point) == KILLED
+    assert drive(tmp_path, BEGIN) == 0
+    assert (Driver(tmp_path).keys(), Driver(tmp_path).items()) == (["3", "4"], {"1": "a", "2": "b"})
+    assert drive(tmp_path, 32, point) == KILLED  # in another place than the next one cuts
+    assert drive(tmp_path, END, point) == KILLED
+    assert drive(tmp_path, END) == 0
+
+    ended = Driver(tmp_path)
+    assert ended.keys() == ["1", "9"]
+    assert ended.rows() == {"1": ("a", "1.00"), "2": ("B", "1.00"), "4": ("d", "4.00")}
+    assert [(row.key, row.complete, row.place) for row in ended.parking.rows] == [
+        (("1",), True, (30, 0)),
+        (("9",), False, (34, 0)),
+    ]
+
+
+@pytest.mark.slow
+def test_the_apply_process_parks_and_shows_what_it_parked_again_after_kill_9(pipeline: Pipeline) -> None:
+    run_sql(
+        pipeline.dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, v numeric(6,2))",
+        "INSERT INTO t SELECT i, i FROM generate_series(1, 9) i",
+    )
+    lake = f"{{type: delta, name: lake, path: '{pipeline.folder}/lake/{{schema}}/{{table}}'}}"
+    pipeline.write(tables="public.t", sinks=f"[{lake}]")
+    with Catalog.open(f"sqlite:///{pipeline.folder}/catalog.db") as catalog:
+        pipeline.reader()
+        pipeline.wait_for_copy()
+        driver = pipeline.apply("after_park")
+        run_sql(pipeline.dsn, "UPDATE t SET v = 'NaN' WHERE id IN (2, 3)")
+        pipeline.wait(lambda: driver.poll() == KILLED, "the driver dies while it parks")
+        pipeline.apply()
+        pipeline.wait(lambda: len(catalog.dead_letters.ls(pipeline.name)) == 2, "two letters")
+        run_sql(pipeline.dsn, "UPDATE t SET v = 2 WHERE id = 2", "DELETE FROM t WHERE id = 3")
+        pipeline.wait(lambda: not catalog.dead_letters.ls(pipeline.name), "none")
+    envelope = pipeline.verify()
+    assert envelope["ok"], f"{envelope}\n{pipeline.output()}"

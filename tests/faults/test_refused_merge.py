@@ -1,0 +1,48 @@
+"""A merge that was announced and never made: what it would have taken out stays until the one that did is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.log import leaving
+from cdc.log.append import LogWriter
+from cdc.log.compacted import state
+from cdc.log.consumers import Consumer, forget, register
+from cdc.log.layout import COMPACTED
+from cdc.log.sweep import sweep
+from cdc.position import Position
+from tests.faults.log_life import CLOSED, SOON
+from tests.log.compacting import compact, read
+from tests.log.rows import IDENTITY, info, row, table
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path) -> Path:
+    """A log of four segments, the first two of which are a run each."""
+    writer = LogWriter.open(tmp_path, IDENTITY, CLOSED)
+    for position in (10, 20, 30, 40):
+        writer.commit(writer.stage(table(row(position, key=[str(position)]))), info(position))
+    compact(tmp_path, 10)
+    compact(tmp_path, 20)
+    return tmp_path
+
+
+def test_what_a_consumer_has_pinned_stays_although_an_older_merge_of_it_was_announced(root: Path) -> None:
+    announced = state(root)
+    assert announced is not None
+    paths = {file.path.removeprefix(f"{root / COMPACTED}/"): file.size for file in announced.files}
+    leaving.note(root, COMPACTED, paths, announced.version + 1)
+    compact(root, 30)
+    pinned = state(root)
+    assert pinned is not None
+    register(root, Consumer("c", "lake", Position(30), pinned=pinned.version, seen_at=1 << 60))
+    compact(root, 40, merge=True)
+
+    sweep(root, SOON)
+    assert sorted(row["position"] for file in pinned.files for row in read(file)) == [10, 20, 30]
+    forget(root, "c")
+    sweep(root, SOON)
+    assert [file.path for file in pinned.files if Path(file.path).exists()] == []
+    assert leaving.notes(root) == {}

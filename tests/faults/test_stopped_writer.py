@@ -1,0 +1,167 @@
+"""A writer stopped in the middle of its commit while another takes over and clears up is refused when it goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+
+import pytest
+from deltalake import DeltaTable
+
+from cdc.errors import LogFenced
+from cdc.log.append import LogWriter
+from cdc.log.fenced import CHECKPOINT_EVERY
+from cdc.log.layout import CHANGES, COMPACTED, commit_file
+from cdc.log.leftovers import remove_leftovers
+from cdc.log.patient import PatientWriter
+from cdc.log.read import LogReader
+from cdc.position import Position
+from tests.faults.log_life import CLOSED
+from tests.fixtures.disk import small_file_system
+from tests.fixtures.waiting import PATIENCE, until
+from tests.log.compacting import between, opened
+from tests.log.rows import IDENTITY, info, row, table
+
+APPENDS = """
+import sys
+from cdc.log.append import LogWriter
+from tests.faults.log_life import CLOSED
+from tests.log.rows import info, row, table
+writer = LogWriter(sys.argv[1], CLOSED)
+writer.commit(writer.stage(table(row(1000))), info(1000))
+"""
+COMPACTS = """
+import sys
+from pipelines.compact import compact
+compact(None, sys.argv[1])
+"""
+MANY = CHECKPOINT_EVERY + 3
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path) -> Path:
+    """A log of three segments, the first of which is compacted."""
+    root = tmp_path / "log"
+    writer = LogWriter.open(root, IDENTITY, CLOSED)
+    for position in (10, 20, 30):
+        writer.commit(writer.stage(table(row(position, key=[str(position)]))), info(position))
+    opened(root).commit([], horizon=Position(0), floor=Position(0))
+    return root
+
+
+@pytest.fixture(name="small")
+def _small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB, where the log will be."""
+    with small_file_system(tmp_path / "log") as place:
+        yield place
+
+
+@contextmanager
+def stopped(root: Path, name: str, code: str) -> Iterator[list[str]]:
+    """Code that is stopped with its next commit of a table written and not yet made, beside a block; what it says."""
+    commit = commit_file(root / name, DeltaTable(str(root / name)).version() + 1)
+    trace, said = root.parent / "trace", list[str]()
+    command = ["strace", "-f", "-qq", "-o", str(trace), "-P", f"{commit}#1", "-e", "trace=openat"]
+    trace.touch()
+    with subprocess.Popen(
+        [*command, "-e", "inject=openat:signal=STOP:when=1", sys.executable, "-c", code, str(root)],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        until(lambda: "stopped by SIGSTOP" in trace.read_text() or child.poll() is not None, trace.read_text)
+        assert child.poll() is None, child.communicate()[1]
+        (process,) = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        try:
+            yield said
+        finally:
+            os.kill(int(process), signal.SIGCONT)
+            said.append(child.communicate(timeout=PATIENCE)[1])
+
+
+def forget_commits(table: Path) -> None:
+    """Remove the commits that a checkpoint holds, as clean-up does once they are old."""
+    newest = max((table / "_delta_log").glob("*.checkpoint.parquet")).name.partition(".")[0]
+    gone = [commit for commit in (table / "_delta_log").glob("*.json") if commit.stem < newest]
+    for commit in gone:
+        commit.unlink()
+    assert gone
+
+
+def rows(root: Path) -> list[int]:
+    log = LogReader(root)
+    return [row["position"] for row in between(log, Position(0), log.durable or Position(0))]
+
+
+pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+
+
+def test_a_reader_whose_staged_files_another_one_removed_does_not_commit_them(root: Path) -> None:
+    with stopped(root, CHANGES, APPENDS) as said:
+        assert remove_leftovers(root) > 0
+    assert LogFenced.code in said[0] or LogFenced.__name__ in said[0]
+    assert rows(root) == [10, 20, 30]
+
+
+def test_a_compactor_whose_run_another_one_removed_does_not_commit_it(root: Path) -> None:
+    with stopped(root, COMPACTED, COMPACTS) as said:
+        opened(root).new_run()
+    assert LogFenced.__name__ in said[0]
+    assert opened(root).runs == ()
+
+
+def test_a_reader_that_is_overtaken_by_many_commits_which_are_cleaned_away_is_refused(root: Path) -> None:
+    with stopped(root, CHANGES, APPENDS) as said:
+        fresh = LogWriter(root, CLOSED)
+        for position in range(40, 40 + MANY):
+            fresh.commit([], info(position))
+        forget_commits(root / CHANGES)
+    assert LogFenced.__name__ in said[0]
+    assert rows(root) == [10, 20, 30]
+    fresh.commit(fresh.stage(table(row(500))), info(500))
+    assert rows(root) == [10, 20, 30, 500]
+
+
+@pytest.mark.slow
+def test_a_compactor_that_is_overtaken_by_many_commits_which_are_cleaned_away_is_refused(root: Path) -> None:
+    with stopped(root, COMPACTED, COMPACTS) as said:
+        fresh = opened(root)
+        for _ in range(MANY):
+            fresh.commit([], horizon=Position(0), floor=Position(0))
+        forget_commits(root / COMPACTED)
+    assert LogFenced.__name__ in said[0]
+    assert opened(root).runs == ()
+    fresh.commit([], horizon=Position(0), floor=Position(0))
+
+
+def test_a_reader_that_waited_for_room_while_another_one_cleared_up_commits_nothing(small: Path) -> None:
+    LogWriter.open(small, IDENTITY, CLOSED)
+    ballast = small / "ballast"
+
+    def blocked(on: bool) -> None:
+        if on:
+            ballast.unlink()
+            assert remove_leftovers(small) > 0
+
+    writer = PatientWriter(small, CLOSED, Event(), blocked)
+    writer.commit(writer.stage(table(row(10))), info(10))
+    files = writer.stage(table(row(20)))
+    fill(ballast)
+    with pytest.raises(LogFenced):
+        writer.commit(files, info(20))
+    assert rows(small) == [10]
+
+
+def fill(ballast: Path) -> None:
+    with ballast.open("wb", buffering=0) as sink:
+        try:
+            while True:
+                sink.write(bytes(4096))
+        except OSError:
+            return

@@ -1,0 +1,47 @@
+"""`python -m tests.faults.upkept_life FOLDER ROUNDS`: a Delta sink that merges row after row and tidies at once.
+
+It goes on from where its record says, as a driver does. Row n comes at position 10 n; cuts are kept until the next
+clean-up of the record, and what no cut needs is removed with the next look.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from cdc.stores.published import Published
+from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.sinks.delta_upkeep import Upkeep, UpkeepSettings
+from tests.contracts.folded import ORDERS, batch, put
+from tests.pipelines.sinks.upkept import Clock
+
+LOG = "log-1"
+EVERY = 20
+"""Rounds between two looks at what to remove; a round takes a second of the clock, and nothing else does."""
+
+
+def path_in(folder: object) -> str:
+    """Of the sink."""
+    return f"{folder}/{{schema}}/{{table}}"
+
+
+def live(folder: str, rounds: int) -> Iterator[int]:
+    """Merge and publish so many rows more; yields the number of each that is published."""
+    settings, clock = UpkeepSettings(every=EVERY, vacuum_after=0.0, retain=0.0, keep_commits=10), Clock()
+    sink = DeltaSink(DeltaSettings("lake", path_in(folder), upkeep=settings))
+    sink._upkeep = Upkeep(settings, clock)  # what comes when does not depend on the machine
+    published = sink.open(LOG)
+    done = published.position // 10 if published else 0
+    for number in range(done + 1, done + 1 + rounds):
+        upto = number * 10
+        clock.now += 1
+        begun = 1 if number == 1 else None
+        record = sink.apply(batch([put(number, str(number), upto)], upto - 10, upto, generation=begun))
+        sink.publish(Published(upto, upto, {ORDERS.relation: record}))
+        yield number
+    sink.close()
+
+
+if __name__ == "__main__":
+    for _ in live(sys.argv[1], int(sys.argv[2])):
+        pass
