@@ -348,6 +348,7 @@ def as_frame(spark, whole: TableBatch) -> TableBatch:
     return replace(whole, rows=None, frame=spark.createDataFrame(whole.rows.drop_columns(["payload"])))
 
 
+@pytest.mark.usefixtures("with_delta")
 def test_rows_on_executors_give_what_rows_on_the_driver_give(spark, tmp_path):
     rounds = [
         batch([put(1, "a", 10), put(2, "b", 11), put(3, None, 12)], 0, 20),

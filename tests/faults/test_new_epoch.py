@@ -16,12 +16,11 @@ from cdc.failpoint import VARIABLE
 from cdc.log.intent import declared
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.postgres.slot import drop_slot
 from cdc.recovery import begin_epoch
 from cdc.table import TableState
 from tests.cli.command import spawn
 from tests.faults.capture import Captured, ReaderProcess
-from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
 from tests.fixtures.waiting import until
 
 
@@ -48,7 +47,7 @@ def _held(tmp_path: Path, database: str) -> Captured:
 def lose_the_slot(held: Captured) -> None:
     """The slot goes, and rows come, change and go while nobody watches."""
     with connect(held.dsn) as conn:
-        drop_slot(conn, held.slot)
+        drop_when_free(conn, held.slot)
     run_sql(
         held.dsn,
         "DELETE FROM t WHERE id <= 5",

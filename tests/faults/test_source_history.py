@@ -27,12 +27,12 @@ from cdc.errors import (
 )
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.postgres.slot import drop_slot, slot_status
+from cdc.postgres.slot import slot_status
 from cdc.recovery import begin_epoch
 from tests.faults.capture import Captured
 from tests.faults.load import Load
 from tests.faults.test_new_epoch import restore
-from tests.fixtures.postgres import fresh_database, rows_of, run_sql
+from tests.fixtures.postgres import drop_when_free, fresh_database, rows_of, run_sql
 
 
 @pytest.fixture(name="server", params=["postgres", "postgres_15"])
@@ -91,7 +91,7 @@ def test_a_slot_that_another_reader_moves_meanwhile_is_no_gap(held: Captured) ->
 
 def test_a_slot_that_was_dropped_is_missing(held: Captured) -> None:
     with connect(held.dsn) as conn:
-        drop_slot(conn, held.slot)
+        drop_when_free(conn, held.slot)
     assert "--new-epoch" in refused(held, SlotMissing, "the slot is gone").fix
     recovers(held)
 
@@ -99,7 +99,7 @@ def test_a_slot_that_was_dropped_is_missing(held: Captured) -> None:
 def test_a_slot_that_was_made_anew_is_a_gap(held: Captured) -> None:
     run_sql(held.dsn, "INSERT INTO t VALUES (9, 'never seen')")
     with connect(held.dsn) as conn:
-        drop_slot(conn, held.slot)
+        drop_when_free(conn, held.slot)
         conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [held.slot])
     refused(held, SourceGap, "stands at")
 
@@ -137,7 +137,7 @@ def test_a_table_that_was_dropped_does_not_narrow_the_publication(held: Captured
 )
 def test_a_slot_of_another_kind_is_named(held: Captured, making: str, says: str) -> None:
     with connect(held.dsn) as conn:
-        drop_slot(conn, held.slot)
+        drop_when_free(conn, held.slot)
         try:
             conn.execute(making, [held.slot])  # type: ignore[call-overload]
         except Exception as absent:
@@ -145,18 +145,18 @@ def test_a_slot_of_another_kind_is_named(held: Captured, making: str, says: str)
         try:
             refused(held, SlotUnsuitable, says)
         finally:
-            drop_slot(conn, held.slot)
+            drop_when_free(conn, held.slot)
 
 
 def test_a_slot_of_another_database_is_named(held: Captured, server: EmbeddedPostgres) -> None:
     with connect(held.dsn) as conn:
-        drop_slot(conn, held.slot)
+        drop_when_free(conn, held.slot)
     with connect(server.dsn()) as conn:
         conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [held.slot])
         try:
             refused(held, SlotUnsuitable, "is of database 'postgres'")
         finally:
-            drop_slot(conn, held.slot)
+            drop_when_free(conn, held.slot)
 
 
 def test_another_cluster_is_refused(held: Captured, postgres_16: EmbeddedPostgres) -> None:
@@ -169,7 +169,7 @@ def test_another_cluster_is_refused(held: Captured, postgres_16: EmbeddedPostgre
     run_sql(elsewhere, "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (5, 'upgraded')")
     recovers(held)
     with connect(elsewhere) as conn:
-        drop_slot(conn, held.slot)
+        drop_when_free(conn, held.slot)
     next(databases, None)
 
 

@@ -59,6 +59,7 @@ def test_a_lake_in_a_bucket_is_built_anew_in_its_place(ground: Ground, beside: G
     assert lake(ground) == beside.lake()
 
 
+@pytest.mark.usefixtures("with_delta")
 def test_spark_writes_to_no_store_that_it_cannot_reach(ground: Ground, spark: SparkSession) -> None:
     assert reaches(spark, "/mnt/lake/{schema}/{table}")
     assert reaches(spark, "file:///mnt/lake")

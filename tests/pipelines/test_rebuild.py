@@ -64,13 +64,12 @@ def test_the_driver_builds_what_applying_builds(ground: Ground) -> None:
     assert tables_of(rebuilt(ground, delta(ground, "other"), ("shop.*",))) == ground.lake()
 
 
+@pytest.mark.usefixtures("with_delta")
 @pytest.mark.parametrize("writer", [Writer.AUTO, Writer.SPARK])
 @pytest.mark.parametrize("globs", TABLES)
 def test_executors_build_what_the_driver_builds(
     spark: SparkSession, ground: Ground, globs: tuple[str, ...], writer: Writer
 ) -> None:
-    if not has_delta(spark):
-        pytest.skip("this Spark has no Delta")
     right = tables_of(rebuilt(ground, delta(ground, "plain"), globs))
     sink = delta(ground, "large", writer)
     sink.attach(spark)
@@ -161,9 +160,8 @@ def test_rows_addressed_to_another_sink_are_not_counted(ground: Ground) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("with_delta")
 def test_a_value_that_a_later_change_replaced_stops_nothing(spark: SparkSession, ground: Ground) -> None:
-    if not has_delta(spark):
-        pytest.skip("this Spark has no Delta")
     ground.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u", of=ITEMS)])
     ground.append(1_600, [change(1_600, 0, 9, "right", op="u", of=ITEMS)])
     log = LogReader(ground.folder / "log")

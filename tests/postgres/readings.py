@@ -29,10 +29,11 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.replication import Large, ReplicationStream, StreamOptions
-from cdc.postgres.slot import create_slot, drop_slot, slot_status
+from cdc.postgres.slot import create_slot
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import match_tables, read_schema, resolve
 from cdc.table import TableSchema
+from tests.fixtures.postgres import drop_when_free
 from tests.fixtures.waiting import until
 
 Decoder = PlainDecoder | ColumnarDecoder
@@ -77,8 +78,7 @@ def captured(dsn: str, pattern: str = "*.*") -> Iterator[Capture]:
         options = StreamOptions(slot=name, publication=name, start=Lsn(0), status_interval=1.0, large=Large.WHOLE)
         with ReplicationStream.open(dsn, options) as stream:
             yield Capture(dsn, name, stream)
-        until(lambda: not (status := slot_status(conn, name)) or not status.active, "the slot free")
-        drop_slot(conn, name)
+        drop_when_free(conn, name)
         conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name)))
 
 

@@ -33,13 +33,12 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
-from cdc.postgres.slot import drop_slot, slot_status
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.relations import Relations, Watched
 from cdc.snapshot.initial import CopySource, prepare
 from cdc.snapshot.placing import Placing
 from cdc.spool import Spool
-from tests.fixtures.postgres import VERSIONS, run_sql
+from tests.fixtures.postgres import VERSIONS, drop_when_free, run_sql
 from tests.fixtures.waiting import until
 from tests.postgres.readings import captured, read_four_ways
 
@@ -171,8 +170,7 @@ def log_of(source: CopySource, root: Path) -> Iterator[LogWriter]:
         yield LogWriter.open(root, log, SegmentLimits(size=1 << 20, age=3600.0))
     finally:
         with connect(source.dsn) as conn:
-            until(lambda: not (status := slot_status(conn, source.slot)) or not status.active, "the slot free")
-            drop_slot(conn, source.slot)
+            drop_when_free(conn, source.slot)
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII"])

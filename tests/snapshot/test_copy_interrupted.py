@@ -14,13 +14,12 @@ from cdc.catalog import Catalog
 from cdc.change import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.slot import drop_slot
 from cdc.recovery import begin_epoch
 from cdc.snapshot.tables import LOOK
 from cdc.snapshot.work import BACKFILL, Request, Verb
 from cdc.table import TableState
 from tests.faults.capture import Captured
-from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
 from tests.snapshot.running import Running
 
 CHUNKED = "snapshot: {beside: 0, chunk_rows: 10, parallel: 2%s}\n"
@@ -198,7 +197,7 @@ def test_a_new_epoch_in_the_middle_of_a_copy_begins_it_anew(held: Captured) -> N
         halfway(running)
     in_full_speed(held)
     with connect(held.dsn) as conn:
-        drop_slot(conn, held.slot)
+        drop_when_free(conn, held.slot)
     # nobody watches
     run_sql(held.dsn, "DELETE FROM t WHERE id % 2 = 0", "UPDATE t SET v = 'unseen' WHERE id % 3 = 0", "DELETE FROM u")
     begin_epoch(held.definition)
