@@ -44,6 +44,7 @@ os.environ.setdefault(
 
 pytest_plugins = [
     "tests.fixtures.cluster",
+    "tests.fixtures.once",
     "tests.fixtures.postgres",
     "tests.fixtures.pipeline",
     "tests.fixtures.s3",

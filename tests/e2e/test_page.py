@@ -40,6 +40,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this ma
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
+        expect.set_options(timeout=30_000)  # the machine may be busy
         opened = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=ARGUMENTS)
         yield opened
         opened.close()
@@ -233,8 +234,8 @@ def test_a_refused_verb_says_why(browser: Browser, catalog: Catalog, url: str) -
     job = copying(catalog, "shop.orders", Request(("shop.orders",)), state="snapshotting", rows=1)
     with browser.new_page() as page:
         page.goto(url)
-        page.get_by_role("button", name=f"pause backfill {job}").evaluate("b => b.dataset.verb = b.dataset.verb + 'x'")
-        page.get_by_role("button", name=f"pause backfill {job}").click()
+        # in one go: the page is drawn anew whenever something is told
+        page.get_by_role("button", name=f"pause backfill {job}").evaluate("b => { b.dataset.verb += 'x'; b.click() }")
         expect(page.locator("#notice")).to_contain_text("→")
 
 
