@@ -19,6 +19,8 @@ settings.register_profile("cdc", deadline=None)
 settings.load_profile("cdc")
 
 _ASKS_FOR_SPARK: Final = re.compile(r"def test_\w+\([^)]*\bspark\b|getfixturevalue\(\"spark\"\)|def _?\w+\(spark\b")
+TOGETHER: Final = {"tests/e2e/test_page.py", "tests/test_architecture.py"}
+"""Files whose tests share a browser, and the parsed tree."""
 MEMORY: Final = Path("/dev/shm")
 ROOM: Final = 8 << 30
 """Bytes that have to be free there: each worker has servers of its own."""
@@ -58,13 +60,16 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 class OneSparkScheduling(LoadGroupScheduling):  # type: ignore[misc]
-    """Each test by itself to who is free, but all files that use the Spark session to one worker.
+    """Each test by itself to who is free, but a few files whole, and all that use the Spark session to one worker.
 
     A JVM costs more than most of its tests. (Marks of groups are not seen under this pytest.)
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if _uses_spark(nodeid.partition("::")[0]) else nodeid
+        file = nodeid.partition("::")[0]
+        if _uses_spark(file):
+            return "spark"
+        return file if file in TOGETHER else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkScheduling:
