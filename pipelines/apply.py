@@ -20,14 +20,14 @@ from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema
-from pipelines.batch import Boundary, FoldedBatch, TableControls
-from pipelines.cuts import Cut, Cuts
 from pipelines.fold import FOLDED_ARROW
-from pipelines.folding import SMALL, RangeFold
-from pipelines.parking import Parking
-from pipelines.progress import Progress
+from pipelines.folding.batch import Boundary, FoldedBatch, TableControls
+from pipelines.folding.by_size import SMALL, RangeFold
+from pipelines.parking.parking import Parking
+from pipelines.running.cuts import Cut, Cuts
+from pipelines.running.progress import Progress
+from pipelines.running.standing import check_captured, failed, median_lag, placed, too_late
 from pipelines.sinks.sink import Sink, TableBatch
-from pipelines.standing import check_captured, failed, median_lag, placed, too_late
 
 log = structlog.get_logger("apply")
 

@@ -20,12 +20,12 @@ from cdc.log.fenced import sync_commit
 from cdc.log.layout import CHANGES, LogFile, commit_file
 from cdc.log.read import LogReader
 from cdc.position import Position
-from pipelines.blobs import packed
-from pipelines.cancelled import cancelled
-from pipelines.moves import left_behind, moves_in, moves_of, together
-from pipelines.run_files import Order, bases_by_part, run_files, run_files_by_workers
-from pipelines.runs import cold_end, due
-from pipelines.survivors import survivors
+from pipelines.compaction.blobs import packed
+from pipelines.compaction.cancelled import cancelled
+from pipelines.compaction.moves import left_behind, moves_in, moves_of, together
+from pipelines.compaction.run_files import Order, bases_by_part, run_files, run_files_by_workers
+from pipelines.compaction.runs import cold_end, due
+from pipelines.compaction.survivors import survivors
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,6 +1,6 @@
 """The apply process: one Spark session, one streaming query per sink, and what happens when a query stops.
 
-Two of them may fill different sinks of one pipeline; of two that fill the same the second waits (`holds.py`).
+Two of them may fill different sinks of one pipeline; of two that fill the same the second waits (`running/holds.py`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ from cdc.failpoint import hit
 from cdc.log.read import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
-from pipelines.cuts import Cuts
-from pipelines.folding import RangeFold
-from pipelines.holds import LEASE, Holds
-from pipelines.parked_orders import Orders
-from pipelines.pauses import Pauses
-from pipelines.progress import Board, Progress
-from pipelines.registered import Registered, pinned_in
-from pipelines.selection import tables_option
+from pipelines.compaction.upkeep import Upkeep
+from pipelines.folding.by_size import RangeFold
+from pipelines.parking.orders import Orders
+from pipelines.reading.selection import tables_option
+from pipelines.reading.unread import unread_by_worker
+from pipelines.running.cuts import Cuts
+from pipelines.running.holds import LEASE, Holds
+from pipelines.running.pauses import Pauses
+from pipelines.running.progress import Board, Progress
+from pipelines.running.registered import Registered, pinned_in
+from pipelines.running.standing import too_late
 from pipelines.session import SparkSettings, spark_session
 from pipelines.sinks.delta import DeltaSettings, Writer
 from pipelines.sinks.delta import DeltaSink as DeltaTarget
@@ -57,9 +60,6 @@ from pipelines.sinks.delta_upkeep import UpkeepSettings
 from pipelines.sinks.search import SearchSink as SearchTarget
 from pipelines.sinks.sink import Sink, SparkAwaited
 from pipelines.source import register
-from pipelines.standing import too_late
-from pipelines.unread import unread_by_worker
-from pipelines.upkeep import Upkeep
 
 MAX_ROWS: Final = 200_000
 """Rows per micro-batch: about half a second of folding on two cores."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
-from pipelines.survey import Fence, add_fences, addressed_to, hidden, marks
+from pipelines.folding.survey import Fence, add_fences, addressed_to, hidden, marks
 
 FOLDED_ARROW: Final = pa.schema(
     [
@@ -41,7 +41,7 @@ op is `u` (the row is as `after` says), `d` (gone), a control letter `s t g`, or
 position, ordinal and committed_at are those of the latest change. `complete`: after holds every column that is
 sent; else the target's row under `base`, or under the key itself when base is null, has the others. A table without
 a key is not folded: its rows have a null key, `u` says that one more row is as `after`, `d` that one less is, and an
-update is both. How many are left of equal ones is for pipelines.multiset.
+update is both. How many are left of equal ones is for pipelines.folding.multiset.
 """
 
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))

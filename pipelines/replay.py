@@ -23,17 +23,18 @@ from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema
 from pipelines.apply import SinkLoop
-from pipelines.contents import TableContents
-from pipelines.cuts import Cuts
 from pipelines.driver import build_sink, delta_settings, keeps_history
-from pipelines.folding import RangeFold
-from pipelines.into import absolute, check_into, filled, template_of
-from pipelines.outcome import Report, done, planned
-from pipelines.pauses import driver_of, paused, sole_replay
-from pipelines.progress import Progress
-from pipelines.rebuild import Means, Rebuild, Source
-from pipelines.registered import held_for_replay
-from pipelines.request import LATEST, ReplayOptions, Request, checked
+from pipelines.folding.by_size import RangeFold
+from pipelines.rebuilding.contents import TableContents
+from pipelines.rebuilding.into import absolute, check_into, filled, template_of
+from pipelines.rebuilding.outcome import Report, done, planned
+from pipelines.rebuilding.rebuild import Means, Rebuild, Source
+from pipelines.rebuilding.request import LATEST, ReplayOptions, Request, checked
+from pipelines.running.cuts import Cuts
+from pipelines.running.pauses import driver_of, paused, sole_replay
+from pipelines.running.progress import Progress
+from pipelines.running.registered import held_for_replay
+from pipelines.running.standing import placed
 from pipelines.session import SparkSettings, has_delta, spark_session
 from pipelines.sinks.delta import Writer
 from pipelines.sinks.delta_merge import reaches
@@ -41,7 +42,6 @@ from pipelines.sinks.delta_replace import StagedDelta
 from pipelines.sinks.search_replace import StagedSearch
 from pipelines.sinks.sink import Sink, SparkAwaited
 from pipelines.source import register
-from pipelines.standing import placed
 
 MAX_ROWS: Final = 200_000
 """Rows of one batch of the last stretch, as in the apply process."""

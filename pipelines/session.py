@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from cdc.cluster.job import DELTA_PACKAGE, SHIPPED_BY_SPARK
 from cdc.config import Definition
-from pipelines.shipping import ship
+from pipelines.running.shipping import ship
 
 NEEDED_JARS: Final = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")
 """What create, append, MERGE, DML, OPTIMIZE, history and streaming reads load, by experiment.

@@ -20,9 +20,9 @@ from cdc.errors import InvalidDefinition, SchemaNotApplicable
 from cdc.log.ranges import split
 from cdc.log.read import LogReader
 from cdc.position import Position
-from pipelines.frames import SCHEMA, SPLIT_BYTES, Frame, LogPartition, planned, read
-from pipelines.pushed import Pushed
-from pipelines.selection import LATEST, Selection
+from pipelines.reading.frames import SCHEMA, SPLIT_BYTES, Frame, LogPartition, planned, read
+from pipelines.reading.pushed import Pushed
+from pipelines.reading.selection import LATEST, Selection
 
 
 class CdcDataSource(DataSource):

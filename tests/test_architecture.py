@@ -19,7 +19,7 @@ TOP_LEVEL = {
 GENERATED = {".git", "uv.lock"}
 PURE = (
     "cdc.lsn", "cdc.position", "cdc.table", "cdc.change", "cdc.errors", "cdc.fate", "cdc.flaw", "cdc.metrics",
-    "cdc.naming", "cdc.pgoutput", "cdc.log.layout", "cdc.log.ranges", "pipelines.survey", "pipelines.fold",
+    "cdc.naming", "cdc.pgoutput", "cdc.log.layout", "cdc.log.ranges", "pipelines.folding.survey", "pipelines.fold",
     "pipelines.rows", "pipelines.types",
 )  # fmt: skip
 # `naming` turns types of the pure words into paths; the type policy of a definition is a word as well

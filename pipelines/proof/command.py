@@ -13,9 +13,9 @@ from cdc.config import load
 from cdc.config.quantities import seconds
 from cdc.errors import ConfigError, ExitCode, VerifyMismatch
 from cdc.verification import Against, Mode
-from pipelines.continuous import Continuous, Rhythm, Told
+from pipelines.proof.continuous import Continuous, Rhythm, Told
+from pipelines.proof.repair import Mended, repair
 from pipelines.proof.verdict import Report, TableVerdict
-from pipelines.repair import Mended, repair
 from pipelines.verify import VerifyOptions, verify
 
 LEAST: Final = 1.0

@@ -24,14 +24,14 @@ from cdc.stores.lake import Lake
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.search import SearchIndex
 from cdc.table import TableSchema
-from pipelines.contents import TableContents, contents
 from pipelines.fold import FOLDED_ARROW, fold
-from pipelines.multiset import netted
+from pipelines.folding.multiset import netted
 from pipelines.proof.compare import Rows
 from pipelines.proof.likeness import Likeness
 from pipelines.proof.reference import Compared
 from pipelines.proof.sides import image_batch
 from pipelines.proof.targets import DeltaTarget, SearchTarget, Target
+from pipelines.rebuilding.contents import TableContents, contents
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,7 +98,7 @@ class LogState:
         if table.rows <= self.large:
             return iter([self._here(table)])
         # late: most tables do without Spark, which takes a second to import
-        folding, source = import_module("pipelines.folded"), import_module("pipelines.source")
+        folding, source = import_module("pipelines.rebuilding.folded"), import_module("pipelines.source")
         rows = source.rows_between(self.spark(), self.log, self.sink.tables, Position(0), self.upto)
         parts: Iterator[pa.Table] = folding.parts_of(folding.folded_rows(rows, table, self.sink.name))
         return parts

@@ -16,7 +16,7 @@ from cdc.config import DeltaSink, SearchSink, Transform, rule_of, settings_of
 from cdc.config.sinks import SchemaChanges, TableSettings
 from cdc.errors import TransformRefused
 from cdc.table import TableSchema
-from pipelines.transform import TableTransform
+from pipelines.transforming.transform import TableTransform
 
 Masking = Callable[[pa.Array], pa.Array]
 """Text to text of the same length."""

@@ -29,7 +29,8 @@ from cdc.errors import DeltaJarMissing
 from cdc.failpoint import hit
 from cdc.naming import column_name, parked_uri, published_uri
 from cdc.table import TableSchema
-from pipelines.latest_files import Folder
+from pipelines.rebuilding.latest_files import Folder
+from pipelines.running.standing import applied_state, placed
 from pipelines.sinks.delta_columns import check_kept, check_named, selected
 from pipelines.sinks.delta_default import default_expression
 from pipelines.sinks.delta_evolution import check_left_out, held_as
@@ -50,12 +51,11 @@ from pipelines.sinks.delta_partial import Before, frame_source, table_source
 from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_shapes import Shapes, routed
 from pipelines.sinks.delta_source import Shape
+from pipelines.sinks.delta_statistics import DataFile
 from pipelines.sinks.delta_table import DeltaTarget
 from pipelines.sinks.delta_upkeep import Upkeep, UpkeepSettings
 from pipelines.sinks.sink import Published, Refusal, SparkAwaited, TableBatch, TableRecord, TargetState
-from pipelines.standing import applied_state, placed
-from pipelines.statistics import DataFile
-from pipelines.transform_sql import refusing
+from pipelines.transforming.transform_sql import refusing
 from pipelines.types import ColumnPolicies, Policy, TypePolicy
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ from cdc.naming import (
 )
 from cdc.position import Position
 from pipelines.fold import FOLDED_ARROW
-from pipelines.history import Ending
-from pipelines.multiset import identities
+from pipelines.folding.history import Ending
+from pipelines.folding.multiset import identities
 from pipelines.rows import typed_keys
 from pipelines.sinks.delta_columns import tracked
 from pipelines.sinks.delta_merge import OP, ROWS, Mark, double_quoted
@@ -88,7 +88,7 @@ class HistoryTarget:
     write: Write
 
     def bring(self, batch: TableBatch) -> None:
-        """Bring the target to batch.upto; the batch's rows are changes, as pipelines.history has them.
+        """Bring the target to batch.upto; the batch's rows are changes, as pipelines.folding.history has them.
 
         Raises MissingBase and ValueNotRepresentable as states does, and HistoryTrimmed for a target whose
         changes the log has no more one by one.

@@ -15,7 +15,7 @@ from cdc.errors import MissingBase, SchemaNotApplicable
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
 from cdc.table import TableState
-from pipelines.multiset import identities, latest_of, netted
+from pipelines.folding.multiset import identities, latest_of, netted
 from pipelines.sinks.delta_merge import OP
 from pipelines.sinks.delta_partial import is_after, rows_with
 from pipelines.sinks.delta_source import Shape, as_upserts

@@ -32,8 +32,8 @@ from pipelines.sinks.delta_merge import ROWS
 from pipelines.sinks.delta_parked import ParkedTable
 from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_shapes import moved
+from pipelines.sinks.delta_statistics import spelled
 from pipelines.sinks.delta_table import GENERATION, KEYLESS, RELATION, STATISTICS, DeltaTarget
-from pipelines.statistics import spelled
 
 PREFIX: Final = "replay-"
 """Of the folder of a staged table inside the table it replaces, and of its record beside the sink's."""

@@ -20,8 +20,8 @@ from pipelines.rows import sent_cells
 from pipelines.sinks.delta_layout import PLAIN, Layout, parts_files
 from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.sink import SparkAwaited
-from pipelines.transform import TableTransform, renamed
-from pipelines.transform_sql import empty_part, resolved
+from pipelines.transforming.transform import TableTransform, renamed
+from pipelines.transforming.transform_sql import empty_part, resolved
 from pipelines.types import Policy
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.table import Column, TableSchema
 from pipelines.rows import target_schema, typed_keys, typed_rows
 from pipelines.sinks.delta_merge import OP, PLACE
-from pipelines.transform import TableTransform
-from pipelines.transform_sql import Expressions, refusing_empty
+from pipelines.transforming.transform import TableTransform
+from pipelines.transforming.transform_sql import Expressions, refusing_empty
 from pipelines.types import Policy
 
 if TYPE_CHECKING:

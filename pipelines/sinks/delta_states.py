@@ -24,8 +24,8 @@ from cdc.errors import MissingBase
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
 from cdc.table import TableState
-from pipelines.history import Ending
-from pipelines.multiset import identities
+from pipelines.folding.history import Ending
+from pipelines.folding.multiset import identities
 from pipelines.rows import sent_cells, typed_keys
 from pipelines.sinks.delta_source import Shape
 
@@ -77,7 +77,7 @@ class States:
 
 
 def states(images: pa.Table, held: Held, endings: Sequence[Ending], shape: Shape) -> States:
-    """Every state of the keys that images (as pipelines.history says) and held rows are of.
+    """Every state of the keys that images (as pipelines.folding.history says) and held rows are of.
 
     held: of every key that an incomplete image may build on, and of every other one that the caller wants to compare
     with. While the table is being copied, an image whose base is not there is left out; otherwise raises MissingBase,

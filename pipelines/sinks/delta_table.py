@@ -28,7 +28,7 @@ from cdc.table import TableSchema
 from pipelines.sinks.delta_evolution import COPY_AGAIN, Filled, Plan, check_key, plan, rewritten
 from pipelines.sinks.delta_layout import PLAIN, Layout
 from pipelines.sinks.delta_log import is_newest
-from pipelines.statistics import DataFile
+from pipelines.sinks.delta_statistics import DataFile
 
 APP_ID: Final = "cdc.app_id"
 LOG_ID: Final = "cdc.log_id"

@@ -27,8 +27,8 @@ from cdc.naming import (
     START_COLUMN,
     TO_COLUMN,
 )
-from pipelines.history import Ending
-from pipelines.multiset import identities
+from pipelines.folding.history import Ending
+from pipelines.folding.multiset import identities
 from pipelines.sinks.delta_states import Held, States
 
 _TIME: Final = pa.timestamp("us", tz="UTC")

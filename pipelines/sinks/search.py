@@ -36,8 +36,8 @@ from cdc.stores.search import (
     stored_image,
 )
 from cdc.table import Column, TableSchema
+from pipelines.running.standing import applied_state
 from pipelines.sinks.sink import Published, TableBatch, TableRecord, TargetState
-from pipelines.standing import applied_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,7 +22,7 @@ from cdc.errors import CdcError
 from cdc.stores.parked import Entry, Key, ParkedRow
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
-from pipelines.history import Ending
+from pipelines.folding.history import Ending
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +47,7 @@ class TableBatch:
     Rows come in one of two forms, or not at all when only control rows fell into the range:
     `rows` on the driver (pipelines.fold.FOLDED_ARROW, op `u` and `d` only), or `frame`, the same not collected,
     for a batch too large for the driver. Never both. Of a table whose target keeps more than the latest state `rows`
-    are all its changes, as pipelines.history has them.
+    are all its changes, as pipelines.folding.history has them.
     """
 
     schema: TableSchema

@@ -22,10 +22,10 @@ from cdc.catalog import Catalog
 from cdc.log.read import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
-from pipelines.cuts import Cuts
 from pipelines.driver import MAX_ROWS
-from pipelines.folding import RangeFold
-from pipelines.progress import Progress
+from pipelines.folding.by_size import RangeFold
+from pipelines.running.cuts import Cuts
+from pipelines.running.progress import Progress
 from pipelines.session import SparkSettings, has_delta, spark_session
 from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
 from pipelines.source import register, rows_between

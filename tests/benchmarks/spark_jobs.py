@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from cdc.config import load
+from pipelines.rebuilding.request import ReplayOptions
 from pipelines.replay import replay
-from pipelines.request import ReplayOptions
 from pipelines.session import SparkSettings, has_delta, spark_session
 
 

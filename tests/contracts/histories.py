@@ -15,10 +15,10 @@ from cdc.config.sinks import Keeping
 from cdc.position import Position
 from cdc.stores.lake import read_target
 from cdc.table import ReplicaIdentity, TableSchema
-from pipelines.batch import take_apart
 from pipelines.fold import fold
-from pipelines.folding import single_changes
-from pipelines.history import every_change
+from pipelines.folding.batch import take_apart
+from pipelines.folding.by_size import single_changes
+from pipelines.folding.history import every_change
 from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
 from pipelines.sinks.sink import Published, TableBatch, TableRecord
 from tests.contracts.folded import column

@@ -14,9 +14,9 @@ from cdc.catalog import Catalog
 from cdc.log.read import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
-from pipelines.cuts import Cuts
-from pipelines.folding import RangeFold
-from pipelines.progress import Progress
+from pipelines.folding.by_size import RangeFold
+from pipelines.running.cuts import Cuts
+from pipelines.running.progress import Progress
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 
 FEW = 6

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.contracts.folded import gone, part, put
-from tests.pipelines.parked import NAN, Driver
+from tests.pipelines.parking.parked import NAN, Driver
 
 BEGIN, END = 20, 60
 FIRST = [put(1, "a", 10), put(2, "b", 11), put(3, "c", 12, price=NAN), put(4, "d", 13, price=NAN)]

@@ -13,7 +13,7 @@ from tests.faults.parking_driver import BEGIN, END
 from tests.fixtures import forked
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import run_sql
-from tests.pipelines.parked import Driver
+from tests.pipelines.parking.parked import Driver
 
 KILLED = -signal.SIGKILL
 SLOW = ("delta_before_merge", "delta_after_merge", "delta_before_publish")

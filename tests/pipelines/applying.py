@@ -20,10 +20,10 @@ from cdc.log.read import LogReader
 from cdc.stores.search import document_id, layout
 from pipelines.__main__ import main
 from pipelines.apply import SinkLoop
-from pipelines.cuts import Cuts
 from pipelines.driver import build_sink, keeps_history
-from pipelines.folding import RangeFold
-from pipelines.progress import Progress
+from pipelines.folding.by_size import RangeFold
+from pipelines.running.cuts import Cuts
+from pipelines.running.progress import Progress
 from pipelines.sinks.sink import Sink
 from tests.faults.capture import Captured
 

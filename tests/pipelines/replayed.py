@@ -20,10 +20,10 @@ from cdc.stores.lake import Lake, read_target
 from cdc.stores.search import SearchIndex
 from cdc.table import TableSchema
 from pipelines.apply import SinkLoop
-from pipelines.cuts import Cuts
 from pipelines.driver import build_sink
-from pipelines.folding import RangeFold
-from pipelines.progress import Progress
+from pipelines.folding.by_size import RangeFold
+from pipelines.running.cuts import Cuts
+from pipelines.running.progress import Progress
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 ORDERS, ITEMS = 16384, 16385

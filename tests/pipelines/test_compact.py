@@ -25,8 +25,8 @@ from cdc.log.segments import SegmentLimits
 from cdc.log.settled import Settling
 from cdc.position import Position
 from pipelines.compact import Limits, Outcome, compact, is_large
-from pipelines.compacting import compacted
-from pipelines.run_files import apart
+from pipelines.compaction.compacting import compacted
+from pipelines.compaction.run_files import apart
 from tests.log.rows import info
 from tests.pipelines.cold_log import SPREAD, append, folded, histories, interleaved, log_writer, transactions
 from tests.pipelines.lives import Row, Source, Target, log_row, to_arrow

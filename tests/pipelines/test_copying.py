@@ -20,9 +20,9 @@ from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.search import SearchIndex
 from cdc.table import TableState
 from pipelines.apply import SinkLoop
-from pipelines.cuts import Cuts
-from pipelines.folding import RangeFold
-from pipelines.progress import Progress
+from pipelines.folding.by_size import RangeFold
+from pipelines.running.cuts import Cuts
+from pipelines.running.progress import Progress
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from pipelines.sinks.search import SearchSink
 from pipelines.sinks.sink import Sink

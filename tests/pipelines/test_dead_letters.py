@@ -17,11 +17,11 @@ from cdc.snapshot.work import BACKFILL
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord
 from pipelines.apply import SinkLoop
-from pipelines.cuts import Cuts
 from pipelines.driver import build_sink
-from pipelines.folding import RangeFold
-from pipelines.parked_orders import Orders
-from pipelines.progress import Board, Progress
+from pipelines.folding.by_size import RangeFold
+from pipelines.parking.orders import Orders
+from pipelines.running.cuts import Cuts
+from pipelines.running.progress import Board, Progress
 from tests.cli.command import Outcome, run
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from pipelines.fold import FOLDED_ARROW, fold
-from pipelines.fold_spark import FOLDED, fold_frame
-from pipelines.survey import SURVEY_COLUMNS, Fence, Survey, survey
+from pipelines.folding.spark import FOLDED, fold_frame
+from pipelines.folding.survey import SURVEY_COLUMNS, Fence, Survey, survey
 from tests.pipelines.lives import SINK, Row, Source, Target, log_row, replay, to_arrow
 
 HISTORIES = 150

@@ -11,8 +11,8 @@ from cdc.config import WriterChoice, load
 from cdc.errors import DeltaJarMissing
 from cdc.stores.lake import Lake
 from pipelines.driver import build_sink
+from pipelines.rebuilding.request import ReplayOptions
 from pipelines.replay import replay
-from pipelines.request import ReplayOptions
 from pipelines.sinks.delta_merge import reaches
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.pipelines.replayed import END, Ground, Rows, delta_rows, made

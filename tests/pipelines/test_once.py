@@ -12,9 +12,9 @@ from cdc.catalog import Catalog
 from cdc.errors import SinkBelongsElsewhere
 from cdc.position import Position
 from pipelines.__main__ import main
-from pipelines.cuts import Cuts
 from pipelines.driver import SinkParts, SinkQuery
-from pipelines.pauses import Pauses
+from pipelines.running.cuts import Cuts
+from pipelines.running.pauses import Pauses
 from tests.fixtures import forked
 from tests.pipelines.replayed import END, FIGURES, Ground, made
 

@@ -20,12 +20,12 @@ from cdc.stores.parked import read_parked
 from cdc.stores.published import TargetState
 from cdc.table import Column
 from pipelines.__main__ import main
-from pipelines.cuts import Cuts
 from pipelines.driver import SinkParts, SinkQuery, delta_settings
-from pipelines.into import check_into, filled
-from pipelines.pauses import Pauses, paused, sole_replay
+from pipelines.rebuilding.into import check_into, filled
+from pipelines.rebuilding.request import ReplayOptions
 from pipelines.replay import replay
-from pipelines.request import ReplayOptions
+from pipelines.running.cuts import Cuts
+from pipelines.running.pauses import Pauses, paused, sole_replay
 from pipelines.sinks.delta_replace import StagedDelta
 from tests.fixtures.waiting import until
 from tests.log.rows import row, schema_of

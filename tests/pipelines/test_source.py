@@ -29,8 +29,8 @@ from cdc.log.append import LogWriter
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.table import exactly, matches
-from pipelines.frames import SCHEMA, Frame, LogPartition
-from pipelines.selection import Selection, tables_option
+from pipelines.reading.frames import SCHEMA, Frame, LogPartition
+from pipelines.reading.selection import Selection, tables_option
 from pipelines.source import LogBatchReader, LogStreamReader, rows_between
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 from tests.pipelines.frames_of import found, frame_of, version

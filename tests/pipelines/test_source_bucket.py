@@ -13,7 +13,7 @@ from cdc.log.append import LogWriter
 from cdc.log.bucket import BucketPath
 from cdc.log.compacted import state
 from pipelines.compact import Limits, compact
-from pipelines.selection import Selection
+from pipelines.reading.selection import Selection
 from pipelines.source import register
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.log.rows import IDENTITY, LIMITS, info, row, table

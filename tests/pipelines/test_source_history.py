@@ -17,9 +17,9 @@ from cdc.log.compacted import state
 from cdc.log.read import Extent, LogReader, extents
 from cdc.log.trimming import Retention
 from cdc.position import Position
-from pipelines.baseline import folded, shares
 from pipelines.compact import Limits, compact
 from pipelines.fold import fold
+from pipelines.reading.baseline import folded, shares
 from pipelines.source import LogStreamReader
 from tests.pipelines.cold_log import append, histories, interleaved, log_writer, transactions
 from tests.pipelines.frames_of import found, frame_of

@@ -16,11 +16,11 @@ from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TargetState
 from pipelines.apply import SinkLoop
-from pipelines.contents import contents
-from pipelines.cuts import Cuts
-from pipelines.folding import RangeFold
-from pipelines.progress import Progress
-from pipelines.rebuild import Means, Rebuild, Source
+from pipelines.folding.by_size import RangeFold
+from pipelines.rebuilding.contents import contents
+from pipelines.rebuilding.rebuild import Means, Rebuild, Source
+from pipelines.running.cuts import Cuts
+from pipelines.running.progress import Progress
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

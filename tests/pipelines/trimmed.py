@@ -16,9 +16,9 @@ from cdc.log.read import LogReader
 from cdc.log.trimming import Retention
 from cdc.position import Position
 from pipelines.compact import compact
-from pipelines.cuts import Cuts
 from pipelines.driver import SinkParts, SinkQuery
-from pipelines.pauses import Pauses
+from pipelines.running.cuts import Cuts
+from pipelines.running.pauses import Pauses
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 from tests.pipelines.replayed import END, FIGURES, ITEMS, ORDERS, Ground, Rows, change, made
 

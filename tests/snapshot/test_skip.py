@@ -19,9 +19,9 @@ from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord, TargetState
 from cdc.table import TableState
 from pipelines.apply import SinkLoop
-from pipelines.cuts import Cuts
-from pipelines.folding import RangeFold
-from pipelines.progress import Progress
+from pipelines.folding.by_size import RangeFold
+from pipelines.running.cuts import Cuts
+from pipelines.running.progress import Progress
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

@@ -1,0 +1,1 @@
+"""Cold segments of the log on their way into its compacted table."""

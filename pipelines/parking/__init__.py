@@ -1,0 +1,1 @@
+"""Rows that a target cannot take, set aside with their keys."""

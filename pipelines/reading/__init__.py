@@ -1,0 +1,1 @@
+"""What a frame of the data source `cdc` is made of."""

@@ -1,0 +1,1 @@
+"""A target made anew from the log alone."""

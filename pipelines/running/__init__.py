@@ -1,0 +1,1 @@
+"""What stands around the sinks of a running apply process."""

@@ -1,0 +1,1 @@
+"""What a rule of the definition makes of rows."""

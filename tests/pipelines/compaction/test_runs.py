@@ -1,0 +1,124 @@
+"""Which part of the log is cold, and when runs become one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.log import settled
+from cdc.log.layout import LogFile
+from cdc.position import Position
+from pipelines.compaction.runs import MOST_RUNS, cold_end, due
+
+SEGMENT, COMMITS = 128 << 20, 600
+"""Bytes or commits after which a segment of the model is full."""
+FOOTER = 5_000
+"""Bytes of a file beside its rows."""
+
+
+def file(segment: int, first: int, last: int) -> LogFile:
+    return LogFile(path="x", rows=1, size=1, first=Position(first), last=Position(last), segment=segment)
+
+
+CLOSED = [file(1, 10, 20), file(1, 21, 30), file(2, 31, 31), file(3, 40, 50)]
+
+
+@pytest.mark.parametrize(
+    ("files", "upto", "end"),
+    [
+        ([], None, None),
+        ([file(7, 1, 9)], None, None),
+        (CLOSED, None, 31),
+        (CLOSED, 31, 31),
+        (CLOSED, 30, 30),
+        (CLOSED, 29, None),
+        # a transaction whose schema rows stand in one segment and the others in the next
+        ([file(1, 10, 20), file(1, 30, 30), file(2, 30, 35)], None, 29),
+        ([file(1, 30, 30), file(2, 28, 35)], None, 27),
+    ],
+)
+def test_the_cold_part_ends_with_a_whole_transaction_of_a_closed_segment(
+    files: list[LogFile], upto: int | None, end: int | None
+) -> None:
+    assert cold_end(files, None if upto is None else Position(upto)) == end
+
+
+@given(seed=st.integers(0, 2**32 - 1), growth=st.sampled_from([0.0, 0.3, 0.6, 1.0]))
+def test_runs_stay_few_and_each_byte_is_written_few_times(seed: int, growth: float) -> None:
+    """growth: how much of the bytes of merged runs stays, 1 if no key ever comes twice."""
+    random = Random(seed)
+    runs = [random.choice([1, 100, 10_000])]
+    taken = written = runs[0]
+    for _ in range(400):
+        run = random.randint(1, 20)
+        runs.append(run)
+        taken, written = taken + run, written + run
+        if (first := due(runs)) is not None:
+            merged = max(runs[first], int(growth * sum(runs[first:])))
+            runs = [*runs[:first], merged]
+            written += merged
+        assert len(runs) <= MOST_RUNS + 1
+    assert written <= (3 if growth < 1 else 5) * taken
+
+
+@pytest.mark.parametrize("growth", [0.1, 1.0])
+@pytest.mark.parametrize("commit", [100, 50_000, 10_000_000])
+def test_from_the_first_write_on_no_byte_is_written_five_times(commit: int, growth: float) -> None:
+    """Of logs whose commits have about so many bytes, in which a share of them stays when runs are merged."""
+    random = Random(commit)
+    payload: dict[str, int] = {}
+    changes: list[LogFile] = []
+    runs: list[int] = []
+    first = written = 0
+    for segment in range(30):
+        size, place = 0, count()
+        while size < SEGMENT and (at := next(place)) < COMMITS:
+            own = random.randint(1, 2 * commit)
+            name = f"x/{segment} {at}"
+            payload[name], size = own, size + own + FOOTER
+            begins = Position(segment * COMMITS + at + 1)
+            changes.append(replace(file(segment, begins, begins), path=name, size=own + FOOTER))
+            first += own + FOOTER
+            if at % 50 == 0:
+                written += settle(changes, payload)
+        if segment % 3 == 2:
+            closed = [found for found in changes if found.segment < segment]
+            runs.append(sum(payload.pop(found.path) for found in closed))
+            changes = [found for found in changes if found.segment == segment]
+            written += runs[-1]
+            while (start := due(runs)) is not None:
+                runs[start:] = [max(runs[start], int(growth * sum(runs[start:])))]
+                written += runs[-1]
+    assert len(runs) < 20
+    assert (first + written) / first <= 5
+
+
+def settle(changes: list[LogFile], payload: dict[str, int]) -> int:
+    """What is written of small files; they are replaced."""
+    written = 0
+    while (job := settled.due(changes)) is not None:
+        for group in job.groups:
+            name = f"x/{job.prefix}{group[0].path.removeprefix('x/')}"
+            payload[name] = sum(payload.pop(old.path) for old in group)
+            size = payload[name] + FOOTER
+            gone = set(group)
+            changes[:] = [found for found in changes if found not in gone]
+            changes.append(replace(group[0], path=name, size=size, last=group[-1].last))
+            written += size
+    return written
+
+
+def test_the_oldest_run_is_written_again_once_the_others_outgrow_it() -> None:
+    assert due([]) is None
+    assert due([5]) is None
+    assert due([5, 5]) is None
+    assert due([5, 3, 3]) == 0
+    assert due([100, *[1] * MOST_RUNS]) is None
+    assert due([100, *[1] * (MOST_RUNS + 1)]) == 1
+    assert due([10_000, 40, *[1] * MOST_RUNS]) == 2
+    assert due([2**90, *[2**n for n in range(MOST_RUNS + 5, 0, -1)]]) == MOST_RUNS + 4

@@ -1,0 +1,69 @@
+"""A driver of one table of a Delta sink, as far as parked rows go: what it applies, publishes, and finds again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from cdc.config import DeadLetters, TableSettings
+from cdc.stores.lake import read_target
+from pipelines.parking.parking import Parking
+from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.sinks.sink import Published, TableBatch, TableRecord
+from tests.contracts.folded import ORDERS, batch
+
+LOG = "log-1"
+NAN = "NaN"
+"""What a numeric(10,2) of Postgres holds and a decimal of the target does not."""
+
+
+class Driver:
+    """One life of the apply process, as far as one table of one sink goes."""
+
+    def __init__(self, folder: Path, stop_at: int = 10, **said: Any) -> None:
+        self.template = f"{folder}/lake/{{schema}}/{{table}}"
+        table = TableSettings(dead_letters=DeadLetters(stop_at=stop_at), **said)
+        self.sink = DeltaSink(DeltaSettings("lake", self.template, table=table))
+        self.parking = Parking(self.sink)
+        opened = self.sink.open(LOG) or Published(0, 0)
+        self.tables = self.parking.listed(opened.tables)
+
+    @property
+    def record(self) -> TableRecord:
+        return self.tables[ORDERS.relation]
+
+    def merge(self, *rows: Any, upto: int, **control: Any) -> TableRecord:
+        """Apply what came up to there, and publish nothing."""
+        schema = control.pop("schema", ORDERS)
+        before = self.tables.get(ORDERS.relation)
+        return self.parking.apply(before, batch(list(rows), before.position if before else 0, upto, schema, **control))
+
+    def merge_folded(self, images: pa.Table, upto: int) -> TableRecord:
+        """As merge, of rows as the fold hands them on."""
+        before = self.tables.get(ORDERS.relation)
+        after = min(before.position, upto) if before else 0
+        return self.parking.apply(before, TableBatch(schema=ORDERS, rows=images, frame=None, after=after, upto=upto))
+
+    def take(self, *rows: Any, upto: int, **control: Any) -> list[str]:
+        """Apply and publish; the keys that are parked then."""
+        self.publish(self.merge(*rows, upto=upto, **control), upto)
+        return self.keys()
+
+    def publish(self, record: TableRecord, upto: int) -> None:
+        """Make what was applied the published cut."""
+        self.tables = {ORDERS.relation: record}
+        self.sink.publish(Published(upto, 0, self.tables))
+        self.parking.published()
+
+    def keys(self) -> list[str]:
+        return [key for (key,) in self.record.parked]
+
+    def rows(self) -> dict[str, tuple[str | None, str | None]]:
+        """Item and price by key, as the target has them now."""
+        found = read_target(self.record.target).read_all().to_pylist()
+        return {str(row["id"]): (row["item"], str(row["price"])) for row in found}
+
+    def items(self) -> dict[str, str | None]:
+        return {key: item for key, (item, _) in self.rows().items()}
