@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError, LogTrimmed
-from cdc.log.layout import PARQUET
+from cdc.log.layout import GROUP, PARQUET
 from cdc.log.peek import between
 from cdc.log.read import LogReader, read_file
 from cdc.position import Position
@@ -91,15 +91,12 @@ def write_parquet(log: LogReader, asked: Span, out: Path, file_rows: int = FILE_
         parts = (read_file(file, asked.after, asked.upto) for file in log.files(asked.after, asked.upto))
         chosen = (part for part in (_wanted(part, asked) for part in parts) if part.num_rows)
         for several in _gathered(chosen, file_rows):
-            with pq.ParquetWriter(draft / f"{files:05}.parquet", LOG_SCHEMA, **_WRITER) as sink:
+            with pq.ParquetWriter(draft / f"{files:05}.parquet", LOG_SCHEMA, **PARQUET) as sink:
                 for part in several:
-                    sink.write_table(part, row_group_size=PARQUET["row_group_size"])
+                    sink.write_table(part, row_group_size=GROUP)
                     rows += part.num_rows
             files += 1
     return Exported(rows, files, sum(file.stat().st_size for file in out.iterdir()))
-
-
-_WRITER: Final = {name: value for name, value in PARQUET.items() if name != "row_group_size"}
 
 
 def _gathered(parts: Iterator[pa.Table], limit: int) -> Iterator[Iterator[pa.Table]]:

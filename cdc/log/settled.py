@@ -15,13 +15,14 @@ from operator import attrgetter
 from typing import Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 
 from cdc.errors import LogCorrupt
 from cdc.log import lost
 from cdc.log.append import StagedFile
 from cdc.log.bucket import Root, located
-from cdc.log.layout import CHANGES, ORDER, LogFile, statistics
+from cdc.log.layout import CHANGES, GROUP, ORDER, SMALL_GROUP, LogFile, statistics
 from cdc.log.read import LogReader, read_file
 from cdc.log.storage import write_parquet
 from cdc.position import Position
@@ -39,8 +40,8 @@ SMALL: Final = 4 << 20
 ALONE: Final = 1 << 20
 """The same for rows of one table, as a copy brings them: nobody who wants another reads them, and to write all of a
 copy once more costs as much as the copy."""
-MEMORY: Final = 48 << 20
-"""Bytes of rows, as Arrow, that become one file; about four times as much is in memory meanwhile."""
+MEMORY: Final = 64 << 20
+"""Bytes of rows, as Arrow, that become one file; about three times as much is in memory meanwhile."""
 
 log = structlog.get_logger("settled")
 
@@ -155,10 +156,11 @@ def _whole(file: LogFile) -> pa.Table:
 
 
 def _written(root: Root, job: Job, rows: pa.Table) -> StagedFile:
-    rows = rows.sort_by(ORDER)
+    order = pc.sort_indices(rows, sort_keys=ORDER)
+    many = pc.count_distinct(rows["relation"]).as_py() > rows.num_rows / GROUP
     relative = f"segment={job.segment}/{job.prefix}{uuid.uuid4().hex}.parquet"
     path = root / CHANGES / relative
-    size = write_parquet(rows, path)
+    size = write_parquet(rows, path, order, SMALL_GROUP if many else GROUP)
     return StagedFile(path, relative, job.segment, rows.num_rows, size, statistics(rows))
 
 

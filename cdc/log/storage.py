@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 from cdc import durable
 from cdc.errors import LogCorrupt
 from cdc.log.bucket import BucketPath, Options, Root, located, options_of, told
-from cdc.log.layout import PARQUET, commit_file
+from cdc.log.layout import GROUP, PARQUET, commit_file
 
 _LOG: Final = "_delta_log"
 WHOLE: Final = 8 << 20
@@ -53,17 +53,26 @@ def said_last(path: Root, table: DeltaTable) -> dict[str, Any]:
         return table.history(1)[0]
 
 
-def write_parquet(rows: pa.Table, path: Root) -> int:
-    """Write rows to a new data file of the log, whose folder is there; its bytes. Durable when it returns."""
+_MAGIC: Final = b"PAR1"
+"""What a Parquet file begins and ends with."""
+_END: Final = 8
+"""Bytes behind the footer: its length, and that."""
+
+
+def write_parquet(rows: pa.Table, path: Root, order: pa.Array | None = None, group: int = GROUP) -> int:
+    """Write rows to a new data file of the log, whose folder is there; its bytes. Durable when it returns.
+
+    order: numbers of the rows, in that of the file; default as they are. group: rows of a row group.
+    """
     if isinstance(path, BucketPath):
         sink = pa.BufferOutputStream()
-        pq.write_table(rows, sink, **PARQUET)
+        _write(rows, sink, order, group)
         content = sink.getvalue()
         path.write_bytes(content)
         return int(content.size)
     try:
         with path.open("wb") as file:
-            pq.write_table(rows, file, **PARQUET)
+            _write(rows, file, order, group)
             file.flush()
             os.fsync(file.fileno())
         durable.sync(path.parent)
@@ -72,6 +81,16 @@ def write_parquet(rows: pa.Table, path: Root) -> int:
             path.unlink(missing_ok=True)
         raise
     return path.stat().st_size
+
+
+def _write(rows: pa.Table, sink: Any, order: pa.Array | None, group: int) -> None:
+    if order is None:
+        pq.write_table(rows, sink, row_group_size=group, **PARQUET)
+        return
+    whole = rows.combine_chunks()  # a row is taken from one chunk without copying the others
+    with pq.ParquetWriter(sink, rows.schema, **PARQUET) as writer:
+        for start in range(0, len(order), group):  # group by group: all rows in another order would be all rows twice
+            writer.write_table(whole.take(order[start : start + group]), row_group_size=group)
 
 
 def footer(path: Root, size: int) -> pq.FileMetaData:
@@ -97,7 +116,17 @@ def parquet_file(source: Any) -> pq.ParquetFile:
     Of one that asks Python for bytes nothing is read ahead: pyarrow's threads would hold on to them for a moment after
     they are read, and who gives Python memory back while the process ends takes the process with it.
     """
-    return pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=by_threads(source))
+    about = _exactly(source) if isinstance(source, str | Path) else None
+    return pq.ParquetFile(source, metadata=about, page_checksum_verification=True, pre_buffer=by_threads(source))
+
+
+def _exactly(path: str | Path) -> pq.FileMetaData:
+    """The footer of a file on disk, of whose end pyarrow reads 64 KiB, and then all of the footer if that is longer."""
+    with Path(path).open("rb", buffering=0) as file:
+        file.seek(-_END, os.SEEK_END)
+        end = file.read(_END)
+        file.seek(-_END - int.from_bytes(end[:4], "little"), os.SEEK_END)
+        return pq.read_metadata(pa.BufferReader(_MAGIC + file.readall()))
 
 
 def by_threads(source: Any) -> bool:

@@ -24,11 +24,11 @@ from cdc.log.trimming import Retention
 from cdc.position import Position
 from pipelines.compact import compact
 from pipelines.session import SparkSettings, spark_session
-from tests.benchmarks import log_reading
+from tests.benchmarks import log_cold, log_reading
 from tests.benchmarks.figures import Figure
 from tests.log.rows import IDENTITY, info
 
-PARTS = ("append", "compaction", "reading")
+PARTS = ("append", "compaction", "reading", "cold")
 CHANGES_MADE, KEYS, RUNS = 20_000_000, 2_000_000, 3
 QUICK_CHANGES, QUICK_KEYS = 1_000_000, 100_000
 COMMIT, TRANSACTION = 100_000, 10
@@ -36,6 +36,8 @@ COMMIT, TRANSACTION = 100_000, 10
 APPENDED, APPENDED_AT_ONCE, COMMITS = 10_000_000, 10_000, 100_000
 """Changes that are appended to a new log and to an old one, how many in a commit, and how many commits make it old."""
 QUICK_APPENDED, QUICK_COMMITS = 500_000, 1_500
+COLD, QUICK_COLD = 50_000_000, 5_000_000
+"""Changes of a thousand tables, of which one is read."""
 DELETED = 0.3
 TABLES = 21
 """One large one, and twenty that share a tenth of the keys."""
@@ -65,6 +67,7 @@ def run(
         "compaction_write_amplification": Figure("ratio", at_most=5),
         "compaction_seconds": Figure("s"),
         **log_reading.figures(),
+        **log_cold.figures(),
     }
     if "append" in parts:
         for _ in range(runs):
@@ -79,6 +82,9 @@ def run(
                 _reading(np.random.default_rng(seed), (changes, keys), figures).measure(session)
         finally:
             session.stop()
+    if "cold" in parts:
+        for seed in range(runs):
+            _cold(np.random.default_rng(seed), QUICK_COLD if quick else COLD, figures).measure()
     return runs, figures
 
 
@@ -140,6 +146,12 @@ def _reading(random: np.random.Generator, sizes: tuple[int, int], figures: dict[
     changes, keys = min(sizes[0], log_reading.CHANGES_READ), sizes[1]
     ids, gone = random.integers(0, keys, changes), random.random(changes) < DELETED
     return log_reading.Reading(changes, lambda numbers: _rows(numbers, ids, gone), figures)
+
+
+def _cold(random: np.random.Generator, changes: int, figures: dict[str, Figure]) -> log_cold.Cold:
+    count = log_cold.BATCHES * log_cold.COMMIT
+    ids, gone = random.integers(0, KEYS, count), random.random(count) < DELETED
+    return log_cold.Cold(changes, lambda numbers: _rows(numbers, ids, gone), figures)
 
 
 def _compaction(random: np.random.Generator, sizes: tuple[int, int], figures: dict[str, Figure]) -> None:

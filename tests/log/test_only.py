@@ -20,6 +20,7 @@ from cdc.log.ranges import Only
 from cdc.log.read import LogReader, read_file
 from cdc.position import Position
 from cdc.table import matches
+from tests.fixtures.spent import bytes_read
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 names = st.text("ab.", min_size=1, max_size=4)
@@ -77,7 +78,7 @@ def test_a_file_of_many_row_groups_gives_the_wanted_rows_of_the_range(
 
 def written(folder: Path, rows: pa.Table, row_group_size: int) -> LogFile:
     path = folder / "rows.parquet"
-    pq.write_table(rows, path, **(PARQUET | {"row_group_size": row_group_size}))
+    pq.write_table(rows, path, row_group_size=row_group_size, **PARQUET)
     return LogFile(
         path=str(path),
         rows=rows.num_rows,
@@ -136,9 +137,3 @@ def test_the_changes_of_one_table_of_a_thousand_cost_a_fiftieth_of_the_bytes(tmp
         found = read_file(file, Position(0), file.last, only=only)
         assert found.num_rows == ROWS_EACH
         assert (bytes_read() - before) / file.size <= 0.02
-
-
-def bytes_read() -> int:
-    """By this process, with any call."""
-    lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-    return int(next(line for line in lines if line.startswith("rchar")).split()[1])

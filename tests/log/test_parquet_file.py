@@ -1,14 +1,17 @@
-"""Who reads a Parquet file: of one that asks Python for its bytes, only the thread that wants its rows."""
+"""Reading a Parquet file: who does, where its bytes come from Python, and how much of one on disk."""
 
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from threading import get_ident
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from cdc.log.storage import by_threads, parquet_file
+from tests.fixtures.spent import bytes_read
 
 
 class Recorded(io.BytesIO):
@@ -41,3 +44,25 @@ def test_no_other_thread_asks_a_python_file_for_bytes() -> None:
 
 def test_pyarrow_may_read_its_own_memory_by_threads() -> None:
     assert by_threads(pa.BufferReader(b""))
+
+
+def test_of_a_file_on_disk_the_footer_is_read_once_and_nothing_else_but_what_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({name: range(40_000) for name in "abcdef"}), path, row_group_size=100)
+    footer = pq.read_metadata(path).serialized_size
+    assert footer > 65_536, "pyarrow reads as much of the end, and then all of a longer footer"
+
+    before = bytes_read()
+    found = parquet_file(path).read_row_groups([7])
+    read = bytes_read() - before
+
+    assert found["a"].to_pylist() == list(range(700, 800))
+    assert footer < read < footer + 20_000
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"x" * 100, b"PAR1" + b"x" * 20 + b"\xff\xff\xff\x7fPAR1"])
+def test_a_file_that_is_not_whole_is_an_error_of_the_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(content)
+    with pytest.raises((OSError, pa.ArrowException)):
+        parquet_file(path)

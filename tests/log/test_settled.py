@@ -13,13 +13,14 @@ from itertools import count
 from pathlib import Path
 from threading import Event
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.log.append import LogWriter
-from cdc.log.layout import CHANGES, LogFile, commit_file
+from cdc.log.layout import CHANGES, GROUP, SMALL_GROUP, LogFile, commit_file
 from cdc.log.leaving import notes
 from cdc.log.leftovers import remove_leftovers
 from cdc.log.patient import PatientWriter
@@ -258,6 +259,24 @@ def test_memory_bounds_what_becomes_one_file(tmp_path: Path):
     made = rewritten(tmp_path, job, never, memory=1)
     assert made is not None
     assert [file.rows for file in made.made] == [file.rows for group in job.groups for file in group]
+
+
+@pytest.mark.parametrize(("tables", "size"), [(1, GROUP), (9, SMALL_GROUP)])
+def test_in_a_file_of_more_tables_than_groups_the_groups_are_small(tmp_path: Path, tables: int, size: int):
+    writer = LogWriter.open(tmp_path, IDENTITY, SegmentLimits(size=1 << 30, age=3600.0))
+    for place in range(1, 11):
+        rows = [row(place, n, relation=n % tables) for n in range(2_000)]
+        writer.commit(writer.stage(table(*rows)), info(place))
+    later = LogWriter(tmp_path, SegmentLimits(size=1, age=3600.0))
+    later.commit(later.stage(table(row(500))), info(500))
+    job = due(LogReader(tmp_path).every_file())
+    assert job is not None
+
+    made = rewritten(tmp_path, job, never)
+
+    assert made is not None
+    groups = pq.read_metadata(made.made[0].path)
+    assert {groups.row_group(n).num_rows for n in range(groups.num_row_groups)} == {size, 20_000 % size}
 
 
 FILES = st.tuples(
