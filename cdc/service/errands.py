@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any, Final
 
@@ -24,16 +27,25 @@ log = structlog.get_logger("server")
 class Errands:
     """Those of one kind and pipeline; may be called from any thread."""
 
-    def __init__(self, catalog: Catalog, pipeline: str, kind: str) -> None:
-        """kind: of the commands that they are kept as."""
-        self._catalog, self._pipeline, self._kind = catalog, pipeline, kind
+    def __init__(self, catalog: Catalog, pipeline: str, kind: str, definition: Path | None) -> None:
+        """kind: of the commands that they are kept as, and what the child is told to do with the definition."""
+        self._catalog, self._pipeline, self._kind, self._definition = catalog, pipeline, kind, definition
         self._lock = Lock()
         self._ending = Event()
         self._child: subprocess.Popen[str] | None = None
         self._runner: Thread | None = None
 
-    def begin(self, payload: Mapping[str, Any], command: Sequence[str], actor: str) -> Command:
-        """Start a child; raises StateConflict while another runs."""
+    def begin(self, payload: Mapping[str, Any], words: Sequence[str], actor: str) -> Command:
+        """Start a child; words: what it is told beside.
+
+        Raises StateConflict while another runs, or where nobody knows the definition's file.
+        """
+        if self._definition is None:
+            raise StateConflict(
+                "this server was started without the file of its definition",
+                remedy=f"run: cdc {self._kind} -c FILE {shlex.join(words)}",
+            )
+        command = (sys.executable, "-m", "pipelines", self._kind, "-c", str(self._definition), "--json", *words)
         with self._lock:
             if running := self._catalog.commands.pending(self._pipeline, self._kind):
                 raise StateConflict(
@@ -42,7 +54,7 @@ class Errands:
             number = self._catalog.commands.post(self._pipeline, self._kind, payload)
             self._catalog.audit.write(actor, self._kind, self._pipeline, {"id": number, **payload})
             # a thread of its own for the whole life of the child: the kernel ends a child with the thread that made it
-            self._runner = Thread(target=self._carry_out, args=(number, tuple(command)), name=self._kind, daemon=True)
+            self._runner = Thread(target=self._carry_out, args=(number, command), name=self._kind, daemon=True)
             self._runner.start()
         posted = self._catalog.commands.get(number)
         assert posted is not None  # noqa: S101 - posted above
@@ -95,6 +107,16 @@ class Errands:
             self._catalog.commands.finish(number, outcome, ok=outcome["ok"])
         except CdcError as error:
             log.warning("catalog is unreachable", code=error.code, message=error.message)
+
+
+def told(command: Command) -> dict[str, Any]:
+    """What came of one, as every status shows it: summary, result, error, posted_at, finished_at."""
+    outcome = command.result or {}
+    return {
+        **{name: outcome.get(name) for name in ("summary", "result", "error")},
+        "posted_at": command.posted_at.isoformat(),
+        "finished_at": None if command.finished_at is None else command.finished_at.isoformat(),
+    }
 
 
 def _envelope(printed: str) -> dict[str, Any] | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from cdc.catalog import Catalog, Command, CommandState
-from cdc.errors import StateConflict
-from cdc.service.errands import Errands
+from cdc.service.errands import Errands, told
 
 REPLAY: Final = "replay"
 """The kind of command; its result is what the child reported."""
@@ -51,17 +49,11 @@ class Replays:
     """The replays of one pipeline; may be called from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, definition: Path | None) -> None:
-        self._definition = definition
-        self.errands = Errands(catalog, pipeline, REPLAY)
+        self.errands = Errands(catalog, pipeline, REPLAY, definition)
 
     def begin(self, request: ReplayRequest, actor: str) -> ReplayStatus:
-        """Start one; raises StateConflict while another runs, or where nobody knows the definition's file."""
-        if self._definition is None:
-            raise StateConflict(
-                "this server was started without the file of its definition",
-                remedy=f"run 'cdc replay {request.sink} -c FILE'",
-            )
-        return replay_status(self.errands.begin(asdict(request), _command(self._definition, request), actor))
+        """Start one; raises StateConflict as Errands.begin."""
+        return replay_status(self.errands.begin(asdict(request), (*_options(request), "--", request.sink), actor))
 
     def last(self, sink: str) -> ReplayStatus | None:
         """The newest of a sink that was asked for over the API."""
@@ -71,25 +63,15 @@ class Replays:
 
 def replay_status(command: Command) -> ReplayStatus:
     """What a command of kind REPLAY says."""
-    outcome = command.result or {}
     states = {CommandState.PENDING: "running", CommandState.DONE: "done", CommandState.FAILED: "failed"}
     request = ReplayRequest(**{**command.payload, "tables": tuple(command.payload["tables"])})
     return ReplayStatus(
         id=command.id,
         state=states[command.state],
         request=request,
-        summary=outcome.get("summary"),
-        result=outcome.get("result"),
-        error=outcome.get("error"),
-        posted_at=command.posted_at.isoformat(),
-        finished_at=None if command.finished_at is None else command.finished_at.isoformat(),
+        **told(command),
         command=shlex.join(["cdc", "replay", request.sink, *_options(request)]) + " -c FILE",
     )
-
-
-def _command(definition: Path, request: ReplayRequest) -> tuple[str, ...]:
-    program = (sys.executable, "-m", "pipelines", "replay", "-c", str(definition), "--json")
-    return (*program, *_options(request), "--", request.sink)
 
 
 def _options(request: ReplayRequest) -> list[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from cdc.catalog import Catalog, Command, CommandState
-from cdc.errors import StateConflict, VerifyMismatch
-from cdc.service.errands import Errands
+from cdc.errors import VerifyMismatch
+from cdc.service.errands import Errands, told
 from cdc.verification import Against, Mode
 
 VERIFY: Final = "verify"
@@ -48,16 +47,11 @@ class Verifications:
     """Those of one pipeline; may be called from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, definition: Path | None) -> None:
-        self._definition = definition
-        self.errands = Errands(catalog, pipeline, VERIFY)
+        self.errands = Errands(catalog, pipeline, VERIFY, definition)
 
     def begin(self, request: VerifyRequest, actor: str) -> VerifyStatus:
-        """Start one; raises StateConflict while another runs, or where nobody knows the definition's file."""
-        if self._definition is None:
-            raise StateConflict(
-                "this server was started without the file of its definition", remedy="run 'cdc verify -c FILE'"
-            )
-        return verify_status(self.errands.begin(asdict(request), _command(self._definition, request), actor))
+        """Start one; raises StateConflict as Errands.begin."""
+        return verify_status(self.errands.begin(asdict(request), _words(request), actor))
 
     def last(self) -> VerifyStatus | None:
         """The newest that was asked for over the API."""
@@ -66,7 +60,7 @@ class Verifications:
 
 def verify_status(command: Command) -> VerifyStatus:
     """What a command of kind VERIFY says."""
-    outcome, said = command.result or {}, command.payload
+    said = command.payload
     request = VerifyRequest(
         tables=tuple(said["tables"]),
         sinks=tuple(said["sinks"]),
@@ -78,11 +72,7 @@ def verify_status(command: Command) -> VerifyStatus:
         id=command.id,
         state=_state(command),
         request=request,
-        summary=outcome.get("summary"),
-        result=outcome.get("result"),
-        error=outcome.get("error"),
-        posted_at=command.posted_at.isoformat(),
-        finished_at=None if command.finished_at is None else command.finished_at.isoformat(),
+        **told(command),
     )
 
 
@@ -95,8 +85,7 @@ def _state(command: Command) -> str:
     return "differs" if error.get("code") == VerifyMismatch.code else "failed"
 
 
-def _command(definition: Path, request: VerifyRequest) -> tuple[str, ...]:
-    program = (sys.executable, "-m", "pipelines", "verify", "-c", str(definition), "--json")
+def _words(request: VerifyRequest) -> tuple[str, ...]:
     sinks = [f"--sink={name}" for name in request.sinks]
     options = [f"--mode={request.mode.value}", f"--against={request.against.value}"]
-    return (*program, *sinks, *options, *(["--repair"] if request.repair else []), "--", *request.tables)
+    return (*sinks, *options, *(["--repair"] if request.repair else []), "--", *request.tables)

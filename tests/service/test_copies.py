@@ -241,4 +241,4 @@ def test_one_replay_runs_at_a_time_and_what_a_dead_server_left_is_said_to_have_f
 def test_a_server_without_its_file_says_which_command_does_it(client: httpx.Client) -> None:
     answer = client.post(f"{PIPELINE}/sinks/lake/replay", json={})
     assert code(answer) == (409, "CDC-1006")
-    assert "cdc replay lake" in answer.json()["suggestion"]
+    assert answer.json()["suggestion"] == "run: cdc replay -c FILE --from=beginning --to=latest -- lake"
