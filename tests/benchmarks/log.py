@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,8 @@ COMMIT, TRANSACTION = 100_000, 10
 """Changes of a commit, and of a transaction in it."""
 APPENDED, APPENDED_AT_ONCE, COMMITS = 10_000_000, 10_000, 100_000
 """Changes that are appended to a new log and to an old one, how many in a commit, and how many commits make it old."""
+TURNS = 10
+"""In so many parts each."""
 QUICK_APPENDED, QUICK_COMMITS = 500_000, 1_500
 COLD, QUICK_COLD = 50_000_000, 5_000_000
 """Changes of a thousand tables, of which one is read."""
@@ -89,30 +92,40 @@ def run(
 
 
 def _append(changes: int, commits: int, figures: dict[str, Figure]) -> None:
+    """Of a new log and an old one in turns: the machine is not equally fast all the time."""
     folder = Path(tempfile.mkdtemp(prefix="cdc-log-"))
-    times = changes // APPENDED_AT_ONCE
+    times = changes // APPENDED_AT_ONCE // TURNS
     keys = np.arange(APPENDED_AT_ONCE)
     large, small = (_rows(keys[:count], keys, keys < 0) for count in (APPENDED_AT_ONCE, TRANSACTION))
+    took: dict[Path, list[np.ndarray]] = {folder / "old": [], folder / "new": []}
     try:
-        writer = LogWriter.open(folder, IDENTITY, AS_CONFIGURED)
-        # as in the reader's process: what is written beside is put in place between two commits
-        with Trimmer(folder, Retention(max_age=1e9, grace=60.0), lambda: None) as trimmer:
-            new = _appended(writer, trimmer, large, times)
-            opened = _opened(folder)
-            _appended(writer, trimmer, small, commits)
-            old = _appended(writer, trimmer, large, times)
-            writers, readers = _opened(folder)
+        with _kept(folder / "old") as log:
+            _appended(*log, small, commits)
+        for _ in range(TURNS):
+            for root, seconds in took.items():
+                with _kept(root) as log:
+                    seconds.append(_appended(*log, large, times))
+        opened, (writers, readers) = _opened(folder / "new"), _opened(folder / "old")
     finally:
         shutil.rmtree(folder)
+    new, old = np.concatenate(took[folder / "new"]), np.concatenate(took[folder / "old"])
     for name, value in {
-        "append_ratio_at_100k_commits": new.sum() / old.sum(),
-        "append_changes_per_second": times * APPENDED_AT_ONCE / old.sum(),
+        "append_ratio_at_100k_commits": float(new.sum() / old.sum()),
+        "append_changes_per_second": float(old.size * APPENDED_AT_ONCE / old.sum()),
         "append_p99_ms": float(np.quantile(old, 0.99)) * 1e3,
         "open_writer_ms": writers * 1e3,
         "open_reader_ms": readers * 1e3,
         "open_ratio_at_100k_commits": (writers + readers) / sum(opened),
     }.items():
         figures[name].values.append(value)
+
+
+@contextmanager
+def _kept(root: Path) -> Iterator[tuple[LogWriter, Trimmer]]:
+    """A log's writer as in the reader's process: what is written beside is put in place between two commits."""
+    writer = LogWriter.open(root, IDENTITY, AS_CONFIGURED)
+    with Trimmer(root, Retention(max_age=1e9, grace=60.0), lambda: None) as trimmer:
+        yield writer, trimmer
 
 
 def _appended(writer: LogWriter, trimmer: Trimmer, rows: pa.Table, times: int) -> np.ndarray:
