@@ -174,6 +174,8 @@ class SinkRule(TableSettings):
     """Directory of the table instead of the sink's; `{schema}`, `{table}` and the groups of `pattern` are filled in."""
     partition_by: tuple[Identifier, ...] = ()
     """Columns of the target that its files are parted by, from its creation on."""
+    cluster_by: tuple[Identifier, ...] = ()
+    """Columns of the target that queries select rows by: upkeep puts rows in files so that few have to be opened."""
     properties: Mapping[Annotated[str, AfterValidator(_property)], str] = {}
     """Properties of the Delta table from its creation on, `delta.enableChangeDataFeed` for example; values are text."""
 
@@ -185,6 +187,8 @@ class SinkRule(TableSettings):
             raise wrong("no group of the pattern is called {name}, as path has it", name=repr(min(unknown)))
         if self.pattern is not None and not used & groups:
             raise wrong("pattern is nothing for a rule whose path has none of its groups")
+        if both := sorted(set(self.partition_by) & set(self.cluster_by)):
+            raise wrong("cluster_by names {name}, by which partition_by parts the files already", name=repr(both[0]))
         return self
 
 

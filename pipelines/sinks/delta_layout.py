@@ -21,7 +21,7 @@ MODE: Final = "cdc.mode"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is fixed when a target is made."""
+    """What is fixed when a target is made, and by what its files are ordered, which may change."""
 
     partition_by: tuple[str, ...] = ()
     """Delta names of columns."""
@@ -29,6 +29,8 @@ class Layout:
     transform: str = ""
     keeping: Keeping = Keeping.LATEST
     """What it keeps of a row's past."""
+    cluster_by: tuple[str, ...] = ()
+    """Delta names of columns; no property of the target, for upkeep follows whatever the rule says now."""
 
     @classmethod
     def of(cls, configuration: Mapping[str, str | None], partitions: Sequence[str], ours: Collection[str]) -> Self:
@@ -70,6 +72,11 @@ class Layout:
 def parts_files(kind: pa.DataType) -> bool:
     """Whether files can be parted by values of that type: of others Delta's text has more than one spelling."""
     return pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_boolean(kind)
+
+
+def has_bounds(kind: pa.DataType) -> bool:
+    """Whether files say between which values of that type their rows lie; see delta_table.statistics_columns."""
+    return not (pa.types.is_floating(kind) or pa.types.is_nested(kind) or pa.types.is_binary(kind))
 
 
 def partition_text(value: str | int | date | bool | None) -> str | None:  # noqa: FBT001 - a value of a column

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from cdc.errors import TransformRefused, ValueNotRepresentable
 from cdc.naming import column_name, target_uri
 from cdc.table import TableSchema
 from pipelines.rows import sent_cells
-from pipelines.sinks.delta_layout import PLAIN, Layout, parts_files
+from pipelines.sinks.delta_layout import PLAIN, Layout, has_bounds, parts_files
 from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.sink import SparkAwaited
 from pipelines.transforming.transform import TableTransform, renamed
@@ -84,17 +84,13 @@ class Shapes:
         rule = rule_of(shape.schema.topic, self._rules)
         if rule is None:
             return PLAIN
-        names = tuple(column_name(name) if name not in shape.columns.names else name for name in rule.partition_by)
-        if unknown := sorted(set(names) - set(shape.columns.names)):
-            raise TransformRefused(f"partition_by: the target of {shape.schema.topic!r} has no column {unknown[0]!r}")
-        for name in names:
-            if not parts_files(shape.columns.field(name).type):
-                raise TransformRefused(
-                    f"partition_by: column {name!r} of the target of {shape.schema.topic!r} is "
-                    f"{shape.columns.field(name).type!s}: expected text, a whole number, a date or a boolean"
-                )
+        text = "text, a whole number, a date or a boolean"
+        parted = _columns("partition_by", rule.partition_by, shape, parts_files, text)
+        ordered = _columns("cluster_by", rule.cluster_by, shape, has_bounds, "a type of which files have bounds")
+        if both := sorted(set(parted) & set(ordered)):
+            raise TransformRefused(f"cluster_by: column {both[0]!r} of {shape.schema.topic!r} is one of partition_by")
         transform = "" if shape.transform is None else shape.transform.fingerprint
-        return Layout(names, rule.properties, transform)
+        return Layout(parted, rule.properties, transform, cluster_by=ordered)
 
     def decided(self, images: pa.Table, shape: Shape) -> pa.Table:
         """Images of which all is said that the target needs are complete; those that a filter rejects are deletes.
@@ -136,6 +132,21 @@ class Shapes:
         if self.spark is None:
             raise SparkAwaited("expressions are computed by Spark")
         return self.spark
+
+
+def _columns(
+    key: str, said: Sequence[str], shape: Shape, fits: Callable[[pa.DataType], bool], expected: str
+) -> tuple[str, ...]:
+    """The columns of a target that a key of its rule names; raises TransformRefused for one that cannot be meant."""
+    names = tuple(dict.fromkeys(column_name(name) if name not in shape.columns.names else name for name in said))
+    if unknown := sorted(set(names) - set(shape.columns.names)):
+        raise TransformRefused(f"{key}: the target of {shape.schema.topic!r} has no column {unknown[0]!r}")
+    for name in names:
+        if not fits(kind := shape.columns.field(name).type):
+            raise TransformRefused(
+                f"{key}: column {name!r} of the target of {shape.schema.topic!r} is {kind!s}: expected {expected}"
+            )
+    return names
 
 
 def routed(template: str, rules: Sequence[SinkRule], schema: TableSchema) -> str:

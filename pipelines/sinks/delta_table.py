@@ -68,6 +68,8 @@ class DeltaTarget:
     def __init__(self, uri: str, table: DeltaTable) -> None:
         self.uri = uri
         self.table = table
+        self.cluster_by: tuple[str, ...] = ()
+        """By which columns upkeep orders its rows, as the rule of its table said when the layout was checked last."""
         self._opened_at = self._looked_at = table.version()
         self._known: dict[str, Any] = {}
         """Of the version that was looked at, by what was asked."""
@@ -84,7 +86,8 @@ class DeltaTarget:
         """An empty target with its identity; `schema` names its key, `columns` are all that it has."""
         identity = {LOG_ID: log_id, RELATION: str(schema.relation), APP_ID: str(uuid.uuid4())}
         identity |= {} if schema.key else {KEYLESS: "true"}
-        described = [name for name in statistics_columns(schema, columns) if name not in layout.partition_by]
+        first = [*(column_name(column.name) for column in schema.key), *layout.cluster_by]
+        described = [name for name in statistics_columns(columns, first) if name not in layout.partition_by]
         statistics = {STATISTICS: ",".join(described)}
         table = DeltaTable.create(
             uri,
@@ -119,6 +122,7 @@ class DeltaTarget:
         """Raise TransformRefused where it was made by another transform, or laid out otherwise."""
         metadata = self.table.metadata()
         layout.check(self.uri, metadata.configuration, metadata.partition_columns)
+        self.cluster_by = layout.cluster_by
 
     def take_key(self, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
         """Find rows by the table's key of now, or by their place if it has none; raises as check_key does."""
@@ -261,7 +265,7 @@ class DeltaTarget:
             self._change_columns(found, upto)
         # a rewrite may have taken a column that had them, before a crash
         if not set(self.described) <= set(self.columns.names):
-            described = ",".join(_bounded(self.columns, self.described))
+            described = ",".join(statistics_columns(self.columns, self.described))
             self.table.alter.set_table_properties({STATISTICS: described}, raise_if_not_exists=False)
 
     def _change_columns(self, found: Plan, upto: int) -> None:
@@ -323,16 +327,12 @@ def _counted(table: DeltaTable) -> tuple[int, int]:
     return actions.num_rows, pc.sum(actions["size_bytes"]).as_py() or 0
 
 
-def statistics_columns(schema: TableSchema, columns: pa.Schema) -> list[str]:
-    """The columns whose files get statistics: places and key first.
+def statistics_columns(columns: pa.Schema, first: Sequence[str]) -> list[str]:
+    """The columns whose files get statistics: places first, then those of `first`.
 
     No lists, which have no bounds. No float columns: delta-rs leaves NaN out of the statistics, and Spark's `> 100`
     would then skip files that hold NaN. No names that need quoting: the two writers parse the property differently.
     """
-    return _bounded(columns, [column_name(column.name) for column in schema.key])
-
-
-def _bounded(columns: pa.Schema, first: Sequence[str]) -> list[str]:
     # without bounds of these a merge into versions would open the files of all that ended long ago
     spans = [name for name in (START_COLUMN, END_COLUMN) if name in columns.names]
     ordered = dict.fromkeys([POSITION_COLUMN, ORDINAL_COLUMN, *first, *spans, *columns.names])

@@ -21,6 +21,7 @@ from deltalake.fs import DeltaStorageHandler
 from cdc.failpoint import hit
 from pipelines.sinks.delta_files import STRANGER_AFTER, TableFiles
 from pipelines.sinks.delta_log import shorten
+from pipelines.sinks.delta_order import Ordering, parts_of
 from pipelines.sinks.delta_published import KeptCut
 from pipelines.sinks.delta_table import DeltaTarget
 
@@ -61,6 +62,8 @@ class UpkeepSettings:
     """How long cuts are kept."""
     keep_commits: int = 100
     """How many of the newest commits stay in the log of a target in a directory."""
+    ordering: Ordering = field(default_factory=Ordering)
+    """Which files of a target whose rule says cluster_by are put in order."""
 
 
 @dataclass(slots=True)
@@ -69,6 +72,8 @@ class _Turn:
 
     due: float
     """When to look for what to remove."""
+    order_due: float
+    """When to look for what to put in order."""
     files: TableFiles = field(default_factory=TableFiles)
     version: int = -1
     """Of the table when its files were noted last."""
@@ -78,6 +83,8 @@ class _Turn:
     """The version when commits were removed last."""
     refused: str = ""
     """What was wrong the last time, so that it is told once."""
+    too_large: int = 0
+    """Parts that were too large to be put in order the last time; told once as well."""
 
 
 class Upkeep:
@@ -128,7 +135,7 @@ class Upkeep:
         present = dict.fromkeys(table.target for table in newest.record.tables.values() if table.version is not None)
         first = self._clock() + min(self._settings.every, FIRST_AFTER)
         kept = {uri: turn for uri, turn in self._turns.items() if uri in present}
-        self._turns = kept | {uri: _Turn(first) for uri in present if uri not in kept}
+        self._turns = kept | {uri: _Turn(first, first) for uri in present if uri not in kept}
 
     def _next(self) -> str | None:
         """The target that waits longest for a look; it is the last in line from now on."""
@@ -153,12 +160,14 @@ class Upkeep:
         many = count - turn.left
         if opened is not None and many > COMPACT_ABOVE and (not rests or many > URGENT * COMPACT_ABOVE):
             turn.left = count  # a table that cannot be compacted is tried again with as many files more
-            turn.left = _compact(opened)
+            turn.left = _compact(opened, self._settings.ordering)
         elif rests:
             return False
         elif opened is not None and self._is_long(opened, turn):
             shorten(uri, opened.version, self._listed(uri, cuts), kept=self._settings.keep_commits)
             turn.shortened = opened.version
+        elif opened is not None and turn.order_due <= now and turn.order_due < turn.due and self._order(opened, turn):
+            pass
         elif now < turn.due:
             return False
         elif (target := opened or DeltaTarget.open(uri)) is not None:
@@ -169,6 +178,21 @@ class Upkeep:
 
     def _is_long(self, target: DeltaTarget, turn: _Turn) -> bool:
         return "://" not in target.uri and target.version - turn.shortened > self._settings.keep_commits
+
+    def _order(self, target: DeltaTarget, turn: _Turn) -> bool:
+        """Put one part of a target in order; whether there was one. One that cannot be is tried again later."""
+        ordering, turn.order_due = self._settings.ordering, self._clock() + self._settings.every
+        if (large := len(ordering.too_large(target))) != turn.too_large:
+            turn.too_large = large
+            log.warning("parts of a target are too large to be put in order", target=target.uri, parts=large)
+        due = ordering.due(target)
+        if not due:
+            return False
+        ordering.order(target, due[0])
+        log.info("put rows in order", target=target.uri, bytes=due[0].size, left=len(due) - 1)
+        if len(due) > 1:
+            turn.order_due = self._clock()
+        return True
 
     def _remove(self, target: DeltaTarget, files: TableFiles, cuts: Sequence[KeptCut]) -> int:
         """Remove what nobody needs any more; how many files are left for the next time, 1 if that is not known yet."""
@@ -212,12 +236,17 @@ class Upkeep:
         return listed | {versions[uri] for _, versions, at in tuple(self._held) if uri in versions and at > since}
 
 
-def _compact(target: DeltaTarget) -> int:
-    """Put small files together, those of a middle size as well when many have come up; how many files are left."""
+def _compact(target: DeltaTarget, ordering: Ordering) -> int:
+    """Put small files together, those of a middle size as well when many have come up; how many files are left.
+
+    What is to be in order is put together by that, and would otherwise come out of it again.
+    """
     target.table.optimize.compact(target_size=SMALL)
     hit("delta_upkeep_compacted")
     if target.files()[0] > COMPACT_ABOVE:
-        target.table.optimize.compact()
+        large = [part.filters for part in ordering.too_large(target)]
+        for filters in large if parts_of(target) else [None]:
+            target.table.optimize.compact(partition_filters=filters)
     return target.files()[0]
 
 

@@ -32,6 +32,7 @@ WHOLE = ruled(
     "pattern: 'shop\\.(?P<kind>[a-z]+)'",
     "path: other/{kind}/{table}",
     "partition_by: [country]",
+    "cluster_by: [mail, 'signed up']",
     "properties: {delta.enableChangeDataFeed: 'true'}",
 )
 
@@ -110,6 +111,12 @@ def test_a_route_that_cannot_be_is_named_with_its_place(case: str, tmp_path: Pat
     said, match, expected = ROUTES[case]
 
     assert expected in flaws(tmp_path, ruled(said, match=match))
+
+
+def test_files_are_not_ordered_by_what_parts_them(tmp_path: Path) -> None:
+    said = flaws(tmp_path, ruled("partition_by: [a, b]", "cluster_by: [c, b]"))
+
+    assert "rules.0: cluster_by names 'b', by which partition_by parts the files already" in said
 
 
 def test_two_rules_do_not_share_a_directory(tmp_path: Path) -> None:

@@ -27,11 +27,12 @@ FAILPOINTS = [
     "delta_log_shortened",
     "delta_log_shortened:30",
 ]
+ORDERING = ["delta_upkeep_ordered", "delta_upkeep_remove", "delta_upkeep_ordered:3"]
 ROUNDS = CLEAN_EVERY + 30
 
 
-def live(folder: Path, rounds: int, failpoint: str | None = None) -> forked.Ended:
-    command = ("tests.faults.upkept_life", folder, rounds)
+def live(folder: Path, rounds: int, failpoint: str | None = None, by: str = "") -> forked.Ended:
+    command = ("tests.faults.upkept_life", folder, rounds, *filter(None, [by]))
     return forked.run(*command, environment={VARIABLE: failpoint} if failpoint else {}, timeout=120)
 
 
@@ -50,6 +51,10 @@ def assert_kept_cuts_are_whole(folder: Path) -> int:
 def test_a_driver_killed_in_its_upkeep_at_one_step_after_the_other_leaves_every_kept_cut_whole(tmp_path: Path) -> None:
     for failpoint in FAILPOINTS:
         ended = live(tmp_path, ROUNDS, failpoint)
+        assert ended.status == KILLED, f"{failpoint}\n{ended.errors}"
+        assert_kept_cuts_are_whole(tmp_path)
+    for failpoint in ORDERING:
+        ended = live(tmp_path, ROUNDS, failpoint, by="item")
         assert ended.status == KILLED, f"{failpoint}\n{ended.errors}"
         assert_kept_cuts_are_whole(tmp_path)
     ended = live(tmp_path, ROUNDS)

@@ -1,4 +1,4 @@
-"""`python -m tests.faults.upkept_life FOLDER ROUNDS`: a Delta sink that merges row after row and tidies at once.
+"""`python -m tests.faults.upkept_life FOLDER ROUNDS [COLUMN]…`: a Delta sink that merges row after row and tidies up.
 
 It goes on from where its record says, as a driver does. Row n comes at position 10 n; cuts are kept until the next
 clean-up of the record, and what no cut needs is removed with the next look.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from cdc.config import SinkRule
 from cdc.stores.published import Published
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.sinks.delta_order import Ordering
 from pipelines.sinks.delta_upkeep import Upkeep, UpkeepSettings
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.sinks.upkept import Clock
@@ -25,10 +27,12 @@ def path_in(folder: object) -> str:
     return f"{folder}/{{schema}}/{{table}}"
 
 
-def live(folder: str, rounds: int) -> Iterator[int]:
-    """Merge and publish so many rows more; yields the number of each that is published."""
-    settings, clock = UpkeepSettings(every=EVERY, vacuum_after=0.0, retain=0.0, keep_commits=10), Clock()
-    sink = DeltaSink(DeltaSettings("lake", path_in(folder), upkeep=settings))
+def live(folder: str, rounds: int, *by: str) -> Iterator[int]:
+    """Merge and publish so many rows more, kept in order by columns; yields the number of each that is published."""
+    clock, ordering = Clock(), Ordering(least=0)
+    settings = UpkeepSettings(every=EVERY, vacuum_after=0.0, retain=0.0, keep_commits=10, ordering=ordering)
+    rules = (SinkRule(match="*.*", cluster_by=by),)
+    sink = DeltaSink(DeltaSettings("lake", path_in(folder), rules=rules, upkeep=settings))
     sink._upkeep = Upkeep(settings, clock)  # what comes when does not depend on the machine
     published = sink.open(LOG)
     done = published.position // 10 if published else 0
@@ -43,5 +47,5 @@ def live(folder: str, rounds: int) -> Iterator[int]:
 
 
 if __name__ == "__main__":
-    for _ in live(sys.argv[1], int(sys.argv[2])):
+    for _ in live(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]):
         pass
