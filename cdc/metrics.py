@@ -137,6 +137,15 @@ SINK_LAG_BYTES: Final = Metric("cdc_sink_lag_bytes", Kind.GAUGE, "log's durable 
 SINK_POSITION: Final = Metric("cdc_sink_position", Kind.GAUGE, "the sink's published position, as a number", _SINK)
 APPLY_ROWS: Final = Metric("cdc_apply_rows_total", Kind.COUNTER, "folded rows merged into the sink", _SINK)
 APPLY_SECONDS: Final = Metric("cdc_apply_seconds", Kind.GAUGE, "duration of the last batch from fold to publish", _SINK)
+CADENCE: Final = Metric(
+    "cdc_sink_cadence_seconds",
+    Kind.GAUGE,
+    "least time between the beginnings of two batches, for the table that is written again too fast; 0 once none is",
+    _TARGET,
+)
+REWRITTEN_BYTES: Final = Metric(
+    "cdc_sink_rewritten_bytes_total", Kind.COUNTER, "bytes of the target's files that batches wrote again", _SINK
+)
 BATCHES: Final = Metric("cdc_apply_batches_total", Kind.COUNTER, "batches published", _SINK)
 DLQ_RECORDS: Final = Metric(
     "cdc_dlq_records", Kind.GAUGE, "keys that the sink has parked because its target cannot take their rows", _SINK

@@ -47,6 +47,7 @@ from pipelines.folding.by_size import RangeFold
 from pipelines.parking.orders import Orders
 from pipelines.reading.selection import tables_option
 from pipelines.reading.unread import unread_by_worker
+from pipelines.running.cadence import Resting
 from pipelines.running.cuts import Cuts
 from pipelines.running.holds import LEASE, Holds
 from pipelines.running.pauses import Pauses
@@ -138,7 +139,8 @@ def _session(settings: SparkSettings) -> SparkSession:
 
 
 def _look_after(definition: Definition, board: Board, parts: SinkParts, ending: Ending) -> None:
-    queries = [SinkQuery(definition, wanted, parts) for wanted in definition.sinks]
+    sinks = [unpaced(wanted) if ending.once else wanted for wanted in definition.sinks]
+    queries = [SinkQuery(definition, wanted, parts) for wanted in sinks]
     board.sinks += [query.progress for query in queries]
     board.standby = lambda: bool(queries) and all(query.waiting for query in queries)
     board.state = "running"
@@ -238,6 +240,7 @@ class SinkQuery:
         self._loop: SinkLoop | None = None
         self._sink: Sink | None = None
         self._registered: Registered | None = None
+        self._resting: Resting | None = None
         self._view: LogReader | None = None
         self._checkpoint: Path | None = None
         self._failure: Exception | None = None
@@ -303,7 +306,7 @@ class SinkQuery:
     def advance(self) -> bool:
         """Apply what the log holds, if small, until the first batch of the query comes; whether there was anything."""
         loop = self._loop
-        if loop is None or self._arrived or self._awaits_spark:
+        if loop is None or self._arrived or self._awaits_spark or (self._resting and self._resting.rests):
             return False
         before = loop.position
         self._try(self._advance)
@@ -311,6 +314,8 @@ class SinkQuery:
 
     def stop(self) -> None:
         """Stop between two batches and close the sink."""
+        if self._resting is not None:
+            self._resting.end()
         if self._loop is not None:
             self._loop.drain()
         if self._query is not None:
@@ -320,7 +325,7 @@ class SinkQuery:
             self._sink.close()
         if self._checkpoint is not None:
             shutil.rmtree(self._checkpoint, ignore_errors=True)
-        self._query = self._loop = self._sink = self._checkpoint = None
+        self._query = self._loop = self._sink = self._checkpoint = self._resting = None
         self._parts.warming.ends(self)
 
     def _may_be_open(self) -> bool:
@@ -363,12 +368,25 @@ class SinkQuery:
         self._registered = Registered(self._definition.log.root, change_log.log_id, self._wanted)
         self._loop, self._view, self._failure = loop, change_log, None
         self._arrived = self._awaits_spark = False
+        self.progress.pace = self._sink.pace if isinstance(self._sink, DeltaTarget) else None
+        self._resting = None if self.progress.pace is None else Resting(self.progress.pace, self._is_wanted)
         self._register(at_once=True)
 
     def _register(self, *, at_once: bool = False) -> None:
         if self._loop is not None and self._registered is not None and self._view is not None:
             held = self._loop.held
             self._registered.say(held, pinned_in(self._view, held), at_once=at_once)
+
+    def _is_wanted(self) -> bool:
+        """Whether the next batch is not to wait for its time: somebody waits for it, or it is as large as they get."""
+        loop, view = self._loop, self._view
+        if loop is None or view is None or loop.parking.due or self._parts.cuts.asked(self._wanted.name):
+            return True
+        try:
+            view.refresh()
+            return view.latest_boundary(loop.position, MAX_ROWS) < view.latest_boundary(loop.position)
+        except LogError:
+            return True  # the batch tells what is wrong
 
     def _hear(self) -> None:
         if self._loop is not None and self._orders is not None:
@@ -409,13 +427,15 @@ class SinkQuery:
         )
 
     def _guarded(self, rows, batch_id):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - Spark inspects it
-        self._arrived = True
+        self._arrived, resting = True, self._resting
         self._parts.warming.ends(self)
         hit("after_offsets")
         try:
             end = _end_of_batch(self._checkpoint, batch_id)  # type: ignore[arg-type]
             self._loop(rows, end)  # type: ignore[misc]
             hit("before_commits")
+            if resting is not None:
+                resting.rest()  # here, so that the next batch is planned when it may begin, up to what is there then
         except Exception as exc:
             self._failure = exc  # Spark hands on only its text
             raise
@@ -471,6 +491,11 @@ def build_sink(wanted: DeltaSink | SearchSink) -> Sink:
     return SearchTarget(wanted.name, wanted.path, wanted.fields)
 
 
+def unpaced(wanted: DeltaSink | SearchSink) -> DeltaSink | SearchSink:
+    """The sink with batches that wait for nothing."""
+    return wanted.model_copy(update={"max_rewrite": 0}) if isinstance(wanted, DeltaSink) else wanted
+
+
 def keeps_history(wanted: DeltaSink | SearchSink) -> Callable[[str], bool] | None:
     """Of which tables, by topic, a sink wants every change; None: of none."""
     if not isinstance(wanted, DeltaSink):
@@ -492,4 +517,5 @@ def delta_settings(wanted: DeltaSink) -> DeltaSettings:
         upkeep=UpkeepSettings(
             wanted.upkeep.every, wanted.upkeep.vacuum_after, wanted.cuts.retain, wanted.upkeep.keep_commits
         ),
+        max_rewrite=wanted.max_rewrite,
     )

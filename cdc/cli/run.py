@@ -164,7 +164,8 @@ def _print_lines(found: PipelineStatus, summary: str) -> None:
     if found.log is not None:
         print(f"  {'kept':<10}{kept(found.log)}")
     for sink in found.sinks:
-        print(f"  {sink.name:<10}{sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}")
+        slowed = f"  {sink.reason}" if sink.reason and sink.state != "failed" else ""
+        print(f"  {sink.name:<10}{sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}{slowed}")
     for table in found.tables:
         where, counted = (table.sink, "merged") if table.sink else ("source", "copied")
         print(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.model import Model
 from cdc.config.names import Glob, Identifier, Location, Name, placeholders, wrong
-from cdc.config.quantities import Seconds
+from cdc.config.quantities import Bytes, Seconds
 from cdc.config.transform import Transform
 from cdc.table import matches
 
@@ -32,7 +32,7 @@ _OURS: Final = (
 class WriterChoice(StrEnum):
     """Who merges into a Delta table."""
 
-    #: delta-rs while batch and target files are small, Spark's MERGE otherwise.
+    #: Whichever is quicker by what merges took, and Spark's MERGE where delta-rs lacks the memory.
     AUTO = "auto"
     #: delta-rs on the driver, always.
     DELTA_RS = "delta-rs"
@@ -253,6 +253,8 @@ class DeltaSink(TableSettings):
     """How single tables are kept; the first rule that matches counts, what it does not say is as said here."""
     writer: WriterChoice = WriterChoice.AUTO
     """Who merges."""
+    max_rewrite: Bytes = 128 * 2**20
+    """Bytes of one table's files that may be written again per second; above it batches become fewer. 0: no bound."""
     cuts: Cuts = Cuts()
     upkeep: TargetUpkeep = TargetUpkeep()
 

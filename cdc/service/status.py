@@ -79,6 +79,7 @@ class SinkStatus:
     name: str
     state: str
     reason: str | None
+    """Why it does not go on, or what slows it down."""
     position: str | None
     committed_at: str | None
     """Of the last transaction that the sink shows, ISO 8601 UTC."""

@@ -41,6 +41,10 @@ class Cuts:
         """Requests at or below position."""
         return [c for c in self._open(sink) if c.position <= position]
 
+    def asked(self, sink: str) -> bool:
+        """Whether somebody waits for a cut, wherever it is."""
+        return bool(self._open(sink))
+
     def answer(self, cut: Cut, record: Published, handle: str) -> None:
         """The sink stands exactly there, and this is how to read it."""
         self._catalog.commands.finish(cut.command, {"record": json.loads(record.to_json()), "handle": handle})

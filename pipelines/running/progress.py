@@ -14,6 +14,7 @@ from cdc import metrics
 from cdc.catalog import Catalog, DeadLetter, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import CdcError
 from cdc.stores.published import Published, TableRecord
+from pipelines.running.cadence import Cadence, Pace
 
 REPORT_EVERY: Final = 0.5
 """Seconds; a process that is silent for five is shown as down."""
@@ -32,6 +33,9 @@ class Progress:
         self._error: CdcError | None = None
         self._letters: tuple[DeadLetter, ...] | None = None
         self._lock = Lock()
+        self._cadence: Cadence | None = None
+        self.pace: Pace | None = None
+        """Of a sink that has one."""
 
     def published(self, record: Published, *, lag: float | None, rows: Mapping[int, int]) -> None:
         """A batch was published: rows merged by relation, lag in seconds of its median row."""
@@ -60,8 +64,18 @@ class Progress:
             return self._letters
 
     def took(self, seconds: float) -> None:
-        """How long the batch took."""
-        self._figures.set(metrics.APPLY_SECONDS, seconds, self._pipeline, self.sink)
+        """How long the batch took; what it wrote again is told as well."""
+        labels = self._pipeline, self.sink
+        self._figures.set(metrics.APPLY_SECONDS, seconds, *labels)
+        if self.pace is None:
+            return
+        before, now = self._cadence, self.pace.cadence
+        self._figures.add(metrics.REWRITTEN_BYTES, self.pace.rewritten, *labels)
+        if before is not None:
+            self._figures.set(metrics.CADENCE, 0.0, *labels, before.table)
+        if now is not None:
+            self._figures.set(metrics.CADENCE, now.seconds, *labels, now.table)
+        self._cadence = now
 
     def failed(self, error: CdcError) -> None:
         """The sink's query stopped."""
@@ -72,7 +86,7 @@ class Progress:
     def to_sink(self) -> SinkProgress | None:
         """The row of the catalog's sinks."""
         with self._lock:
-            record, error = self._record, self._error
+            record, error, cadence = self._record, self._error, self._cadence
             if record is None and error is None:
                 return None
             moment = datetime.fromtimestamp(record.committed_at / 1e6, UTC) if record and record.committed_at else None
@@ -82,7 +96,7 @@ class Progress:
                 committed_at=moment,
                 lag_seconds=self._lag,
                 state="failed" if error else "running",
-                reason=f"{error.code} {error.message} → {error.fix}" if error else None,
+                reason=f"{error.code} {error.message} → {error.fix}" if error else str(cadence) if cadence else None,
             )
 
     def to_tables(self) -> list[TableProgress]:

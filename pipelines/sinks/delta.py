@@ -10,7 +10,9 @@ publishes on a store where Spark cannot fence (local, S3) that there is one rest
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -30,8 +32,10 @@ from cdc.failpoint import hit
 from cdc.naming import column_name, parked_uri, published_uri
 from cdc.table import TableSchema
 from pipelines.rebuilding.latest_files import Folder
+from pipelines.running.cadence import Pace
 from pipelines.running.standing import applied_state, placed
 from pipelines.sinks.delta_columns import check_kept, check_named, selected
+from pipelines.sinks.delta_cost import LEARNS_FROM, Choice, Costs, Work, candidates, rewritten
 from pipelines.sinks.delta_default import default_expression
 from pipelines.sinks.delta_evolution import check_left_out, held_as
 from pipelines.sinks.delta_history import HistoryTarget, all_columns, changed_upto, refill
@@ -61,10 +65,6 @@ from pipelines.types import ColumnPolicies, Policy, TypePolicy
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MAX_BATCH_BYTES: Final = 64 << 20
-"""Of Arrow rows; above it delta-rs would hold several times as much (5 M rows: 10 GB)."""
-MAX_TARGET_BYTES: Final = 512 << 20
-"""Of live files; delta-rs' merge is linear in them (20 M rows: 17–29 s), Spark's scales out."""
 _ATTEMPTS: Final = 5
 _PARALLEL: Final = 4
 """Tables merged at once by delta-rs, which works outside of the interpreter's lock; more only take memory."""
@@ -73,7 +73,7 @@ _PARALLEL: Final = 4
 class Writer(StrEnum):
     """Who writes the targets."""
 
-    #: delta-rs while batch and target are small or Spark has no Delta, else Spark.
+    #: delta-rs while that is quicker and has the memory, or Spark has no Delta; else Spark.
     AUTO = "auto"
     #: delta-rs on the driver, whatever the size.
     DELTA_RS = "delta-rs"
@@ -96,6 +96,8 @@ class DeltaSettings:
     """Directory of the published record; None: `_cdc/published` beside the targets."""
     upkeep: UpkeepSettings = field(default_factory=UpkeepSettings)
     """How long cuts are kept, and when what nobody needs is removed."""
+    max_rewrite: int = 0
+    """Bytes of one table written again per second, above which batches wait; 0: no bound."""
 
     _known: dict[str, TableSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By topic; asked for many times with every batch."""
@@ -139,8 +141,9 @@ class DeltaSink:
         """As published, never as applied: they say where a range began, also when it is tried again."""
         self._targets: dict[str, DeltaTarget] = {}
         self._upkeep = Upkeep(settings.upkeep)
+        self._costs = Costs()
+        self.pace = Pace(settings.max_rewrite)
         self._one_spark_write = Lock()
-        """Spark takes the `txn` from the session, which all threads share."""
         self._record_uri = settings.record or published_uri(settings.path)
         self.parked = ParkedTable(parked_uri(self._record_uri))
         if spark is not None:
@@ -203,6 +206,7 @@ class DeltaSink:
 
     def apply(self, batch: TableBatch) -> TableRecord:
         """See Sink.apply."""
+        self.pace.begins()
         attempts = Retrying(
             retry=retry_if_exception_type(CommitFailedError),
             stop=stop_after_attempt(_ATTEMPTS),
@@ -249,6 +253,7 @@ class DeltaSink:
         self._opened().write(record)
         self._remember(record)
         self.parked.tidy()
+        self.pace.ends()
         self._upkeep.turn(self._opened().cuts, self._targets)
 
     def keep(self, record: Published) -> str:
@@ -293,7 +298,9 @@ class DeltaSink:
         """One try, safe to repeat: it begins with what the target says of itself now."""
         target = self._target(batch.schema)
         if (target.applied or -1) < batch.upto:
+            held = target.actions
             self._bring(target, batch)
+            self.pace.rewrote(batch.schema.topic, rewritten(held, target.actions))
         latest = self._settings.of(batch.schema.topic).keeping is Keeping.LATEST
         # a crash may have left it further than upto; then it does not belong to the cut at upto
         return self._record(batch, target, max(batch.upto, target.applied or 0 if latest else changed_upto(target)))
@@ -310,18 +317,15 @@ class DeltaSink:
             changes = self._settings.of(batch.schema.topic).schema_changes
             target.follow(shape.columns, changes, batch.upto, replaced=batch.copying or batch.copied)
         target.refill(self._defaults(batch.schema, shape), self._began(batch))
-        source = self._source(target, batch, before, with_spark=self._with_spark(batch, target))
+        source = self._source(target, batch, before)
         merges = not isinstance(source, pa.Table) or source.num_rows > 0
+        choice = self._choice(target, batch, source, shape.key) if merges else None
         if batch.generation is not None:
             target.complete_generation(batch.generation)
-        target.erase(batch.truncated, batch.generation, ends=None if merges else batch.upto)
+        target.erase(batch.truncated, batch.generation, ends=None if choice else batch.upto)
         hit("delta_before_merge")
-        if isinstance(source, pa.Table):
-            if merges:
-                merge_with_delta_rs(target, source, shape.key, Mark(target.app_id, batch.upto))
-        else:
-            with self._one_spark_write:
-                merge_with_spark(target, source, shape.key, Mark(target.app_id, batch.upto))
+        if choice is not None:
+            self._merge(target, source, shape.key, Mark(target.app_id, batch.upto), choice)
         hit("delta_after_merge")
 
     def _bring_history(self, target: DeltaTarget, batch: TableBatch, shape: Shape) -> None:
@@ -331,14 +335,9 @@ class DeltaSink:
             columns = all_columns(shape, settings.keeping)
             target.follow(columns, settings.schema_changes, batch.upto, replaced=False)
         refill(target, self._defaults(batch.schema, shape), settings.keeping)
-        with_spark = self._with_spark(batch, target)
 
         def write(source: pa.Table, finds: tuple[str, ...], mark: Mark) -> None:
-            if not with_spark:
-                merge_with_delta_rs(target, source, finds, mark)
-                return
-            with self._one_spark_write:
-                merge_with_spark(target, require_delta(self._spark).createDataFrame(source), finds, mark)
+            self._merge(target, source, finds, mark, self._choice(target, batch, source, finds))
 
         HistoryTarget(target, shape, settings, write).bring(batch)
 
@@ -392,25 +391,42 @@ class DeltaSink:
             if column.missing is not None and column.id not in held
         }
 
-    def _with_spark(self, batch: TableBatch, target: DeltaTarget) -> bool:
-        if self._settings.writer is not Writer.AUTO:
-            return self._settings.writer is Writer.SPARK
-        if (
-            batch.frame is None
-            and (batch.rows is None or batch.rows.nbytes <= MAX_BATCH_BYTES)
-            and target.files()[1] <= MAX_TARGET_BYTES
-        ):
-            return False
-        if self._spark is None:
-            raise SparkAwaited(f"batch of {batch.schema.topic!r} or its target is large")
-        return self._spark_writes
+    def _choice(
+        self, target: DeltaTarget, batch: TableBatch, source: pa.Table | DataFrame, key: tuple[str, ...]
+    ) -> Choice:
+        """Who merges the source by the columns of a key; raises SparkAwaited for what only Spark can."""
+        if not isinstance(source, pa.Table) or self._settings.writer is not Writer.AUTO:
+            return Choice(spark=self._settings.writer is not Writer.DELTA_RS)
+        held = target.files()[1] if key else 0
+        work = Work(source.num_rows, (source if batch.rows is None else batch.rows).nbytes, held, held)
+        if work.by_delta_rs() >= LEARNS_FROM:
+            work = replace(work, candidates=candidates(target.actions, source, key) if key else 0)
+        if self._costs.is_small(work) or (self._spark is not None and not self._spark_writes):
+            return Choice(spark=False, seconds=work.by_delta_rs())
+        if self._spark is not None:
+            return self._costs.choose(target.uri, work, self._spark.sparkContext.defaultParallelism)
+        if work.fits:
+            return Choice(spark=False, seconds=work.by_delta_rs())
+        raise SparkAwaited(f"batch of {batch.schema.topic!r} or what it changes of its target is large")
 
-    def _source(
-        self, target: DeltaTarget, batch: TableBatch, before: Before, *, with_spark: bool
-    ) -> pa.Table | DataFrame:
-        """What to merge: a frame for Spark, a table for delta-rs."""
+    def _merge(
+        self, target: DeltaTarget, source: pa.Table | DataFrame, key: tuple[str, ...], mark: Mark, choice: Choice
+    ) -> None:
+        # Spark takes the `txn` from the session, which all threads share
+        with self._one_spark_write if choice.spark else nullcontext():
+            began = time.monotonic()
+            if choice.spark:
+                spark = require_delta(self._spark)
+                frame = spark.createDataFrame(source) if isinstance(source, pa.Table) else source
+                merge_with_spark(target, frame, key, mark)
+            else:
+                merge_with_delta_rs(target, source, key, mark)
+            self._costs.took(choice, time.monotonic() - began)
+
+    def _source(self, target: DeltaTarget, batch: TableBatch, before: Before) -> pa.Table | DataFrame:
+        """What to merge: a frame where the batch is one and Spark writes."""
         shape = self.shape(batch.schema)
-        if batch.frame is not None and with_spark and batch.schema.key:
+        if batch.frame is not None and self._spark_writes and batch.schema.key:
             return shape.finished_frame(
                 frame_source(batch.frame, before, shape, lambda images: self._shapes.decided(images, shape))
             )
@@ -418,12 +434,10 @@ class DeltaSink:
         if images is None:
             return self._shapes.finished(shape.source.empty_table(), shape)
         if batch.schema.key:
-            source = self._shapes.finished(table_source(self._shapes.decided(images, shape), before, shape), shape)
-        else:
-            # an earlier attempt may have gone into the range: what came or went once must not do so again
-            behind = images.filter(pc.greater(images["position"], target.applied or 0))
-            source = self._shapes.finished(counted_source(behind, target.table, shape, batch.truncated), shape)
-        return require_delta(self._spark).createDataFrame(source) if with_spark and source.num_rows else source
+            return self._shapes.finished(table_source(self._shapes.decided(images, shape), before, shape), shape)
+        # an earlier attempt may have gone into the range: what came or went once must not do so again
+        behind = images.filter(pc.greater(images["position"], target.applied or 0))
+        return self._shapes.finished(counted_source(behind, target.table, shape, batch.truncated), shape)
 
     def _target(self, schema: TableSchema) -> DeltaTarget:
         uri, shape = self._uri(schema), self.shape(schema)

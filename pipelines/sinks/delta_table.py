@@ -205,7 +205,12 @@ class DeltaTarget:
 
     def files(self) -> tuple[int, int]:
         """(number of live files, their bytes)."""
-        return self._once("files", lambda: _counted(self.table))
+        return self._once("files", lambda: _counted(self.actions))
+
+    @property
+    def actions(self) -> pa.Table:
+        """The live files: `path`, `size_bytes`, and the bounds of described columns, `min.<name>` and `max.<name>`."""
+        return self._once("actions", lambda: pa.table(self.table.get_add_actions(flatten=True)))
 
     def _once(self, what: str, ask: Callable[[], _T]) -> _T:
         if self._looked_at != self.version:
@@ -322,8 +327,7 @@ class DeltaTarget:
         return None if found is None else str(found)
 
 
-def _counted(table: DeltaTable) -> tuple[int, int]:
-    actions = pa.table(table.get_add_actions(flatten=True))
+def _counted(actions: pa.Table) -> tuple[int, int]:
     return actions.num_rows, pc.sum(actions["size_bytes"]).as_py() or 0
 
 

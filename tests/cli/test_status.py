@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc.catalog import Catalog
+from cdc.catalog import Catalog, SinkProgress
 from cdc.config import load
 from tests.cli.command import run
 from tests.cli.trimmed import Folder
-from tests.service.pipeline import fill
+from tests.service.pipeline import NAME, fill
 
 
 @pytest.fixture
@@ -33,6 +33,17 @@ def test_one_line_tells_horizon_oldest_change_bytes_and_the_slowest_consumer(
     found = run(capsys, "status", "-c", folder.path, "--json").envelope["result"]["log"]
     assert (found["horizon"], found["oldest"], found["state"]) == ("0/AA", "0/96", "read")
     assert {one["name"]: one["behind_bytes"] for one in found["consumers"]} == {"lake": 10, "find": 0}
+
+
+def test_the_line_of_a_sink_that_is_slowed_down_says_by_what(
+    capsys: pytest.CaptureFixture[str], folder: Folder
+) -> None:
+    slowed = "a batch every 12.0 s: shop.orders is written again at 1,536.0 MB a batch"
+    with Catalog.open(load(folder.path).catalog.url) as catalog:
+        catalog.sinks.record(NAME, SinkProgress("lake", 7, None, 3.0, "running", slowed))
+    lines = run(capsys, "status", "-c", folder.path).output.splitlines()
+    assert [line for line in lines if line.endswith(f"running  {slowed}")] != []
+    assert all("batch every" not in line for line in lines if line.lstrip().startswith("find"))
 
 
 def test_what_is_damaged_is_said_with_the_next_command_and_the_rest_is_printed(

@@ -16,8 +16,9 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdc.catalog import Catalog, TableProgress
+from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import every_error
+from cdc.metrics import CADENCE, REWRITTEN_BYTES, Figures
 from cdc.service.api.app import create_app, news
 from tests.service.pipeline import NAME, definition, fill, write_log
 from tests.service.running import answering
@@ -120,6 +121,23 @@ def test_metrics_are_prometheus_text_and_agree_with_the_status(client: httpx.Cli
     assert found["cdc_sink_lag_seconds", "lake", NAME] == pytest.approx(0.61)
     assert found["cdc_health", "reader", NAME] == 1
     assert found["cdc_table_state", "lake", NAME, "shop.orders", "streaming"] == 1
+
+
+def test_a_sink_that_a_huge_table_slows_down_says_so_and_is_no_problem(client: httpx.Client, catalog: Catalog) -> None:
+    slowed = "a batch every 12.0 s: shop.<orders> is written again at 1,536.0 MB a batch"
+    catalog.sinks.record(NAME, SinkProgress("lake", 7, None, 3.0, "running", slowed))
+    figures = Figures()
+    figures.set(CADENCE, 12.0, NAME, "lake", "shop.<orders>")
+    figures.add(REWRITTEN_BYTES, 1_536e6, NAME, "lake")
+    catalog.processes.report(ProcessReport(NAME, "apply", 4712, "running", None, figures.to_json()))
+
+    status = client.get("/api/v1/status").json()
+    assert (status["state"], status["problems"]) == ("running", [])
+    assert {sink["name"]: sink["reason"] for sink in status["sinks"]} == {"lake": slowed, "find": None}
+    assert slowed.replace("<", "&lt;").replace(">", "&gt;") in client.get("/").text
+    found = samples(client)
+    assert found["cdc_sink_cadence_seconds", "lake", NAME, "shop.<orders>"] == 12.0
+    assert found["cdc_sink_rewritten_bytes_total", "lake", NAME] == 1_536e6
 
 
 def test_metrics_of_a_silent_pipeline_grow_and_its_health_is_zero(client: httpx.Client, clock: Clock) -> None:

@@ -138,9 +138,10 @@ def _flow(status: PipelineStatus, around: Surroundings, rates: Mapping[str, obje
 def _branch(sink: SinkStatus, around: Surroundings, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
     kind = around.sink_types.get(sink.name, "sink")
     edge = _edge(f"sink:{sink.name}", f"log to {sink.name}", (rates, lags), sink.lag_seconds, sink.lag_bytes)
+    slowed = f'<p class="quiet">{escape(sink.reason)}</p>' if sink.reason and sink.state != "failed" else ""
     return (
         f'<li class="branch">{edge}<div class="node"><h3>{escape(sink.name)} <small>{escape(kind)}</small></h3>'
-        f'{pill(sink.state)}<p class="lsn">{escape(sink.position or figures.UNKNOWN)}</p></div></li>'
+        f'{pill(sink.state)}<p class="lsn">{escape(sink.position or figures.UNKNOWN)}</p>{slowed}</div></li>'
     )
 
 

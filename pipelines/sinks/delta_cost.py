@@ -1,0 +1,160 @@
+"""Which of the two writers merges a batch: by the seconds that either would take, as merges of this process went.
+
+Theory. delta-rs writes the files anew that may hold one of the batch's keys, on the driver and with the batch in memory
+several times over. Spark starts jobs for longer than a small merge takes, looks through the keys of every file, and
+writes as many anew on all of its cores. How long a merge takes is estimated from constants that were measured on two
+cores, times a factor for each writer that is learned from how long its merges really took. Nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+MAX_BATCH_BYTES: Final = 64 << 20
+"""Of Arrow rows; above it delta-rs would hold several times as much (5 M rows: 10 GB)."""
+MAX_CANDIDATE_BYTES: Final = 512 << 20
+"""Of files that a merge may read; delta-rs' memory grows with them (20 M rows: 1.5–4 GB)."""
+SPARK_FIXED: Final = 1.4
+"""Seconds of a merge of nothing into nothing."""
+LEARNS_FROM: Final = 0.1
+"""Estimated seconds; what is shorter is mostly the commit, and says nothing of longer ones."""
+SWITCHES_AT: Final = 1.3
+"""How many times cheaper the other writer has to be for a table to change its writer."""
+_DELTA_RS_FIXED: Final = 0.01
+_DELTA_RS_PER_ROW: Final = 1e-6
+_DELTA_RS_PER_BYTE: Final = 1.0e-8
+_SPARK_PER_ROW: Final = 4e-6
+"""As the two below, in seconds of one core."""
+_SPARK_PER_BYTE_READ: Final = 2e-9
+_SPARK_PER_BYTE_WRITTEN: Final = 4e-8
+_OWN_SHARE: Final = 0.25
+"""How far a merge moves the factor of its writer."""
+_OTHER_SHARE: Final = 0.02
+"""How far it moves that of the other one, which nobody measures meanwhile and which would otherwise never be tried."""
+_AT_MOST: Final = 8.0
+"""Of a factor, and 1 / 8 at least: the first merge of a session loads classes, and a machine may be busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one merge has to do."""
+
+    rows: int
+    """Of the batch."""
+    nbytes: int
+    """Of the batch, as Arrow rows."""
+    target: int
+    """Bytes of the target's live files."""
+    candidates: int
+    """Bytes of those of them that may hold a key of the batch."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether delta-rs has the memory for it."""
+        return self.nbytes <= MAX_BATCH_BYTES and self.candidates <= MAX_CANDIDATE_BYTES
+
+    def by_delta_rs(self) -> float:
+        """Seconds as measured beforehand."""
+        return _DELTA_RS_FIXED + self.rows * _DELTA_RS_PER_ROW + self.candidates * _DELTA_RS_PER_BYTE
+
+    def by_spark(self, cores: int) -> float:
+        """Seconds as measured beforehand."""
+        of_bytes = self.target * _SPARK_PER_BYTE_READ + self.candidates * _SPARK_PER_BYTE_WRITTEN
+        return SPARK_FIXED + (self.rows * _SPARK_PER_ROW + of_bytes) / max(1, cores)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who merges."""
+
+    spark: bool
+    seconds: float = 0.0
+    """As estimated beforehand; 0 where nobody estimated it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """How many times longer than estimated the merges of either writer take here."""
+
+    delta_rs: float = 1.0
+    spark: float = 1.0
+
+    def learned(self, ratio: float, *, spark: bool) -> Factors:
+        """After a merge that took so many times its estimate."""
+        own, other = (self.spark, self.delta_rs) if spark else (self.delta_rs, self.spark)
+        ratio = min(max(ratio, 1 / _AT_MOST), _AT_MOST)
+        own = own * (ratio / own) ** _OWN_SHARE
+        # both work on one machine, and what makes it slow passes
+        other = other * (own / other) ** _OTHER_SHARE
+        return Factors(other, own) if spark else Factors(own, other)
+
+    def prefer_spark(self, work: Work, cores: int, *, before: bool) -> bool:
+        """Whether Spark is to merge it; before: whether it merged the table's last batch. For work that fits."""
+        by_delta_rs, by_spark = self.delta_rs * work.by_delta_rs(), self.spark * work.by_spark(cores)
+        return by_spark <= by_delta_rs * SWITCHES_AT if before else by_spark * SWITCHES_AT < by_delta_rs
+
+
+class Costs:
+    """What one sink has learned of its writers; several threads may use it."""
+
+    def __init__(self) -> None:
+        self.factors = Factors()
+        self._by_spark: set[str] = set()
+        """URIs of the targets whose last batch Spark merged."""
+        self._lock = Lock()
+
+    def is_small(self, work: Work) -> bool:
+        """Whether delta-rs is done with it before Spark would begin, whichever merged the target's last batch."""
+        factors = self.factors
+        return work.fits and factors.delta_rs * work.by_delta_rs() * SWITCHES_AT < factors.spark * SPARK_FIXED
+
+    def choose(self, uri: str, work: Work, cores: int) -> Choice:
+        """Who merges it into a target, of two that can."""
+        with self._lock:
+            spark = not work.fits or self.factors.prefer_spark(work, cores, before=uri in self._by_spark)
+            (self._by_spark.add if spark else self._by_spark.discard)(uri)
+        return Choice(spark, work.by_spark(cores) if spark else work.by_delta_rs())
+
+    def took(self, choice: Choice, seconds: float) -> None:
+        """How long a merge took."""
+        if choice.seconds >= LEARNS_FROM:
+            with self._lock:
+                self.factors = self.factors.learned(seconds / choice.seconds, spark=choice.spark)
+
+
+def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
+    """Bytes of the files that may hold a key of the source; what has no bounds may hold any.
+
+    files: live files with their `size_bytes` and the bounds of columns, `min.<name>` and `max.<name>`.
+    """
+    may = pa.array([True] * files.num_rows)
+    for name in key:
+        if f"min.{name}" not in files.column_names or f"max.{name}" not in files.column_names:
+            continue
+        try:
+            found = pc.min_max(source[name])
+            meets = pc.and_(
+                pc.less_equal(files[f"min.{name}"], found["max"]), pc.greater_equal(files[f"max.{name}"], found["min"])
+            )
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+            continue  # bounds that are not told in the type of the column
+        may = pc.and_(may, pc.fill_null(meets, fill_value=True))
+    return pc.sum(files["size_bytes"].filter(may)).as_py() or 0
+
+
+def rewritten(before: pa.Table, after: pa.Table) -> int:
+    """Bytes that were written again between two states of a table's live files: of files that came for those that went.
+
+    Files that only came hold new rows, and those that only went hold rows that nobody wrote again.
+    """
+    if before is after:
+        return 0
+    came = after["size_bytes"].filter(pc.invert(pc.is_in(after["path"], before["path"])))
+    went = before["size_bytes"].filter(pc.invert(pc.is_in(before["path"], after["path"])))
+    return min(pc.sum(came).as_py() or 0, pc.sum(went).as_py() or 0)
