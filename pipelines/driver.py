@@ -223,6 +223,8 @@ class SinkParts:
     catalog: Catalog | None = None
     """Where people speak about parked keys, and rows are asked for; None: nobody does."""
     warming: Warming = field(default_factory=Warming)
+    batch_rows: int = MAX_ROWS
+    """Rows of a batch at most, about."""
 
 
 class SinkQuery:
@@ -384,7 +386,7 @@ class SinkQuery:
             return True
         try:
             view.refresh()
-            return view.latest_boundary(loop.position, MAX_ROWS) < view.latest_boundary(loop.position)
+            return view.latest_boundary(loop.position, self._parts.batch_rows) < view.latest_boundary(loop.position)
         except LogError:
             return True  # the batch tells what is wrong
 
@@ -413,7 +415,7 @@ class SinkQuery:
             .option("storage", self._definition.log.storage.handed_on())
             .option("tables", tables_option(self._wanted.tables))
             .option("boundaries", "true")  # a batch also when only the position moved
-            .option("maxRowsPerTrigger", str(MAX_ROWS))
+            .option("maxRowsPerTrigger", str(self._parts.batch_rows))
             .option("startingPosition", str(loop.position))
             .load()
         )

@@ -155,7 +155,7 @@ def size_of(ground: Ground) -> int:
 
 @contextmanager
 def running(
-    ground: Ground, max_rewrite: int, *, once: bool = False, session: SparkSession | None = None
+    ground: Ground, max_rewrite: int, *, once: bool = False, session: SparkSession | None = None, rows: int = 1_000
 ) -> Iterator[tuple[SinkQuery, Catalog]]:
     """The lake as the apply process has it, without a session before Spark is there."""
     starting: Future[Any] = Future()
@@ -163,7 +163,7 @@ def running(
         starting.set_result(session)
     wanted = ground.definition.sinks[0].model_copy(update={"max_rewrite": max_rewrite})
     with Catalog.open(ground.definition.catalog.url) as catalog:
-        parts = SinkParts(Cuts(catalog, "shop"), Pauses(catalog, "shop"), metrics.Figures(), starting)
+        parts = SinkParts(Cuts(catalog, "shop"), Pauses(catalog, "shop"), metrics.Figures(), starting, batch_rows=rows)
         query = SinkQuery(ground.definition, unpaced(wanted) if once else wanted, parts)
         query.look()
         try:
@@ -240,6 +240,15 @@ def test_who_asks_for_a_cut_does_not_wait_for_the_cadence(ground: Ground) -> Non
     check_whole(ground, END + 200, "2")
 
 
+def test_a_batch_that_waiting_would_not_make_larger_does_not_wait(ground: Ground) -> None:
+    with running(ground, 1, rows=2) as (query, _):
+        put(ground, 2)
+        assert not query.advance()
+        put(ground, 3)
+        until(query.advance, "a full batch and the one behind it", seconds=LONGEST / 4)
+    check_whole(ground, END + 300, "3")
+
+
 def test_a_sink_that_rests_is_paused_and_stopped_at_once(ground: Ground) -> None:
     with running(ground, 1) as (query, catalog):
         put(ground, 2)
@@ -267,6 +276,8 @@ def test_a_streaming_query_rests_behind_its_batch_until_it_is_wanted_or_stopped(
         catalog.commands.post("shop", CUT, {"sink": "lake", "position": END + 200})
         until(lambda: position_of(query) == END + 200, "the cut's batch", seconds=LONGEST / 2)
         put(ground, 3)
+        with pytest.raises(AssertionError, match="a batch that may not begin"):
+            until(lambda: position_of(query) > END + 200, "a batch that may not begin", seconds=4)
         began = time.monotonic()
         query.stop()
         assert time.monotonic() - began < LONGEST / 4

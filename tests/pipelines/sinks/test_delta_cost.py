@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from pipelines.sinks.delta_cost import (
@@ -85,10 +86,11 @@ def test_more_to_read_never_turns_a_choice_to_delta_rs_where_cores_are_many(
         assert factors.prefer_spark(larger, cores, before=False)
 
 
-@given(works(), FACTORS, CORES, st.lists(st.floats(1 / 1.1, 1.1), min_size=2, max_size=8))
+@given(works(), CORES, st.floats(0.7, 1.4), st.lists(st.floats(1 / 1.1, 1.1), min_size=2, max_size=8))
 def test_estimates_that_waver_by_a_tenth_do_not_change_the_writer_back_and_forth(
-    work: Work, factors: Factors, cores: int, noise: list[float]
+    work: Work, cores: int, close: float, noise: list[float]
 ) -> None:
+    factors = Factors(delta_rs=close * work.by_spark(cores) / work.by_delta_rs())
     before, changes = False, 0
     for wavers in noise:
         chosen = replace(factors, delta_rs=factors.delta_rs * wavers).prefer_spark(work, cores, before=before)
@@ -232,3 +234,29 @@ def test_what_a_batch_had_to_write_again_is_counted_and_what_it_added_is_not(tmp
 
     assert told[0] == told[1] == told[3] == 0
     assert 0 < told[2] < 10_000
+
+
+def test_what_a_merge_took_is_learned_of_the_writer_that_made_it(tmp_path: Path) -> None:
+    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
+    sink.open("log-1")
+    sink.apply(batch([put(1, "a", 10)], 0, 20))
+    assert sink._costs.factors == Factors()
+    sink.apply(batch([put(n, "b", 30) for n in range(int(LEARNS_FROM * 1e6) + 1)], 20, 40))
+    sink.close()
+    assert sink._costs.factors.delta_rs != 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_delta")
+@pytest.mark.parametrize(("factors", "writes"), [(Factors(8, 1 / 8), "Apache-Spark"), (Factors(), "delta-rs")])
+def test_auto_merges_by_the_writer_that_was_the_quicker_one(
+    tmp_path: Path, spark: SparkSession, factors: Factors, writes: str
+) -> None:
+    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"), spark)
+    sink.open("log-1")
+    sink.apply(batch([put(1, "a", 10)], 0, 20))
+    sink._costs.factors = factors
+    record = sink.apply(batch([put(n, "b", 30) for n in range(30_000)], 20, 40))
+    sink.close()
+
+    assert DeltaTable(record.target).history(1)[0]["engineInfo"].startswith(writes)
