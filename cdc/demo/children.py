@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from cdc.demo.ground import Ground
 from cdc.errors import CdcError, ChildFailed
-from cdc.service.supervisor import Supervisor, pipeline_children
+from cdc.service.supervisor import Child, Supervisor
 
 MOST_FALLS: Final = 4
 """Restarts of one child after which a demo says so instead of waiting on: it has no person who would mend it."""
@@ -20,9 +20,9 @@ MOST_FALLS: Final = 4
 class Children:
     """The running processes; leaving the context ends them all, at once when it is left by a second ^C."""
 
-    def __init__(self, ground: Ground, processes: Sequence[str]) -> None:
+    def __init__(self, ground: Ground, children: Sequence[Child]) -> None:
         self._ground = ground
-        self._supervisor = Supervisor(pipeline_children(str(ground.definition), processes), say=self._note)
+        self._supervisor = Supervisor(children, say=self._note)
         self._failure: CdcError | None = None
         self._thread = Thread(target=self._run, name="supervisor")
 
@@ -33,9 +33,16 @@ class Children:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._supervisor.stop()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._supervisor.stop()  # the second word means: without waiting
+            return self.kill()
+        self._supervisor.stop()
+        self._thread.join()
+        return None
+
+    def kill(self) -> None:
+        """End them all without waiting for what they do."""
+        self._supervisor.stop()
+        self._supervisor.stop()  # the second word means: at once
         self._thread.join()
 
     def check(self) -> None:

@@ -19,6 +19,8 @@ from cdc.demo.statements import script_text
 FOLDER: Final = ".cdc-demo"
 POSTGRES_PORT: Final = 54329
 """Far from 5432, so that the demo never meets a Postgres that is already there."""
+_LATER: Final = "# another one comes when the load is over"
+"""Stands in the definition where a sink is added."""
 _LAST_PORT: Final = 65_535
 _ANYBODY_ENTERS: Final = 0o001
 
@@ -49,13 +51,20 @@ class Ground:
         """SQLAlchemy URL of the catalog."""
         return f"sqlite:///{self.state}/catalog.db"
 
+    def add_history(self) -> None:
+        """Add a sink to the definition: what products once cost."""
+        words = {"state": str(self.state)}
+        added = Template(script_text("history.yaml")).substitute(words).rstrip()
+        self.definition.write_text(self.definition.read_text().replace(_LATER, added))
+
     def output(self, process: str) -> Path:
         """What a child process printed."""
         return self.state / f"{process}.out"
 
     def define(self, dsn: str, port: int, jars: Sequence[str]) -> None:
-        """Write the definition for this cluster and page port."""
+        """Write the definition for this cluster and page port, without what is added at the end."""
         words = {"dsn": dsn, "state": str(self.state), "port": str(port), "jars": json.dumps(list(jars))}
+        words["history"] = _LATER
         self.definition.write_text(Template(script_text("shop.yaml")).substitute(words))
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Final
 
+from cdc.catalog import Catalog
 from cdc.change import HEARTBEAT_PREFIX
 from cdc.demo.children import Children
 from cdc.demo.ground import Ground
 from cdc.demo.hints import command, shown
+from cdc.demo.history import History
+from cdc.demo.letters import Letters
 from cdc.demo.outcome import Outcome
+from cdc.demo.past import Past
 from cdc.demo.proof import compare_log, verify
 from cdc.demo.screen import Screen
 from cdc.demo.settings import Settings
+from cdc.demo.shelves import Shelf
 from cdc.demo.tour import Tour
 from cdc.demo.watch import FIND, LAKE, Freshness, Sight, Watch
 from cdc.demo.workload import Workload
@@ -63,6 +69,9 @@ class Live:
     outcome: Outcome = field(default_factory=Outcome)
     _freshness: Freshness = field(default_factory=Freshness)
     _figures_at: float = 0.0
+    _altered: bool = False
+    _before: Position | None = None
+    """Where the lake stood when the schema change had not happened."""
 
     def play(self) -> Outcome:
         """Wait for the log, write, watch, drain, prove; an empty outcome when stopped before the first row."""
@@ -74,9 +83,12 @@ class Live:
             self._watch_workload(workload)
         finally:
             written = workload.stop()
-        self.outcome.changes = written.changes
+        self.outcome.changes, self._altered = written.changes, written.altered
         self._drain()
-        self._prove()
+        if self.stage.settings.spark:
+            self._close()
+        else:
+            self._prove()
         return self.outcome
 
     def _announce_processes(self) -> None:
@@ -134,15 +146,17 @@ class Live:
     def _watch_workload(self, workload: Workload) -> None:
         """Until it is stopped, or its seconds are over; the tour comes then, or after a while where there is no end."""
         screen, seconds = self.stage.screen, self.stage.settings.seconds
-        began, altered = screen.seconds, False
+        began, sight = screen.seconds, None
         while not self.stop.wait(LOOK_EVERY if self._awaited else LOOK_CALMLY_EVERY):
             if screen.seconds - began >= (TOUR_AFTER if seconds is None else seconds) and not self.outcome.tour:
                 self._tour()
                 if seconds is not None:
                     return
             written = workload.written
-            if written.altered and not altered:
-                altered = True
+            if not written.altered and sight is not None:
+                self._before = sight.sinks.get(LAKE, self._before)
+            if written.altered and not self._altered:
+                self._altered = True
                 screen.done("schema", f"orders has gift_note now   try: psql {self.stage.dsn!r} -c '\\d shop.orders'")
             sight = self._look()
             if screen.seconds - self._figures_at >= FIGURES_EVERY:
@@ -150,8 +164,32 @@ class Live:
                 screen.passing(self._figures(sight, written.changes))
 
     def _tour(self) -> None:
-        if self.stage.settings.spark and not self._awaited:
-            self.outcome.tour = Tour(self.stage.place, self.stage.screen, self.stop).go()
+        if not self.stage.settings.spark:
+            return
+        if self._awaited:
+            self.stage.screen.doing("tour", "left out: not every sink has rows yet; --seconds N makes it wait longer")
+        else:
+            self.outcome.tour = Tour(self._past, self.stop).go()
+
+    @property
+    def _past(self) -> Past:
+        return Past(Shelf(self.stage.place, LAKE), self.stage.screen, self._before, self._altered)
+
+    def _close(self) -> None:
+        """What is shown once the load is over, so that it weighs on no figure; then the proof of every sink."""
+        stage, closing = self.stage, self.outcome.closing
+        shelf = Shelf(stage.place, LAKE)
+        if not self.outcome.tour:
+            closing += self._past.go()
+        with (
+            Catalog.open(stage.place.catalog_url) as catalog,
+            History(shelf, stage.screen, stage.dsn, catalog) as history,
+        ):
+            closing += Letters(shelf, stage.screen, stage.dsn, catalog).go()
+            versions = history.go()
+            closing += versions
+            # one that did not come must not keep the others from their proof
+            self._prove(() if all(step.equal for step in versions) else stage.settings.sinks)
 
     @property
     def _awaited(self) -> bool:
@@ -210,7 +248,7 @@ class Live:
             return ["log"]
         return [sink for sink in self.stage.settings.sinks if sight.sinks.get(sink, Position(0)) < target]
 
-    def _prove(self) -> None:
+    def _prove(self, sinks: Sequence[str] = ()) -> None:
         outcome, screen, settings = self.outcome, self.stage.screen, self.stage.settings
         outcome.freshness = {
             "delta_p50_ms": self._freshness.p50_ms(LAKE),
@@ -218,7 +256,7 @@ class Live:
         }
         if settings.spark:
             screen.doing("verify", "every row of every target against its source, in a Spark session of its own")
-            outcome.tables = verify(self.stage.place)
+            outcome.tables = verify(self.stage.place, sinks)
         elif (log := self.watch.log) is not None:
             outcome.tables = compare_log(self.stage.dsn, log)
         for table in outcome.tables:

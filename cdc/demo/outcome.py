@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cdc.demo.proof import TableProof
-from cdc.demo.tour import Step
+from cdc.demo.step import Step
 
 
 @dataclass(slots=True)
@@ -21,11 +21,14 @@ class Outcome:
     )
 
     tour: list[Step] = field(default_factory=list)
+    """What was shown while the shop went on."""
+    closing: list[Step] = field(default_factory=list)
+    """What was shown once its load was over."""
 
     @property
     def equal(self) -> bool:
-        """Whether there are tables and every one equals its source, at each time it was asked."""
-        equal = all(table.equal for table in self.tables) and all(step.equal for step in self.tour)
+        """Whether there are tables, every one equals its source at each time it was asked, and no step failed."""
+        equal = all(table.equal for table in self.tables) and all(step.equal for step in (*self.tour, *self.closing))
         return bool(self.tables) and equal
 
     def to_json(self) -> dict[str, Any]:
@@ -36,4 +39,5 @@ class Outcome:
             "changes": self.changes,
             "first_row_seconds": self.first_row_seconds,
             "tour": [asdict(step) for step in self.tour],
+            "closing": [asdict(step) for step in self.closing],
         }

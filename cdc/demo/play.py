@@ -16,6 +16,7 @@ from cdc.demo.watch import Watch
 from cdc.demo.workload import make_shop
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.service.supervisor import pipeline_children
 
 
 def play(settings: Settings, screen: Screen, stop: Event) -> Outcome:
@@ -30,7 +31,7 @@ def play(settings: Settings, screen: Screen, stop: Event) -> Outcome:
         port = _page_port(settings, screen)
         place.define(dsn, port, settings.jars)
         processes = ("reader", "server", "apply") if settings.spark else ("reader", "server")
-        children = stack.enter_context(Children(place, processes))
+        children = stack.enter_context(Children(place, pipeline_children(str(place.definition), processes)))
         watch = Watch(place)
         stack.callback(watch.close)
         return Live(Stage(settings, screen, place, dsn, port), children, watch, stop).play()

@@ -20,15 +20,17 @@ SELECT n, 'SKU-' || to_char(n, 'FM00000'),
        CASE WHEN n % 6 = 0 THEN ARRAY[38, 40, NULL, 42] END, date '2023-05-01' + n
 FROM generate_series(1, 200) AS n;
 
-INSERT INTO shop.orders (id, customer_id, status, total, comment, placed_at, changed_at)
-SELECT n, 1 + n * 7919 % 1000, (enum_range(NULL::shop.order_status))[1 + n % 5], round((10 + random() * 500)::numeric, 2),
-       CASE n % 10 WHEN 0 THEN E'leave at the door\nring twice\t(twice!) \\o/' WHEN 5 THEN '' END,
-       timestamptz '2025-06-01 08:00:00+00' + n * interval '11 minutes', timestamptz '2025-06-01 09:00:00+00' + n * interval '11 minutes'
-FROM generate_series(1, 5000) AS n;
-
 INSERT INTO shop.order_items (order_id, line, product_id, quantity, price)
 SELECT o, l, 1 + (o * 31 + l * 17) % 200, 1 + (o + l) % 4, round((3 + random() * 200)::numeric, 2)
 FROM generate_series(1, 5000) AS o, LATERAL generate_series(1, 1 + o % 5) AS l;
+
+-- as everywhere in the shop, an order's total is that of its items
+INSERT INTO shop.orders (id, customer_id, status, total, comment, placed_at, changed_at)
+SELECT n, 1 + n * 7919 % 1000, (enum_range(NULL::shop.order_status))[1 + n % 5],
+       (SELECT sum(quantity * price) FROM shop.order_items WHERE order_id = n),
+       CASE n % 10 WHEN 0 THEN E'leave at the door\nring twice\t(twice!) \\o/' WHEN 5 THEN '' END,
+       timestamptz '2025-06-01 08:00:00+00' + n * interval '11 minutes', timestamptz '2025-06-01 09:00:00+00' + n * interval '11 minutes'
+FROM generate_series(1, 5000) AS n;
 
 INSERT INTO shop.notes (slug, title, body, starred, edited_at)
 SELECT 'note-' || n, 'Note ' || n, (SELECT string_agg(md5(n || ':' || i), '') FROM generate_series(1, 260 + n * 3) AS i),

@@ -1,25 +1,24 @@
-"""Tour: a backfill and a replay while the shop goes on, each with the proof that nothing was lost by it."""
+"""Tour: while the shop goes on, the past of the lake, then a backfill and a replay, each with its proof."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Event
 from typing import Any, Final
 
 from cdc.catalog import Catalog
 from cdc.demo import hints
 from cdc.demo.children import command, last_line
-from cdc.demo.ground import Ground
+from cdc.demo.past import Past
 from cdc.demo.proof import verify
-from cdc.demo.screen import Screen
+from cdc.demo.step import LOOK_EVERY, Finding, Step, taken
 from cdc.errors import ChildFailed
 
 STEP_SECONDS: Final = 120.0
-LOOK_EVERY: Final = 0.1
 RANGE: Final = "1..500"
 TOLD: Final = {
     "backfill": f"orders {RANGE} are read again, for the lake alone, while the shop goes on; then verify",
@@ -27,47 +26,35 @@ TOLD: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One stop of the tour."""
-
-    name: str
-    rows: int
-    """Read again at the source, or of the log."""
-    seconds: float
-    equal: bool
-    """Whether every target equalled its source afterwards, while the workload went on."""
-
-
 class Tour:
     """Shows what can be done to a pipeline that runs."""
 
-    def __init__(self, ground: Ground, screen: Screen, stop: Event) -> None:
-        self._ground, self._screen, self._stop = ground, screen, stop
+    def __init__(self, past: Past, stop: Event) -> None:
+        self._past, self._stop = past, stop
+        self._ground, self._screen = past.shelf.ground, past.screen
 
     def go(self) -> list[Step]:
-        """Do it all; ends early when the demo is stopped. Raises ChildFailed when a command fails."""
-        steps: list[Step] = []
-        for name, rows in (("backfill", self._backfill), ("replay", self._replay)):
+        """Do it all; ends early when the demo is stopped, and a part that fails is told and makes its step unequal."""
+        steps = self._past.go()
+        for name, rows, words in (
+            ("backfill", self._backfill, "backfill ls"),
+            ("replay", self._replay, "replay find --dry-run"),
+        ):
             if self._stop.is_set():
                 break
             self._screen.doing(name, TOLD[name])
-            began = self._screen.seconds
-            count = rows()
-            seconds = round(self._screen.seconds - began, 2)
-            tables = verify(self._ground)
-            equal = all(table.equal for table in tables)
-            steps.append(Step(name, count, seconds, equal))
-            told = (
-                f"{count:,} rows in {seconds:.1f} s · verify {sum(t.equal for t in tables)}/{len(tables)} tables equal"
-            )
-            report = self._screen.done if equal else self._screen.failed
-            report(name, f"{told}   try: {self._hint(name)}")
+            steps.append(taken(self._screen, name, partial(self._proven, rows, words)))
         return steps
 
-    def _hint(self, name: str) -> str:
-        words = {"backfill": "backfill ls", "replay": "replay find --dry-run"}
-        return hints.command(words[name], self._ground.definition)
+    def _proven(self, act: Callable[[], int], words: str) -> Finding:
+        """Act, then verify."""
+        began = self._screen.seconds
+        count = act()
+        seconds = self._screen.seconds - began
+        tables = verify(self._ground)
+        equal = sum(table.equal for table in tables)
+        told = f"{count:,} rows in {seconds:.1f} s · verify {equal}/{len(tables)} tables equal"
+        return Finding(told, hints.command(words, self._ground.definition), equal == len(tables), count)
 
     def _backfill(self) -> int:
         """Some orders into the lake alone."""

@@ -147,12 +147,14 @@ class Workload:
     def _place(self) -> None:
         r = self._random
         price = r.randrange(300, 20_000) / _CENT
-        lines = r.randint(1, 5)
+        how_many = r.randint(1, 5)
         customer = r.randint(1, self._customers)
-        order = self._do("place_order", customer=customer, total=price * lines, comment=r.choice((None, *_WORDS)))
-        for line in range(1, lines + 1):
-            product = r.randint(1, _SEEDED["products"])
-            self._do("add_item", order=order, line=line, product=product, quantity=r.randint(1, 4), price=price)
+        comment = r.choice((None, *_WORDS))
+        lines = [(r.randint(1, _SEEDED["products"]), r.randint(1, 4)) for _ in range(how_many)]
+        total = price * sum(quantity for _, quantity in lines)
+        order = self._do("place_order", customer=customer, total=total, comment=comment)
+        for line, (product, quantity) in enumerate(lines, start=1):
+            self._do("add_item", order=order, line=line, product=product, quantity=quantity, price=price)
             self._do("take_stock", product=product, quantity=1)
         self._orders = max(self._orders, order or 0)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import load
+from cdc.config import DeltaSink, load
+from cdc.config.sinks import Keeping
 from cdc.demo.ground import FOLDER, Ground, free_port, ground
 
 
@@ -72,3 +73,18 @@ def test_the_definition_is_valid_and_stays_inside_the_state(folder: Path) -> Non
     assert definition.spark.delta_jars == ("/opt/delta.jar",)
     assert definition.log.path == str(place.log)
     assert definition.catalog.url == place.catalog_url
+
+
+def test_the_sink_that_is_added_keeps_versions_of_one_table_and_changes_nothing_else(folder: Path) -> None:
+    place = Ground(folder)
+    place.define("postgresql://postgres@127.0.0.1:54329/shop", 8083, ())
+    before = load(place.definition)
+    place.add_history()
+    definition = load(place.definition)
+    added = definition.sinks[-1]
+
+    assert definition.model_copy(update={"sinks": before.sinks}) == before
+    assert definition.sinks[:-1] == before.sinks
+    assert isinstance(added, DeltaSink)
+    assert (added.name, added.tables, added.keeping) == ("history", ("shop.products",), Keeping.VERSIONS)
+    assert added.path.startswith(str(place.state))

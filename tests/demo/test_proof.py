@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from cdc.change import LOG_SCHEMA
 from cdc.demo.outcome import Outcome
 from cdc.demo.proof import TableProof, by_table, living
+from cdc.demo.step import Step
 
 
 def row(position: int, op: str, key: str | None, payload: bytes | None = None) -> dict[str, object]:
@@ -52,5 +54,15 @@ def test_an_outcome_without_tables_is_not_equal() -> None:
     assert Outcome(tables=[TableProof("shop.a", 1, equal=True)]).equal
 
 
+@pytest.mark.parametrize("part", ["tour", "closing"])
+def test_a_step_that_failed_makes_the_outcome_unequal(part: str) -> None:
+    outcome = Outcome(tables=[TableProof("shop.a", 1, equal=True)])
+    getattr(outcome, part).append(Step("cut", 1, 0.1, equal=True))
+    assert outcome.equal
+
+    getattr(outcome, part).append(Step("parked", 1, 0.1, equal=False))
+    assert not outcome.equal
+
+
 def test_the_result_has_the_keys_that_programs_read() -> None:
-    assert set(Outcome().to_json()) == {"tables", "freshness", "changes", "first_row_seconds", "tour"}
+    assert set(Outcome().to_json()) == {"tables", "freshness", "changes", "first_row_seconds", "tour", "closing"}

@@ -15,11 +15,17 @@ def test_every_statement_of_the_workload_is_used_by_it() -> None:
     assert used == set(named("workload"))
 
 
+def test_every_statement_of_the_closing_is_used_by_it() -> None:
+    used = set(re.findall(r'_run\(\s*"(\w+)"', script_text("letters.py")))
+
+    assert used == set(named("closing"))
+
+
 def test_names_are_unique_and_statements_are_not_empty() -> None:
     assert len(named("workload")) == script_text("workload.sql").count("-- name:")
     assert all(named("workload").values())
 
 
-@pytest.mark.parametrize("name", ["shop", "seed", "workload"])
+@pytest.mark.parametrize("name", ["shop", "seed", "workload", "closing"])
 def test_a_file_begins_with_a_line_of_its_purpose(name: str) -> None:
     assert re.match(rb"-- [A-Z][^\n]{20,}\n", script(name))

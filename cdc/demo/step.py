@@ -1,0 +1,95 @@
+"""Step: one thing that the demo shows of a pipeline, how long it took, and whether it came out as it must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import Event
+from time import monotonic
+from typing import Final, TypeVar
+
+from cdc.demo.screen import Screen
+from cdc.errors import CdcError, CutNotReached
+
+LOOK_EVERY: Final = 0.1
+"""Seconds between two looks at what is waited for."""
+SPEAK_AFTER: Final = 3.0
+"""Seconds of waiting after which the wait is told."""
+PATIENCE: Final = 30.0
+"""Seconds; what is waited for takes one or two on a machine that has nothing else to do."""
+
+WIDTH: Final = 110
+"""Characters of what is told and its hint, above which they stand in two lines."""
+BREAK: Final = "\n" + " " * 21
+"""To where the text of a line begins."""
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one part of the demo found."""
+
+    told: str
+    """For a person, in one line."""
+    hint: str
+    """A command that shows the same."""
+    equal: bool
+    """Whether it is as it must be."""
+    rows: int = 0
+    """That it concerns."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """For a program: what is told, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One stop of the demo."""
+
+    name: str
+    rows: int
+    """Read again at the source, or of the log, or looked at."""
+    seconds: float
+    equal: bool
+    """Whether it came out as it must; of a backfill and a replay, whether every target equalled its source."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+def taken(screen: Screen, name: str, part: Callable[[], Finding]) -> Step:
+    """Do a part and tell it; one that cannot be shown is told with its reason and is not equal."""
+    began = screen.seconds
+    try:
+        found = part()
+    except CdcError as error:
+        found = Finding(f"{error.code} {error.message}", error.fix, equal=False, facts={"error": error.to_json()})
+    report = screen.done if found.equal else screen.failed
+    between = "   " if len(found.told) + len(found.hint) < WIDTH else BREAK
+    report(name, f"{found.told}{between}try: {found.hint}")
+    return Step(name, found.rows, round(screen.seconds - began, 2), found.equal, found.facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Waits that end, and say what for when they last."""
+
+    screen: Screen
+    subject: str
+    """Under which they are told."""
+    seconds: float = PATIENCE
+
+    def until(self, what: str, look: Callable[[], Found | None]) -> Found:
+        """The first thing that a look finds; raises CutNotReached when it takes too long."""
+        began, told, never = monotonic(), False, Event()
+        while True:
+            found = look()
+            if found is not None and found is not False:
+                return found
+            waited = monotonic() - began
+            if waited >= self.seconds:
+                raise CutNotReached(
+                    f"{what}: not within {self.seconds:.0f} s", remedy="read what the processes printed"
+                )
+            if waited >= SPEAK_AFTER and not told:
+                told = True
+                self.screen.doing(self.subject, f"waits, {self.seconds:.0f} s at most: {what}")
+            never.wait(LOOK_EVERY)

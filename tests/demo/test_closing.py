@@ -1,0 +1,80 @@
+"""Closing: a broken row parked, tried and mended, and a history made of the log, over a pipeline that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.demo.children import Children
+from cdc.demo.ground import Ground, free_port
+from cdc.demo.history import History
+from cdc.demo.letters import Letters
+from cdc.demo.screen import Screen
+from cdc.demo.shelves import Shelf
+from cdc.demo.watch import LAKE
+from cdc.demo.workload import Workload, make_shop
+from cdc.service.supervisor import pipeline_children
+from tests.fixtures.postgres import rows_of
+from tests.fixtures.waiting import until
+
+
+@pytest.fixture(name="ground")
+def _ground(tmp_path: Path, database: str) -> Ground:
+    """The demo's definition over a shop of its own."""
+    make_shop(database)
+    ground = Ground(tmp_path)
+    ground.define(database, free_port(8300), ())
+    return ground
+
+
+@pytest.fixture(name="running")
+def _running(ground: Ground) -> Iterator[Ground]:
+    with Children(ground, pipeline_children(str(ground.definition), ("reader", "apply"))):
+        yield ground
+
+
+@pytest.fixture(name="catalog")
+def _catalog(ground: Ground) -> Iterator[Catalog]:
+    with Catalog.open(ground.catalog_url) as catalog:
+        yield catalog
+
+
+def told(ground: Ground) -> str:
+    return "\n".join(f"--- {p.name}\n{p.read_text()[-2000:]}" for p in sorted(ground.state.glob("*.out")))
+
+
+def test_a_broken_row_is_parked_tried_and_mended_and_a_history_comes_from_the_log(
+    running: Ground, database: str, catalog: Catalog
+) -> None:
+    lake, out = Shelf(running, LAKE), StringIO()
+    until(lambda: any(s.sink == LAKE and s.position for s in catalog.sinks.ls("shop")), lambda: told(running))
+    workload = Workload(database)
+    workload.run(300)
+    workload.stop()
+    with History(lake, Screen(out), database, catalog) as history:
+        parked, retried = Letters(lake, Screen(out), database, catalog).go()
+        (versions,) = history.go()
+
+    assert parked.equal, f"{out.getvalue()}\n{told(running)}"
+    assert parked.facts["code"] == "CDC-3001"
+    assert retried.equal, f"{out.getvalue()}\n{told(running)}"
+    assert retried.facts["outcome"] == "parked"
+    assert versions.equal, f"{out.getvalue()}\n{told(running)}"
+    edited = rows_of(database, "SELECT count(*) FROM shop.products")[0][0]
+    assert versions.rows > edited  # a price was changed, and what it was before is still there
+    assert catalog.dead_letters.ls("shop") == []
+
+
+def test_without_anybody_who_applies_both_fail_in_time_and_the_row_is_mended_nevertheless(
+    ground: Ground, database: str, catalog: Catalog
+) -> None:
+    out = StringIO()
+    steps = Letters(Shelf(ground, LAKE), Screen(out), database, catalog, patience=0.2).go()
+
+    assert [step.equal for step in steps] == [False, False]
+    assert "not within" in out.getvalue()
+    assert rows_of(database, "SELECT count(*) FROM shop.orders WHERE total = 'NaN'") == [(0,)]
