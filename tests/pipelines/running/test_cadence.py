@@ -192,7 +192,7 @@ def check_whole(ground: Ground, upto: int, note: str) -> None:
 
 
 def test_batches_of_a_table_over_the_bound_begin_later_and_nothing_is_lost(ground: Ground) -> None:
-    seconds = 1.5
+    seconds = 4.0
     with running(ground, int(size_of(ground) / seconds)) as (query, _):
         began = time.monotonic()
         assert position_of(query) == END + 100
