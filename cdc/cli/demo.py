@@ -68,8 +68,7 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
     except KeyboardInterrupt:
         screen.failed("stopped", "by a second ^C")
         raise typer.Exit(INTERRUPTED) from None
-    equal = sum(table.equal for table in outcome.tables)
-    summary = f"{equal}/{len(outcome.tables)} tables equal, {outcome.changes:,} changes"
+    summary = outcome.summary
     screen.done("bye", summary) if outcome.equal else screen.failed("bye", summary)
     if json:
         emit("demo", json=True, summary=summary, result=outcome.to_json(), ok=outcome.equal)

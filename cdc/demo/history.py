@@ -71,9 +71,10 @@ class History:
             f"lake and {HISTORY} have all of the log",
             lambda: (self.shelf.has(self.catalog, last) and past.has(self.catalog, last)) or None,
         )
-        return self._side_by_side(past)
+        return self.side_by_side(past)
 
-    def _side_by_side(self, past: Shelf) -> Finding:
+    def side_by_side(self, past: Shelf) -> Finding:
+        """What the two hold now; where both were seen at the same position, unequal means that one is wrong."""
         now, open_now = self.shelf.rows(_NOW), past.rows(_OPEN)
         counted = past.rows(_COUNTED)
         product, versions = counted[0]

@@ -31,6 +31,14 @@ class Outcome:
         equal = all(table.equal for table in self.tables) and all(step.equal for step in (*self.tour, *self.closing))
         return bool(self.tables) and equal
 
+    @property
+    def summary(self) -> str:
+        """Both counts, and what failed besides, in one line."""
+        equal = sum(table.equal for table in self.tables)
+        failed = [step.name for step in (*self.tour, *self.closing) if not step.equal]
+        told = f"{equal}/{len(self.tables)} tables equal, {self.changes:,} changes"
+        return f"{told}; failed: {', '.join(failed)}" if failed else told
+
     def to_json(self) -> dict[str, Any]:
         """The `result` of the command's envelope."""
         return {

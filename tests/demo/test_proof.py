@@ -62,6 +62,7 @@ def test_a_step_that_failed_makes_the_outcome_unequal(part: str) -> None:
 
     getattr(outcome, part).append(Step("parked", 1, 0.1, equal=False))
     assert not outcome.equal
+    assert outcome.summary == "1/1 tables equal, 0 changes; failed: parked"
 
 
 def test_the_result_has_the_keys_that_programs_read() -> None:
