@@ -40,7 +40,7 @@ SMALL: Final = 4 << 20
 ALONE: Final = 1 << 20
 """The same for rows of one table, as a copy brings them: nobody who wants another reads them, and to write all of a
 copy once more costs as much as the copy."""
-MEMORY: Final = 64 << 20
+MEMORY: Final = 56 << 20
 """Bytes of rows, as Arrow, that become one file; about three times as much is in memory meanwhile."""
 
 log = structlog.get_logger("settled")
@@ -142,10 +142,17 @@ def _parts(job: Job, stopped: Callable[[], bool], memory: int) -> Iterator[pa.Ta
             rows.append(_whole(file))
             size += rows[-1].nbytes
             if size >= memory:
-                yield pa.concat_tables(rows)
-                rows, size = [], 0
+                yield _joined(rows)
+                size = 0
         if rows:
-            yield pa.concat_tables(rows)
+            yield _joined(rows)
+
+
+def _joined(rows: list[pa.Table]) -> pa.Table:
+    """The rows as one piece of memory, and not a second time in the list."""
+    joined = pa.concat_tables(rows).combine_chunks()
+    rows.clear()
+    return joined
 
 
 def _whole(file: LogFile) -> pa.Table:
