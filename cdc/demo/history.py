@@ -7,15 +7,13 @@ from decimal import Decimal
 from typing import Final, Self
 
 from cdc.catalog import Catalog
-from cdc.change import HEARTBEAT_PREFIX
 from cdc.demo import hints
 from cdc.demo.children import Children, command
+from cdc.demo.mark import mark
 from cdc.demo.screen import Screen
 from cdc.demo.shelves import Shelf
 from cdc.demo.step import Finding, Step, Wait, taken
 from cdc.naming import END_COLUMN, FROM_COLUMN, START_COLUMN, TO_COLUMN
-from cdc.postgres.connection import connect
-from cdc.postgres.heartbeat import emit
 from cdc.service.supervisor import Child
 
 HISTORY: Final = "history"
@@ -63,13 +61,12 @@ class History:
 
     def compare(self) -> Finding:
         """Latest state and versions of one table side by side: what is open is what is there now."""
-        with connect(self.dsn, application_name="cdc demo") as connection:
-            last = emit(connection, HEARTBEAT_PREFIX, "closing")
+        last = mark(self.dsn, "closing")
         past = Shelf(self.shelf.ground, HISTORY)
         wait = Wait(self.screen, HISTORY, BUILT_WITHIN)
         wait.until(
             f"lake and {HISTORY} have all of the log",
-            lambda: (self.shelf.has(self.catalog, last) and past.has(self.catalog, last)) or None,
+            lambda: self.shelf.has(self.catalog, last) and past.has(self.catalog, last),
         )
         return self.side_by_side(past)
 

@@ -7,18 +7,16 @@ from decimal import Decimal
 from typing import Any, Final
 
 from cdc.catalog import Catalog, DeadLetter
-from cdc.change import HEARTBEAT_PREFIX
 from cdc.dead_letters import Outcome, Verb, Wish, answers, say
 from cdc.demo import hints
+from cdc.demo.mark import mark
 from cdc.demo.screen import Screen
 from cdc.demo.shelves import Shelf
 from cdc.demo.statements import named
 from cdc.demo.step import PATIENCE, Finding, Step, Wait, taken
 from cdc.demo.watch import PIPELINE
 from cdc.errors import UnknownName
-from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
-from cdc.postgres.heartbeat import emit
 from cdc.postgres.sqlstate import mapped
 
 TABLE: Final = "shop.orders"
@@ -75,7 +73,7 @@ class Letters:
             (mended,) = self._run("mend_order", order=self._order)
         self._arrive()
         wait = Wait(self.screen, "retried", self.patience)
-        wait.until(f"order {self._order} is in dead letters no more", lambda: self._letter() is None or None)
+        wait.until(f"order {self._order} is in dead letters no more", lambda: self._letter() is None)
         total = self._in_lake(_TOTAL, self._order)
         equal = outcome == Outcome.PARKED and total == mended
         told = (
@@ -91,10 +89,9 @@ class Letters:
 
     def _arrive(self) -> None:
         """Wait until the lake has everything that was committed until now, but for what is parked."""
-        with connect(self.dsn, application_name="cdc demo") as connection:
-            last: Lsn = emit(connection, HEARTBEAT_PREFIX, "closing")
+        last = mark(self.dsn, "closing")
         wait = Wait(self.screen, "lake", self.patience)
-        wait.until(f"the lake stands behind {last}", lambda: self.shelf.has(self.catalog, last) or None)
+        wait.until(f"the lake stands behind {last}", lambda: self.shelf.has(self.catalog, last))
 
     def _letter(self) -> DeadLetter | None:
         letters = self.catalog.dead_letters.ls(PIPELINE)

@@ -8,12 +8,12 @@ from threading import Event
 from typing import Final
 
 from cdc.catalog import Catalog
-from cdc.change import HEARTBEAT_PREFIX
 from cdc.demo.children import Children
 from cdc.demo.ground import Ground
 from cdc.demo.hints import command, shown
 from cdc.demo.history import History
 from cdc.demo.letters import Letters
+from cdc.demo.mark import mark
 from cdc.demo.outcome import Outcome
 from cdc.demo.past import Past
 from cdc.demo.proof import compare_log, verify
@@ -25,8 +25,6 @@ from cdc.demo.watch import FIND, LAKE, Freshness, Sight, Watch
 from cdc.demo.workload import Workload
 from cdc.errors import CutNotReached
 from cdc.position import Position
-from cdc.postgres.connection import connect
-from cdc.postgres.heartbeat import emit
 
 LOOK_EVERY: Final = 0.1
 """Seconds between two looks while a first row is awaited, or the end; its time is exact to that."""
@@ -225,8 +223,7 @@ class Live:
     def _drain(self) -> None:
         """Until the log holds the last transaction and every sink stands at or beyond it."""
         screen, began = self.stage.screen, self.stage.screen.seconds
-        with connect(self.stage.dsn, application_name="cdc demo") as connection:
-            last = emit(connection, HEARTBEAT_PREFIX, "drain")
+        last = mark(self.stage.dsn, "drain")
         waiting = Event()  # ^C was the order to come here; only a second one, an exception, ends the wait
         target: Position | None = None
         while True:

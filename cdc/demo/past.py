@@ -46,7 +46,7 @@ class Past:
     def column(self) -> Finding:
         """The column that came while the pipeline ran."""
         wait = Wait(self.screen, "column", self.patience)
-        wait.until(f"the lake's orders have {COLUMN}", lambda: COLUMN in self.shelf.columns("shop.orders") or None)
+        wait.until(f"the lake's orders have {COLUMN}", lambda: COLUMN in self.shelf.columns("shop.orders"))
         ((filled, orders),) = self.shelf.rows(_FILLED)
         early = self._early()
         lacked = early is None or COLUMN not in self.shelf.columns("shop.orders", early)

@@ -81,8 +81,7 @@ class Wait:
         """The first thing that a look finds; raises CutNotReached when it takes too long."""
         began, told, never = monotonic(), False, Event()
         while True:
-            found = look()
-            if found is not None and found is not False:
+            if found := look():
                 return found
             waited = monotonic() - began
             if waited >= self.seconds:

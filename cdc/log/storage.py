@@ -62,7 +62,8 @@ _END: Final = 8
 def write_parquet(rows: pa.Table, path: Root, order: pa.Array | None = None, group: int = GROUP) -> int:
     """Write rows to a new data file of the log, whose folder is there; its bytes. Durable when it returns.
 
-    order: numbers of the rows, in that of the file; default as they are. group: rows of a row group.
+    order: numbers of the rows, in that of the file, for rows in one piece: to take from many joins them each time;
+    default as they are. group: rows of a row group.
     """
     if isinstance(path, BucketPath):
         sink = pa.BufferOutputStream()
@@ -87,10 +88,9 @@ def _write(rows: pa.Table, sink: Any, order: pa.Array | None, group: int) -> Non
     if order is None:
         pq.write_table(rows, sink, row_group_size=group, **PARQUET)
         return
-    whole = rows.combine_chunks()  # a row is taken from one chunk without copying the others
     with pq.ParquetWriter(sink, rows.schema, **PARQUET) as writer:
         for start in range(0, len(order), group):  # group by group: all rows in another order would be all rows twice
-            writer.write_table(whole.take(order[start : start + group]), row_group_size=group)
+            writer.write_table(rows.take(order[start : start + group]), row_group_size=group)
 
 
 def footer(path: Root, size: int) -> pq.FileMetaData:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any, Final
@@ -22,6 +23,19 @@ ENDING: Final = 5.0
 """Seconds that a child has to end when the server does."""
 
 log = structlog.get_logger("server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What every status of an errand says of how it ended."""
+
+    summary: str | None
+    """What came of it in one line; None while it runs."""
+    result: dict[str, Any] | None
+    """The report that its command prints with --json: position and tables."""
+    error: dict[str, Any] | None
+    posted_at: str
+    finished_at: str | None
 
 
 class Errands:
@@ -110,7 +124,7 @@ class Errands:
 
 
 def told(command: Command) -> dict[str, Any]:
-    """What came of one, as every status shows it: summary, result, error, posted_at, finished_at."""
+    """The fields of an Ending."""
     outcome = command.result or {}
     return {
         **{name: outcome.get(name) for name in ("summary", "result", "error")},

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
-from cdc.service.errands import Errands, told
+from cdc.service.errands import Ending, Errands, told
 
 REPLAY: Final = "replay"
 """The kind of command; its result is what the child reported."""
@@ -28,20 +28,13 @@ class ReplayRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayStatus:
+class ReplayStatus(Ending):
     """One replay, running or ended."""
 
     id: int
     state: str
     """`running`, `done` or `failed`."""
     request: ReplayRequest
-    summary: str | None
-    """What came of it in one line; None while it runs."""
-    result: dict[str, Any] | None
-    """The report of `cdc replay --json`: position and tables."""
-    error: dict[str, Any] | None
-    posted_at: str
-    finished_at: str | None
     command: str
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.errors import VerifyMismatch
-from cdc.service.errands import Errands, told
+from cdc.service.errands import Ending, Errands, told
 from cdc.verification import Against, Mode
 
 VERIFY: Final = "verify"
@@ -27,20 +27,13 @@ class VerifyRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyStatus:
+class VerifyStatus(Ending):
     """One run, on its way or ended."""
 
     id: int
     state: str
     """`running`, `equal`, `differs`, or `failed` if it could not compare."""
     request: VerifyRequest
-    summary: str | None
-    """What came of it in one line; None while it runs."""
-    result: dict[str, Any] | None
-    """The report of `cdc verify --json`: position and tables."""
-    error: dict[str, Any] | None
-    posted_at: str
-    finished_at: str | None
 
 
 class Verifications:

@@ -1,0 +1,14 @@
+"""Mark: a message in the shop's WAL, behind all that was committed before it."""
+
+from __future__ import annotations
+
+from cdc.change import HEARTBEAT_PREFIX
+from cdc.lsn import Lsn
+from cdc.postgres.connection import connect
+from cdc.postgres.heartbeat import emit
+
+
+def mark(dsn: str, why: str) -> Lsn:
+    """Where it ends: who stands there has everything of before. why: its content."""
+    with connect(dsn, application_name="cdc demo") as connection:
+        return emit(connection, HEARTBEAT_PREFIX, why)
