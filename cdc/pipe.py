@@ -22,7 +22,7 @@ class Pipe(Generic[T]):
         self._limit = limit
         self._items: deque[tuple[T, int]] = deque()
         self._size = 0
-        self._closed = False
+        self._closed = self._woken = False
         self._changed = Condition()
 
     @property
@@ -46,15 +46,24 @@ class Pipe(Generic[T]):
             self._size += size
             self._changed.notify_all()
 
+    def wake(self) -> None:
+        """Let whoever reads, now or next, have None if there is no item; raises PipeClosed once it is closed."""
+        with self._changed:
+            if self._closed:
+                raise PipeClosed
+            self._woken = True
+            self._changed.notify_all()
+
     def get(self, timeout: float | None = None) -> T | None:
-        """The next item; None after timeout seconds; PipeClosed when it is closed and empty."""
+        """The next item; None after timeout seconds or a call of wake; PipeClosed when it is closed and empty."""
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._items:
                 if self._closed:
                     raise PipeClosed
                 left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
+                if self._woken or (left is not None and left <= 0):
+                    self._woken = False
                     return None
                 self._changed.wait(left)
             item, size = self._items.popleft()

@@ -1,4 +1,4 @@
-"""The reader: receive → spool and decode → append → durable → confirm, three overlapping stages.
+"""The reader: receive → spool and decode → encode → append → durable → confirm, four overlapping stages.
 
 Each stage is a thread; between them are pipes bounded by bytes. A full pipe stops reading the socket, so the WAL
 waits on the source, and status updates go on meanwhile. Postgres is told only of what the log holds durably.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
 from threading import Event, Thread
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -17,11 +20,11 @@ from cdc import metrics
 from cdc.change import LOG_SCHEMA
 from cdc.decoding import Decoding
 from cdc.failpoint import hit
-from cdc.log.append import LogWriter, StagedFile
+from cdc.log.append import EncodedFile, LogWriter, StagedFile, encoded
 from cdc.log.layout import LogIdentity
 from cdc.log.leftovers import remove_leftovers
 from cdc.log.patient import PatientWriter
-from cdc.log.pending import Pending, Ready
+from cdc.log.pending import End, Pending
 from cdc.log.read import LogReader
 from cdc.log.trimmer import Trimmer
 from cdc.memory import give_back_what_is_freed
@@ -40,11 +43,20 @@ from cdc.snapshot.placing import Placing
 FRAMES_WAITING: Final = 16 * 1024 * 1024
 """Bytes of raw frames between receive and decode."""
 ROWS_WAITING: Final = 32 * 1024 * 1024
-"""Bytes of Arrow rows between decode and append."""
+"""Bytes of Arrow rows between decode and encode."""
 OPEN_LIMIT: Final = 16 * 1024 * 1024
 """Bytes of an unfinished transaction in memory; above it its rows go to data files that nobody sees yet."""
 ADVANCE_EVERY: Final = 1.0
 """Seconds between empty commits that answer a keepalive; a stopping server asks many times a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Data files that are not on disk yet."""
+
+    files: list[EncodedFile]
+    end: End | None
+    """None of a part of a large transaction: it is committed with the batch that ends that."""
 
 
 class Reader:
@@ -54,10 +66,13 @@ class Reader:
         self._settings, self._placing = settings, placing
         self._figures, self._stop = figures, stop
         self._frames: Pipe[FrameBatch] = Pipe(FRAMES_WAITING)
-        self._rows: Pipe[Decoded | Position | None] = Pipe(ROWS_WAITING)
+        self._rows: Pipe[Decoded | Position] = Pipe(ROWS_WAITING)
+        self._batches: Pipe[Batch] = Pipe(1)  # one waits while another is written
         self._failure: BaseException | None = None
         self._durable = Position(0)
-        self._trimmer = Trimmer(settings.log, settings.retention, lambda: self._rows.put(None, 0))
+        self._handed_over = self._appended = 0
+        self._appended_at = 0.0
+        self._trimmer = Trimmer(settings.log, settings.retention, self._batches.wake)
 
     def run(self) -> None:
         """Copy what exists if the log is empty, then stream until stop is set."""
@@ -73,7 +88,12 @@ class Reader:
         with ReplicationStream.open(source.dsn, options) as stream, self._trimmer:
             self._resume()
             stages = [
-                Thread(target=self._guard, args=(stage,), name=stage.__name__) for stage in (self._decode, self._append)
+                Thread(target=self._guard, args=(stage, *pipes), name=stage.__name__)
+                for stage, *pipes in (
+                    (self._decode, self._rows),
+                    (self._encode, self._rows, self._batches),
+                    (self._append, self._batches),
+                )
             ]
             for stage in stages:
                 stage.start()
@@ -102,7 +122,8 @@ class Reader:
         self._figures.set(metrics.LOG_POSITION, int(self._durable), source.pipeline)
         self._decoding = Decoding.open(source, self._settings.log, known, self._durable, self._placing)
 
-    def _guard(self, stage: Callable[[], None]) -> None:
+    def _guard(self, stage: Callable[[], None], *pipes: Pipe[Any]) -> None:
+        """Run a stage; pipes: that nobody fills or nobody reads once it has ended."""
         try:
             stage()
         except PipeClosed:
@@ -111,7 +132,8 @@ class Reader:
             self._failure = self._failure or exc
             self._frames.close(discard=True)
         finally:
-            self._rows.close(discard=self._failure is not None)
+            for pipe in pipes:
+                pipe.close(discard=self._failure is not None)
 
     def _receive(self, stream: ReplicationStream) -> None:
         def confirm() -> None:
@@ -140,54 +162,82 @@ class Reader:
                     return
             self._figures.set(metrics.SPOOLED_BYTES, self._decoding.spool.nbytes, self._settings.source.pipeline)
 
-    def _append(self) -> None:
-        pending, staged = Pending(), list[StagedFile]()
-        due = advance_due = 0.0
-        copied = False
+    def _encode(self) -> None:
+        pending, last = Pending(), self._durable
+        is_split = is_copied = is_urgent = False
+        advance_due = 0.0
         while True:
-            now = time.monotonic()
+            due = 0.0 if is_urgent else self._due()
+            waits = max(0.0, due - time.monotonic()) if pending.is_ready and due < inf else None
             try:
-                arrived = self._rows.get(max(0.0, due - now) if pending.is_ready else None)
+                arrived = self._rows.get(waits)
             except PipeClosed:
-                if self._failure is None and (ready := pending.take_ready()) is not None:
-                    self._commit(ready, staged)
+                if self._failure is None and (ready := pending.take_ready()):
+                    self._hand_over(*ready)
                 return
             if isinstance(arrived, Decoded):
                 pending.add(arrived)
-                copied = copied or arrived.copied
-                if copied and arrived.last is not None:  # the next chunk is not read before this one is durable
-                    copied, due = False, 0.0
-            elif arrived is not None and not (staged or pending.open_bytes) and time.monotonic() >= advance_due:
+                is_copied = is_copied or arrived.copied
+                if is_copied and arrived.last is not None:  # the next chunk is not read before this one is durable
+                    is_copied, is_urgent = False, True
+            elif arrived is not None and not (is_split or pending.open_bytes) and time.monotonic() >= advance_due:
                 advance_due = time.monotonic() + ADVANCE_EVERY
-                pending.advance(max(arrived, self._durable), 0)
+                pending.advance(max(arrived, last), 0)
             large = pending.open_bytes > OPEN_LIMIT
-            full = large or pending.ready_bytes >= self._settings.commit_bytes
-            if (full or time.monotonic() >= due) and (ready := pending.take_ready()):
-                self._commit(ready, staged)
-                staged = []
-                due = time.monotonic() + self._settings.linger
-            if large:  # what is staged belongs to the open transaction alone, so the finished ones went first
-                staged += self._writer.stage(pa.Table.from_batches(pending.take_open(), LOG_SCHEMA))
+            full = large or is_urgent or pending.ready_bytes >= self._settings.commit_bytes
+            if (full or time.monotonic() >= self._due()) and (ready := pending.take_ready()):
+                self._hand_over(*ready)
+                last, is_split, is_urgent = ready[1].last, False, False
+            if large:  # a part of the open transaction alone, for the finished ones went first
+                self._hand_over(pending.take_open())
+                is_split = True
+
+    def _due(self) -> float:
+        """When a small commit may follow; what comes while another is on its way costs none of its own."""
+        return inf if self._handed_over > self._appended else self._appended_at + self._settings.linger
+
+    def _hand_over(self, rows: list[pa.RecordBatch], end: End | None = None) -> None:
+        files = encoded(pa.Table.from_batches(rows, LOG_SCHEMA))
+        rows.clear()  # nobody needs them while the batch waits
+        self._handed_over += 1
+        self._batches.put(Batch(files, end), 1)
+
+    def _append(self) -> None:
+        staged = list[StagedFile]()
+        while True:
+            try:
+                batch = self._batches.get()
+            except PipeClosed:
+                return
+            if batch is not None:
+                staged = self._appended_to(staged, batch)
+                self._appended_at = time.monotonic()
+                self._appended += 1
+                with suppress(PipeClosed):  # nobody waits for it any more
+                    self._rows.wake()
             if not staged:
                 self._trimmer.carry_out(self._writer)
 
-    def _commit(self, ready: Ready, staged: list[StagedFile]) -> None:
-        if ready.last <= self._durable:
-            return
-        pipeline, began = self._settings.source.pipeline, time.monotonic()
-        rows = pa.Table.from_batches(ready.rows, LOG_SCHEMA)
-        files = [*staged, *self._writer.stage(rows)]
+    def _appended_to(self, staged: list[StagedFile], batch: Batch) -> list[StagedFile]:
+        """Write a batch, and commit it with what is staged if a transaction ends with it; what is staged then."""
+        end, began = batch.end, time.monotonic()
+        if end is not None and end.last <= self._durable:
+            return []
+        files = [*staged, *self._writer.stage_encoded(batch.files)]
+        if end is None:
+            return files
         hit("after_data_file")
-        count = sum(file.rows for file in files)
-        self._writer.commit(files, ready.info(self._lineage, count))
+        pipeline, count = self._settings.source.pipeline, sum(file.rows for file in files)
+        self._writer.commit(files, end.info(self._lineage, count))
         hit("after_log_commit")
-        self._durable = ready.last
+        self._durable = end.last
         figures = self._figures
         figures.add(metrics.CHANGES, count, pipeline)
-        figures.add(metrics.TRANSACTIONS, ready.transactions, pipeline)
+        figures.add(metrics.TRANSACTIONS, end.transactions, pipeline)
         figures.add(metrics.LOG_COMMITS, 1, pipeline)
         figures.add(metrics.LOG_BYTES, sum(file.size for file in files), pipeline)
         figures.set(metrics.LOG_APPEND_SECONDS, time.monotonic() - began, pipeline)
-        figures.set(metrics.LOG_POSITION, int(ready.last), pipeline)
-        if ready.committed_at:
-            figures.set(metrics.SOURCE_LAG_SECONDS, max(0.0, time.time() - ready.committed_at / 1e6), pipeline)
+        figures.set(metrics.LOG_POSITION, int(end.last), pipeline)
+        if end.committed_at:
+            figures.set(metrics.SOURCE_LAG_SECONDS, max(0.0, time.time() - end.committed_at / 1e6), pipeline)
+        return []

@@ -58,3 +58,23 @@ def test_closing_with_discard_ends_both_sides():
         pipe.get()
     with pytest.raises(PipeClosed):
         pipe.put(2, 1)
+
+
+def test_a_reader_that_is_woken_has_nothing_once_and_items_all_the_same():
+    pipe: Pipe[int] = Pipe(10)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(pipe.get)
+        pipe.wake()
+        assert waiting.result(10) is None
+    pipe.put(1, 10)
+    pipe.wake()  # a full pipe does not hold it up
+    assert pipe.get() == 1
+    assert pipe.get() is None
+    assert pipe.get(0.01) is None
+
+
+def test_nobody_wakes_the_reader_of_a_closed_pipe():
+    pipe: Pipe[int] = Pipe(10)
+    pipe.close()
+    with pytest.raises(PipeClosed):
+        pipe.wake()

@@ -21,8 +21,34 @@ from cdc.log.compacted import secured_horizon
 from cdc.log.fenced import TOKEN, FencedTable
 from cdc.log.layout import CHANGES, COMPACTED, ORDER, CommitInfo, LogIdentity, segment_of, statistics, trimmed_id
 from cdc.log.segments import Segment, SegmentLimits
-from cdc.log.storage import write_parquet
+from cdc.log.storage import encode, write_encoded
 from cdc.position import Position
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedFile:
+    """Rows as the bytes of a data file."""
+
+    content: pa.Buffer
+    rows: int
+    statistics: str
+
+
+def encoded(rows: pa.Table) -> list[EncodedFile]:
+    """Rows (LOG_SCHEMA) as data files, sorted; asks nothing of the log, so that any thread may do it.
+
+    Schema rows go to a file of their own: readers find them by its statistics.
+    """
+    rows = rows if rows.schema.equals(LOG_SCHEMA) else rows.cast(LOG_SCHEMA)
+    is_schema = pc.equal(rows["op"], Operation.SCHEMA.value)
+    parts = [rows.filter(is_schema), rows.filter(pc.invert(is_schema))] if pc.any(is_schema).as_py() else [rows]
+    return [_encoded(part) for part in parts if part.num_rows]
+
+
+def _encoded(rows: pa.Table) -> EncodedFile:
+    if pc.count_distinct(rows["relation"], mode="all").as_py() > 1:
+        rows = rows.sort_by(ORDER)
+    return EncodedFile(encode(rows), rows.num_rows, statistics(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +97,17 @@ class LogWriter:
         return CommitInfo.from_metadata(self._fenced.said_last())
 
     def stage(self, rows: pa.Table) -> list[StagedFile]:
-        """Write rows (LOG_SCHEMA) to data files, sorted and synced to disk; nothing is visible yet.
+        """Encode rows and write them, as stage_encoded does."""
+        return self.stage_encoded(encoded(rows))
 
-        Schema rows go to a file of their own: readers find them by its statistics.
-        """
-        rows = rows if rows.schema.equals(LOG_SCHEMA) else rows.cast(LOG_SCHEMA)
-        is_schema = pc.equal(rows["op"], Operation.SCHEMA.value)
-        if not pc.any(is_schema).as_py():
-            return [self._write(rows)] if rows.num_rows else []
+    def stage_encoded(self, files: Sequence[EncodedFile]) -> list[StagedFile]:
+        """Write data files, synced to disk; nothing is visible yet."""
         made: list[StagedFile] = []
         try:
-            for part in (rows.filter(is_schema), rows.filter(pc.invert(is_schema))):
-                made += [self._write(part)] if part.num_rows else []
+            made.extend(map(self._write, files))
         except BaseException:
-            for file in made:
-                file.path.unlink(missing_ok=True)
+            for written in made:
+                written.path.unlink(missing_ok=True)
             raise
         return made
 
@@ -173,16 +195,14 @@ class LogWriter:
         hit("rewrite_committed")
         return True
 
-    def _write(self, rows: pa.Table) -> StagedFile:
-        if pc.count_distinct(rows["relation"], mode="all").as_py() > 1:
-            rows = rows.sort_by(ORDER)
+    def _write(self, file: EncodedFile) -> StagedFile:
         self._segment = self._segment.rolled(self._limits, time.monotonic())
         relative = f"segment={self._segment.number}/{uuid.uuid4().hex}.parquet"
-        path = self._root / relative
+        path, size = self._root / relative, int(file.content.size)
         self._make(path.parent)
-        size = write_parquet(rows, path)
+        write_encoded(file.content, path)
         self._segment = self._segment.grown(size)
-        return StagedFile(path, relative, self._segment.number, rows.num_rows, size, statistics(rows))
+        return StagedFile(path, relative, self._segment.number, file.rows, size, file.statistics)
 
     def _make(self, folder: Root) -> None:
         """Let a segment's directory be there after a power loss too; who made it may not have lived to sync that."""

@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError
 
 from cdc.errors import LogError, LogFenced, LogUnreachable, LogUnwritable
 from cdc.failpoint import hit
-from cdc.log.append import LogWriter, StagedFile
+from cdc.log.append import EncodedFile, LogWriter, StagedFile, encoded
 from cdc.log.bucket import Root, located
 from cdc.log.layout import CommitInfo, LogIdentity
 from cdc.log.segments import SegmentLimits
@@ -60,8 +60,12 @@ class PatientWriter:
 
     def stage(self, rows: pa.Table) -> list[StagedFile]:
         """As LogWriter.stage."""
+        return self.stage_encoded(encoded(rows))
+
+    def stage_encoded(self, files: Sequence[EncodedFile]) -> list[StagedFile]:
+        """As LogWriter.stage_encoded."""
         hit("before_data_file")
-        return self._until_it_works(lambda: self._writer.stage(rows))
+        return self._until_it_works(lambda: self._writer.stage_encoded(files))
 
     def commit(self, files: Sequence[StagedFile], info: CommitInfo) -> None:
         """As LogWriter.commit; one that failed after it was visible is recognised by its token."""

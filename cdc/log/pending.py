@@ -12,10 +12,9 @@ from cdc.position import Position
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """What one commit will hold."""
+class End:
+    """Of what one commit will hold."""
 
-    rows: list[pa.RecordBatch]
     last: Position
     committed_at: int
     transactions: int
@@ -72,14 +71,14 @@ class Pending:
         if self._last is None or position > self._last:
             self._advance(position, committed_at, 0)
 
-    def take_ready(self) -> Ready | None:
+    def take_ready(self) -> tuple[list[pa.RecordBatch], End] | None:
         """Everything finished, once; None when there is nothing to commit."""
         if self._last is None:
             return None
-        ready = Ready(self._ready, self._last, self._committed_at, self._transactions)
+        rows, end = self._ready, End(self._last, self._committed_at, self._transactions)
         self._ready, self._last, self._transactions = [], None, 0
         self.ready_bytes = 0
-        return ready
+        return rows, end
 
     def take_open(self) -> list[pa.RecordBatch]:
         """The rows of the open transaction, to be written to disk before it ends."""

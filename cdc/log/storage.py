@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,9 @@ from cdc.log.bucket import BucketPath, Options, Root, located, options_of, told
 from cdc.log.layout import GROUP, PARQUET, commit_file
 
 _LOG: Final = "_delta_log"
+PIECE: Final = 1 << 17
+"""Bytes that are written at once: Linux takes one large page of its cache for a larger piece, and it may have to be
+made: 4 MB in one piece took ten times as long on a virtual machine that gives back what is free."""
 WHOLE: Final = 8 << 20
 """Bytes of a file of an object store up to which it is fetched in one request: as fast as asking for a part of it."""
 
@@ -66,14 +70,37 @@ def write_parquet(rows: pa.Table, path: Root, order: pa.Array | None = None, gro
     default as they are. group: rows of a row group.
     """
     if isinstance(path, BucketPath):
-        sink = pa.BufferOutputStream()
-        _write(rows, sink, order, group)
-        content = sink.getvalue()
+        content = encode(rows, order, group)
         path.write_bytes(content)
         return int(content.size)
+    with _made(path) as file:
+        _write(rows, file, order, group)
+    return path.stat().st_size
+
+
+def encode(rows: pa.Table, order: pa.Array | None = None, group: int = GROUP) -> pa.Buffer:
+    """What write_parquet would write."""
+    sink = pa.BufferOutputStream()
+    _write(rows, sink, order, group)
+    return sink.getvalue()
+
+
+def write_encoded(content: pa.Buffer, path: Root) -> None:
+    """Write what encode gave to a new data file, whose folder is there. Durable when it returns."""
+    if isinstance(path, BucketPath):
+        path.write_bytes(content)
+        return
+    with _made(path) as file:
+        for start in range(0, content.size, PIECE):
+            file.write(content[start : start + PIECE])
+
+
+@contextmanager
+def _made(path: Path) -> Iterator[BinaryIO]:
+    """A new file, durable behind the block."""
     try:
         with path.open("wb") as file:
-            _write(rows, file, order, group)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         durable.sync(path.parent)
@@ -81,7 +108,6 @@ def write_parquet(rows: pa.Table, path: Root, order: pa.Array | None = None, gro
         with suppress(OSError):  # what was begun takes room that may be wanted for the next attempt
             path.unlink(missing_ok=True)
         raise
-    return path.stat().st_size
 
 
 def _write(rows: pa.Table, sink: Any, order: pa.Array | None, group: int) -> None:

@@ -60,7 +60,7 @@ class CopyDecoder:
     def _rows(self, lines: bytes) -> pa.RecordBatch:
         self._state[kernel.CURSOR] = self._state[kernel.ROWS] = 0
         text = np.frombuffer(lines, np.uint8)
-        count = int(np.count_nonzero(text == kernel.NEWLINE))
+        count = int(kernel.lines_in(text))
         # all that these lines can need, so the kernel never has to ask; untouched memory costs nothing
         columns, keys, size = len(self._layout.ids), len(self._layout.key), len(lines)
         capacity = Capacity(count, (count * keys, 0, 0, count * columns), (size if keys else 0, 0, 0, size))

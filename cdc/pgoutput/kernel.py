@@ -546,6 +546,15 @@ def copy_field(buffer: np.ndarray, at: Any, texts: Texts, column: int) -> Any:
 
 
 @kernel
+def lines_in(text: np.ndarray) -> int:
+    """How many lines end in it."""
+    count = 0
+    for byte in text:
+        count += byte == NEWLINE
+    return count
+
+
+@kernel
 def walk_copy(buffer: np.ndarray, state: np.ndarray, rows: Rows, layouts: Layouts) -> bool:
     """Whole lines of COPY text to `r` rows; False at a line that does not fit the layout.
 

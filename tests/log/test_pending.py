@@ -34,7 +34,8 @@ def test_the_end_of_a_transaction_takes_its_earlier_rows_along():
     pending.add(decoded(5, 6, complete=1, last=5))
     ready = pending.take_ready()
     assert ready is not None
-    assert (count(ready.rows), ready.last) == (3, 5)
+    rows, end = ready
+    assert (count(rows), end.last) == (3, 5)
     assert count(pending.take_open()) == 1
     assert pending.take_ready() is None
 
@@ -44,7 +45,8 @@ def test_a_transaction_without_rows_still_moves_the_position():
     pending.advance(Position(9), 0)
     ready = pending.take_ready()
     assert ready is not None
-    assert (ready.rows, ready.last) == ([], 9)
+    rows, end = ready
+    assert (rows, end.last) == ([], 9)
 
 
 def test_advancing_never_goes_back():
@@ -53,4 +55,4 @@ def test_advancing_never_goes_back():
     pending.advance(Position(4), 0)
     ready = pending.take_ready()
     assert ready is not None
-    assert ready.last == 5
+    assert ready[1].last == 5
