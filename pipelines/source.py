@@ -1,8 +1,10 @@
 """The Spark data source `cdc`: ranges of the change log as frames, batch and streaming.
 
 An offset is `{"position": int}`, the last position that a batch includes; a batch is a range (a, b] of positions,
-so admission control never splits a transaction. Planning runs in one long-lived Python worker beside the driver,
-which keeps the opened log between triggers; executors read the Parquet files and hand Arrow to the JVM.
+so admission control never splits a transaction. One that begins below the oldest change also says which version of
+`compacted` it is read from, so that it is the same batch after a restart. Planning runs in one long-lived Python
+worker beside the driver, which keeps the opened log between triggers; executors read the Parquet files and hand Arrow
+to the JVM.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from cdc.position import Position
 from pipelines.reading.frames import SCHEMA, SPLIT_BYTES, Frame, LogPartition, planned, read
 from pipelines.reading.pushed import Pushed
 from pipelines.reading.selection import LATEST, Selection
+from pipelines.running.registered import pinned_in
 
 
 class CdcDataSource(DataSource):
@@ -145,14 +148,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
         """The end of the next batch; start itself when there is nothing to do."""
         log, after = self._refreshed(), Position(start["position"])
-        upto = log.latest_boundary(after, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        if self._target is not None and after >= log.oldest:  # what is folded is folded up to the horizon of now
+        pinned = pinned_in(log, after)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        # what is folded ends at the horizon of now: changes behind it could be trimmed before a restart
+        upto = log.latest_boundary(after, most if pinned is None else 1)
+        if self._target is not None and pinned is None:
             upto = max(after, min(upto, self._target))
         upto = self._until_changed(log, after, upto)
-        if not self._selection.boundaries and not self._has_files(log, after, upto):
+        if upto == after or not (self._selection.boundaries or self._has_files(log, after, upto)):
             # heartbeats move the log's position; a query that sees no boundaries need not wake up for them
             return start
-        return _offset(upto)
+        return _offset(upto) | ({} if pinned is None else {"compacted": pinned})
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802 - Spark's name
         """What the log holds, for the query's progress report."""
@@ -166,6 +172,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if log is None or (log.durable or Position(0)) < upto:
             # after a restart Spark plans a batch that an earlier planner announced
             log = self._refreshed()
+        pinned = end.get("compacted")
+        if pinned is not None and pinned != pinned_in(log, after):
+            log = log.as_of(pinned, upto) or log
         return planned(log, self._frame, after, upto)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

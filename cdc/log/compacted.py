@@ -70,15 +70,16 @@ class Compacted:
         return [file for run in self.runs for file in run.files]
 
 
-def state(root: str | Root, log_id: str | None = None) -> Compacted | None:
-    """The compacted table of the log under root as it is now; None if the log was never compacted.
+def state(root: str | Root, log_id: str | None = None, version: int | None = None) -> Compacted | None:
+    """The compacted table of the log under root as it is now, or was at a version; None if it was never compacted.
 
-    log_id: of `changes`, looked up there if not given. Raises LogCorrupt if the table is another log's.
+    log_id: of `changes`, looked up there if not given. Raises LogCorrupt if the table is another log's, or if the
+    version is not known any more.
     """
     path = located(root) / COMPACTED
     if not is_table(path):
         return None
-    return _state(path, open_table(path), log_id or str(open_table(located(root) / CHANGES).metadata().id))
+    return _state(path, open_table(path, version), log_id or str(open_table(located(root) / CHANGES).metadata().id))
 
 
 def last_commit(root: str | Root) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def files(view: View, after: Position, upto: Position) -> list[LogFile]:
     if upto < view.horizon:
         raise LogTrimmed(
             f"the log holds no single changes up to {view.oldest!s}, and its state only from {view.horizon!s} on: "
-            f"it cannot be read up to {upto!s}"
+            f"it cannot be read up to {upto!s}",
+            remedy=f"end at {view.horizon!s} or later; a Spark stream that stopped here begins with a new checkpoint",
         )
     return [*ranges.overlapping(view.compacted, after, view.horizon), *_beyond_horizon(view, upto)]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from operator import attrgetter, itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -177,6 +178,23 @@ class LogReader:
     def leads(self, after: Position, upto: Position) -> bool:
         """Whether a batch that starts after `after` may end at `upto`; see latest_boundary for one that always may."""
         return plan.leads(self._view(), after, upto)
+
+    def as_of(self, version: int, upto: Position) -> Self | None:
+        """This view with that version of `compacted`, to plan ranges that end at upto; not to be refreshed.
+
+        None where it does not lead there any more: its files, or changes behind its horizon, are gone.
+        """
+        try:
+            held = state(self._root.parent, self.log_id, version)
+        except LogCorrupt:  # cleaned away
+            return None
+        if held is None or self._oldest > held.horizon < upto:
+            return None
+        if not all(located(file.path, file.options).exists() for file in held.files):
+            return None
+        view = copy(self)
+        view._compacted, view._oldest = held, min(self._oldest, held.horizon)  # noqa: SLF001 - its own copy
+        return view
 
     def rows(
         self, after: Position, upto: Position, *, topics: Callable[[str], bool] | None = None, only: Only = EVERY_ROW

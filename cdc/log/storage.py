@@ -33,14 +33,14 @@ def is_table(path: Root) -> bool:
     return (path / _LOG).is_dir() if isinstance(path, BucketPath) else DeltaTable.is_deltatable(str(path))
 
 
-def open_table(path: Root) -> DeltaTable:
-    """The Delta table as it is now; raises LogUnreachable and LogInaccessible for an object store.
+def open_table(path: Root, version: int | None = None) -> DeltaTable:
+    """The Delta table as it is now, or was at a version; raises LogUnreachable and LogInaccessible for a bucket.
 
     Raises LogCorrupt if a commit or a checkpoint is missing or cannot be read.
     """
     try:
         with told(path):
-            return DeltaTable(str(path), storage_options=options_of(path))
+            return DeltaTable(str(path), version=version, storage_options=options_of(path))
     except DeltaError as exc:
         reason = str(exc).splitlines()[0][:160]
         raise LogCorrupt(f"table {path.name!r} of the log cannot be opened: {reason}") from exc

@@ -117,7 +117,7 @@ def test_a_stream_of_history_begins_with_the_state_and_goes_on_with_every_change
     rows, horizon = trimmed_log(tmp_path, 3)
     reader = LogStreamReader(frame_of(tmp_path, **HISTORY))
     end = reader.latestOffset({"position": 0}, ReadMaxRows(1))
-    assert end == {"position": int(horizon)}
+    assert end["position"] == horizon
 
     at, seen = int(horizon), []
     while (to := reader.latestOffset({"position": at}, ReadMaxRows(1))["position"]) > at:
