@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,5 +57,7 @@ def _summary(done: Dropped) -> str:
         return f"{done.file} left the log with its segment; its changes are compacted, start the reader"
     if done.way is Way.START_OVER:
         return f"{done.file} left the log; it is compacted anew from its beginning, start the apply process"
-    marked = ", ".join(done.marked) or "no table"
-    return f"{done.file} left the log, marked needs_resync: {marked}; start the reader, then 'cdc tables resync' them"
+    if not done.marked:
+        return f"{done.file} left the log; it held no row of a table that is captured, start the reader"
+    resync = shlex.join(["cdc", "tables", "resync", *done.marked])
+    return f"{done.file} left the log, marked needs_resync: {', '.join(done.marked)}; start the reader, then: {resync}"

@@ -102,8 +102,8 @@ class Backfill:
 
     def _table(self, schema: TableSchema, done: TableWork) -> None:
         self._go_on()
-        if done.began is not None and Position(done.began).epoch != self._around.stream.durable.epoch:
-            self._work.tables[schema.topic] = done = TableWork()  # what was read is of an earlier life of the source
+        if done.began is not None and not self._is_all_there(schema, Position(done.began)):
+            self._work.tables[schema.topic] = done = TableWork()
         if done.began is not None and schema.state is TableState.LIVE:  # it ended, and was not recorded
             done.state = "done"
             return
@@ -115,6 +115,13 @@ class Backfill:
             self._whole(schema, done)
         done.state = "done"
         self._record()
+
+    def _is_all_there(self, schema: TableSchema, began: Position) -> bool:
+        """Whether what a full copy has brought can be gone on from.
+
+        Not if it is of an earlier life of the source, or if changes or rows of it are lost since.
+        """
+        return began.epoch == self._around.stream.durable.epoch and schema.state is not TableState.NEEDS_RESYNC
 
     def _by_parts(self, schema: TableSchema, done: TableWork) -> None:
         around, resync = self._around, self._request.resync

@@ -33,7 +33,7 @@ from cdc.snapshot.gone import gone
 from cdc.snapshot.pace import Pace
 from cdc.snapshot.placing import Chunk, Placed
 from cdc.snapshot.stream import PATIENCE, Stream
-from cdc.snapshot.versions import renewed, said
+from cdc.snapshot.versions import became, renewed, said
 from cdc.table import CAPTURED, TableSchema
 
 AHEAD: Final = 2
@@ -246,7 +246,7 @@ class Chunks:
             token = uuid4().hex
             schema = around.stream.placing.open(token, self._relation, PATIENCE)
             if schema is None or schema.state not in CAPTURED:
-                raise ConfigError("the table is unknown" if schema is None else _became(schema))
+                raise became(schema)
             with around.stream.placing.closing(token), snapshot(self._conn, schema, leaf) as visibility:
                 known = has_columns(self._conn, schema)
                 seen = around.stream.placing.sees_all(token, visibility)
@@ -267,7 +267,7 @@ class Chunks:
 
         def made(version: TableSchema | None) -> Chunk:
             if version is None or version.state not in CAPTURED:
-                raise ConfigError("the table is unknown" if version is None else _became(version))
+                raise became(version)
             now = published_schema(self._conn, version.oid, self._around.publication)
             seen = renewed(version, now, stream.durable.epoch)
             return said(replace(seen, state=version.state, reason=version.reason))
@@ -297,10 +297,6 @@ class Chunks:
                     raise TooLarge
         decoder.finish()
         return pa.Table.from_batches(batches, LOG_SCHEMA), text
-
-
-def _became(schema: TableSchema) -> str:
-    return f"{schema.topic!r} became {schema.state.value}: {schema.reason}"
 
 
 def _position(landed: _OnItsWay) -> Position:

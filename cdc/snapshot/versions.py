@@ -39,5 +39,13 @@ def said(version: TableSchema, generation: Position | None = None) -> Chunk:
 def ending(version: TableSchema, began: Position) -> Chunk:
     """What closes a full copy that began at a position: everything older is gone."""
     if version.state is not TableState.SNAPSHOTTING:
-        raise ConfigError(f"{version.topic!r} became {version.state.value} while it was copied: {version.reason}")
+        raise became(version)
     return said(in_state(version, TableState.LIVE), began)
+
+
+def became(version: TableSchema | None) -> ConfigError:
+    """The end of a copy whose table is in a state in which none goes on."""
+    if version is None:
+        return ConfigError("the table is unknown")
+    again = f"copy it anew: cdc tables resync '{version.topic}'" if version.state is TableState.NEEDS_RESYNC else None
+    return ConfigError(f"{version.topic!r} became {version.state.value}: {version.reason}", remedy=again)

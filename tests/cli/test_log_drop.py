@@ -36,6 +36,8 @@ def test_verify_names_the_command_and_the_command_says_what_it_gave_up(
     assert result == {"file": file, "way": "given_up", "first": "0/96", "last": "0/96", "marked": ["shop.orders"]}
     with Catalog.open(load(folder.path).catalog.url) as catalog:
         assert [entry.action for entry in catalog.audit.ls()] == ["log.drop_file"]
+    told = run(capsys, "log", "drop-file", broken(folder, 160), "--yes", "-c", folder.path)
+    assert "start the reader, then: cdc tables resync shop.orders" in told.output
     after = run(capsys, "log", "verify", "-c", folder.path)
     assert after.status == 0
     assert "given up with a damaged file; positions 0/96 to 0/96" in after.output

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log.damaged import Damaged
+from cdc.log.damaged import Damaged, Dropped, Way
 from cdc.log.layout import LogFile
 from cdc.log.read import LogReader
+from cdc.snapshot.work import Request
 from cdc.table import TableState
 from tests.cli.command import spawn
 from tests.faults.capture import Captured
 from tests.faults.test_drifted_table import sink_states, state
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.snapshot.multiset import left_of
+from tests.snapshot.running import Running
 
 
 def having(files: list[LogFile]) -> list[LogFile]:
@@ -28,6 +31,35 @@ def cut_short(files: list[LogFile]) -> str:
     path = Path(max(having(files), key=lambda file: file.last).path)
     path.write_bytes(path.read_bytes()[:-40])
     return str(path)
+
+
+def given_up(held: Captured) -> Dropped:
+    """Its last file with rows of tables, which cannot be read any more."""
+    return Damaged.find(held.definition.log.root, cut_short(held.log.every_file())).drop()
+
+
+def test_a_table_without_a_key_whose_copy_is_lost_comes_back_whole_with_a_resync(tmp_path: Path, database: str) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE t (a int, v text)",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "INSERT INTO t SELECT i % 5, 'x' FROM generate_series(1, 40) i",
+    )
+    held = Captured(tmp_path, database)
+    held.copy()
+    held.stream()  # behind a copy alone nothing else can stand
+    done = given_up(held)
+    assert (done.way, done.marked) == (Way.GIVEN_UP, ("public.t",))
+    run_sql(database, "INSERT INTO t VALUES (7, 'behind')")
+
+    with Running(held) as running:
+        assert running.ended(running.ask(Request(done.marked, resync=True))).state == "done"
+        running.caught_up()
+    (schema,) = held.log.schemas().values()
+    assert schema.state is TableState.LIVE
+    behind = [row for row in held.rows() if row["position"] > done.last]
+    told = [tuple(value for _, value in image) for image in left_of(behind)]
+    assert sorted(told) == sorted(rows_of(database, "SELECT a::text, v FROM t"))
 
 
 def test_the_reader_loses_nothing_behind_the_mark_and_a_later_version_keeps_it(tmp_path: Path, database: str) -> None:

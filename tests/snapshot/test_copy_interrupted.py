@@ -19,6 +19,7 @@ from cdc.snapshot.tables import LOOK
 from cdc.snapshot.work import BACKFILL, Request, Verb
 from cdc.table import TableState
 from tests.faults.capture import Captured
+from tests.faults.test_given_up_file import given_up
 from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
 from tests.snapshot.running import Running
 
@@ -203,6 +204,19 @@ def test_a_new_epoch_in_the_middle_of_a_copy_begins_it_anew(held: Captured) -> N
     begin_epoch(held.definition)
     with Running(held) as running:
         eventually(running, lambda: is_exact(held) and is_exact(held, "u"))
+
+
+def test_a_copy_of_which_rows_were_lost_with_a_file_of_the_log_begins_anew(held: Captured) -> None:
+    with Running(held) as running:
+        job = halfway(running)
+    in_full_speed(held)
+    run_sql(held.dsn, "DELETE FROM t WHERE id % 2 = 0")
+    assert given_up(held).marked == ("public.t",)
+    with Running(held) as running:
+        assert running.ended(job).state == "done", running.ended(job).result
+        running.caught_up()
+    assert is_exact(held)
+    assert is_exact(held, "u")
 
 
 @pytest.mark.slow
