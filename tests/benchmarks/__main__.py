@@ -18,7 +18,7 @@ SIZES = {
 }
 PARTS = {
     "snapshot": ("copy", "stream", "replay"),
-    "log": ("append", "compaction", "reading", "cold"),
+    "log": ("append", "compaction", "amplification", "reading", "cold"),
     "apply": ("throughput", "peer", "large"),
     "freshness": ("small", "large", "tables"),
 }

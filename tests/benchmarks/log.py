@@ -25,11 +25,11 @@ from cdc.log.trimming import Retention
 from cdc.position import Position
 from pipelines.compact import compact
 from pipelines.session import SparkSettings, spark_session
-from tests.benchmarks import log_cold, log_reading
+from tests.benchmarks import log_amplification, log_cold, log_reading
 from tests.benchmarks.figures import Figure
 from tests.log.rows import IDENTITY, info
 
-PARTS = ("append", "compaction", "reading", "cold")
+PARTS = ("append", "compaction", "amplification", "reading", "cold")
 CHANGES_MADE, KEYS, RUNS = 20_000_000, 2_000_000, 3
 QUICK_CHANGES, QUICK_KEYS = 1_000_000, 100_000
 COMMIT, TRANSACTION = 100_000, 10
@@ -69,6 +69,7 @@ def run(
         "compaction_peak_disk_ratio": Figure("ratio", at_most=2.5),
         "compaction_write_amplification": Figure("ratio", at_most=5),
         "compaction_seconds": Figure("s"),
+        **log_amplification.figures(),
         **log_reading.figures(),
         **log_cold.figures(),
     }
@@ -78,6 +79,8 @@ def run(
     if "compaction" in parts:
         for seed in range(runs):
             _compaction(np.random.default_rng(seed), (changes, keys), figures)
+    if "amplification" in parts:
+        log_amplification.measure(runs, figures, quick=quick)
     if "reading" in parts:
         session = spark_session(SparkSettings(master="local[2]", download=False))
         try:

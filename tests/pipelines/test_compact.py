@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -22,12 +23,11 @@ from cdc.log.consumers import Consumer
 from cdc.log.layout import LogFile
 from cdc.log.read import LogReader, read_file
 from cdc.log.segments import SegmentLimits
-from cdc.log.settled import Settling
 from cdc.position import Position
 from pipelines.compact import Limits, Outcome, compact, is_large
 from pipelines.compaction.compacting import compacted
 from pipelines.compaction.run_files import apart
-from tests.log.rows import info
+from tests.benchmarks import log_amplification
 from tests.pipelines.cold_log import SPREAD, append, folded, histories, interleaved, log_writer, transactions
 from tests.pipelines.lives import Row, Source, Target, log_row, to_arrow
 
@@ -217,42 +217,22 @@ def test_a_delete_is_forgotten_once_every_consumer_has_passed_it_and_not_before(
     assert (tombstones(), held(tmp_path).floor) == ([7, 6], 6)  # of a table without a key it is no tombstone
 
 
-@pytest.mark.slow
-def test_fifty_compactions_write_no_byte_five_times(tmp_path: Path) -> None:
-    """Of a log that grows and changes, whose small files are settled meanwhile; nothing is deleted from the disk."""
-    random, limits = Random(1), SegmentLimits(size=200_000, age=3600.0)
-    writer, settling = log_writer(tmp_path, limits), Settling(tmp_path, lambda: False, many=6)
-    state: dict[str, str] = {}
-    first = runs = place = 0
-    while runs < 50:
-        place += 1
-        rows = [changed(random, state, place, n) for n in range(400)]
-        staged = writer.stage(to_arrow(rows))
-        writer.commit(staged, info(place))
-        first += sum(file.size for file in staged)
-        if settling.look():
-            settling.carry_out(writer)
-        if place % 8 == 0:
-            runs += compact(None, tmp_path, everything=random.random() < 0.2).rows_in > 0
-    compact(None, tmp_path, everything=True)
+@pytest.mark.parametrize(
+    ("compactions", "size"),
+    [
+        (10, log_amplification.SMALL),
+        pytest.param(50, log_amplification.SMALL, marks=pytest.mark.slow),
+        pytest.param(50, log_amplification.grown(log_amplification.SMALL), marks=pytest.mark.slow),
+    ],
+    ids=["few", "many", "of a log that only grows"],
+)
+def test_a_log_that_lives_writes_no_byte_five_times_and_keeps_the_last_value_of_every_key(
+    tmp_path: Path, compactions: int, size: log_amplification.Size
+) -> None:
+    log = log_amplification.Log(tmp_path, replace(size, compactions=compactions), seed=compactions)
+    log.live()
 
-    trim(writer, tmp_path)
-    assert {row["key"][0]: row["after"][2] for row in folded(read(tmp_path)) if row["op"] == "u"} == state
-    written = sum(file.stat().st_size for file in tmp_path.glob("*/segment=*/*.parquet"))
-    assert written / first <= 5
-
-
-def changed(random: Random, state: dict[str, str], place: int, ordinal: int) -> Row:
-    """An insert into a state that grows, or an update or a delete of what is there."""
-    known = state and random.random() < 0.6
-    name = random.choice(list(state)) if known and random.random() < 0.05 else f"{place} {ordinal}"
-    if known and random.random() < 0.5:
-        name = f"{random.randint(max(1, place - 40), place)} {random.randint(0, 399)}"
-    if name in state and random.random() < 0.3:
-        del state[name]
-        return key(place, ordinal, "d", name)
-    state[name] = f"{random.getrandbits(200):x}"
-    return key(place, ordinal, "u", name, after={1: name, 2: state[name]})
+    assert log.amplification <= 5
 
 
 def test_a_transaction_that_two_segments_share_is_compacted_as_a_whole(tmp_path: Path) -> None:
