@@ -333,7 +333,8 @@ def _document(
     texts = {c.name: text for c in searched if (text := image.get(c.id)) is not None}
     for text in texts.values():
         document.add_text("_text", text)
-    document.add_json("_fields", texts)
+    # tantivy reads a text that begins like an RFC 3339 time as one, and panics at one beyond its calendar
+    document.add_json("_fields", {name: f" {text}" for name, text in texts.items()})
     return document
 
 

@@ -105,6 +105,12 @@ def test_published_rows_are_found_by_their_words(sink: SearchSink, path: Path) -
     assert found(path, '"unfinished (') == set()
 
 
+@pytest.mark.parametrize("text", ["2020-01-01T00:00:00Z", "9999-12-31T23:59:59-23:00"])
+def test_a_text_that_reads_like_a_time_is_words_like_any_other(sink: SearchSink, path: Path, text: str) -> None:
+    publish(sink, batch(0, 10, upsert({**BLUE, 2: text}, 5)))
+    assert found(path, f"name:{text[:4]}") == found(path, text[:4]) == {text}
+
+
 def test_a_row_keeps_every_column_and_null_stays_null(sink: SearchSink, path: Path) -> None:
     publish(sink, batch(0, 10, upsert(RED, 6)))
     (row,) = SearchIndex.open(path).documents("shop.products")
