@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.catalog import DeadLetter
-    from cdc.config import Definition
+    from cdc.config import Definition, DeltaSink, SearchSink
     from cdc.dead_letters import Verb
     from cdc.stores.parked import ParkedRow
+    from cdc.stores.published import Published
 
 IdArgument = Annotated[str, typer.Argument(help="Its name, as `cdc dlq ls` shows it, or the beginning.", metavar="ID")]
 IdsArgument = Annotated[list[str] | None, typer.Argument(help="Their names, or the beginnings.", metavar="[ID]…")]
@@ -63,16 +64,17 @@ def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
         (found,) = letters_of(catalog, definition.name, [letter])
     row, names = _row(definition, found)
-    told: dict[str, Any] = {"attempts": None, "complete": None, "row": None}
+    told: dict[str, Any] = {"attempts": None, "complete": None, "row": None, "changes": None}
     if row is not None:
         # a column that is not there was not sent
         values = {name: row.image[column] for column, name in names.items() if column in row.image}
-        told = {"attempts": row.attempts, "complete": row.complete, "row": values}
+        changes = sum(change.began is None and change.op != "t" for change in row.changes)
+        told = {"attempts": row.attempts, "complete": row.complete, "row": values, "changes": changes}
     summary = f"{found.sink} {found.topic} {_key(found)}: {found.code} {found.message}"
     if json:
         emit("dlq show", json=True, summary=summary, result=to_json(found) | told)
         return
-    for name, value in (to_json(found) | {"attempts": told["attempts"]}).items():
+    for name, value in (to_json(found) | {name: told[name] for name in ("attempts", "changes")}).items():
         print(f"{name + ':':12}{value}")
     for name, value in (told["row"] or {}).items():
         print(f"  {name:<28}{'NULL' if value is None else value}")
@@ -141,20 +143,30 @@ def _say(names: list[str] | None, verb: Verb, reason: str | None, *, config: Pat
 
 def _row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, dict[int, str]]:
     """(the row beside its sink, the names of its columns by id)."""
-    from cdc.config import DeltaSink
-    from cdc.stores.lake import Lake
-    from cdc.stores.parked import read_parked
     from cdc.table import TableSchema
 
     sink = next((sink for sink in definition.sinks if sink.name == letter.sink), None)
-    record = Lake.open(sink.path).published() if isinstance(sink, DeltaSink) else None
-    if sink is None or record is None:
+    record, rows = (None, []) if sink is None else _beside(sink)
+    if record is None:
         return None, {}
-    rows = read_parked(sink.path, record)
     row = next((row for row in rows if (row.topic, row.key) == (letter.topic, letter.key)), None)
     schema = None if row is None else record.tables[row.relation].schema
     names = {} if schema is None else {c.id: c.name for c in TableSchema.from_json(schema).columns}
     return row, names
+
+
+def _beside(sink: DeltaSink | SearchSink) -> tuple[Published | None, list[ParkedRow]]:
+    """What a sink last published, and what it has parked there."""
+    if sink.type == "search":
+        from cdc.stores.search import SearchIndex
+
+        index = SearchIndex.open(sink.path)
+        return index.published, index.parked()
+    from cdc.stores.lake import Lake
+    from cdc.stores.parked import read_parked
+
+    record = Lake.open(sink.path).published()
+    return record, [] if record is None else read_parked(sink.path, record)
 
 
 def _key(letter: DeadLetter) -> str:

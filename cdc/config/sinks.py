@@ -273,6 +273,8 @@ class SearchSink(Model):
     """Which of the captured tables; default all."""
     fields: tuple[Identifier, ...] = ()
     """The columns whose words can be searched; default every column."""
+    dead_letters: DeadLetters = DeadLetters()
+    """What becomes of rows that the index cannot take."""
 
 
 Sink = Annotated[DeltaSink | SearchSink, Field(discriminator="type")]

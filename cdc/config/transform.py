@@ -60,8 +60,8 @@ class Transform(Model):
 
     @property
     def hides(self) -> bool:
-        """Whether the target is not to have values that the source has."""
-        return bool(self.drop or self.mask or self.python)
+        """Whether the target has values in another form than the source, and only in that."""
+        return bool(self.mask or self.python)
 
     @property
     def in_spark(self) -> bool:

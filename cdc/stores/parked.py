@@ -1,4 +1,4 @@
-"""Parked rows: what a Delta sink could not take, as it keeps them in a Delta table beside its published record.
+"""Parked rows: what a sink could not take, and the Delta table in which a Delta sink keeps them beside its record.
 
 The table is a list of entries, each of the batch that made it: a row was parked, parked anew in a later state, or let
 go. An entry counts once the target of its table has come to the end of that batch; one that is behind it belongs to
@@ -8,8 +8,8 @@ a batch that was never merged.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -37,10 +37,47 @@ PARKED_SCHEMA: Final = pa.schema(
         pa.field("message", pa.string()),
         pa.field("attempts", pa.int64()),
         pa.field("first_at", pa.int64()),
+        pa.field("changes", pa.string()),
     ]
 )
-"""One entry per row: `key` and `image` (column id → text) are JSON, times µs since 1970 UTC."""
+"""One entry per row: `key`, `image` (column id → text) and `changes` are JSON, times µs since 1970 UTC.
+
+A table that was made before there were `changes` has none, and gets the column with its next entry.
+"""
+_TOLD: Final = frozenset({"key", "image", "parked", "changes"})
+"""Fields that are not the row's own as they are."""
 _LOST: Final = "its row is not beside the sink any more"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedChange:
+    """One change of a key that waits for its turn, or what a truncate or a generation end did to the key's row."""
+
+    op: str
+    """The log's letter."""
+    position: int
+    ordinal: int
+    committed_at: int
+    """µs since 1970 UTC."""
+    image: Mapping[int, str | None] = field(default_factory=dict)
+    """As of a parked row; of a delete, what was sent of the old row."""
+    complete: bool = True
+    began: int | None = None
+    """Of a generation end: rows from below this position are gone."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(position, ordinal)."""
+        return self.position, self.ordinal
+
+    def to_json(self) -> dict[str, Any]:
+        """As an entry has it."""
+        return asdict(self) | {"image": {str(column): text for column, text in self.image.items()}}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Read what to_json wrote."""
+        return cls(**{**fields, "image": {int(column): text for column, text in fields["image"].items()}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +90,7 @@ class ParkedRow:
     key: Key
     position: int
     ordinal: int
-    """Of the latest change of the key."""
+    """Of the latest change of the key; where every change is kept, of the one that is refused."""
     committed_at: int
     """Of that change, µs since 1970 UTC."""
     image: Mapping[int, str | None] = field(default_factory=dict)
@@ -68,11 +105,18 @@ class ParkedRow:
     """When the key was parked, µs since 1970 UTC."""
     upto: int
     """The end of the batch that left it as it is."""
+    changes: tuple[ParkedChange, ...] = ()
+    """Of a target that keeps more than the latest state: every change of the key from there on, in order."""
 
     @property
     def place(self) -> tuple[int, int]:
         """(position, ordinal)."""
         return self.position, self.ordinal
+
+    def with_columns(self, columns: Collection[int]) -> ParkedRow:
+        """The same without the values of other columns."""
+        changes = tuple(replace(change, image=_only(change.image, columns)) for change in self.changes)
+        return replace(self, image=_only(self.image, columns), changes=changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +130,13 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         """As PARKED_SCHEMA has it."""
         row = self.row
-        fields = {name: getattr(row, name) for name in PARKED_SCHEMA.names if name not in {"key", "image", "parked"}}
+        fields = {name: getattr(row, name) for name in PARKED_SCHEMA.names if name not in _TOLD}
         image = {str(column): text for column, text in row.image.items()}
         return fields | {
             "key": json.dumps(row.key, ensure_ascii=False),
             "image": json.dumps(image, ensure_ascii=False),
             "parked": self.parked,
+            "changes": json.dumps([change.to_json() for change in row.changes], ensure_ascii=False),
         }
 
     @classmethod
@@ -100,6 +145,7 @@ class Entry:
         said = {name: value for name, value in fields.items() if name != "parked"}
         said["key"] = tuple(json.loads(said["key"]))
         said["image"] = {int(column): text for column, text in json.loads(said["image"]).items()}
+        said["changes"] = tuple(map(ParkedChange.from_json, json.loads(said.get("changes") or "[]")))
         return cls(ParkedRow(**said), fields["parked"])
 
 
@@ -134,6 +180,10 @@ def parked_at(
             if entry.parked:
                 rows[row.key] = row
     return {relation: rows for relation, rows in held.items() if rows}
+
+
+def _only(image: Mapping[int, str | None], columns: Collection[int]) -> dict[int, str | None]:
+    return {column: text for column, text in image.items() if column in columns}
 
 
 def _lost(table: TableRecord, key: Key, position: int, ordinal: int) -> ParkedRow:

@@ -1,9 +1,10 @@
 """The search index as a store: its layout, and reading it while a sink writes it.
 
 One tantivy index per sink. A document is one row of a source table; two reserved documents hold the
-log the index belongs to and the published record, written by the same commit as the rows it speaks of.
-Rows are kept by column id, as the log has them: a renamed column or table costs no rewriting, names
-come from the schema in the published record when a document is read.
+log the index belongs to and the published record, and one more each row that the sink has parked, all
+written by the same commit as the rows they speak of. Rows are kept by column id, as the log has them: a
+renamed column or table costs no rewriting, names come from the schema in the published record when a
+document is read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tantivy
 
 from cdc.errors import SinkUnavailable
 from cdc.position import Position
+from cdc.stores.parked import Entry, Key, ParkedRow, parked_at
 from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
 
@@ -26,6 +28,8 @@ PUBLISHED_ID: Final = "\0published"
 """`_id` of the document whose `_image` is the published record; a row's `_id` begins with a digit."""
 OWNER_ID: Final = "\0owner"
 """`_id` of the document whose `_image` is the UUID of the log that fills the index."""
+PARKED_TOPIC: Final = "\0parked"
+"""`_topic` of the documents whose `_image` is a parked row; of no `_relation`, so that no row of a table is one."""
 TERM_BYTES: Final = 60_000
 """tantivy drops terms above 65,530 bytes without a word; a longer key is known by its digest."""
 
@@ -51,6 +55,22 @@ def document_id(relation: int, key: Sequence[str | None]) -> str:
     if len(term.encode()) <= TERM_BYTES:
         return term
     return f"{relation}\0sha256:{hashlib.sha256(term.encode()).hexdigest()}"
+
+
+def parked_id(relation: int, key: Sequence[str | None]) -> str:
+    """The unique term of a parked row."""
+    return f"{PARKED_TOPIC}\0{document_id(relation, key)}"
+
+
+def parked_rows(
+    searcher: tantivy.Searcher, schema: tantivy.Schema, record: Published
+) -> dict[int, dict[Key, ParkedRow]]:
+    """What is parked beside the rows of an index that published the record, by relation and key."""
+    query = tantivy.Query.term_query(schema, "_topic", PARKED_TOPIC)
+    count = searcher.search(query, limit=1, count=True).count or 0
+    hits = searcher.search(query, limit=max(1, count), count=False).hits
+    images = (bytes(searcher.doc(address)["_image"][0]) for _, address in hits)
+    return parked_at((Entry.from_json(json.loads(image)) for image in images), record, {})
 
 
 def rows_of(schema: tantivy.Schema, relation: int, below: int | None = None) -> tantivy.Query:
@@ -143,6 +163,13 @@ class SearchIndex:
         query = tantivy.Query.const_score_query(rows_of(self._schema, relation), 0.0)
         for _, address in self._searcher.search(query, limit=self._searcher.num_docs, count=False).hits:
             yield self._row(address, 0.0)
+
+    def parked(self) -> list[ParkedRow]:
+        """What the sink has parked."""
+        if self.published is None:
+            return []
+        held = parked_rows(self._searcher, self._schema, self.published)
+        return [row for rows in held.values() for row in rows.values()]
 
     def _tables(self) -> Mapping[int, TableRecord]:
         return self.published.tables if self.published is not None else {}

@@ -20,7 +20,7 @@ from cdc.stores.parked import Entry, Key, ParkedRow
 from pipelines.fold import FOLDED_ARROW
 from pipelines.sinks.sink import Refusal, TableBatch
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PARTS: Final = "\0"
 """Between the parts of a key; Postgres text never holds it."""
 
@@ -41,7 +41,7 @@ def touches(held: Held, batch: TableBatch) -> bool:
     """Whether a batch says anything of parked keys."""
     if not held:
         return False
-    if batch.truncated is not None or batch.generation is not None:
+    if batch.truncated is not None or batch.generation is not None or batch.endings:
         return True
     return batch.rows is not None and bool(pc.any(_concerned(held, batch.rows)).as_py())
 
@@ -76,7 +76,7 @@ def set_aside(batch: TableBatch, refusals: Iterable[Refusal], held: Held, now: i
             key=key,
             position=row["position"],
             ordinal=row["ordinal"],
-            committed_at=_micros(row["committed_at"]),
+            committed_at=micros(row["committed_at"]),
             image=dict(row["after"] or ()),
             complete=row["complete"] is not False,
             code=refusal.error.code,
@@ -94,10 +94,13 @@ def changed(before: Held, after: Held, upto: int) -> list[Entry]:
     return parked + [Entry(replace(row, upto=upto), False) for key, row in before.items() if key not in after]
 
 
+def keyed(keys: Iterable[Key], column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Which entries of a column of keys are among the keys; no null is."""
+    return pc.is_in(pc.binary_join(column, _PARTS), pa.array([_PARTS.join(key) for key in keys], pa.string()))
+
+
 def _concerned(held: Held, rows: pa.Table) -> pa.ChunkedArray:
-    keys = pa.array([_PARTS.join(key) for key in held], pa.string())
-    own = pc.is_in(pc.binary_join(rows["key"], _PARTS), keys)
-    return pc.or_(own, pc.is_in(pc.binary_join(rows["base"], _PARTS), keys))
+    return pc.or_(keyed(held, rows["key"]), keyed(held, rows["base"]))
 
 
 def _onto(held: Held, row: dict[str, Any]) -> dict[str, Any] | ParkedRow:
@@ -113,7 +116,7 @@ def _onto(held: Held, row: dict[str, Any]) -> dict[str, Any] | ParkedRow:
         key=tuple(row["key"]),
         position=row["position"],
         ordinal=row["ordinal"],
-        committed_at=_micros(row["committed_at"]),
+        committed_at=micros(row["committed_at"]),
         image=image,
         code=MissingBase.code,
     )
@@ -130,11 +133,12 @@ def _folded(row: ParkedRow) -> dict[str, Any]:
         "key": list(row.key),
         "position": row.position,
         "ordinal": row.ordinal,
-        "committed_at": _EPOCH + timedelta(microseconds=row.committed_at),
+        "committed_at": EPOCH + timedelta(microseconds=row.committed_at),
         "after": list(row.image.items()),
         "complete": True,
     }
 
 
-def _micros(moment: datetime | None) -> int:
-    return 0 if moment is None else (moment - _EPOCH) // timedelta(microseconds=1)
+def micros(moment: datetime | None) -> int:
+    """µs since 1970 UTC; 0 where it is not known."""
+    return 0 if moment is None else (moment - EPOCH) // timedelta(microseconds=1)

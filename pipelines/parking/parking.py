@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import numpy as np
@@ -18,10 +18,11 @@ import pyarrow as pa
 import structlog
 
 from cdc.dead_letters import Outcome, Verb
-from cdc.errors import MissingBase, TooManyParked, ValueNotRepresentable
+from cdc.errors import CdcError, MissingBase, TooManyParked, ValueNotRepresentable
 from cdc.failpoint import hit
 from cdc.stores.parked import Key, ParkedRow
 from pipelines.parking.parked import Held, changed, offer, set_aside, touches
+from pipelines.parking.queued import again, queue, queued, refused_again, rows_behind
 from pipelines.sinks.sink import Parks, Sink, TableBatch, TableRecord
 
 Place = tuple[int, Key]
@@ -40,6 +41,8 @@ class Parking:
         self._due: dict[Place, Verb] = {}
         self._merged: dict[Place, Outcome] = {}
         self._outcomes: dict[Place, Outcome] = {}
+        self._applied: dict[int, int] = {}
+        """By relation, where its target stood after its last batch, published or not."""
         self._lock = Lock()
 
     def listed(self, tables: Mapping[int, TableRecord]) -> dict[int, TableRecord]:
@@ -91,7 +94,17 @@ class Parking:
         sink, relation = self._sink, batch.schema.relation
         if not isinstance(sink, Parks) or batch.frame is not None:
             return sink.apply(batch)
-        stands = sink.stands(batch.schema) if before is None else before.position
+        stands = before.position if before is not None else sink.stands(batch.schema)
+        if sink.keeps_changes(batch.schema):
+            # its batches may be parts of what is published, or come again with what ended rows missing
+            stands = max(stands, sink.stands(batch.schema), self._applied.get(relation, 0))
+            batch = replace(batch, rows=rows_behind(batch.rows, stands))
+        record = self._apply(sink, before, batch, stands)
+        self._applied[relation] = record.position
+        return record
+
+    def _apply(self, sink: Parks, before: TableRecord | None, batch: TableBatch, stands: int) -> TableRecord:
+        relation = batch.schema.relation
         limit, held = sink.parks(batch.schema), sink.parked.held(relation)
         if stands >= batch.upto:
             return _with_keys(sink.apply(batch), held)
@@ -103,8 +116,9 @@ class Parking:
             sink.parked.write(relation, stands, ())
             try:
                 return _with_keys(sink.apply(batch), held)
-            except (ValueNotRepresentable, MissingBase):
+            except (ValueNotRepresentable, MissingBase) as exc:
                 if not limit:
+                    exc.fix = _told(exc, sink.name)
                     raise
         left, record = _divided(sink, batch, stands, asked)
         self._note(relation, asked, held, left)
@@ -122,28 +136,85 @@ class Parking:
                     self._merged[relation, key] = _became(verb, held.get(key), left.get(key))
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A batch of a table with rows that have to wait, or do already."""
+
+    sink: Parks
+    batch: TableBatch
+    held: Held
+    """What is parked and shall not be forgotten."""
+    tried: frozenset[Key]
+    """Of these the keys to be tried again."""
+    stands: int
+    allowed: int
+    """How much may be parked then."""
+
+
 def _divided(sink: Parks, batch: TableBatch, stands: int, asked: Mapping[Key, Verb]) -> tuple[Held, TableRecord]:
     """Park what the target cannot take, and merge the rest: (what is parked then, where the table stands)."""
     relation, limit = batch.schema.relation, sink.parks(batch.schema)
     held = sink.parked.held(relation)
     kept = {key: row for key, row in held.items() if asked.get(key) is not Verb.DISCARD}
-    offered = offer(kept, batch, {key for key, verb in asked.items() if verb is Verb.RETRY})
-    whole = replace(batch, rows=offered.rows)
-    refusals = sink.refused(whole, max(limit, len(held)))
-    left = offered.waiting | set_aside(whole, refusals, held, time.time_ns() // 1_000)
-    if len(left) > max(limit, len(held)):
+    tried = frozenset(key for key, verb in asked.items() if verb is Verb.RETRY and key in kept)
+    turn = _Turn(sink, batch, kept, tried, stands, max(limit, _size(held)))
+    merged, waiting = (_by_change if sink.keeps_changes(batch.schema) else _by_state)(turn)
+    if _size(waiting) > turn.allowed:
         raise TooManyParked(
-            f"{len(left)} keys of table {batch.schema.topic!r} or more are refused, and {limit} may be parked, "
-            f"for instance: {next(iter(left.values())).message}"
+            f"{_size(waiting)} rows of table {batch.schema.topic!r} or more have to wait, and {limit} may be parked, "
+            f"for instance: {next(iter(waiting.values())).message}"
         )
+    columns = sink.columns(batch.schema)
+    left = {key: row.with_columns(columns) for key, row in waiting.items()}
     sink.parked.write(relation, stands, changed(held, left, batch.upto))
     hit("after_park")
-    taken = np.setdiff1d(np.arange(offered.rows.num_rows), [refusal.row for refusal in refusals])
-    record = sink.apply(replace(batch, rows=offered.rows.take(pa.array(taken))))
+    record = sink.apply(merged)
     sink.parked.settle(relation, left)
     if new := len(left.keys() - held.keys()):
         log.warning("rows parked", table=batch.schema.topic, keys=new, parked=len(left))
     return left, record
+
+
+def _by_state(turn: _Turn) -> tuple[TableBatch, Held]:
+    """(what a target of latest states can take, what waits then)."""
+    offered = offer(turn.held, turn.batch, turn.tried)
+    whole = replace(turn.batch, rows=offered.rows)
+    refusals = turn.sink.refused(whole, turn.allowed)
+    taken = np.setdiff1d(np.arange(offered.rows.num_rows), [refusal.row for refusal in refusals])
+    merged = replace(turn.batch, rows=offered.rows.take(pa.array(taken)))
+    return merged, offered.waiting | set_aside(whole, refusals, turn.held, _now())
+
+
+def _by_change(turn: _Turn) -> tuple[TableBatch, Held]:
+    """(what a target of every change can take, what waits then)."""
+    batch = replace(turn.batch, endings=tuple(end for end in turn.batch.endings if end.position > turn.stands))
+    rows, left = queued(turn.held, batch)
+    images, ended = again(left[key] for key in turn.tried)
+    refusals = turn.sink.refused(replace(batch, rows=rows, again=images, ended=ended), turn.allowed)
+    fresh = [refusal for refusal in refusals if refusal.row < rows.num_rows]
+    still = {tuple(images["key"][r.row - rows.num_rows].as_py()): r.error for r in reversed(refusals[len(fresh) :])}
+    taken, ended = again(left.pop(key) for key in turn.tried - still.keys())
+    left |= {key: refused_again(left[key], error, batch.upto) for key, error in still.items()}
+    goes_on, parked = queue(batch, rows, fresh, _now())
+    return replace(turn.batch, rows=goes_on, again=taken if taken.num_rows else None, ended=ended), left | parked
+
+
+def _told(exc: CdcError, sink: str) -> str:
+    """What to do about a table that stops at a row, for want of parking it."""
+    if exc.fix != type(exc).remedy:
+        return exc.fix
+    mend = "mend the value at the source or give its column the policy 'text', then "
+    mend = mend if isinstance(exc, ValueNotRepresentable) else ""
+    return f"no row of this table is parked: {mend}run 'cdc replay {sink}'"
+
+
+def _size(held: Held) -> int:
+    """How many rows that is."""
+    return sum(max(1, len(row.changes)) for row in held.values())
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000
 
 
 def _became(verb: Verb, before: ParkedRow | None, after: ParkedRow | None) -> Outcome:

@@ -158,7 +158,7 @@ class Rebuild:
                 endings=controls.endings,
                 since=batch.since,
             )
-            record = self._sink.apply(said)
+            record = self._parking.apply(record or self._records.get(table.relation), said)
         assert record is not None  # noqa: S101 - upto is behind 0
         return record
 

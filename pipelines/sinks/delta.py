@@ -50,7 +50,7 @@ from pipelines.sinks.delta_merge import (
     require_delta,
     speaks_delta,
 )
-from pipelines.sinks.delta_parked import ParkedTable, refused
+from pipelines.sinks.delta_parked import ParkedTable, refused, refused_changes
 from pipelines.sinks.delta_partial import Before, frame_source, table_source
 from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_shapes import Shapes, routed
@@ -175,31 +175,39 @@ class DeltaSink:
             return None
         self._remember(record)
         tables = {r: self._standing(table) for r, table in record.tables.items()}
-        self.parked.take_up(record, {r: table.position for r, table in tables.items()})
+        self.parked.take_up(record, {r: self._parked_upto(table) for r, table in tables.items()})
         return replace(record, tables=tables)
 
     def parks(self, schema: TableSchema) -> int:
-        """See Parks.parks: a target that keeps more of a row than its latest state, or has no key, stops instead.
+        """See Parks.parks: a table without a key stops instead, and one that keeps deleted rows.
 
-        So does one from which a rule hides something: a parked row is the log's, and has all of it.
+        So does one of which a rule hides values: a parked row is the log's, and has them as they are.
         """
         kept, rule = self._settings.of(schema.topic), rule_of(schema.topic, self._settings.rules)
         hides = rule is not None and rule.transform is not None and rule.transform.hides
-        if hides or kept.column_list or kept.except_column_list:
-            return 0
-        return kept.dead_letters.stop_at if kept.keeping is Keeping.LATEST and schema.key else 0
+        return 0 if hides or not schema.key or kept.keeping is Keeping.MARKED else kept.dead_letters.stop_at
+
+    def columns(self, schema: TableSchema) -> frozenset[int]:
+        """See Parks.columns: those that the target has, for what is left out of it shall not lie beside it."""
+        return frozenset(column.id for column in self.shape(schema).schema.columns)
+
+    def keeps_changes(self, schema: TableSchema) -> bool:
+        """See Parks.keeps_changes."""
+        return self._settings.of(schema.topic).keeping is not Keeping.LATEST
 
     def stands(self, schema: TableSchema) -> int:
         """See Parks.stands."""
-        applied = self._target(schema).applied or 0
-        self.parked.take_up_unlisted(schema.relation, applied)
-        return applied
+        stands = self._has_upto(self._target(schema), schema.topic)
+        self.parked.take_up_unlisted(schema.relation, stands)
+        return stands
 
     def refused(self, batch: TableBatch, limit: int) -> list[Refusal]:
         """See Parks.refused."""
+        target = self._target(batch.schema)
+        if self.keeps_changes(batch.schema):
+            return refused_changes(batch, self.shape(self._as_held(target, batch).schema), limit)
         if batch.rows is None:
             return []
-        target = self._target(batch.schema)
         before = replace(self._before(target, batch), truncated=batch.truncated)
         shape = self.shape(self._as_held(target, batch).schema)
         return refused(self._shapes.decided(batch.rows, shape), before, shape, limit)
@@ -294,6 +302,17 @@ class DeltaSink:
             return record
         return placed(replace(record, position=applied, version=target.version), self._position)
 
+    def _has_upto(self, target: DeltaTarget, topic: str) -> int:
+        """The position up to which the rows of a table are in its target."""
+        latest = self._settings.of(topic).keeping is Keeping.LATEST
+        return target.applied or 0 if latest else changed_upto(target)
+
+    def _parked_upto(self, record: TableRecord) -> int:
+        """Up to where what was parked of a table counts: as far as its target has the other rows."""
+        latest = self._settings.of(record.topic).keeping is Keeping.LATEST
+        target = None if latest or not record.target else DeltaTarget.open(record.target)
+        return record.position if target is None else max(record.position, changed_upto(target))
+
     def _attempt(self, batch: TableBatch) -> TableRecord:
         """One try, safe to repeat: it begins with what the target says of itself now."""
         target = self._target(batch.schema)
@@ -301,9 +320,8 @@ class DeltaSink:
             held = target.actions
             self._bring(target, batch)
             self.pace.rewrote(batch.schema.topic, rewritten(held, target.actions))
-        latest = self._settings.of(batch.schema.topic).keeping is Keeping.LATEST
         # a crash may have left it further than upto; then it does not belong to the cut at upto
-        return self._record(batch, target, max(batch.upto, target.applied or 0 if latest else changed_upto(target)))
+        return self._record(batch, target, max(batch.upto, self._has_upto(target, batch.schema.topic)))
 
     def _bring(self, target: DeltaTarget, batch: TableBatch) -> None:
         self._check_columns(target, batch)

@@ -12,7 +12,7 @@ Honest ceiling: the changes of one batch are in this process at once, and of one
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -52,6 +52,8 @@ _OPEN: Final = {
     Keeping.MARKED: f"NOT {double_quoted(DELETED_COLUMN)}",
 }
 """Which rows are there at the source."""
+
+_NEVER: Final = int(np.iinfo(np.int64).max)
 
 Write = Callable[[pa.Table, tuple[str, ...], Mark], None]
 """Merges rows, with the `_op` of a merge, by columns that find one; without such columns appends them as they are."""
@@ -98,7 +100,13 @@ class HistoryTarget:
         endings = sorted(batch.endings)
         images = _begun(images.filter(pc.greater(images["position"], done)), batch.since)
         held = self._held(images)
-        rows = self._rows(batch, images, held, done)
+        rows, known = self._rows(batch, images, held, done), held.rows.num_rows
+        if batch.again is not None and done < batch.upto:
+            # else the first of the two commits was made before, with them
+            waited = self._held_before(batch.again)
+            said = replace(batch, endings=(*batch.ended, *batch.endings))
+            rows = pa.concat_tables([rows, self._rows(said, batch.again, waited, batch.upto)])
+            known += waited.rows.num_rows
         closes = self._keeping is not Keeping.CHANGES and len(endings) > 0 and self.target.files()[0] > 0
         if batch.generation is not None:
             self.target.complete_generation(batch.generation)
@@ -106,7 +114,7 @@ class HistoryTarget:
         if rows.num_rows:
             suffix = ROWS if closes else ""
             # of keys that the target does not have every row is new
-            finds = self._finds if held.rows.num_rows else ()
+            finds = self._finds if known else ()
             found = rows.append_column(OP, pa.repeat(pa.scalar("u"), rows.num_rows)) if finds else rows
             self.write(found, finds, Mark(self.target.app_id + suffix, batch.upto))
         hit("delta_after_merge")
@@ -134,7 +142,7 @@ class HistoryTarget:
             )
 
     def _rows(self, batch: TableBatch, images: pa.Table, held: Held, done: int) -> pa.Table:
-        """What the batch adds to the target and what of it it changes, whole; images: those behind `done`."""
+        """What images add to the target and what of it they change, whole; endings up to `done` are in it."""
         there = states(images, held, batch.endings, self.shape)
         if self._keeping is Keeping.VERSIONS:
             return versions(there, held, tracked(self.shape, batch.schema, self.settings))
@@ -159,6 +167,21 @@ class HistoryTarget:
         alive = np.ones(rows.num_rows, bool)
         return Held(rows, ~rows[DELETED_COLUMN].to_numpy() if self._keeping is Keeping.MARKED else alive)
 
+    def _held_before(self, images: pa.Table) -> Held:
+        """The rows that changes of keys build on that were parked: of each key the one before its first change.
+
+        An ending that came since has closed that version, as if nothing had been between.
+        """
+        if self._keeping is Keeping.CHANGES or not self.target.files()[0]:
+            return self._held(images)
+        keys = typed_keys(images["key"], self.shape.schema, self.shape.policy)
+        rows = rows_with(self.target.table, keys, all_columns(self.shape, self._keeping)).combine_chunks()
+        first = _first_of(rows, keys, images["position"].to_numpy())
+        begun, ended = rows[START_COLUMN].to_numpy(), pc.fill_null(rows[END_COLUMN], _NEVER).to_numpy()
+        # what ended in the transaction of the first change may go on in it
+        rows = rows.filter(pa.array((begun < first) & (first <= ended))).combine_chunks()
+        return Held(rows, np.ones(rows.num_rows, bool))
+
     def _close(self, endings: Sequence[Ending], upto: int) -> None:
         """Close, or mark, in the target what each ending took away, the last one with the `txn`."""
         for ending in endings:
@@ -176,6 +199,17 @@ def _begun(images: pa.Table, since: int) -> pa.Table:
     """Without the deletes that came before the history begins."""
     earlier = pc.and_(pc.less_equal(images["position"], since), pc.equal(images["op"], "d"))
     return images.filter(pc.invert(earlier))
+
+
+def _first_of(rows: pa.Table, keys: pa.Table, positions: np.ndarray) -> np.ndarray:
+    """For each row the first of the positions of its key, -1 if it has none; of each of the keys there is one."""
+    names = keys.column_names
+    both = pa.concat_tables([rows.select(names), keys])
+    numbers = identities(both.columns, both.num_rows)
+    first = np.full(int(numbers.max(initial=-1)) + 1, _NEVER)
+    np.minimum.at(first, numbers[rows.num_rows :], positions)
+    found = first[numbers[: rows.num_rows]]
+    return np.where(found == _NEVER, -1, found)
 
 
 def _latest(rows: pa.Table, key: Sequence[str]) -> pa.Table:

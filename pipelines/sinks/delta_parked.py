@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
+from deltalake import Schema as DeltaSchema
 
 from cdc.errors import CdcError, MissingBase, ValueNotRepresentable
 from cdc.position import Position
@@ -19,7 +20,8 @@ from cdc.stores.published import Published
 from pipelines.rows import typed_keys
 from pipelines.sinks.delta_partial import Before, baseless
 from pipelines.sinks.delta_source import Shape, source_rows
-from pipelines.sinks.sink import Refusal
+from pipelines.sinks.delta_states import typed_changes
+from pipelines.sinks.sink import Refusal, TableBatch
 
 STALE: Final = 500
 """Entries that may have been overtaken by later ones before the table is written anew."""
@@ -85,6 +87,7 @@ class ParkedTable:
                 return
             self._unsettled.add(relation)  # also if the commit fails
             table = self._made()
+            self._widen(table)
             # what an attempt left that came to no merge must not count once its end is passed
             write_deltalake(
                 table,
@@ -116,7 +119,15 @@ class ParkedTable:
         """Add what was parked beside a target that was built anew up to there, before that is put in its place."""
         entries = [Entry(replace(row, upto=upto)).to_json() for row in rows]
         if entries:
-            write_deltalake(self._made(), pa.Table.from_pylist(entries, PARKED_SCHEMA), mode="append")
+            self._widen(table := self._made())
+            write_deltalake(table, pa.Table.from_pylist(entries, PARKED_SCHEMA), mode="append")
+
+    def _widen(self, table: DeltaTable) -> None:
+        """Add the columns that a table from before they were there lacks."""
+        held = {field.name for field in table.schema().fields}
+        lacking = [field for field in DeltaSchema.from_arrow(PARKED_SCHEMA).fields if field.name not in held]
+        if lacking:
+            table.alter.add_columns(lacking)
 
     def _made(self) -> DeltaTable:
         if self._table is None:
@@ -148,6 +159,21 @@ def refused(images: pa.Table, before: Before, shape: Shape, limit: int) -> list[
     if len(rows):
         found |= _without_base(images, rows, before, shape)
     return [Refusal(row, error) for row, error in sorted(found.items())]
+
+
+def refused_changes(batch: TableBatch, shape: Shape, limit: int) -> list[Refusal]:
+    """The rows of a batch of every change, those of `again` behind the others, of which a value or a key does not fit.
+
+    About `limit` at most.
+    """
+    images = [rows for rows in (batch.rows, batch.again) if rows is not None]
+    found = _failing(pa.concat_tables(images), lambda part: _typed(part, shape), limit) if images else {}
+    return [Refusal(row, error) for row, error in sorted(found.items())]
+
+
+def _typed(images: pa.Table, shape: Shape) -> None:
+    typed_changes(images, shape)
+    typed_keys(images["base"].drop_null(), shape.schema, shape.policy)
 
 
 def _without_base(images: pa.Table, rows: np.ndarray, before: Before, shape: Shape) -> dict[int, CdcError]:

@@ -83,7 +83,7 @@ def states(images: pa.Table, held: Held, endings: Sequence[Ending], shape: Shape
     with. While the table is being copied, an image whose base is not there is left out; otherwise raises MissingBase,
     and ValueNotRepresentable as typed_rows does.
     """
-    typed = _typed(images, shape)
+    typed = typed_changes(images, shape)
     places = _Places.of(images, typed, held, shape)
     for ending in sorted(endings):
         places = places.ended(ending)
@@ -168,8 +168,11 @@ class _Places:
         return (self.position < position) | same
 
 
-def _typed(images: pa.Table, shape: Shape) -> pa.Table:
-    """The images as rows of the shape, each with its key; cells that were not sent hold anything."""
+def typed_changes(images: pa.Table, shape: Shape) -> pa.Table:
+    """The images as rows of the shape, each with its key; cells that were not sent hold anything.
+
+    Raises ValueNotRepresentable as typed_rows does, of an image or of a key.
+    """
     typed = shape.rows(images)
     if not shape.schema.key:
         return typed

@@ -1,7 +1,7 @@
 """SearchSink: one tantivy index per sink, one commit per batch.
 
-`apply` reads and checks, and keeps what it will write in memory; `publish` writes rows and record in
-one commit of the index. So a crash anywhere leaves the index as it was at the last publication, and a
+`apply` reads and checks, and keeps what it will write in memory; `publish` writes rows, what is parked, and record
+in one commit of the index. So a crash anywhere leaves the index as it was at the last publication, and a
 batch may be applied again, shorter or longer, without a trace of the first try.
 
 Fence: the writer is held from `open` to `close`. Its lock is the operating system's (flock), so it goes
@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,18 +27,22 @@ import tantivy
 
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkBelongsElsewhere, SinkFenced, SinkUnavailable
 from cdc.failpoint import hit
+from cdc.position import Position
+from cdc.stores.parked import Key, ParkedRow
 from cdc.stores.search import (
     OWNER_ID,
     PUBLISHED_ID,
     decode_image,
     document_id,
     layout,
+    parked_rows,
     rows_of,
     stored_image,
 )
 from cdc.table import Column, TableSchema
 from pipelines.running.standing import applied_state
-from pipelines.sinks.sink import Published, TableBatch, TableRecord, TargetState
+from pipelines.sinks.search_parked import ParkedDocuments
+from pipelines.sinks.sink import Published, Refusal, TableBatch, TableRecord, TargetState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,17 +87,20 @@ class SearchSink:
     """A Sink (pipelines/sinks/sink.py) whose target is a tantivy index.
 
     Effectively once: rows are placed by key and table position. Tables without a key are refused, for
-    a document needs a name. `fields` are the columns whose words can be searched; empty means every
-    column of a text type.
+    a document needs a name; the one row that is refused alone is a partial image whose base is not there.
+    `fields` are the columns whose words can be searched; empty means every column of a text type.
+    `stop_at` is how many keys of a table may be parked.
     """
 
     parallel = 1
     """An index has one writer."""
 
-    def __init__(self, name: str, path: str | Path, fields: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, path: str | Path, fields: Sequence[str] = (), stop_at: int = 0) -> None:
         self.name = name
+        self.parked = ParkedDocuments()
         self._path = Path(path)
         self._fields = frozenset(fields)
+        self._stop_at = stop_at
         self._index: tantivy.Index | None = None
         self._writer: tantivy.IndexWriter | None = None
         self._record: bytes | None = None
@@ -122,7 +130,32 @@ class SearchSink:
             raise
         self._record = self._stored(PUBLISHED_ID)
         self._published = None if self._record is None else Published.from_json(self._record.decode())
+        self.parked.take_up(self._stored_parked())
         return self._published
+
+    def parks(self, schema: TableSchema) -> int:
+        """See Parks.parks; a table without a key stops as a whole."""
+        return self._stop_at if schema.key else 0
+
+    def columns(self, schema: TableSchema) -> frozenset[int]:
+        """See Parks.columns."""
+        return frozenset(column.id for column in schema.columns)
+
+    def keeps_changes(self, schema: TableSchema) -> bool:  # noqa: ARG002 - an index holds rows of now
+        """See Parks.keeps_changes."""
+        return False
+
+    def stands(self, schema: TableSchema) -> int:  # noqa: ARG002 - an index has nothing that was not published
+        """See Parks.stands."""
+        return 0
+
+    def refused(self, batch: TableBatch, limit: int) -> list[Refusal]:
+        """See Parks.refused: of texts an index takes every one, so these are the rows without a base."""
+        if batch.rows is None or batch.copying:
+            return []
+        lacking = (number for number, base in self._bases(batch.schema, batch.rows) if base is None)
+        found = islice(lacking, limit + 1)
+        return [Refusal(number, _no_base(batch.schema, batch.rows, number)) for number in found]
 
     def apply(self, batch: TableBatch) -> TableRecord:
         """Check and remember one table's batch; a table that already stands at its end is left alone.
@@ -168,15 +201,16 @@ class SearchSink:
             raise SinkFenced(f"another driver published to the search index {str(self._path)!r}")
         content = record.to_json()
         with self._undone_on_error(writer):
-            for relation, pending in self._pending.items():
-                listed = record.tables.get(relation)
-                if listed is not None and listed.position >= pending.upto:
-                    self._write(writer, pending)
+            written = [pending for pending in self._pending.values() if _is_listed(record, pending)]
+            for pending in written:
+                self._write(writer, pending)
+                self.parked.put(writer, pending.schema.relation)
             _replace_reserved(writer, PUBLISHED_ID, content)
             hit("search_before_commit")
             writer.commit()
         hit("search_after_commit")
         self._held_index().reload()
+        self.parked.committed(pending.schema.relation for pending in written)
         self._pending.clear()
         self._record, self._published = content.encode(), record
 
@@ -243,6 +277,10 @@ class SearchSink:
         index = self._held_index()
         return stored_image(index.searcher(), index.schema, identity)
 
+    def _stored_parked(self) -> dict[int, dict[Key, ParkedRow]]:
+        index = self._held_index()
+        return {} if self._published is None else parked_rows(index.searcher(), index.schema, self._published)
+
     def _stands(self, relation: int) -> TableRecord | None:
         return None if self._published is None else self._published.tables.get(relation)
 
@@ -252,7 +290,7 @@ class SearchSink:
             rows = batch.frame.toArrow()
         if rows is None:
             rows = NO_ROWS
-        rows = rows.filter(pc.greater(rows["position"], floor))
+        rows = rows.filter(self._are_new(batch.schema.relation, rows, floor))
         if rows["key"].null_count:
             raise SchemaNotApplicable(
                 f"table {batch.schema.topic!r} has no key and cannot be indexed",
@@ -260,19 +298,34 @@ class SearchSink:
             )
         return rows
 
-    def _complete(self, batch: TableBatch, rows: pa.Table) -> dict[int, dict[int, str | None] | None]:
-        """Whole images of the incomplete upserts, from the index as it is before this batch."""
-        schema, completed = batch.schema, dict[int, dict[int, str | None] | None]()
+    def _are_new(self, relation: int, rows: pa.Table, floor: int) -> pa.ChunkedArray:
+        """Which rows the index does not have: those behind the floor, and parked ones that are tried again."""
+        behind, held = pc.greater(rows["position"], floor), self.parked.held(relation)
+        if not held or pc.all(behind).as_py():
+            return behind
+        places = zip(*(rows[c].to_pylist() for c in ("key", "position", "ordinal")), strict=True)
+        parked = [
+            key is not None and (row := held.get(tuple(key))) is not None and row.place == tuple(place)
+            for key, *place in places
+        ]
+        return pc.or_(behind, pa.chunked_array([parked], pa.bool_()))
+
+    def _bases(self, schema: TableSchema, rows: pa.Table) -> Iterator[tuple[int, bytes | None]]:
+        """Of every incomplete upsert its number, and the stored image of its base as it is before this batch."""
         columns = zip(*(rows[c].to_pylist() for c in ("op", "complete", "key", "base")), strict=True)
         for number, (op, complete, key, base) in enumerate(columns):
-            if op != "u" or complete:
-                continue
-            stored = self._stored(document_id(schema.relation, base if base is not None else key))
+            if op == "u" and not complete:
+                yield number, self._stored(document_id(schema.relation, base if base is not None else key))
+
+    def _complete(self, batch: TableBatch, rows: pa.Table) -> dict[int, dict[int, str | None] | None]:
+        """Whole images of the incomplete upserts."""
+        schema, completed = batch.schema, dict[int, dict[int, str | None] | None]()
+        for number, stored in self._bases(schema, rows):
             if stored is None and batch.copying:
                 completed[number] = None
                 continue
             if stored is None:
-                raise MissingBase(f"a row of {schema.topic!r} came without all its columns and is not in the index")
+                raise _no_base(schema, rows, number)
             earlier = decode_image(stored)
             sent = dict(rows["after"][number].as_py() or [])
             completed[number] = {c.id: sent.get(c.id, earlier.get(c.id, c.missing)) for c in schema.sent}
@@ -307,6 +360,17 @@ class SearchSink:
         if self._fields:
             return column.name in self._fields
         return column.value_type[0] in TEXT_TYPES or column.type_name.rpartition(".")[2] == "citext"
+
+
+def _is_listed(record: Published, pending: PendingTable) -> bool:
+    """Whether a record has a table where its batch brought it."""
+    listed = record.tables.get(pending.schema.relation)
+    return listed is not None and listed.position >= pending.upto
+
+
+def _no_base(schema: TableSchema, rows: pa.Table, number: int) -> MissingBase:
+    position = Position(rows["position"][number].as_py())
+    return MissingBase(f"table {schema.topic!r} lacks the base of a partial image at {position}")
 
 
 def _refuses(stands: TableRecord, batch: TableBatch) -> bool:

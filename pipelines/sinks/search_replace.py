@@ -35,10 +35,10 @@ class StagedSearch:
     After a crash before `put` ends its rename, the old index is untouched; after it the new one is in place.
     """
 
-    def __init__(self, name: str, path: str | Path, fields: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, path: str | Path, fields: Sequence[str] = (), stop_at: int = 0) -> None:
         self._path = Path(path)
         self._staged = self._path.with_name(f"{self._path.name}.replay")
-        self.sink = SearchSink(f"{name} (replay)", self._staged, fields)
+        self.sink = SearchSink(f"{name} (replay)", self._staged, fields, stop_at)
         self._held = SearchSink(name, path, fields)
         self._log_id = ""
 

@@ -12,7 +12,7 @@ again, cut in the same or in another place; it must leave the same target. Order
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -66,6 +66,10 @@ class TableBatch:
     """Every truncate and generation end of the range in order; for targets that keep more than the latest state."""
     since: int = 0
     """For such targets: up to this position the rows are what the changes come to, not the single changes."""
+    again: pa.Table | None = None
+    """For such targets: every change of keys that were parked, from the first refused one on; in `rows` none is."""
+    ended: tuple[Ending, ...] = ()
+    """What ended rows of these keys before the range."""
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.frame is not None:
@@ -176,8 +180,9 @@ class ParkedRows(Protocol):
     def write(self, relation: int, after: int, entries: Iterable[Entry]) -> None:
         """Keep what a batch parks and lets go, in one commit, in the place of all entries behind `after`.
 
-        Durable when it returns; it counts once the target has come to the end of the batch. Called before each merge,
-        also without entries: then only what an attempt left that failed is taken away.
+        Durable when it returns, unless nothing of the batch is durable before `publish` and both are then written by
+        one commit; it counts once the target has come to the end of the batch. Called before each merge, also
+        without entries: then only what an attempt left that failed is taken away.
         """
 
     def settle(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
@@ -196,7 +201,17 @@ class Parks(Sink, Protocol):
         """How many keys of a table may be parked; 0 if a row that fails stops the table."""
 
     def stands(self, schema: TableSchema) -> int:
-        """Where the target of a table stands that was never published; what is parked of it is read as of there."""
+        """Where the target of a table stands; what is parked of one that was never published is read as of there."""
+
+    def columns(self, schema: TableSchema) -> Collection[int]:
+        """The ids of the columns of which values may stand beside the target."""
+
+    def keeps_changes(self, schema: TableSchema) -> bool:
+        """Whether the target keeps more of a row than its latest state, so that no change of a key may be left out."""
 
     def refused(self, batch: TableBatch, limit: int) -> list[Refusal]:
-        """The rows of a batch that `apply` would fail for, not many more than `limit` of them; changes nothing."""
+        """The rows of a batch that `apply` would fail for, not many more than `limit` of them; changes nothing.
+
+        Of a target that keeps every change these are only those with a value that it cannot hold; after the rows of
+        the batch those of `again` are counted on, and one that fails there stands for its key.
+        """

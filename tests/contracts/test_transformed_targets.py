@@ -210,8 +210,9 @@ def test_expressions_wait_for_spark_and_masks_do_not(spark, tmp_path):
 def test_no_row_is_parked_of_which_a_rule_hides_a_value(spark, tmp_path):
     lake = Lake(tmp_path, Writer.DELTA_RS, spark)
 
-    assert lake.driver(transform={"where": "id > 1"}).parks(ORDERS) > 0
-    for hiding in ({"drop": ["item"]}, {"mask": {"item": "redact"}}, {"python": "m:f"}):
+    for showing in ({"where": "id > 1"}, {"drop": ["item"]}):
+        assert lake.driver(transform=showing).parks(ORDERS) > 0
+    for hiding in ({"mask": {"item": "redact"}}, {"python": "m:f"}):
         assert lake.driver(transform=hiding).parks(ORDERS) == 0
 
 

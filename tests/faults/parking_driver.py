@@ -1,25 +1,58 @@
-"""`python -m tests.faults.parking_driver FOLDER UPTO`: one batch of a table with rows that do not fit."""
+"""`python -m tests.faults.parking_driver FOLDER UPTO [KIND]`: one batch of a table with rows that are refused.
+
+KIND: `delta` (default), `search`, or what a Delta target keeps, `scd2` or `append`; with `+` behind it every value
+fits, and what is parked is tried again.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from cdc.config.sinks import Keeping
+from cdc.dead_letters import Verb
 from tests.contracts.folded import gone, part, put
-from tests.pipelines.parking.parked import NAN, Driver
+from tests.contracts.histories import RELATION
+from tests.pipelines.lives import log_row
+from tests.pipelines.parking import held
+from tests.pipelines.parking.parked import NAN, Driver, SearchDriver
 
 BEGIN, END = 20, 60
 FIRST = [put(1, "a", 10), put(2, "b", 11), put(3, "c", 12, price=NAN), put(4, "d", 13, price=NAN)]
 LATER = [put(1, "A", 30, price=NAN), put(2, "B", 31), gone(3, 32), part(4, 33, {3: "4.00"}), part(9, 34, {3: "9.00"})]
+HISTORY = [
+    *(held.put(10 + key, key, f"{key}.00", "c") for key in (1, 2, 3)),
+    held.put(15, 1, NAN),
+    held.put(16, 2, "3.00"),
+    held.part(30, 1, "4.00"),
+    log_row(RELATION, (31, 0), "t"),
+    held.put(32, 1, "5.00", "c"),
+    held.put(33, 2, "6.00", "c"),
+    held.put(51, 2, NAN),
+    log_row(RELATION, (52, 0), "t"),
+    held.put(53, 1, "7.00", "c"),
+]
+"""With truncates: where rows end, a batch is two commits of its target."""
 
 
-def main(folder: Path, upto: int) -> None:
+def main(folder: Path, upto: int, kind: str = "delta") -> None:
     """From where the last one published, up to there."""
-    driver = Driver(folder)
+    if kind not in ("delta", "search"):
+        _change_by_change(folder, upto, kind)
+        return
+    driver = (SearchDriver if kind == "search" else Driver)(folder)
     published = max((table.position for table in driver.tables.values()), default=0)
     rows = [row for row in (*FIRST, *LATER) if published < row.position <= upto]
     driver.take(*rows, upto=upto)
 
 
+def _change_by_change(folder: Path, upto: int, kind: str) -> None:
+    mended = held.MENDED if kind.endswith("+") else {}
+    lake = held.held(folder, Keeping(kind.removesuffix("+")), **mended)
+    if mended:
+        lake.ask(Verb.RETRY)
+    lake.take(HISTORY, upto)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

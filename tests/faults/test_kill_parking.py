@@ -8,21 +8,24 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
+from cdc.config.sinks import Keeping
 from cdc.failpoint import VARIABLE
-from tests.faults.parking_driver import BEGIN, END
+from tests.contracts.histories import MODELS, RELATION, kept
+from tests.faults.parking_driver import BEGIN, END, HISTORY
 from tests.fixtures import forked
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import run_sql
-from tests.pipelines.parking.parked import Driver
+from tests.pipelines.parking import held
+from tests.pipelines.parking.parked import Driver, SearchDriver
 
 KILLED = -signal.SIGKILL
 SLOW = ("delta_before_merge", "delta_after_merge", "delta_before_publish")
 POINTS = ["after_park", *(pytest.param(point, marks=pytest.mark.slow) for point in SLOW)]
 
 
-def drive(folder: Path, upto: int, failpoint: str | None = None) -> int:
+def drive(folder: Path, upto: int, failpoint: str | None = None, kind: str = "delta") -> int:
     environment = {VARIABLE: failpoint} if failpoint else {}
-    return forked.run("tests.faults.parking_driver", folder, upto, environment=environment).status
+    return forked.run("tests.faults.parking_driver", folder, upto, kind, environment=environment).status
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -41,6 +44,43 @@ def test_a_driver_killed_while_it_parks_is_followed_by_one_that_ends_the_same(tm
         (("1",), True, (30, 0)),
         (("9",), False, (34, 0)),
     ]
+
+
+@pytest.mark.parametrize("point", ["after_park", "search_before_commit", "search_after_commit"])
+def test_a_driver_of_a_search_index_killed_while_it_parks_is_followed_by_one_that_ends_the_same(
+    tmp_path: Path, point: str
+) -> None:
+    assert drive(tmp_path, BEGIN, kind="search") == 0
+    assert drive(tmp_path, END, point, kind="search") == KILLED
+    assert drive(tmp_path, END, kind="search") == 0
+
+    ended = SearchDriver(tmp_path)
+    assert ended.keys() == ["9"]
+    assert ended.items() == {"1": "A", "2": "B", "4": "d"}
+    assert [(row.complete, row.place, row.attempts) for row in ended.parking.rows] == [(False, (34, 0), 1)]
+    ended.sink.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    [
+        *(("scd2", point) for point in ("after_park", "delta_after_merge", "delta_after_ending")),
+        ("append", "delta_after_merge"),
+        *(pytest.param("scd2", point, marks=pytest.mark.slow) for point in SLOW if point != "delta_after_merge"),
+        *(pytest.param("append", point, marks=pytest.mark.slow) for point in SLOW if point != "delta_after_merge"),
+    ],
+)
+def test_a_history_with_parked_keys_is_whole_wherever_its_driver_was_killed(
+    tmp_path: Path, kind: str, point: str
+) -> None:
+    for upto, of, parked in [(20, kind, ["1"]), (40, kind, ["1"]), (60, f"{kind}+", [])]:
+        if upto > 20:
+            assert drive(tmp_path, upto, point, of) == KILLED
+        assert drive(tmp_path, upto, kind=of) == 0
+        assert [key for (key,) in held.held(tmp_path, Keeping(kind)).tables[RELATION].parked] == parked
+
+    ended = held.held(tmp_path, Keeping(kind), **held.MENDED)
+    assert kept(ended, Keeping(kind)) == MODELS[Keeping(kind)](HISTORY)
 
 
 @pytest.mark.slow

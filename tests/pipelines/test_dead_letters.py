@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
@@ -12,10 +13,12 @@ import pytest
 
 from cdc import metrics
 from cdc.catalog import Catalog
+from cdc.errors import SinkUnavailable
 from cdc.log.read import LogReader
 from cdc.snapshot.work import BACKFILL
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord
+from cdc.stores.search import SearchIndex
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink
 from pipelines.folding.by_size import RangeFold
@@ -32,7 +35,7 @@ LARGE = "repeat(md5('x'), 200)"
 
 
 class Lane:
-    """The apply process' part for one Delta sink, in a thread, without Spark; beats like a heartbeat."""
+    """The apply process' part for one sink, in a thread, without Spark; beats like a heartbeat."""
 
     def __init__(self, held: Captured) -> None:
         self._held, definition = held, held.definition
@@ -75,11 +78,12 @@ class Lane:
             self._failures.append(failure)
 
 
-def captured(folder: Path, database: str, *statements: str) -> Captured:
+def captured(folder: Path, database: str, *statements: str, sink: str | None = None) -> Captured:
     run_sql(database, *statements)
     held = Captured(folder, database)
     with held.path.open("a") as definition:
-        definition.write(f"sinks: [{{name: lake, type: delta, path: '{folder}/lake/{{schema}}/{{table}}'}}]\n")
+        lake = f"{{name: lake, type: delta, path: '{folder}/lake/{{schema}}/{{table}}'}}"
+        definition.write(f"sinks: [{sink or lake}]\n")
     held.copy()
     return held
 
@@ -103,17 +107,18 @@ def parked(held: Captured) -> Sequence[tuple[str, ...]]:
     return () if found is None else found.parked
 
 
+FILTERED = (
+    "CREATE TABLE t (id int, open bool, n int, v text, PRIMARY KEY (id, open))",
+    "ALTER TABLE t ALTER COLUMN v SET STORAGE EXTERNAL",
+    f"INSERT INTO t SELECT i, i % 2 = 0, 0, i || {LARGE} FROM generate_series(1, 20) i",
+    "CREATE PUBLICATION cdc_held_pub FOR TABLE t WHERE (open)",
+)
+
+
 def test_a_row_that_comes_into_a_row_filter_without_its_large_value_is_asked_of_the_source(
     tmp_path: Path, database: str
 ) -> None:
-    held = captured(
-        tmp_path,
-        database,
-        "CREATE TABLE t (id int, open bool, n int, v text, PRIMARY KEY (id, open))",
-        "ALTER TABLE t ALTER COLUMN v SET STORAGE EXTERNAL",
-        f"INSERT INTO t SELECT i, i % 2 = 0, 0, i || {LARGE} FROM generate_series(1, 20) i",
-        "CREATE PUBLICATION cdc_held_pub FOR TABLE t WHERE (open)",
-    )
+    held = captured(tmp_path, database, *FILTERED)
     with Running(held) as running, Lane(held):
         running.until(lambda: set(rows(held)) == set(range(2, 21, 2)), "the first copy")
         running.until(lambda: (found := table(held)) and found.state == "streaming", "the end of the copy")
@@ -127,6 +132,34 @@ def test_a_row_that_comes_into_a_row_filter_without_its_large_value_is_asked_of_
     assert [command.payload["keys"] for command in asked if command.payload["keys"]] == [[["7", "t"]]]
     assert rows(held)[7] == "7" + rows(held)[8][1:]
     assert ("apply", "backfill") in {(line.actor, line.action) for line in _audit(held)}
+
+
+def test_a_row_that_a_search_index_has_only_a_part_of_is_asked_of_the_source_and_the_others_go_on(
+    tmp_path: Path, database: str
+) -> None:
+    held = captured(tmp_path, database, *FILTERED, sink=f"{{name: find, type: search, path: '{tmp_path}/find'}}")
+
+    def found() -> dict[str | None, dict[str, str | None]]:
+        with suppress(SinkUnavailable):
+            return {row.key[0]: dict(row.source) for row in SearchIndex.open(tmp_path / "find").documents("public.t")}
+        return {}
+
+    def stands() -> tuple[str, Sequence[tuple[str, ...]]]:
+        published = SearchIndex.open(tmp_path / "find").published
+        assert published is not None
+        (record,) = published.tables.values()
+        return record.state, record.parked
+
+    with Running(held) as running, Lane(held):
+        running.until(lambda: len(found()) == 10 and stands()[0] == "streaming", "the first copy")
+        run_sql(held.dsn, "UPDATE t SET open = true WHERE id = 7", "UPDATE t SET n = 1 WHERE id = 8")
+        running.until(lambda: "7" in found() and not stands()[1], "the row of the source")
+        asked = running.catalog.commands.ls("held", BACKFILL)
+
+    assert [command.payload["keys"] for command in asked if command.payload["keys"]] == [[["7", "t"]]]
+    rows = found()
+    assert (rows["8"]["n"], stands()) == ("1", ("streaming", ()))
+    assert rows["7"]["v"] == "7" + (rows["8"]["v"] or "")[1:]
 
 
 @pytest.fixture(name="held")

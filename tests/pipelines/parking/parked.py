@@ -1,4 +1,4 @@
-"""A driver of one table of a Delta sink, as far as parked rows go: what it applies, publishes, and finds again."""
+"""A driver of one table of a sink, as far as parked rows go: what it applies, publishes, and finds again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pyarrow as pa
 
 from cdc.config import DeadLetters, TableSettings
 from cdc.stores.lake import read_target
+from cdc.stores.search import SearchIndex
 from pipelines.parking.parking import Parking
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
-from pipelines.sinks.sink import Published, TableBatch, TableRecord
+from pipelines.sinks.search import SearchSink
+from pipelines.sinks.sink import Parks, Published, TableBatch, TableRecord
 from tests.contracts.folded import ORDERS, batch
 
 LOG = "log-1"
@@ -23,12 +25,17 @@ class Driver:
     """One life of the apply process, as far as one table of one sink goes."""
 
     def __init__(self, folder: Path, stop_at: int = 10, **said: Any) -> None:
-        self.template = f"{folder}/lake/{{schema}}/{{table}}"
-        table = TableSettings(dead_letters=DeadLetters(stop_at=stop_at), **said)
-        self.sink = DeltaSink(DeltaSettings("lake", self.template, table=table))
+        self.sink = self.made(folder, stop_at, **said)
         self.parking = Parking(self.sink)
         opened = self.sink.open(LOG) or Published(0, 0)
         self.tables = self.parking.listed(opened.tables)
+
+    def made(self, folder: Path, stop_at: int, **said: Any) -> Parks:
+        """Its sink."""
+        self.template = f"{folder}/lake/{{schema}}/{{table}}"
+        rules = said.pop("rules", ())
+        table = TableSettings(dead_letters=DeadLetters(stop_at=stop_at), **said)
+        return DeltaSink(DeltaSettings("lake", self.template, table=table, rules=rules))
 
     @property
     def record(self) -> TableRecord:
@@ -67,3 +74,15 @@ class Driver:
 
     def items(self) -> dict[str, str | None]:
         return {key: item for key, (item, _) in self.rows().items()}
+
+
+class SearchDriver(Driver):
+    """The same of a search sink."""
+
+    def made(self, folder: Path, stop_at: int, **_: Any) -> Parks:
+        self.path = folder / "find"
+        return SearchSink("find", self.path, stop_at=stop_at)
+
+    def rows(self) -> dict[str, tuple[str | None, str | None]]:
+        found = SearchIndex.open(self.path).documents(ORDERS.topic)
+        return {str(row.key[0]): (row.source["item"], row.source["price"]) for row in found}

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
-from cdc.config import TypePolicy
+from cdc.config import SinkRule, TypePolicy
 from cdc.dead_letters import Outcome, Verb
 from cdc.errors import MissingBase, TooManyParked, ValueNotRepresentable
+from cdc.stores.lake import read_target
 from cdc.stores.parked import Entry, read_parked
 from cdc.table import TableState
+from pipelines.sinks.delta_parked import ParkedTable
 from pipelines.sinks.sink import Published
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, gone, part, put
 from tests.pipelines.parking.parked import NAN, Driver
@@ -185,6 +190,42 @@ def test_a_discarded_row_is_forgotten_and_the_target_keeps_what_it_has(driver: D
     assert driver.items()["2"] == "b"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rules": (SinkRule.model_validate({"match": "*.*", "transform": {"drop": ["item"]}}),)},
+        {"column_list": ("id", "price")},
+        {"except_column_list": ("item",)},
+    ],
+    ids=["drop", "column_list", "except_column_list"],
+)
+def test_of_a_column_that_the_target_does_not_have_nothing_is_kept_beside_it(
+    tmp_path: Path, said: dict[str, Any]
+) -> None:
+    driver = Driver(tmp_path, **said)
+    driver.take(put(1, "secret", 10, price=NAN), part(9, 11, {2: "secret"}), upto=20)
+    driver.take(part(1, 30, {2: "secret"}), part(9, 31, {2: "secret"}), upto=40)
+
+    assert driver.keys() == ["1", "9"]
+    assert [dict(row.image) for row in driver.parking.rows] == [{1: "1", 3: NAN}, {1: "9"}]
+    beside = pa.table(DeltaTable(tmp_path / "lake" / "_cdc" / "parked").scan())
+    assert "secret" not in str(beside.to_pylist())
+    assert driver.take(part(1, 50, {3: "5.00"}), upto=60) == ["9"]
+    assert [row["price"] for row in read_target(driver.record.target).read_all().to_pylist()] == [Decimal("5.00")]
+
+
+def test_what_was_parked_before_there_were_histories_is_read_and_goes_on(driver: Driver, tmp_path: Path) -> None:
+    driver.take(put(2, "B", 31, price=NAN), upto=40)
+    beside = tmp_path / "lake" / "_cdc" / "parked"
+    entries = pa.table(DeltaTable(beside).scan()).drop_columns(["changes"])
+    write_deltalake(beside, entries, mode="overwrite", schema_mode="overwrite")
+    second = Driver(tmp_path)
+
+    assert second.keys() == ["2"]
+    assert second.take(put(3, "C", 50, price=NAN), upto=60) == ["2", "3"]
+    assert Driver(tmp_path).keys() == ["2", "3"]
+
+
 def test_the_next_driver_finds_what_is_parked_where_the_last_one_published(driver: Driver, tmp_path: Path) -> None:
     driver.take(put(2, "B", 31, price=NAN), put(3, "C", 32, price=NAN), upto=40)
     driver.take(gone(3, 50), upto=60)
@@ -249,12 +290,14 @@ def test_a_parked_row_that_somebody_removed_is_asked_of_the_source(driver: Drive
 
 
 def test_many_batches_leave_few_entries(driver: Driver, tmp_path: Path) -> None:
+    assert isinstance(driver.sink.parked, ParkedTable)
     for n in range(30):
         driver.sink.parked._entries += 100
         driver.take(put(2, f"B{n}", 100 + n, price=NAN), upto=101 + n)
     second = Driver(tmp_path)
 
     assert [row.image[2] for row in second.parking.rows] == ["B29"]
+    assert isinstance(second.sink.parked, ParkedTable)
     assert second.sink.parked._entries < 10
 
 
