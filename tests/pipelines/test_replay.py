@@ -16,8 +16,10 @@ from deltalake import DeltaTable
 from cdc.catalog import Catalog, ProcessReport
 from cdc.config import DeltaSink
 from cdc.errors import ConfigError, SinkFenced, SinkHeld
+from cdc.stores.lake import read_target
 from cdc.stores.parked import read_parked
 from cdc.stores.published import TargetState
+from cdc.stores.search import SearchIndex
 from cdc.table import Column
 from pipelines.__main__ import main
 from pipelines.driver import SinkParts, SinkQuery, delta_settings
@@ -117,6 +119,48 @@ def test_what_the_new_target_cannot_take_is_parked_beside_the_sink_as_before(gro
     ground.drive("lake", 1_700)
     assert [row["note"] for row in ground.lake()["shop.orders"] if row["id"] == 9] == ["right"]
     assert sorted(path.name for path in (ground.folder / "lake/_cdc").iterdir()) == ["parked", "published"]
+
+
+@pytest.mark.parametrize("said", [{"stored_as_scd_type": 2}, {"mode": "append"}], ids=["scd2", "append"])
+def test_a_history_that_is_built_anew_parks_a_key_with_its_changes_and_goes_on(
+    ground: Ground, said: dict[str, Any]
+) -> None:
+    lake, find = ground.definition.sinks
+    kept = DeltaSink.model_validate(lake.model_dump(exclude_unset=True) | said)
+    ground.definition = ground.definition.model_copy(update={"sinks": (kept, find)})
+    ground.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u")])
+    ground.append(1_600, [change(1_600, 0, 5, "fits", op="u"), change(1_600, 1, 9, "later", op="u")])
+    again(ground)
+    ground.append(1_700, [change(1_700, 0, 9, "last", op="u"), change(1_700, 1, 6, "on", op="u")])
+    ground.drive("lake", 1_700)
+    published = ground.lake_of().published()
+    assert published is not None
+    assert published.tables[ORDERS].parked == (("9",),)
+    (held,) = read_parked(f"{ground.folder}/lake/{{schema}}/{{table}}", published)
+    assert [place.position for place in held.changes] == [1_500, 1_600, 1_700]
+    rows = read_target(published.tables[ORDERS].target).read_all().to_pylist()
+    notes = {row["note"] for row in rows if row["id"] in (5, 6, 9)}
+    assert notes == {"o5", "fits", "o6", "on", "o9"}
+
+
+def test_what_a_new_index_has_no_base_for_is_parked_in_it(ground: Ground) -> None:
+    ground.drive("find")
+    ground.append(1_500, [change(1_500, 0, 77, "x", after=[(1, "77"), (2, "x")], op="u", partial=True)])
+    ground.append(1_600, [change(1_600, 0, 5, "fits", op="u")])
+    again(ground, "find")
+    index = SearchIndex.open(ground.folder / "find")
+    assert index.published is not None
+    assert index.published.tables[ORDERS].parked == (("77",),)
+    assert [(row.key, row.place, dict(row.image)) for row in index.parked()] == [
+        (("77",), (1_500, 0), {1: "77", 2: "x"})
+    ]
+    ground.append(1_700, [change(1_700, 0, 77, "whole", op="r")])
+    ground.drive("find", 1_700)
+    assert {row["id"]: row["note"] for row in ground.found()["shop.orders"] if row["id"] in ("5", "77")} == {
+        "5": "fits",
+        "77": "whole",
+    }
+    assert SearchIndex.open(ground.folder / "find").parked() == []
 
 
 def test_a_lost_folder_is_made_again(ground: Ground) -> None:

@@ -16,9 +16,11 @@ from tests.snapshot.running import Running
 
 RULES = (
     "{match: public.versions, stored_as_scd_type: 2}, {match: public.changes, mode: append}, "
-    "{match: public.marked, mode: soft_delete}, {match: public.hidden, transform: {mask: {v: redact}, rename: {n: m}}}"
+    "{match: public.marked, mode: soft_delete}, {match: public.waits, stored_as_scd_type: 2}, "
+    "{match: public.hidden, transform: {mask: {v: redact}, rename: {n: m}}}"
 )
 TABLES = ("versions", "changes", "marked", "hidden")
+PARKED = ("parks", "waits")
 
 
 @pytest.fixture(name="held")
@@ -30,9 +32,12 @@ def _held(tmp_path: Path, database: str) -> Captured:
             f"CREATE TABLE {name} (id int PRIMARY KEY, n int, v text)",
             f"INSERT INTO {name} SELECT i, i % 7, 'v' || i FROM generate_series(1, 200) i",
         )
-    run_sql(
-        database, "CREATE TABLE parks (id int PRIMARY KEY, n numeric(5,2))", "INSERT INTO parks VALUES (1, 1), (2, 2)"
-    )
+    for name in PARKED:
+        run_sql(
+            database,
+            f"CREATE TABLE {name} (id int PRIMARY KEY, n numeric(5,2))",
+            f"INSERT INTO {name} VALUES (1, 1), (2, 2)",
+        )
     held = Captured(tmp_path, database)
     with held.path.open("a") as definition:
         lake = f"{{name: lake, type: delta, path: '{tmp_path}/lake/{{schema}}/{{table}}', rules: [{RULES}]}}"
@@ -42,7 +47,8 @@ def _held(tmp_path: Path, database: str) -> Captured:
 
 
 def change(database: str) -> None:
-    run_sql(database, "UPDATE parks SET n = 'NaN' WHERE id = 1", "UPDATE parks SET n = 3 WHERE id = 2")
+    for name in PARKED:
+        run_sql(database, f"UPDATE {name} SET n = 'NaN' WHERE id = 1", f"UPDATE {name} SET n = 3 WHERE id = 2")
     for name in TABLES:
         run_sql(
             database,
@@ -63,7 +69,7 @@ def test_the_rows_of_now_are_compared_whatever_a_target_keeps_of_the_past(
             status, found = verified(held, capsys, *options)
             assert status == 0, found
             apart = {table["topic"]: table["parked_keys"] for table in found["result"]["tables"] if table["parked"]}
-            assert apart == {"public.parks": [["1"]]}
+            assert apart == {f"public.{name}": [["1"]] for name in PARKED}
         end = held.log.durable
         assert end is not None
         lake = Lake.open(f"{held.folder}/lake/{{schema}}/{{table}}")
