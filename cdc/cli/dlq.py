@@ -66,8 +66,8 @@ def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
     row, names = _row(definition, found)
     told: dict[str, Any] = {"attempts": None, "complete": None, "row": None, "changes": None}
     if row is not None:
-        # a column that is not there was not sent
-        values = {name: row.image[column] for column, name in names.items() if column in row.image}
+        # a column that is not there was not sent, or is none of the target
+        values = {name: _shown(row.image[column]) for column, name in names.items() if column in row.image}
         changes = sum(change.began is None and change.op != "t" for change in row.changes)
         told = {"attempts": row.attempts, "complete": row.complete, "row": values, "changes": changes}
     summary = f"{found.sink} {found.topic} {_key(found)}: {found.code} {found.message}"
@@ -153,6 +153,12 @@ def _row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, 
     schema = None if row is None else record.tables[row.relation].schema
     names = {} if schema is None else {c.id: c.name for c in TableSchema.from_json(schema).columns}
     return row, names
+
+
+def _shown(text: str | None) -> str | None:
+    from cdc.stores.parked import MASKED
+
+    return None if text is None else text.removeprefix(MASKED)
 
 
 def _beside(sink: DeltaSink | SearchSink) -> tuple[Published | None, list[ParkedRow]]:

@@ -59,11 +59,6 @@ class Transform(Model):
     """Condition in Spark SQL over the columns of the target; a row for which it is not true is not in it."""
 
     @property
-    def hides(self) -> bool:
-        """Whether the target has values in another form than the source, and only in that."""
-        return bool(self.mask or self.python)
-
-    @property
     def in_spark(self) -> bool:
         """Whether it takes Spark."""
         return bool(self.computed) or self.where is not None

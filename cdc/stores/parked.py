@@ -8,7 +8,7 @@ a batch that was never merged.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -20,6 +20,10 @@ from cdc.stores.published import Published, TableRecord
 
 Key = tuple[str, ...]
 """As Postgres text, in key order."""
+MASKED: Final = "\0"
+"""Before a text of a masked column, which is kept as the target has it; Postgres text never holds it."""
+Image = Mapping[int, str | None]
+"""Column id → text as Postgres sent it; what is absent was not sent."""
 
 PARKED_SCHEMA: Final = pa.schema(
     [
@@ -59,8 +63,8 @@ class ParkedChange:
     ordinal: int
     committed_at: int
     """µs since 1970 UTC."""
-    image: Mapping[int, str | None] = field(default_factory=dict)
-    """As of a parked row; of a delete, what was sent of the old row."""
+    image: Image = field(default_factory=dict)
+    """Of a delete, what was sent of the old row."""
     complete: bool = True
     began: int | None = None
     """Of a generation end: rows from below this position are gone."""
@@ -93,8 +97,7 @@ class ParkedRow:
     """Of the latest change of the key; where every change is kept, of the one that is refused."""
     committed_at: int
     """Of that change, µs since 1970 UTC."""
-    image: Mapping[int, str | None] = field(default_factory=dict)
-    """Column id → text as Postgres sent it; what is absent was not sent."""
+    image: Image = field(default_factory=dict)
     complete: bool
     """Whether the image has every column; if not, only the source can tell the row."""
     code: str
@@ -113,10 +116,10 @@ class ParkedRow:
         """(position, ordinal)."""
         return self.position, self.ordinal
 
-    def with_columns(self, columns: Collection[int]) -> ParkedRow:
-        """The same without the values of other columns."""
-        changes = tuple(replace(change, image=_only(change.image, columns)) for change in self.changes)
-        return replace(self, image=_only(self.image, columns), changes=changes)
+    def with_images(self, told: Callable[[Image], Image]) -> ParkedRow:
+        """The same with other images."""
+        changes = tuple(replace(change, image=told(change.image)) for change in self.changes)
+        return replace(self, image=told(self.image), changes=changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +183,6 @@ def parked_at(
             if entry.parked:
                 rows[row.key] = row
     return {relation: rows for relation, rows in held.items() if rows}
-
-
-def _only(image: Mapping[int, str | None], columns: Collection[int]) -> dict[int, str | None]:
-    return {column: text for column, text in image.items() if column in columns}
 
 
 def _lost(table: TableRecord, key: Key, position: int, ordinal: int) -> ParkedRow:

@@ -164,8 +164,8 @@ def _divided(sink: Parks, batch: TableBatch, stands: int, asked: Mapping[Key, Ve
             f"{_size(waiting)} rows of table {batch.schema.topic!r} or more have to wait, and {limit} may be parked, "
             f"for instance: {next(iter(waiting.values())).message}"
         )
-    columns = sink.columns(batch.schema)
-    left = {key: row.with_columns(columns) for key, row in waiting.items()}
+    beside = sink.beside(batch.schema)
+    left = {key: row.with_images(beside) for key, row in waiting.items()}
     sink.parked.write(relation, stands, changed(held, left, batch.upto))
     hit("after_park")
     record = sink.apply(merged)

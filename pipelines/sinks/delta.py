@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -30,6 +30,7 @@ from cdc.config.sinks import Keeping
 from cdc.errors import DeltaJarMissing
 from cdc.failpoint import hit
 from cdc.naming import column_name, parked_uri, published_uri
+from cdc.stores.parked import Image
 from cdc.table import TableSchema
 from pipelines.rebuilding.latest_files import Folder
 from pipelines.running.cadence import Pace
@@ -181,15 +182,15 @@ class DeltaSink:
     def parks(self, schema: TableSchema) -> int:
         """See Parks.parks: a table without a key stops instead, and one that keeps deleted rows.
 
-        So does one of which a rule hides values: a parked row is the log's, and has them as they are.
+        So does one with a function of whose rows nobody knows what they hide: a parked row is one from before it.
         """
         kept, rule = self._settings.of(schema.topic), rule_of(schema.topic, self._settings.rules)
-        hides = rule is not None and rule.transform is not None and rule.transform.hides
+        hides = rule is not None and rule.transform is not None and rule.transform.python is not None
         return 0 if hides or not schema.key or kept.keeping is Keeping.MARKED else kept.dead_letters.stop_at
 
-    def columns(self, schema: TableSchema) -> frozenset[int]:
-        """See Parks.columns: those that the target has, for what is left out of it shall not lie beside it."""
-        return frozenset(column.id for column in self.shape(schema).schema.columns)
+    def beside(self, schema: TableSchema) -> Callable[[Image], Image]:
+        """See Parks.beside."""
+        return self.shape(schema).beside
 
     def keeps_changes(self, schema: TableSchema) -> bool:
         """See Parks.keeps_changes."""

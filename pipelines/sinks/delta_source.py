@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
+from cdc.stores.parked import Image
 from cdc.table import Column, TableSchema
 from pipelines.rows import target_schema, typed_keys, typed_rows
 from pipelines.sinks.delta_merge import OP, PLACE
@@ -53,6 +54,13 @@ class Shape:
         if self.transform is None:
             return typed_rows(images, self.schema, self.policy)
         return self.transform.rows(images, self.policy)
+
+    def beside(self, image: Image) -> dict[int, str | None]:
+        """See pipelines.sinks.sink.Parks.beside."""
+        known = {column.id for column in self.schema.columns}
+        masks = {} if self.transform is None else self.transform.masks
+        own = {column: text for column, text in image.items() if column in known}
+        return {column: masks[column].over(text) if column in masks else text for column, text in own.items()}
 
     def finished_frame(self, source: DataFrame) -> DataFrame:
         """A merge's source in the target's columns, as Shapes.finished."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,7 +28,7 @@ import tantivy
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkBelongsElsewhere, SinkFenced, SinkUnavailable
 from cdc.failpoint import hit
 from cdc.position import Position
-from cdc.stores.parked import Key, ParkedRow
+from cdc.stores.parked import Image, Key, ParkedRow
 from cdc.stores.search import (
     OWNER_ID,
     PUBLISHED_ID,
@@ -137,9 +137,9 @@ class SearchSink:
         """See Parks.parks; a table without a key stops as a whole."""
         return self._stop_at if schema.key else 0
 
-    def columns(self, schema: TableSchema) -> frozenset[int]:
-        """See Parks.columns."""
-        return frozenset(column.id for column in schema.columns)
+    def beside(self, schema: TableSchema) -> Callable[[Image], Image]:  # noqa: ARG002 - an index hides nothing
+        """See Parks.beside."""
+        return dict
 
     def keeps_changes(self, schema: TableSchema) -> bool:  # noqa: ARG002 - an index holds rows of now
         """See Parks.keeps_changes."""

@@ -12,14 +12,14 @@ again, cut in the same or in another place; it must leave the same target. Order
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from cdc.errors import CdcError
-from cdc.stores.parked import Entry, Key, ParkedRow
+from cdc.stores.parked import Entry, Image, Key, ParkedRow
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.folding.history import Ending
@@ -203,8 +203,8 @@ class Parks(Sink, Protocol):
     def stands(self, schema: TableSchema) -> int:
         """Where the target of a table stands; what is parked of one that was never published is read as of there."""
 
-    def columns(self, schema: TableSchema) -> Collection[int]:
-        """The ids of the columns of which values may stand beside the target."""
+    def beside(self, schema: TableSchema) -> Callable[[Image], Image]:
+        """What makes of an image what may lie beside the target: nothing that is not in it, masked as it is there."""
 
     def keeps_changes(self, schema: TableSchema) -> bool:
         """Whether the target keeps more of a row than its latest state, so that no change of a key may be left out."""

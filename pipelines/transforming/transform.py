@@ -22,6 +22,7 @@ from cdc.config import Transform
 from cdc.config.transform import KEEP_LAST, REDACT, SHA256
 from cdc.errors import TransformRefused
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
+from cdc.stores.parked import MASKED
 from cdc.table import Column, TableSchema
 from pipelines.rows import sent_cells, target_schema, typed_rows
 from pipelines.types import ColumnPolicies, Policy
@@ -40,8 +41,18 @@ class Mask:
     salt: bytes = field(default=b"", repr=False)
 
     def __call__(self, texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """Strings of the same length."""
+        """Strings of the same length; one behind MASKED is as it should be, for it has been here before."""
         plain = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+        done = pc.fill_null(pc.starts_with(plain, MASKED), fill_value=False)
+        if not pc.any(done).as_py():
+            return self._hidden(plain)
+        return pc.if_else(done, pc.utf8_slice_codeunits(plain, len(MASKED), None), self._hidden(plain))
+
+    def over(self, text: str | None) -> str | None:
+        """One text as it may be kept until it comes here again."""
+        return None if text is None else MASKED + self(pa.array([text], pa.string()))[0].as_py()
+
+    def _hidden(self, plain: pa.Array) -> pa.Array:
         if self.how == REDACT:
             return pc.if_else(plain.is_valid(), pa.scalar(REDACTED), pa.scalar(None, pa.string()))
         if self.how == SHA256:

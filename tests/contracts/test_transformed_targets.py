@@ -207,13 +207,11 @@ def test_expressions_wait_for_spark_and_masks_do_not(spark, tmp_path):
     assert rows(lake.driver(spark=False, transform={"mask": {"item": "redact"}}).apply(changes))[1]["item"] == "***"
 
 
-def test_no_row_is_parked_of_which_a_rule_hides_a_value(spark, tmp_path):
+def test_no_row_is_parked_of_which_nobody_knows_what_a_function_hides(spark, tmp_path):
     lake = Lake(tmp_path, Writer.DELTA_RS, spark)
 
-    for showing in ({"where": "id > 1"}, {"drop": ["item"]}):
-        assert lake.driver(transform=showing).parks(ORDERS) > 0
-    for hiding in ({"mask": {"item": "redact"}}, {"python": "m:f"}):
-        assert lake.driver(transform=hiding).parks(ORDERS) == 0
+    assert lake.driver(transform={"where": "id > 1"}).parks(ORDERS) > 0
+    assert lake.driver(transform={"python": "m:f"}).parks(ORDERS) == 0
 
 
 def test_another_rule_stops_a_target_that_the_one_before_has_filled(spark, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -212,6 +213,21 @@ def test_of_a_column_that_the_target_does_not_have_nothing_is_kept_beside_it(
     assert "secret" not in str(beside.to_pylist())
     assert driver.take(part(1, 50, {3: "5.00"}), upto=60) == ["9"]
     assert [row["price"] for row in read_target(driver.record.target).read_all().to_pylist()] == [Decimal("5.00")]
+
+
+def test_of_a_masked_column_what_the_target_is_to_have_is_kept_and_masked_once(tmp_path: Path) -> None:
+    (tmp_path / "salt").write_text("pepper")
+    mask = {"mask": {"item": "sha256"}, "salt": {"file": f"{tmp_path}/salt"}}
+    driver = Driver(tmp_path, rules=(SinkRule.model_validate({"match": "*.*", "transform": mask}),))
+    driver.take(*(put(n, "secret", 10 + n, price=NAN) for n in (1, 2, 3)), put(4, None, 14, price=NAN), upto=20)
+    beside = pa.table(DeltaTable(tmp_path / "lake" / "_cdc" / "parked").scan())
+    assert "secret" not in str(beside.to_pylist())
+    driver.take(part(1, 30, {3: "1.00"}), part(2, 31, {2: "other"}), part(4, 32, {3: "4.00"}), upto=40)
+
+    assert driver.keys() == ["2", "3"]
+    assert driver.take(part(2, 50, {3: "2.00"}), put(3, "other", 51), upto=60) == []
+    secret, other = (hmac.digest(b"pepper", text, "sha256").hex() for text in (b"secret", b"other"))
+    assert driver.items() == {"1": secret, "2": other, "3": other, "4": None}
 
 
 def test_what_was_parked_before_there_were_histories_is_read_and_goes_on(driver: Driver, tmp_path: Path) -> None:
