@@ -9,6 +9,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.config.sinks import Keeping
+from cdc.dead_letters import Verb, Wish, answers, say
 from cdc.failpoint import VARIABLE
 from tests.contracts.histories import MODELS, RELATION, kept
 from tests.faults.parking_driver import BEGIN, END, HISTORY
@@ -102,5 +103,32 @@ def test_the_apply_process_parks_and_shows_what_it_parked_again_after_kill_9(pip
         pipeline.wait(lambda: len(catalog.dead_letters.ls(pipeline.name)) == 2, "two letters")
         run_sql(pipeline.dsn, "UPDATE t SET v = 2 WHERE id = 2", "DELETE FROM t WHERE id = 3")
         pipeline.wait(lambda: not catalog.dead_letters.ls(pipeline.name), "none")
+    envelope = pipeline.verify()
+    assert envelope["ok"], f"{envelope}\n{pipeline.output()}"
+
+
+@pytest.mark.slow
+def test_the_apply_process_parks_a_key_of_a_history_until_it_is_discarded(pipeline: Pipeline) -> None:
+    run_sql(
+        pipeline.dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, v numeric(6,2))",
+        "INSERT INTO t SELECT i, i FROM generate_series(1, 9) i",
+    )
+    path = f"'{pipeline.folder}/lake/{{schema}}/{{table}}'"
+    pipeline.write(tables="public.t", sinks=f"[{{type: delta, name: lake, stored_as_scd_type: 2, path: {path}}}]")
+    with Catalog.open(f"sqlite:///{pipeline.folder}/catalog.db") as catalog:
+        pipeline.reader()
+        pipeline.wait_for_copy()
+        pipeline.apply()
+        run_sql(pipeline.dsn, "UPDATE t SET v = 'NaN' WHERE id = 2")
+        pipeline.wait(lambda: len(catalog.dead_letters.ls(pipeline.name)) == 1, "one letter")
+        run_sql(pipeline.dsn, "UPDATE t SET v = 2 WHERE id = 2", "UPDATE t SET v = 7 WHERE id = 3")
+        envelope = pipeline.verify()
+        assert envelope["ok"], f"{envelope}\n{pipeline.output()}"
+        (letter,) = catalog.dead_letters.ls(pipeline.name)
+        (asked,) = say(catalog, pipeline.name, [letter], Wish(Verb.DISCARD, "a test", "a test"))
+        pipeline.wait(lambda: not catalog.dead_letters.ls(pipeline.name), "none")
+        assert answers(catalog, [asked]) == {letter.id: "discarded"}
+        run_sql(pipeline.dsn, "UPDATE t SET v = 9 WHERE id = 2")
     envelope = pipeline.verify()
     assert envelope["ok"], f"{envelope}\n{pipeline.output()}"
