@@ -109,7 +109,7 @@ class ParkedRow:
     upto: int
     """The end of the batch that left it as it is."""
     changes: tuple[ParkedChange, ...] = ()
-    """Of a target that keeps more than the latest state: every change of the key from there on, in order."""
+    """Of a target that keeps more than the latest state: the changes of the key that wait, in order."""
 
     @property
     def place(self) -> tuple[int, int]:

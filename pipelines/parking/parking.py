@@ -22,7 +22,7 @@ from cdc.errors import CdcError, MissingBase, TooManyParked, ValueNotRepresentab
 from cdc.failpoint import hit
 from cdc.stores.parked import Key, ParkedRow
 from pipelines.parking.parked import Held, changed, offer, set_aside, touches
-from pipelines.parking.queued import again, queue, queued, refused_again, rows_behind
+from pipelines.parking.queued import again, forgetting, queue, queued, refused_again, rows_behind
 from pipelines.sinks.sink import Parks, Sink, TableBatch, TableRecord
 
 Place = tuple[int, Key]
@@ -98,7 +98,8 @@ class Parking:
         if sink.keeps_changes(batch.schema):
             # its batches may be parts of what is published, or come again with what ended rows missing
             stands = max(stands, sink.stands(batch.schema), self._applied.get(relation, 0))
-            batch = replace(batch, rows=rows_behind(batch.rows, stands))
+            waiting = tuple(sink.parked.held(relation))
+            batch = replace(batch, rows=rows_behind(batch.rows, stands), waiting=waiting)
         record = self._apply(sink, before, batch, stands)
         self._applied[relation] = record.position
         return record
@@ -156,7 +157,10 @@ def _divided(sink: Parks, batch: TableBatch, stands: int, asked: Mapping[Key, Ve
     relation, limit = batch.schema.relation, sink.parks(batch.schema)
     held = sink.parked.held(relation)
     kept = {key: row for key, row in held.items() if asked.get(key) is not Verb.DISCARD}
-    tried = frozenset(key for key, verb in asked.items() if verb is Verb.RETRY and key in kept)
+    if sink.keeps_changes(batch.schema):
+        # of a discarded key is tried what came before the refused change, and what comes now
+        kept |= {key: forgetting(row) for key, row in held.items() if key not in kept}
+    tried = frozenset(key for key in asked if key in kept)
     turn = _Turn(sink, batch, kept, tried, stands, max(limit, _size(held)))
     merged, waiting = (_by_change if sink.keeps_changes(batch.schema) else _by_state)(turn)
     if _size(waiting) > turn.allowed:
@@ -196,7 +200,9 @@ def _by_change(turn: _Turn) -> tuple[TableBatch, Held]:
     taken, ended = again(left.pop(key) for key in turn.tried - still.keys())
     left |= {key: refused_again(left[key], error, batch.upto) for key, error in still.items()}
     goes_on, parked = queue(batch, rows, fresh, _now())
-    return replace(turn.batch, rows=goes_on, again=taken if taken.num_rows else None, ended=ended), left | parked
+    left |= parked
+    tried = taken if taken.num_rows else None
+    return replace(turn.batch, rows=goes_on, again=tried, ended=ended, waiting=tuple(left)), left
 
 
 def _told(exc: CdcError, sink: str) -> str:

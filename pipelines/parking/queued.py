@@ -1,14 +1,15 @@
 """What becomes of parked keys of a target that keeps every version or every change: pure, on rows of every change.
 
-A key is parked with all of its changes, from the first transaction on that has one which is refused, for a later change
-may build on it and a history without it would be another one. What truncates and generation ends do meanwhile is noted
-among them. So the target has of such a key what it had before, and gets the rest as a whole, in order, when the key is
-tried again and all of it fits. Nothing but that lets it go: what is missing is a change of then, not a row of now.
+A key is parked with all of its changes, from those on that came in one batch with the first refused one, for a later
+change may build on it and a history without it would be another one. What truncates and generation ends do meanwhile
+is noted among them. So the target has of such a key what it had before, and gets the rest as a whole, in order, when
+the key is tried again and all of it fits. Nothing else lets it go: what is missing is a change of then, not a row of
+now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
@@ -40,7 +41,7 @@ def queued(held: Held, batch: TableBatch) -> tuple[pa.Table, dict[Key, ParkedRow
     Raises MissingBase for a partial image of a row that moved from or to a parked key: what it lacks is not known yet.
     """
     rows = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows
-    _check_moves(rows, dict.fromkeys(held, 0), batch.schema)
+    _check_moves(rows, held, batch.schema)
     mine, changes = keyed(held, rows["key"]), _changes(rows, held)
     ended = [_ended(ending) for ending in batch.endings]
     left = {key: _behind(row, [*changes.get(key, ()), *ended], batch.upto) for key, row in held.items()}
@@ -64,7 +65,7 @@ def again(queues: Iterable[ParkedRow]) -> tuple[pa.Table, tuple[Ending, ...]]:
 def queue(
     batch: TableBatch, rows: pa.Table, refusals: Iterable[Refusal], now: int
 ) -> tuple[pa.Table, dict[Key, ParkedRow]]:
-    """(the rows that go on, the keys of refused ones with all their changes from the refused transaction on).
+    """(the rows of other keys, the keys of refused rows with all that the batch says of them).
 
     rows: those of keys that are not parked. now: µs since 1970 UTC. Raises MissingBase as queued.
     """
@@ -74,16 +75,19 @@ def queue(
         known = first.setdefault(tuple(row["key"]), (row, refusal))
         if (row["position"], row["ordinal"]) < (known[0]["position"], known[0]["ordinal"]):
             first[tuple(row["key"])] = row, refusal
-    began = {key: row["position"] for key, (row, _) in first.items()}
-    _check_moves(rows, began, batch.schema)
-    changes, ended = _changes(rows, began), [_ended(ending) for ending in batch.endings]
+    _check_moves(rows, first, batch.schema)
+    changes, ended = _changes(rows, first), [_ended(ending) for ending in batch.endings]
     parked = {
         key: _behind(_refused(batch, row, refusal, now), [*changes[key], *ended], batch.upto)
         for key, (row, refusal) in first.items()
     }
-    places = zip(rows["key"].to_pylist(), rows["position"].to_pylist(), strict=True)
-    goes_on = [tuple(key) not in began or position < began[tuple(key)] for key, position in places]
-    return rows.filter(pa.array(goes_on, pa.bool_())), parked
+    return rows.filter(pc.invert(keyed(first, rows["key"]))), parked
+
+
+def forgetting(row: ParkedRow) -> ParkedRow:
+    """A parked row without the change that was refused and all that came of the key since."""
+    kept = (change for change in row.changes if change.place < row.place or change.op in _ENDINGS)
+    return replace(row, changes=tuple(kept))
 
 
 def refused_again(row: ParkedRow, error: CdcError, upto: int) -> ParkedRow:
@@ -109,24 +113,20 @@ def _refused(batch: TableBatch, row: Mapping[str, Any], refusal: Refusal, now: i
 
 
 def _behind(row: ParkedRow, changes: Iterable[ParkedChange], upto: int) -> ParkedRow:
-    """The row with the changes from its own transaction on behind those that it has; itself if there are none."""
-    added = sorted((change for change in changes if change.position >= row.position), key=lambda one: one.place)
+    """The row with the changes behind those that it has; itself if there are none."""
+    added = sorted(changes, key=lambda one: one.place)
     return replace(row, changes=(*row.changes, *added), upto=upto) if added else row
 
 
-def _check_moves(rows: pa.Table, began: Mapping[Key, int], schema: TableSchema) -> None:
-    """began: by key, from which position on it is parked."""
-    if not began:
-        return
+def _check_moves(rows: pa.Table, parked: Container[Key], schema: TableSchema) -> None:
     partial = pc.invert(pc.fill_null(rows["complete"], fill_value=True))
     for row in rows.filter(pc.and_(partial, pc.is_valid(rows["base"]))).to_pylist():
-        for key in (tuple(row["key"]), tuple(row["base"])):
-            if key in began and row["position"] >= began[key]:
-                raise MissingBase(
-                    f"table {schema.topic!r}: a partial image at {Position(row['position'])} is of a row that moved "
-                    "from or to a key that is parked",
-                    remedy="rebuild the table with 'cdc replay', with the policy 'text' for the column that is refused",
-                )
+        if tuple(row["key"]) in parked or tuple(row["base"]) in parked:
+            raise MissingBase(
+                f"table {schema.topic!r}: a partial image at {Position(row['position'])} is of a row that moved "
+                "from or to a key that is parked",
+                remedy="rebuild the table with 'cdc replay', with the policy 'text' for the column that is refused",
+            )
 
 
 def _changes(rows: pa.Table, keys: Mapping[Key, Any]) -> dict[Key, list[ParkedChange]]:

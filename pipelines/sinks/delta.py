@@ -180,13 +180,13 @@ class DeltaSink:
         return replace(record, tables=tables)
 
     def parks(self, schema: TableSchema) -> int:
-        """See Parks.parks: a table without a key stops instead, and one that keeps deleted rows.
+        """See Parks.parks: a table without a key stops instead.
 
         So does one with a function of whose rows nobody knows what they hide: a parked row is one from before it.
         """
         kept, rule = self._settings.of(schema.topic), rule_of(schema.topic, self._settings.rules)
         hides = rule is not None and rule.transform is not None and rule.transform.python is not None
-        return 0 if hides or not schema.key or kept.keeping is Keeping.MARKED else kept.dead_letters.stop_at
+        return 0 if hides or not schema.key else kept.dead_letters.stop_at
 
     def beside(self, schema: TableSchema) -> Callable[[Image], Image]:
         """See Parks.beside."""

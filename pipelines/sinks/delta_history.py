@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from cdc.config import TableSettings
 from cdc.config.sinks import Keeping
-from cdc.errors import HistoryTrimmed
+from cdc.errors import HistoryTrimmed, ValueNotRepresentable
 from cdc.failpoint import hit
 from cdc.naming import (
     COMMITTED_COLUMN,
@@ -34,6 +34,7 @@ from cdc.naming import (
     TO_COLUMN,
 )
 from cdc.position import Position
+from cdc.stores.parked import Key
 from pipelines.fold import FOLDED_ARROW
 from pipelines.folding.history import Ending
 from pipelines.folding.multiset import identities
@@ -99,11 +100,11 @@ class HistoryTarget:
         self._check_told(batch, images, done)
         endings = sorted(batch.endings)
         images = _begun(images.filter(pc.greater(images["position"], done)), batch.since)
-        held = self._held(images)
+        held = self._without(self._held(images), batch.waiting)
         rows, known = self._rows(batch, images, held, done), held.rows.num_rows
         if batch.again is not None and done < batch.upto:
             # else the first of the two commits was made before, with them
-            waited = self._held_before(batch.again)
+            waited = self._without(self._held_before(batch.again), batch.waiting)
             said = replace(batch, endings=(*batch.ended, *batch.endings))
             rows = pa.concat_tables([rows, self._rows(said, batch.again, waited, batch.upto)])
             known += waited.rows.num_rows
@@ -119,7 +120,7 @@ class HistoryTarget:
             self.write(found, finds, Mark(self.target.app_id + suffix, batch.upto))
         hit("delta_after_merge")
         if closes:
-            self._close(endings, batch.upto)
+            self._close(endings, batch)
 
     @property
     def _keeping(self) -> Keeping:
@@ -172,7 +173,7 @@ class HistoryTarget:
 
         An ending that came since has closed that version, as if nothing had been between.
         """
-        if self._keeping is Keeping.CHANGES or not self.target.files()[0]:
+        if self._keeping is not Keeping.VERSIONS or not self.target.files()[0]:
             return self._held(images)
         keys = typed_keys(images["key"], self.shape.schema, self.shape.policy)
         rows = rows_with(self.target.table, keys, all_columns(self.shape, self._keeping)).combine_chunks()
@@ -182,23 +183,60 @@ class HistoryTarget:
         rows = rows.filter(pa.array((begun < first) & (first <= ended))).combine_chunks()
         return Held(rows, np.ones(rows.num_rows, bool))
 
-    def _close(self, endings: Sequence[Ending], upto: int) -> None:
+    def _close(self, endings: Sequence[Ending], batch: TableBatch) -> None:
         """Close, or mark, in the target what each ending took away, the last one with the `txn`."""
+        others = self._other_rows(batch.waiting)
         for ending in endings:
             last = ending is endings[-1]
-            mark = Mark(self.target.app_id, upto).properties if last else None
+            mark = Mark(self.target.app_id, batch.upto).properties if last else None
             self.target.table.update(
                 updates=_closed(ending, self._keeping),
-                predicate=f"{_OPEN[self._keeping]} AND ({_older(ending)})",
+                predicate=f"{_OPEN[self._keeping]} AND ({_older(ending)}) AND {others}",
                 commit_properties=mark,
             )
             hit("delta_after_ending")
+
+    def _without(self, held: Held, waiting: Sequence[Key]) -> Held:
+        """The rows that may be marked: not those of parked keys, for a mark is later than what is still to come."""
+        keys = self._typed_keys(waiting) if self._keeping is Keeping.MARKED else None
+        if keys is None or not held.rows.num_rows:
+            return held
+        others = ~_among(held.rows, keys)
+        return Held(held.rows.filter(pa.array(others)).combine_chunks(), held.alive[others])
+
+    def _other_rows(self, waiting: Sequence[Key]) -> str:
+        """SQL that is true for the rows of `_without`."""
+        keys = self._typed_keys(waiting) if self._keeping is Keeping.MARKED else None
+        if keys is None:
+            return "true"
+        rows = rows_with(self.target.table, keys, all_columns(self.shape, self._keeping)).combine_chunks()
+        rows = rows.filter(pa.array(_among(rows, keys)))
+        places = zip(rows[POSITION_COLUMN].to_pylist(), rows[ORDINAL_COLUMN].to_pylist(), strict=True)
+        named = ", ".join(f"'{int(position)}/{int(ordinal)}'" for position, ordinal in places)
+        place = f"concat(CAST({POSITION_COLUMN} AS VARCHAR), '/', CAST({ORDINAL_COLUMN} AS VARCHAR))"
+        return f"{place} NOT IN ({named})" if named else "true"
+
+    def _typed_keys(self, keys: Sequence[Key]) -> pa.Table | None:
+        """Keys as columns, but for those that the target cannot hold, so that it has no row of them; None: none."""
+        found = [typed for typed in map(self._typed_key, keys) if typed is not None]
+        return pa.concat_tables(found) if found else None
+
+    def _typed_key(self, key: Key) -> pa.Table | None:
+        try:
+            return typed_keys(pa.array([key], pa.list_(pa.string())), self.shape.schema, self.shape.policy)
+        except ValueNotRepresentable:
+            return None
 
 
 def _begun(images: pa.Table, since: int) -> pa.Table:
     """Without the deletes that came before the history begins."""
     earlier = pc.and_(pc.less_equal(images["position"], since), pc.equal(images["op"], "d"))
     return images.filter(pc.invert(earlier))
+
+
+def _among(rows: pa.Table, keys: pa.Table) -> np.ndarray:
+    """Which rows are of one of the keys."""
+    return _first_of(rows, keys, np.zeros(keys.num_rows, np.int64)) == 0
 
 
 def _first_of(rows: pa.Table, keys: pa.Table, positions: np.ndarray) -> np.ndarray:

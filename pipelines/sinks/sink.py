@@ -70,6 +70,8 @@ class TableBatch:
     """For such targets: every change of keys that were parked, from the first refused one on; in `rows` none is."""
     ended: tuple[Ending, ...] = ()
     """What ended rows of these keys before the range."""
+    waiting: tuple[Key, ...] = ()
+    """For such targets: the keys that are parked at the end of the range; what ends rows is noted with them."""
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.frame is not None:

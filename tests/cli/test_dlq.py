@@ -53,5 +53,5 @@ def test_of_a_history_the_refused_change_is_shown_and_how_many_wait_with_it(
     path = f"{tmp_path}/lake/{{schema}}/{{table}}"
     found = shown(tmp_path, capsys, f"type: delta, stored_as_scd_type: 2, path: '{path}'", lake.parking.rows)
 
-    assert (found["key"], found["code"], found["position"], found["changes"]) == (["1"], "CDC-3001", "0/6", 2)
+    assert (found["key"], found["code"], found["position"], found["changes"]) == (["1"], "CDC-3001", "0/6", 3)
     assert found["row"] == {"id": "1", "plain": NAN, "large": "l6", "huge": "h"}

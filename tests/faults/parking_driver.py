@@ -1,7 +1,7 @@
 """`python -m tests.faults.parking_driver FOLDER UPTO [KIND]`: one batch of a table with rows that are refused.
 
-KIND: `delta` (default), `search`, or what a Delta target keeps, `scd2` or `append`; with `+` behind it every value
-fits, and what is parked is tried again.
+KIND: `delta` (default), `search`, or what a Delta target keeps, `scd2`, `soft_delete` or `append`; with `+` behind it
+every value fits, and what is parked is tried again.
 """
 
 from __future__ import annotations

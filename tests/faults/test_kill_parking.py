@@ -66,6 +66,7 @@ def test_a_driver_of_a_search_index_killed_while_it_parks_is_followed_by_one_tha
     ("kind", "point"),
     [
         *(("scd2", point) for point in ("after_park", "delta_after_merge", "delta_after_ending")),
+        *(("soft_delete", point) for point in ("delta_after_merge", "delta_after_ending")),
         ("append", "delta_after_merge"),
         *(pytest.param("scd2", point, marks=pytest.mark.slow) for point in SLOW if point != "delta_after_merge"),
         *(pytest.param("append", point, marks=pytest.mark.slow) for point in SLOW if point != "delta_after_merge"),
