@@ -35,14 +35,14 @@ class Held(Lake):
     def apply(self, rows: Sequence[Row], after: int, upto: int, schema: TableSchema = PRICED) -> TableRecord:
         return self.parking.apply(self.tables.get(RELATION), batch(rows, after, upto, schema))
 
-    def take(self, rows: Sequence[Row], upto: int) -> list[str]:
-        """The next batch, published; the keys that are parked then."""
+    def take(self, rows: Sequence[Row], upto: int, schema: TableSchema = PRICED) -> list[str]:
+        """The next batch, published; the first parts of the keys that are parked then."""
         before = self.tables.get(RELATION)
-        record = self.apply(rows, min(before.position, upto) if before else 0, upto)
+        record = self.apply(rows, min(before.position, upto) if before else 0, upto, schema)
         self.tables = {RELATION: record}
         self.publish(record, upto)
         self.parking.published()
-        return [key for (key,) in record.parked]
+        return [key[0] for key in record.parked]
 
     def ask(self, verb: Verb) -> None:
         """Of every parked key."""

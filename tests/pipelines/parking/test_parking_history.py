@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ from cdc.dead_letters import Outcome, Verb
 from cdc.errors import MissingBase, TooManyParked, ValueNotRepresentable
 from tests.contracts.histories import MODELS, RELATION, kept
 from tests.pipelines.lives import KEY_COLUMN, PLAIN, Row, Source, log_row
-from tests.pipelines.parking.held import MENDED, Held, gone, held, part, put
+from tests.pipelines.parking.held import MENDED, PRICED, Held, gone, held, part, put
 from tests.pipelines.parking.parked import NAN
 
 HISTORIES = (Keeping.VERSIONS, Keeping.MARKED, Keeping.CHANGES)
@@ -59,6 +60,36 @@ def test_what_ends_rows_while_a_key_waits_ends_those_that_it_would_have_had(
 
     assert mended.take(rows, 40) == []
     assert kept(mended, keeping) == MODELS[keeping](rows)
+
+
+def test_of_keys_that_are_alike_in_their_first_part_only_the_parked_one_waits(tmp_path: Path) -> None:
+    both = replace(PRICED, columns=tuple(replace(c, key=1 if c.name == "large" else c.key) for c in PRICED.columns))
+
+    def row(position: int, part: str, price: str, op: str = "u") -> Row:
+        return {**put(position, 1, price, op, after={1: "1", 2: price, 3: part, 4: "h"}), "key": ["1", part]}
+
+    rows = [row(5, "a", "1.00", "c"), row(6, "b", "2.00", "c"), row(15, "a", NAN), log_row(RELATION, (16, 0), "t")]
+    rows += [row(17, "b", "3.00", "c")]
+    found: dict[Keeping, list[list[tuple[Any, ...]]]] = {Keeping.VERSIONS: [], Keeping.MARKED: []}
+    for keeping, told in found.items():
+        lake = held(tmp_path / keeping, keeping)
+        lake.take(rows, 10, both)
+        assert lake.take(rows, 20, both) == ["1"]
+        mended = held(tmp_path / keeping, keeping, **MENDED)
+        mended.ask(Verb.RETRY)
+        for one in (lake, mended):
+            if one is mended:
+                assert mended.take(rows, 30, both) == []
+            ends = ("__START_AT", "__END_AT") if keeping is Keeping.VERSIONS else ("_deleted",)
+            told.append(sorted((r["large"], str(r["plain"]), *(r[name] for name in ends)) for r in one.rows()))
+    assert found[Keeping.VERSIONS] == [
+        [("a", "1.00", 5, 16), ("b", "2.00", 6, 16), ("b", "3.00", 17, None)],
+        [("a", "1.00", 5, 15), ("a", NAN, 15, 16), ("b", "2.00", 6, 16), ("b", "3.00", 17, None)],
+    ]
+    assert found[Keeping.MARKED] == [
+        [("a", "1.00", False), ("b", "3.00", False)],
+        [("a", NAN, True), ("b", "3.00", False)],
+    ]
 
 
 @pytest.mark.parametrize("keeping", HISTORIES)
