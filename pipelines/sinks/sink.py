@@ -67,7 +67,7 @@ class TableBatch:
     since: int = 0
     """For such targets: up to this position the rows are what the changes come to, not the single changes."""
     again: pa.Table | None = None
-    """For such targets: every change of keys that were parked, from the first refused one on; in `rows` none is."""
+    """For such targets: the changes of keys that waited and do no more, in order of each key; in `rows` none is."""
     ended: tuple[Ending, ...] = ()
     """What ended rows of these keys before the range."""
     waiting: tuple[Key, ...] = ()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.dead_letters import Outcome, Verb
-from cdc.errors import MissingBase, TooManyParked
+from cdc.errors import MissingBase, SinkUnavailable, TooManyParked
 from tests.contracts.folded import ORDERS, gone, part, put
 from tests.pipelines.parking.parked import Driver, SearchDriver
 
@@ -124,3 +124,13 @@ def test_what_a_batch_parked_and_let_go_that_was_not_published_comes_again(drive
     assert second.take(*rows, put(2, "B", 65), upto=70) == ["9"]
     assert second.items() == {"1": "A", "2": "B", "3": "c", "8": "whole"}
     assert opened().keys() == ["9"]
+
+
+def test_of_an_index_that_does_not_answer_nothing_is_parked(tmp_path: Path) -> None:
+    driver = SearchDriver(tmp_path)
+    driver.take(put(1, "a", 10), upto=20)
+    driver.sink.close()
+    with pytest.raises(SinkUnavailable):
+        driver.merge(part(9, 30, {3: "2.00"}), upto=40)
+
+    assert driver.parking.rows == []
