@@ -9,22 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from math import inf
 from threading import Event, Thread
 from typing import Any, Final
 
-import pyarrow as pa
-
 from cdc import metrics
-from cdc.change import LOG_SCHEMA
 from cdc.decoding import Decoding
 from cdc.failpoint import hit
-from cdc.log.append import EncodedFile, LogWriter, StagedFile, encoded
+from cdc.log.append import LogWriter, StagedFile
+from cdc.log.gathering import Batch, Gathering
 from cdc.log.layout import LogIdentity
 from cdc.log.leftovers import remove_leftovers
 from cdc.log.patient import PatientWriter
-from cdc.log.pending import End, Pending
 from cdc.log.read import LogReader
 from cdc.log.trimmer import Trimmer
 from cdc.memory import give_back_what_is_freed
@@ -44,19 +39,6 @@ FRAMES_WAITING: Final = 16 * 1024 * 1024
 """Bytes of raw frames between receive and decode."""
 ROWS_WAITING: Final = 32 * 1024 * 1024
 """Bytes of Arrow rows between decode and encode."""
-OPEN_LIMIT: Final = 16 * 1024 * 1024
-"""Bytes of an unfinished transaction in memory; above it its rows go to data files that nobody sees yet."""
-ADVANCE_EVERY: Final = 1.0
-"""Seconds between empty commits that answer a keepalive; a stopping server asks many times a second."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Data files that are not on disk yet."""
-
-    files: list[EncodedFile]
-    end: End | None
-    """None of a part of a large transaction: it is committed with the batch that ends that."""
 
 
 class Reader:
@@ -70,8 +52,7 @@ class Reader:
         self._batches: Pipe[Batch] = Pipe(1)  # one waits while another is written
         self._failure: BaseException | None = None
         self._durable = Position(0)
-        self._handed_over = self._appended = 0
-        self._appended_at = 0.0
+        self._handed_over, self._appended, self._appended_at = 0, 0, 0.0
         self._trimmer = Trimmer(settings.log, settings.retention, self._batches.wake)
 
     def run(self) -> None:
@@ -87,14 +68,9 @@ class Reader:
         # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
         with ReplicationStream.open(source.dsn, options) as stream, self._trimmer:
             self._resume()
-            stages = [
-                Thread(target=self._guard, args=(stage, *pipes), name=stage.__name__)
-                for stage, *pipes in (
-                    (self._decode, self._rows),
-                    (self._encode, self._rows, self._batches),
-                    (self._append, self._batches),
-                )
-            ]
+            rows, batches = self._rows, self._batches
+            ends = ((self._decode, rows), (self._encode, rows, batches), (self._append, batches))
+            stages = [Thread(target=self._guard, args=end, name=end[0].__name__) for end in ends]
             for stage in stages:
                 stage.start()
             try:
@@ -163,44 +139,24 @@ class Reader:
             self._figures.set(metrics.SPOOLED_BYTES, self._decoding.spool.nbytes, self._settings.source.pipeline)
 
     def _encode(self) -> None:
-        pending, last = Pending(), self._durable
-        is_split = is_copied = is_urgent = False
-        advance_due = 0.0
+        gathering = Gathering(self._settings.commit_bytes, self._settings.linger, self._durable)
         while True:
-            due = 0.0 if is_urgent else self._due()
-            waits = max(0.0, due - time.monotonic()) if pending.is_ready and due < inf else None
+            due = gathering.due(self._free_since)
             try:
-                arrived = self._rows.get(waits)
+                arrived = self._rows.get(None if due is None else max(0.0, due - time.monotonic()))
             except PipeClosed:
-                if self._failure is None and (ready := pending.take_ready()):
-                    self._hand_over(*ready)
+                for batch in gathering.rest() if self._failure is None else ():
+                    self._batches.put(batch, 1)
                 return
-            if isinstance(arrived, Decoded):
-                pending.add(arrived)
-                is_copied = is_copied or arrived.copied
-                if is_copied and arrived.last is not None:  # the next chunk is not read before this one is durable
-                    is_copied, is_urgent = False, True
-            elif arrived is not None and not (is_split or pending.open_bytes) and time.monotonic() >= advance_due:
-                advance_due = time.monotonic() + ADVANCE_EVERY
-                pending.advance(max(arrived, last), 0)
-            large = pending.open_bytes > OPEN_LIMIT
-            full = large or is_urgent or pending.ready_bytes >= self._settings.commit_bytes
-            if (full or time.monotonic() >= self._due()) and (ready := pending.take_ready()):
-                self._hand_over(*ready)
-                last, is_split, is_urgent = ready[1].last, False, False
-            if large:  # a part of the open transaction alone, for the finished ones went first
-                self._hand_over(pending.take_open())
-                is_split = True
+            if arrived is not None:
+                gathering.take(arrived, time.monotonic())
+            for batch in gathering.batches(time.monotonic(), self._free_since):
+                self._handed_over += 1
+                self._batches.put(batch, 1)
 
-    def _due(self) -> float:
-        """When a small commit may follow; what comes while another is on its way costs none of its own."""
-        return inf if self._handed_over > self._appended else self._appended_at + self._settings.linger
-
-    def _hand_over(self, rows: list[pa.RecordBatch], end: End | None = None) -> None:
-        files = encoded(pa.Table.from_batches(rows, LOG_SCHEMA))
-        rows.clear()  # nobody needs them while the batch waits
-        self._handed_over += 1
-        self._batches.put(Batch(files, end), 1)
+    @property
+    def _free_since(self) -> float | None:
+        return None if self._handed_over > self._appended else self._appended_at
 
     def _append(self) -> None:
         staged = list[StagedFile]()

@@ -1,0 +1,113 @@
+"""Gathering: what one commit holds, and when it is due."""
+
+from __future__ import annotations
+
+from cdc.log.gathering import ADVANCE_EVERY, OPEN_LIMIT, Batch, Gathering
+from cdc.pgoutput.transactions import Decoded
+from cdc.position import Position
+from tests.log.rows import row, table
+
+LINGER = 0.1
+FREE = 5.0
+"""When the last batch was appended."""
+WIDE = [(1, "x" * (OPEN_LIMIT // 2 + 1))]
+"""An image of which two are more than an open transaction may have in memory."""
+
+
+def decoded(position: int, *, ended: bool = True, wide: bool = False, copied: bool = False) -> Decoded:
+    """One row of a transaction."""
+    (batch,) = table(row(position, after=WIDE if wide else [(1, "1")])).to_batches()
+    last = Position(position) if ended else None
+    return Decoded(batch, int(ended), last, committed_at=7, transactions=int(ended), copied=copied)
+
+
+def gathering(commit_bytes: int = 1 << 20) -> Gathering:
+    return Gathering(commit_bytes, LINGER, Position(1))
+
+
+def told(batches: list[Batch]) -> list[tuple[int, int | None]]:
+    """(rows, last position) of each."""
+    return [(sum(file.rows for file in one.files), None if one.end is None else int(one.end.last)) for one in batches]
+
+
+def test_nothing_is_due_before_a_transaction_has_ended():
+    rows = gathering()
+    assert rows.due(FREE) is None
+    rows.take(decoded(5, ended=False), FREE)
+    assert rows.due(FREE) is None
+    assert told(list(rows.batches(FREE + 1, FREE))) == []
+
+
+def test_a_small_commit_is_due_once_the_one_before_it_has_lingered():
+    rows = gathering()
+    rows.take(decoded(5), FREE)
+    rows.take(decoded(6), FREE)
+    assert rows.due(FREE) == FREE + LINGER
+    assert told(list(rows.batches(FREE, FREE))) == []
+    assert told(list(rows.batches(FREE + LINGER, FREE))) == [(2, 6)]
+    assert rows.due(FREE) is None
+
+
+def test_what_comes_while_a_batch_is_appended_costs_no_commit_of_its_own():
+    rows = gathering()
+    rows.take(decoded(5), FREE)
+    assert rows.due(None) is None
+    assert told(list(rows.batches(FREE + 9, None))) == []
+    rows.take(decoded(6), FREE)
+    assert told(list(rows.batches(FREE + 9, FREE + 9 - LINGER))) == [(2, 6)]
+
+
+def test_a_full_commit_waits_for_nothing():
+    rows = gathering(commit_bytes=1)
+    rows.take(decoded(5), FREE)
+    assert told(list(rows.batches(FREE, None))) == [(1, 5)]
+
+
+def test_a_chunk_of_a_copy_waits_for_nothing():
+    rows = gathering()
+    rows.take(decoded(5, ended=False, copied=True), FREE)
+    assert rows.due(None) is None
+    rows.take(decoded(5), FREE)
+    assert rows.due(None) == 0.0
+    assert told(list(rows.batches(FREE, None))) == [(2, 5)]
+    rows.take(decoded(6), FREE)
+    assert rows.due(None) is None
+
+
+def test_a_large_open_transaction_goes_out_in_parts_behind_what_has_ended():
+    rows = gathering()
+    rows.take(decoded(5), FREE)
+    for _ in range(2):
+        rows.take(decoded(6, ended=False, wide=True), FREE)
+    assert told(list(rows.batches(FREE, None))) == [(1, 5), (2, None)]
+    rows.take(decoded(6), FREE)
+    assert told(list(rows.batches(FREE + LINGER, FREE))) == [(1, 6)]
+
+
+def test_an_idle_stream_advances_once_in_a_while_and_never_in_a_transaction():
+    rows = gathering()
+    rows.take(Position(9), FREE)
+    assert told(list(rows.batches(FREE + LINGER, FREE))) == [(0, 9)]
+    rows.take(Position(10), FREE + ADVANCE_EVERY / 2)
+    assert rows.due(FREE) is None
+    for _ in range(2):
+        rows.take(decoded(12, ended=False, wide=True), FREE)
+    assert told(list(rows.batches(FREE, FREE))) == [(2, None)]
+    rows.take(Position(11), FREE + 2 * ADVANCE_EVERY)
+    assert rows.due(FREE) is None
+
+
+def test_advancing_never_goes_behind_what_was_committed():
+    rows = gathering()
+    rows.take(decoded(9), FREE)
+    assert told(list(rows.batches(FREE + LINGER, FREE))) == [(1, 9)]
+    rows.take(Position(4), FREE + ADVANCE_EVERY)
+    assert told(list(rows.batches(FREE + 9, FREE))) == [(0, 9)]
+
+
+def test_what_is_finished_is_given_out_at_the_end():
+    rows = gathering()
+    rows.take(decoded(5), FREE)
+    rows.take(decoded(6, ended=False), FREE)
+    assert told(list(rows.rest())) == [(1, 5)]
+    assert told(list(rows.rest())) == []
