@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from cdc.config import DeltaSink
+from cdc.naming import RELATION_COLUMN
 from cdc.position import Position
-from cdc.stores.lake import At, Lake, Moment, aliases, parse_at
-from cdc.stores.published import Published, TargetState
+from cdc.stores.lake import At, Lake, Moment, aliases, parse_at, shared
+from cdc.stores.published import Published, TableRecord, TargetState
 from pipelines.sinks.delta_merge import require_delta
 
 if TYPE_CHECKING:
@@ -31,16 +33,19 @@ def at(
 ) -> dict[str, DataFrame]:
     """Topic → the rows of the table at one cut, as `cut` finds it, for every table that belongs to the cut.
 
+    A target that several tables share is there as well, under the name of its directory, if all of them belong to it.
     moment: also a record that `cut` gave. A table that was copied or stood still then is not among them; the record
     says in which state it was. The frames are read lazily, at versions that are kept as long as the cut is.
     Raises as `cut`, and DeltaJarMissing for a session without Delta.
     """
     record = moment if isinstance(moment, Published) else cut(sink, moment)
     versions = record.versions
+    named = {table.topic: [table] for table in sorted(record.tables.values(), key=lambda table: table.topic)}
+    named = {**shared(record.tables.values()), **named}
     return {
-        table.topic: _frame(spark, table.target, versions[table.target])
-        for table in sorted(record.tables.values(), key=lambda table: table.topic)
-        if table.state == TargetState.STREAMING
+        name: _frame(spark, parts, versions[parts[0].target])
+        for name, parts in named.items()
+        if all(part.state == TargetState.STREAMING for part in parts)
     }
 
 
@@ -52,11 +57,15 @@ def views(spark: SparkSession, sink: DeltaSink | str, moment: Moment | str | Pub
     """
     record = moment if isinstance(moment, Published) else cut(sink, moment)
     frames = at(spark, sink, record)
-    names = aliases(table.topic for table in record.tables.values())
+    names = aliases({*frames, *(table.topic for table in record.tables.values())})
     for topic, frame in frames.items():
         frame.createOrReplaceTempView(names[topic])
     return {topic: names[topic] for topic in frames}
 
 
-def _frame(spark: SparkSession, target: str, version: int) -> DataFrame:
-    return require_delta(spark).read.format("delta").option("versionAsOf", version).load(target)
+def _frame(spark: SparkSession, parts: Sequence[TableRecord], version: int) -> DataFrame:
+    rows = require_delta(spark).read.format("delta").option("versionAsOf", version).load(parts[0].target)
+    if RELATION_COLUMN not in rows.columns:
+        return rows
+    # rows of another table in the same target may be ahead of the cut
+    return rows.where(rows[RELATION_COLUMN].isin(*(part.relation for part in parts)))

@@ -174,7 +174,7 @@ def _target(sink: DeltaSink | SearchSink, kept: Kept, record: TableRecord, like:
     if isinstance(sink, SearchSink):
         return SearchTarget(SearchIndex.open(kept.handle), record.topic)
     version = json.loads(kept.handle).get(record.target, record.version)
-    return DeltaTarget(record.target, version, like.key)
+    return DeltaTarget(record, version, like.key)
 
 
 def _unready(record: TableRecord) -> str:

@@ -8,11 +8,23 @@ from typing import Final, NamedTuple
 from cdc.config.definition import Definition
 from cdc.config.document import Key
 from cdc.config.names import fixed_part, is_remote, placeholders
-from cdc.config.sinks import INSTEAD, DeltaSink, Keeping, SearchSink, SinkRule, TableSettings, settings_under
+from cdc.config.sinks import (
+    INSTEAD,
+    DeltaSink,
+    Keeping,
+    SchemaChanges,
+    SearchSink,
+    SinkRule,
+    TableSettings,
+    settings_under,
+)
 from cdc.config.storage import taken_by
 from cdc.table import matches
 
 _WILD: Final = frozenset("*?[")
+_MERGED_CHANGES: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.EXCEPTION})
+"""What may become of a target of many tables when one of them changes its columns: the others know no other name for
+a column, and no other type."""
 
 
 class Disagreement(NamedTuple):
@@ -91,7 +103,11 @@ def _modes(definition: Definition) -> Iterator[Disagreement]:
         if isinstance(sink, DeltaSink):
             yield from _kept(sink, sink, ("sinks", place))
             for number, rule in enumerate(sink.rules):
-                yield from _kept(rule, settings_under(sink, rule), ("sinks", place, "rules", number))
+                key: Key = ("sinks", place, "rules", number)
+                meant = settings_under(sink, rule)
+                yield from _kept(rule, meant, key)
+                if rule.merge_tables:
+                    yield from _merged(meant, (*key, "merge_tables"))
 
 
 def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
@@ -111,6 +127,16 @@ def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disag
             yield Disagreement((*key, name), f"names {column!r}, which except_column_list leaves out")
 
 
+def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
+    """What a target of many tables cannot be."""
+    if meant.keeping is not Keeping.LATEST:
+        found = f"cannot stand beside {meant.keeping.value!r}: of many tables only the latest state is kept"
+        yield Disagreement(key, found)
+    if meant.schema_changes not in _MERGED_CHANGES:
+        found = f"cannot stand beside 'schema_changes: {meant.schema_changes.value}': expected evolve or exception"
+        yield Disagreement(key, found)
+
+
 def _routes(definition: Definition) -> Iterator[Disagreement]:
     """Rules that would put what does not belong together into one directory, whatever the tables are called."""
     for place, sink in enumerate(definition.sinks):
@@ -123,8 +149,13 @@ def _routes(definition: Definition) -> Iterator[Disagreement]:
             if rule.path is None:
                 continue
             whole = not placeholders(rule.path)
-            if _WILD & set(rule.match) and not set(placeholders(rule.path)) - {"schema"}:
-                yield Disagreement(key, "expected {table} or a group of pattern in the path: the rule fits many tables")
+            one = not set(placeholders(rule.path)) - {"schema"}
+            if _WILD & set(rule.match) and one and not rule.merge_tables:
+                yield Disagreement(
+                    key,
+                    "expected {table} or a group of pattern in the path: the rule fits many tables, "
+                    "which share a directory only with merge_tables: true",
+                )
             elif found := next((o for p, o in others.items() if _overlap(fixed_part(rule.path), p)), None):
                 yield Disagreement(key, f"the directory above the first placeholder overlaps that of {found}")
             elif whole and any(r.path and _overlap(r.path, rule.path) for r in sink.rules[:number]):

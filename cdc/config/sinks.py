@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.model import Model
-from cdc.config.names import Glob, Identifier, Location, Name, placeholders, wrong
+from cdc.config.names import Glob, Identifier, Location, Name, Switch, placeholders, wrong
 from cdc.config.quantities import Bytes, Seconds
 from cdc.config.transform import Transform
 from cdc.table import matches
@@ -172,6 +172,9 @@ class SinkRule(TableSettings):
     """Regular expression over `schema.table`; its group `(?P<region>[a-z]+)` stands as `{region}` in `path`."""
     path: Annotated[Location, AfterValidator(_routed_path)] | None = None
     """Directory of the table instead of the sink's; `{schema}`, `{table}` and the groups of `pattern` are filled in."""
+    merge_tables: Switch = False
+    """Whether tables whose `path` comes out the same share one target, as the shards of one table do; each row is then
+    known by its table and its key. Only for tables with a key, of which the latest state is kept."""
     partition_by: tuple[Identifier, ...] = ()
     """Columns of the target that its files are parted by, from its creation on."""
     cluster_by: tuple[Identifier, ...] = ()
@@ -185,6 +188,8 @@ class SinkRule(TableSettings):
         used = set(placeholders(self.path or ""))
         if unknown := used - groups - {"schema", "table"}:
             raise wrong("no group of the pattern is called {name}, as path has it", name=repr(min(unknown)))
+        if self.merge_tables and self.path is None:
+            raise wrong("merge_tables needs a path, where the tables of the rule are to come together")
         if self.pattern is not None and not used & groups:
             raise wrong("pattern is nothing for a rule whose path has none of its groups")
         if both := sorted(set(self.partition_by) & set(self.cluster_by)):

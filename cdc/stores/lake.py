@@ -7,10 +7,10 @@ nulls after a rename and fail on deletion vectors, and `count` ignores deletion 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable
-from cdc.naming import published_uri
+from cdc.naming import RELATION_COLUMN, name_of_segment, published_uri
 from cdc.position import Position
 from cdc.stores.cuts import ListedCut, chosen
 from cdc.stores.published import Published, TableRecord, TargetState
@@ -39,6 +39,9 @@ _TOKEN: Final = re.compile(
     rf"(?P<skip>'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/)|(?P<schema>{_NAME})\s*\.\s*(?P<table>{_NAME})|(?P<name>{_NAME})",
     re.DOTALL,
 )
+
+
+_T = TypeVar("_T")
 
 
 class At(StrEnum):
@@ -125,9 +128,9 @@ class Lake:
     def query(self, sql: str, at: At | Moment | Published = At.PUBLISHED) -> pa.RecordBatchReader:
         """Run a SELECT over the tables, named `schema.table`, or `table` where that is unambiguous.
 
-        at: also a record that `cut` gave. Only tables that the text names are opened.
-        Raises ConfigError for SQL that DataFusion refuses, and CutUnavailable for a moment without
-        a cut or a table that does not belong to it.
+        A target that several tables share is one more, named as its directory. at: also a record that `cut` gave. Only
+        tables that the text names are opened. Raises ConfigError for SQL that DataFusion refuses, and CutUnavailable
+        for a moment without a cut or a table that does not belong to it.
         """
         if at is At.LATEST:
             tables = self.tables()
@@ -135,11 +138,11 @@ class Lake:
             cut = at if isinstance(at, Published) else self.cut(at)
             tables = sorted(cut.tables.values(), key=lambda table: table.topic)
             versions = cut.versions
-        text, wanted = bound(sql, {table.topic: table for table in tables})
+        text, wanted = bound(sql, {**shared(tables), **{table.topic: [table] for table in tables}})
         builder = QueryBuilder()
-        for alias, table in wanted.items():
-            version = None if at is At.LATEST else versions[in_cut(table).target]
-            builder = builder.register(alias, _table(table.target, version))
+        for alias, parts in wanted.items():
+            version = None if at is At.LATEST else min(versions[in_cut(part).target] for part in parts)
+            _register(builder, alias, _table(parts[0].target, version), parts)
         try:
             return pa.RecordBatchReader.from_stream(builder.execute(text))
         except DeltaError as exc:
@@ -150,6 +153,26 @@ class Lake:
             return DeltaTable(self._published_uri)
         except TableNotFoundError:
             return None
+
+
+def shared(tables: Iterable[TableRecord]) -> dict[str, list[TableRecord]]:
+    """The name of its directory → the tables, of every target that more than one of them has."""
+    found: dict[str, list[TableRecord]] = {}
+    for table in tables:
+        found.setdefault(table.target, []).append(table)
+    return {name_of_segment(uri.rpartition("/")[2]): parts for uri, parts in found.items() if uri and len(parts) > 1}
+
+
+def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Sequence[TableRecord]) -> None:
+    """Name the rows of tables that lie in one target; rows of another one there may be ahead of the cut."""
+    if RELATION_COLUMN not in [field.name for field in table.schema().fields]:
+        builder.register(alias, table)
+        return
+    whole = _quoted(f"{_plain(alias)} of all")
+    builder.register(whole, table)
+    numbers = ", ".join(str(int(part.relation)) for part in parts)
+    view = f"CREATE VIEW {alias} AS SELECT * FROM {whole} WHERE {RELATION_COLUMN} IN ({numbers})"
+    builder.execute(view).read_all()
 
 
 def in_cut(table: TableRecord) -> TableRecord:
@@ -204,7 +227,7 @@ def aliases(topics: Iterable[str]) -> dict[str, str]:
     return {table: name if names.count(name) == 1 else f"{schema}__{name}" for table, (schema, name) in parts.items()}
 
 
-def bound(sql: str, tables: Mapping[str, TableRecord]) -> tuple[str, dict[str, TableRecord]]:
+def bound(sql: str, tables: Mapping[str, _T]) -> tuple[str, dict[str, _T]]:
     """SQL with every table's name replaced by an alias, and alias → table for those it names.
 
     Pure. The engine has one flat set of names, so `shop.orders` becomes `orders` where no other
@@ -212,7 +235,7 @@ def bound(sql: str, tables: Mapping[str, TableRecord]) -> tuple[str, dict[str, T
     """
     alias_of = aliases(tables)
     topic_of = {alias: table for table, alias in alias_of.items()}
-    used: dict[str, TableRecord] = {}
+    used: dict[str, _T] = {}
 
     def replaced(match: re.Match[str]) -> str:
         if match["skip"]:

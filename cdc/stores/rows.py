@@ -14,6 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc.errors import SinkUnavailable
+from cdc.naming import RELATION_COLUMN
 
 MODE: Final = "cdc.mode"
 """The property of a target."""
@@ -42,8 +43,11 @@ _LATEST: Final = """
 class CurrentRows:
     """The rows of a Delta target at one version that its source should have as well."""
 
-    def __init__(self, target: str, version: int | None) -> None:
-        """Raise SinkUnavailable when there is no such table or version; None is the newest."""
+    def __init__(self, target: str, version: int | None, relation: int) -> None:
+        """Raise SinkUnavailable when there is no such table or version; None is the newest.
+
+        relation: whose rows are meant, where many tables share the target.
+        """
         try:
             self._table = DeltaTable(target, version=version)
         except (TableNotFoundError, DeltaError) as exc:
@@ -52,6 +56,7 @@ class CurrentRows:
         schema = pa.RecordBatchReader.from_stream(self._table.scan()).schema
         self.kinds: dict[str, pa.DataType] = dict(zip(schema.names, schema.types, strict=True))
         """Type by column, of all columns; text and bytes as views."""
+        self._mine = f"{RELATION_COLUMN} = {int(relation)}" if RELATION_COLUMN in self.kinds else None
 
     @property
     def known(self) -> bool:
@@ -61,7 +66,7 @@ class CurrentRows:
     def read(self, columns: Sequence[str], key: Sequence[str], where: str | None = None) -> pa.RecordBatchReader:
         """Stream columns of those for which a predicate over key columns holds, in no order; names in it are quoted."""
         if self.mode != APPEND:
-            predicate = " AND ".join(filter(None, (_CURRENT[self.mode], where))) or None
+            predicate = " AND ".join(filter(None, (self._mine, _CURRENT[self.mode], where))) or None
             return pa.RecordBatchReader.from_stream(self._table.scan(columns=list(columns), predicate=predicate))
         query = _LATEST.format(
             key=", ".join(map(quoted, key)), columns=", ".join(map(quoted, columns)), where=where or "true"

@@ -67,11 +67,12 @@ def targets_at_rest(log: LogReader, sink: DeltaSink | SearchSink, stand: Standin
     exact = [table for table in stand.record.tables.values() if table.state == TargetState.STREAMING]
     if stand.index is not None:
         return {table.relation: SearchTarget(stand.index, table.topic) for table in exact}
-    newest = {table.relation: DeltaTarget(table.target, None, _key(sink, table)) for table in exact}
+    newest = {table.relation: DeltaTarget(table, None, _key(sink, table)) for table in exact}
     log.refresh()  # behind it: what was open before saw nothing of what has come since
     if log.durable is not None and log.durable <= stand.record.position:
         return {**newest}
-    return {table.relation: DeltaTarget(table.target, table.version, _key(sink, table)) for table in exact}
+    versions = stand.record.versions
+    return {table.relation: DeltaTarget(table, versions.get(table.target), _key(sink, table)) for table in exact}
 
 
 def _key(sink: DeltaSink | SearchSink, table: TableRecord) -> list[str]:

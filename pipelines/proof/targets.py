@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from cdc.naming import column_name
 from cdc.postgres.ranges import KeyRange
+from cdc.stores.published import TableRecord
 from cdc.stores.rows import APPEND, CurrentRows, literal, quoted
 from cdc.stores.search import SearchIndex
 from pipelines.proof.compare import Rows
@@ -41,13 +42,13 @@ class Target(Protocol):
 
 
 class DeltaTarget:
-    """A Delta table at one version."""
+    """A table in Delta at one version, perhaps one of many in one target."""
 
     ranged = True
 
-    def __init__(self, target: str, version: int | None, key: Sequence[str]) -> None:
-        """key: names of the key's columns."""
-        self._table = CurrentRows(target, version)
+    def __init__(self, record: TableRecord, version: int | None, key: Sequence[str]) -> None:
+        """version: of the record's target, None for the newest; key: names of the key's columns."""
+        self._table = CurrentRows(record.target, version, record.relation)
         self._key = [column_name(name) for name in key]
 
     @property

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from threading import Lock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -55,6 +55,7 @@ from pipelines.sinks.delta_parked import ParkedTable, refused, refused_changes
 from pipelines.sinks.delta_partial import Before, frame_source, table_source
 from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_shapes import Shapes, routed
+from pipelines.sinks.delta_shards import ShardTarget, part_of
 from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.delta_statistics import DataFile
 from pipelines.sinks.delta_table import DeltaTarget
@@ -140,7 +141,11 @@ class DeltaSink:
         self._position = 0
         self._records: dict[int, TableRecord] = {}
         """As published, never as applied: they say where a range began, also when it is tried again."""
+        self._versions: dict[str, int] = {}
+        """Of the targets, as published."""
         self._targets: dict[str, DeltaTarget] = {}
+        self._writing: dict[str, RLock] = {}
+        """By target: tables that share one are merged one after the other."""
         self._upkeep = Upkeep(settings.upkeep)
         self._costs = Costs()
         self.pace = Pace(settings.max_rewrite)
@@ -198,20 +203,22 @@ class DeltaSink:
 
     def stands(self, schema: TableSchema) -> int:
         """See Parks.stands."""
-        stands = self._has_upto(self._target(schema), schema.topic)
+        with self._alone(schema):
+            stands = self._has_upto(self._target(schema), schema.topic)
         self.parked.take_up_unlisted(schema.relation, stands)
         return stands
 
     def refused(self, batch: TableBatch, limit: int) -> list[Refusal]:
         """See Parks.refused."""
-        target = self._target(batch.schema)
-        if self.keeps_changes(batch.schema):
-            return refused_changes(batch, self.shape(self._as_held(target, batch).schema), limit)
-        if batch.rows is None:
-            return []
-        before = replace(self._before(target, batch), truncated=batch.truncated)
-        shape = self.shape(self._as_held(target, batch).schema)
-        return refused(self._shapes.decided(batch.rows, shape), before, shape, limit)
+        with self._alone(batch.schema):
+            target = self._target(batch.schema)
+            if self.keeps_changes(batch.schema):
+                return refused_changes(batch, self.shape(self._as_held(target, batch).schema), limit)
+            if batch.rows is None:
+                return []
+            before = replace(self._before(target, batch), truncated=batch.truncated)
+            shape = self.shape(self._as_held(target, batch).schema)
+            return refused(self._shapes.decided(batch.rows, shape), before, shape, limit)
 
     def apply(self, batch: TableBatch) -> TableRecord:
         """See Sink.apply."""
@@ -222,7 +229,8 @@ class DeltaSink:
             wait=wait_random_exponential(multiplier=0.05, max=1.0),
             reraise=True,
         )
-        return attempts(self._attempt, batch)
+        with self._alone(batch.schema):
+            return attempts(self._attempt, batch)
 
     def fill(self, batch: TableBatch, rows: DataFrame) -> TableRecord:
         """As apply, for a target without rows: `rows` are all of it, in the target's own columns, none twice.
@@ -267,16 +275,18 @@ class DeltaSink:
 
     def keep(self, record: Published) -> str:
         """See Sink.keep; the upkeep of this driver leaves the versions alone until they are released."""
-        versions = {table.target: self._newest(table) for table in record.tables.values() if table.version is not None}
+        versions = {uri: self._newest(uri, version, record) for uri, version in record.versions.items()}
         handle = json.dumps(versions, sort_keys=True)
-        self._upkeep.hold(handle, {uri: version for uri, version in versions.items() if version is not None})
+        self._upkeep.hold(handle, versions)
         return handle
 
-    def _newest(self, record: TableRecord) -> int | None:
-        """The version that a reader finds now, unless the table stands elsewhere: another hand may have been there."""
-        target = None if record.state == TargetState.FAILED else DeltaTarget.open(record.target)
-        stands = target is not None and (target.applied or 0) <= record.position
-        return target.version if target is not None and stands else record.version
+    def _newest(self, uri: str, published: int, record: Published) -> int:
+        """The version that a reader finds now, unless a table stands elsewhere: another hand may have been there."""
+        tables = [t for t in record.tables.values() if t.target == uri and t.state != TargetState.FAILED]
+        target = DeltaTarget.open(uri) if tables else None
+        if target is None or any((part_of(target, t.relation).applied or 0) > t.position for t in tables):
+            return published
+        return target.version
 
     def release(self, handle: str) -> None:
         """See Sink.release."""
@@ -288,7 +298,7 @@ class DeltaSink:
         self._published = None
 
     def _remember(self, record: Published) -> None:
-        self._position, self._records = record.position, dict(record.tables)
+        self._position, self._records, self._versions = record.position, dict(record.tables), record.versions
 
     def _opened(self) -> PublishedTable:
         if self._published is None:
@@ -297,7 +307,7 @@ class DeltaSink:
 
     def _standing(self, record: TableRecord) -> TableRecord:
         """The record, or where its target really stands when a crash left it ahead of what was published."""
-        target = None if record.state == TargetState.FAILED else DeltaTarget.open(record.target)
+        target = None if record.state == TargetState.FAILED else _opened(record.target, record.relation)
         applied = 0 if target is None else target.applied or 0
         if target is None or applied <= record.position:
             return record
@@ -334,7 +344,7 @@ class DeltaSink:
         before = replace(self._before(target, batch), truncated=batch.truncated)
         if target.columns_of <= batch.upto:
             changes = self._settings.of(batch.schema.topic).schema_changes
-            target.follow(shape.columns, changes, batch.upto, replaced=batch.copying or batch.copied)
+            target.follow(shape.columns, changes, batch.upto, replaced=self._replaced(target, batch))
         target.refill(self._defaults(batch.schema, shape), self._began(batch))
         source = self._source(target, batch, before)
         merges = not isinstance(source, pa.Table) or source.num_rows > 0
@@ -371,6 +381,15 @@ class DeltaSink:
         if not ignored and not replaced and target.columns_of <= batch.upto:
             check_left_out(self.shape(batch.schema).schema, before, target.columns)
 
+    def _replaced(self, target: DeltaTarget, batch: TableBatch) -> bool:
+        """Whether a full copy brings every row again.
+
+        In a target of many tables older rows cannot wait for that in other columns: they have to go with this batch.
+        """
+        if target.part is None:
+            return batch.copying or batch.copied
+        return batch.generation is not None and (target.applied or 0) < batch.generation
+
     def _as_held(self, target: DeltaTarget, batch: TableBatch) -> TableBatch:
         """The batch with the columns and types that its rows have in this target; a transform names its own."""
         shape = self.shape(batch.schema)
@@ -390,13 +409,13 @@ class DeltaSink:
         """The target as the range found it, also when an earlier attempt went further."""
         began = self._began(batch)
         if (target.applied or 0) <= began:
-            return Before(target.table)
+            return Before(target.table, part=target.part)
         known = self._records.get(batch.schema.relation)
         if known is None or known.version is None:
             return Before(None)
         if known.position <= began:
-            return Before(DeltaTable(target.uri, version=known.version))
-        return Before(DeltaTable(target.uri), exact=False)
+            return Before(DeltaTable(target.uri, version=self._versions[known.target]), part=target.part)
+        return Before(DeltaTable(target.uri), exact=False, part=target.part)
 
     def _defaults(self, schema: TableSchema, shape: Shape) -> dict[str, str]:
         """Delta column → expression, for columns with a default that are new since the last record."""
@@ -467,10 +486,29 @@ class DeltaSink:
             target = DeltaTarget.open(uri) or self._created(uri, schema, layout)
         else:
             target.refresh()
+        if layout.merged:
+            return self._shard(target, schema, layout)
         target.check_identity(self._log_id, schema)
         target.check_layout(layout)
         self._targets[uri] = target
         return target
+
+    def _shard(self, whole: DeltaTarget, schema: TableSchema, layout: Layout) -> ShardTarget:
+        """The part of a table in a target of many."""
+        whole.check_log(self._log_id)
+        whole.check_layout(layout)
+        self._targets[whole.uri] = whole
+        target = ShardTarget(whole, schema.relation)
+        if target.relation is None:
+            check_named(schema, self._settings.rules)
+        target.take(schema, self.shape(schema).columns)
+        return target
+
+    @contextmanager
+    def _alone(self, schema: TableSchema) -> Iterator[None]:
+        """While none of the other tables that share its target is merged."""
+        with self._writing.setdefault(self._uri(schema), RLock()):
+            yield
 
     def _uri(self, schema: TableSchema) -> str:
         """Where its name says, or where its target was made before the table was renamed: a replay moves it."""
@@ -478,8 +516,8 @@ class DeltaSink:
         if known is None or known.target in {"", named}:
             return named
         for uri in (named, known.target):
-            target = self._targets.get(uri) or DeltaTarget.open(uri)
-            if target is not None and target.relation == schema.relation:
+            whole = self._targets.get(uri) or DeltaTarget.open(uri)
+            if whole is not None and part_of(whole, schema.relation).relation == schema.relation:
                 return uri
         return named
 
@@ -502,6 +540,12 @@ class DeltaSink:
             reason=None,
             schema=schema.to_json().decode(),
         )
+
+
+def _opened(uri: str, relation: int) -> DeltaTarget | None:
+    """What one table has there."""
+    whole = DeltaTarget.open(uri)
+    return whole and part_of(whole, relation)
 
 
 @lru_cache(maxsize=1024)

@@ -169,6 +169,13 @@ def column_id(field: pa.Field) -> bytes | None:
     return None if field.metadata is None else field.metadata.get(COLUMN_ID_KEY)
 
 
+def without_ids(columns: pa.Schema) -> pa.Schema:
+    """The columns as a target of many tables has them: each table has ids of its own."""
+    types = [_type_name(field) for field in columns]
+    plain = [{} if name is None else {TYPE_KEY: name} for name in types]
+    return pa.schema([field.with_metadata(said) for field, said in zip(columns, plain, strict=True)])
+
+
 class _Making:
     """One plan in the making."""
 

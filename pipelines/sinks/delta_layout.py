@@ -19,6 +19,10 @@ MODE: Final = "cdc.mode"
 """Property of a target: what it keeps of a row's past, a `Keeping`; missing for `scd1`."""
 
 
+MERGED: Final = "cdc.merged"
+"""Property of a target: `true` where many tables share it, each row of which says in `_relation` whose it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What is fixed when a target is made, and by what its files are ordered, which may change."""
@@ -31,6 +35,8 @@ class Layout:
     """What it keeps of a row's past."""
     cluster_by: tuple[str, ...] = ()
     """Delta names of columns; no property of the target, for upkeep follows whatever the rule says now."""
+    merged: bool = False
+    """Whether many tables share it."""
 
     @classmethod
     def of(cls, configuration: Mapping[str, str | None], partitions: Sequence[str], ours: Collection[str]) -> Self:
@@ -38,13 +44,15 @@ class Layout:
         said = {name: value for name, value in configuration.items() if value is not None}
         properties = {name: value for name, value in said.items() if name.startswith("delta.") and name not in ours}
         keeping = Keeping(said.get(MODE) or Keeping.LATEST.value)
-        return cls(tuple(partitions), properties, said.get(TRANSFORM, ""), keeping)
+        merged = said.get(MERGED) == "true"
+        return cls(tuple(partitions), properties, said.get(TRANSFORM, ""), keeping, merged=merged)
 
     @property
     def configuration(self) -> dict[str, str]:
         """As properties of the table."""
         mode = {} if self.keeping is Keeping.LATEST else {MODE: self.keeping.value}
-        return {**self.properties, **({TRANSFORM: self.transform} if self.transform else {}), **mode}
+        merged = {MERGED: "true"} if self.merged else {}
+        return {**self.properties, **({TRANSFORM: self.transform} if self.transform else {}), **mode, **merged}
 
     def check(self, uri: str, configuration: Mapping[str, str | None], partitions: Sequence[str]) -> None:
         """Raise TransformRefused where a target was made otherwise, SchemaNotApplicable where it keeps another past."""
@@ -52,6 +60,11 @@ class Layout:
             raise SchemaNotApplicable(
                 f"target {uri!r} was made as {held!r}: expected {self.keeping.value!r}",
                 remedy="build the table anew with 'cdc replay', or give the sink back what it said",
+            )
+        if self.merged and configuration.get(MERGED) != "true":
+            raise TransformRefused(
+                f"target {uri!r} holds one table, and the rule has merge_tables",
+                remedy="put the tables together with 'cdc replay SINK', at a path where none lies yet",
             )
         anew = "build the table anew with 'cdc replay', or give the rule back what it said"
         if (configuration.get(TRANSFORM) or "") != self.transform:

@@ -18,7 +18,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from py4j.protocol import Py4JJavaError
 
 from cdc.errors import DeltaJarMissing
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
+from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta_table import DeltaTarget
 
 if TYPE_CHECKING:
@@ -54,11 +54,17 @@ class MergeSpec:
     columns: tuple[str, ...]
     """Delta names of every column that the source brings, `_position` and `_ordinal` included."""
     quote: Callable[[str], str]
+    part: int | None = None
+    """The table whose rows are meant, of a target of many."""
 
     @property
     def condition(self) -> str:
-        """Same key. Key columns are never NULL (primary key or replica identity index)."""
-        return " AND ".join(f"{self._source(name)} = {self._target(name)}" for name in self.key)
+        """Same key. Key columns are never NULL (primary key or replica identity index).
+
+        The table stands there as a number: by that files of others are left alone before any row is looked at.
+        """
+        mine = [] if self.part is None else [f"{self._target(RELATION_COLUMN)} = {int(self.part)}"]
+        return " AND ".join([*mine, *(f"{self._source(name)} = {self._target(name)}" for name in self.key)])
 
     @property
     def deletes(self) -> str:
@@ -114,7 +120,10 @@ class Mark:
 
 
 def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, mark: Mark) -> None:
-    """Append rows in the target's columns."""
+    """Append rows; a column of the target that they do not have, which is another table's, is null."""
+    for field in target.columns:
+        if field.name not in rows.column_names:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
     write_deltalake(target.table, rows, mode="append", commit_properties=mark.properties)
     target.refresh()
 
@@ -140,7 +149,7 @@ def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, .
         append_with_delta_rs(target, upserts, mark)
         return
     columns, since = tuple(name for name in source.column_names if name != OP), target.version
-    spec = MergeSpec(key, columns, double_quoted)
+    spec = MergeSpec(key, columns, double_quoted, target.part)
     merger = target.table.merge(
         source,
         spec.condition,
@@ -165,7 +174,7 @@ def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...
         return
     columns = tuple(name for name in source.columns if name != OP)
     with transaction(source.sparkSession, mark.app_id, mark.version):
-        _spark_merge(source.sparkSession, target.uri, source, MergeSpec(key, columns, backticked))
+        _spark_merge(source.sparkSession, target.uri, source, MergeSpec(key, columns, backticked, target.part))
     target.refresh()
 
 

@@ -18,12 +18,13 @@ import structlog
 from deltalake import DeltaTable
 
 from cdc.errors import MissingBase
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
+from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from cdc.position import Position
 from cdc.table import TableState
 from pipelines.rows import sent_cells, typed_keys
 from pipelines.sinks.delta_evolution import reading, rewritten
 from pipelines.sinks.delta_merge import double_quoted
+from pipelines.sinks.delta_shards import columns_of
 from pipelines.sinks.delta_source import Shape, as_upserts, source_frame, source_rows, split
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Before:
     base, but the old key of a moved row may have another owner."""
     truncated: tuple[int, int] | None = None
     """(position, ordinal) of a truncate in the range: an older row is no base."""
+    part: int | None = None
+    """The table whose rows they are, of a target of many."""
 
 
 def table_source(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
@@ -120,7 +123,7 @@ def _found(images: pa.Table, before: Before, shape: Shape) -> tuple[pa.Array, pa
     wanted = shape.held
     bases = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
     keys = typed_keys(bases, shape.schema, shape.policy, images["position"])
-    held = wanted.empty_table() if before.table is None else rows_with(before.table, keys, wanted)
+    held = wanted.empty_table() if before.table is None else rows_with(before.table, keys, wanted, part=before.part)
     if before.truncated is not None:
         held = held.filter(is_after(held, before.truncated))
     return _match(keys, held), held
@@ -139,19 +142,23 @@ def _waiting(images: pa.Table, places: pa.Array, before: Before) -> np.ndarray:
     return absent & ~moved
 
 
-def rows_with(table: DeltaTable, keys: pa.Table, wanted: pa.Schema, where: str | None = None) -> pa.Table:
+def rows_with(
+    table: DeltaTable, keys: pa.Table, wanted: pa.Schema, where: str | None = None, part: int | None = None
+) -> pa.Table:
     """The table's rows whose first key part is among those of `keys`, in the wanted schema; all rows for no column.
 
     Columns are found by id: the table may be an older version, from before one was renamed. where: a condition more.
+    part: of a target of many tables the one whose rows are meant.
     """
-    held = pa.schema(table.schema().to_arrow())
+    held = columns_of(table, part)
+    mine = None if part is None else f"{RELATION_COLUMN} = {int(part)}"
     columns = reading(held, wanted)
     name_of = {column.field.name: column.held for column in columns if column.held is not None}
     first = next(iter(keys.column_names), None)
     values = None if first is None else pc.unique(keys[first])
     same = first in name_of and held.field(name_of[first]).type == keys.schema.field(first).type
     narrowing = _predicate(name_of[first], values) if first is not None and same else None
-    predicate = " AND ".join(condition for condition in (narrowing, where) if condition) or None
+    predicate = " AND ".join(condition for condition in (mine, narrowing, where) if condition) or None
     found = []
     for batch in pa.RecordBatchReader.from_stream(table.scan(columns=list(name_of.values()), predicate=predicate)):
         # the engine's string views have no filter yet: the wanted types first

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from cdc.config import SinkRule, rule_of
 from cdc.errors import TransformRefused, ValueNotRepresentable
-from cdc.naming import column_name, target_uri
+from cdc.naming import RELATION_COLUMN, column_name, target_uri
 from cdc.table import TableSchema
 from pipelines.rows import sent_cells
 from pipelines.sinks.delta_layout import PLAIN, Layout, has_bounds, parts_files
@@ -51,6 +51,8 @@ class Shapes:
 
     def _made(self, schema: TableSchema, policy: Policy) -> Shape:
         shape = self._transformed(schema, policy)
+        if self._merges(schema.topic) is not None:
+            shape = replace(shape, part=schema.relation)
         columns = shape.columns
         parted = tuple(n for n in self.layout(shape).partition_by if pa.types.is_string(columns.field(n).type))
         return replace(shape, parted=parted)
@@ -68,16 +70,26 @@ class Shapes:
         return Shape(transform.schema, policy, transform, expressions)
 
     def take(self, uri: str, schema: TableSchema) -> None:
-        """Raise TransformRefused where the target of another table lies there, around it, or inside of it."""
+        """Raise TransformRefused where the target of another table lies there, around it, or inside of it.
+
+        Tables of one rule that merges them may lie in the same place.
+        """
         with self._one_taker:
             for other, owner in self._taken.items():
                 strange = owner.relation != schema.relation and owner.topic != schema.topic
+                if other == uri and self._merges(owner.topic) is not None:
+                    strange = self._merges(owner.topic) is not self._merges(schema.topic)
                 if strange and (f"{uri}/".startswith(f"{other}/") or f"{other}/".startswith(f"{uri}/")):
                     raise TransformRefused(
                         f"the target of table {schema.topic!r} would be {uri!r}, and {other!r} is that of table "
                         f"{owner.topic!r}"
                     )
             self._taken[uri] = schema
+
+    def _merges(self, topic: str) -> SinkRule | None:
+        """The rule of a table, if that puts many into one target."""
+        rule = rule_of(topic, self._rules)
+        return rule if rule is not None and rule.merge_tables else None
 
     def layout(self, shape: Shape) -> Layout:
         """How the target of a table is made."""
@@ -90,7 +102,9 @@ class Shapes:
         if both := sorted(set(parted) & set(ordered)):
             raise TransformRefused(f"cluster_by: column {both[0]!r} of {shape.schema.topic!r} is one of partition_by")
         transform = "" if shape.transform is None else shape.transform.fingerprint
-        return Layout(parted, rule.properties, transform, cluster_by=ordered)
+        if rule.merge_tables:
+            parted = tuple(dict.fromkeys((RELATION_COLUMN, *parted)))
+        return Layout(parted, rule.properties, transform, cluster_by=ordered, merged=rule.merge_tables)
 
     def decided(self, images: pa.Table, shape: Shape) -> pa.Table:
         """Images of which all is said that the target needs are complete; those that a filter rejects are deletes.
@@ -126,7 +140,7 @@ class Shapes:
                     f"table {shape.schema.topic!r}: {empty_part(name)}",
                     remedy="leave the column out of partition_by and build the table anew, or compute one for it",
                 )
-        return made
+        return shape.named(made)
 
     def _session(self) -> SparkSession:
         if self.spark is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
+from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
 from cdc.stores.parked import Image
 from cdc.table import Column, TableSchema
 from pipelines.rows import target_schema, typed_keys, typed_rows
@@ -33,6 +33,8 @@ class Shape:
     expressions: Expressions | None = None
     parted: tuple[str, ...] = ()
     """Text columns by which the target's files are parted; Delta tells an empty text there from NULL no more."""
+    part: int | None = None
+    """The table, if its rows lie in a target of many, each with the table's number."""
 
     @property
     def held(self) -> pa.Schema:
@@ -42,7 +44,8 @@ class Shape:
     @property
     def columns(self) -> pa.Schema:
         """The target's columns."""
-        return self.held if self.expressions is None else self.expressions.columns(self.held)
+        own = self.held if self.expressions is None else self.expressions.columns(self.held)
+        return own if self.part is None else own.append(pa.field(RELATION_COLUMN, pa.int64()))
 
     @property
     def source(self) -> pa.Schema:
@@ -67,7 +70,13 @@ class Shape:
         made = source if self.expressions is None else self.expressions.finished_frame(source)
         for name in self.parted:
             made = made.withColumn(name, refusing_empty(name))
-        return made
+        return made if self.part is None else made.selectExpr("*", f"{int(self.part)}L AS {RELATION_COLUMN}")
+
+    def named(self, rows: pa.Table) -> pa.Table:
+        """Rows of a merge's source with the number of their table, where the target has it."""
+        if self.part is None:
+            return rows
+        return rows.append_column(RELATION_COLUMN, pa.repeat(pa.scalar(self.part, pa.int64()), rows.num_rows))
 
     def missing(self, column: Column) -> str | None:
         """What rows older than the column hold in the target, as text."""

@@ -23,10 +23,10 @@ from deltalake.transaction import AddAction
 from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable, SinkBelongsElsewhere
 from cdc.failpoint import hit
-from cdc.naming import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, START_COLUMN, column_name
+from cdc.naming import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, START_COLUMN, column_name
 from cdc.table import TableSchema
-from pipelines.sinks.delta_evolution import COPY_AGAIN, Filled, Plan, check_key, plan, rewritten
-from pipelines.sinks.delta_layout import PLAIN, Layout
+from pipelines.sinks.delta_evolution import COPY_AGAIN, Filled, Plan, check_key, plan, rewritten, without_ids
+from pipelines.sinks.delta_layout import MERGED, PLAIN, Layout
 from pipelines.sinks.delta_log import is_newest
 from pipelines.sinks.delta_statistics import DataFile
 
@@ -70,6 +70,8 @@ class DeltaTarget:
         self.table = table
         self.cluster_by: tuple[str, ...] = ()
         """By which columns upkeep orders its rows, as the rule of its table said when the layout was checked last."""
+        self.part: int | None = None
+        """The table whose rows of a target of many are meant; None: all rows."""
         self._opened_at = self._looked_at = table.version()
         self._known: dict[str, Any] = {}
         """Of the version that was looked at, by what was asked."""
@@ -83,17 +85,23 @@ class DeltaTarget:
 
     @classmethod
     def create(cls, uri: str, log_id: str, schema: TableSchema, columns: pa.Schema, layout: Layout = PLAIN) -> Self:
-        """An empty target with its identity; `schema` names its key, `columns` are all that it has."""
-        identity = {LOG_ID: log_id, RELATION: str(schema.relation), APP_ID: str(uuid.uuid4())}
-        identity |= {} if schema.key else {KEYLESS: "true"}
+        """An empty target with its identity; `schema` names its key, `columns` are all that it has.
+
+        One of many tables is nobody's at first: see delta_shards.
+        """
+        identity = {LOG_ID: log_id, APP_ID: str(uuid.uuid4())}
+        if layout.merged:
+            columns = without_ids(columns)
+        else:
+            identity |= {RELATION: str(schema.relation)} | ({} if schema.key else {KEYLESS: "true"})
         first = [*(column_name(column.name) for column in schema.key), *layout.cluster_by]
         described = [name for name in statistics_columns(columns, first) if name not in layout.partition_by]
         statistics = {STATISTICS: ",".join(described)}
         table = DeltaTable.create(
             uri,
             columns,
-            name=schema.topic,
-            description=f"changes of {schema.topic}, kept by cdc",
+            name=uri.rpartition("/")[2] if layout.merged else schema.topic,
+            description=f"changes of {'many tables' if layout.merged else schema.topic}, kept by cdc",
             partition_by=list(layout.partition_by) or None,
             configuration={**_PROPERTIES, **layout.configuration, **statistics, **identity},
             # our own properties are not in delta-rs' list
@@ -103,14 +111,28 @@ class DeltaTarget:
 
     def check_identity(self, log_id: str, schema: TableSchema) -> None:
         """Raise SinkBelongsElsewhere for another log's table, SchemaNotApplicable for another relation's."""
-        if (found := self._property(LOG_ID)) != log_id:
-            raise SinkBelongsElsewhere(f"target {self.uri!r} belongs to log {found!r}: expected {log_id!r}")
+        self.check_log(log_id)
+        if self.merged:
+            raise SchemaNotApplicable(
+                f"target {self.uri!r} is shared by many tables, and the rule of {schema.topic!r} has no merge_tables",
+                remedy="give the rule another path, or give it back what it said",
+            )
         if (held := self._property(RELATION)) != str(schema.relation):
             raise SchemaNotApplicable(
                 f"target {self.uri!r} holds relation {held!r}: table {schema.topic!r} is relation {schema.relation!r}, "
                 "dropped and made anew or renamed onto another's name",
                 remedy="put the new one in the old one's place: 'cdc replay SINK --tables TABLE'",
             )
+
+    def check_log(self, log_id: str) -> None:
+        """Raise SinkBelongsElsewhere for another log's table."""
+        if (found := self._property(LOG_ID)) != log_id:
+            raise SinkBelongsElsewhere(f"target {self.uri!r} belongs to log {found!r}: expected {log_id!r}")
+
+    @property
+    def merged(self) -> bool:
+        """Whether many tables share it."""
+        return self._property(MERGED) == "true"
 
     @property
     def layout(self) -> Layout:
@@ -257,7 +279,8 @@ class DeltaTarget:
             older.append(f"{POSITION_COLUMN} < {int(generation)}")
         if older and self.files()[0]:
             properties = None if ends is None else self.commit(ends)
-            self.table.delete(" OR ".join(f"({condition})" for condition in older), commit_properties=properties)
+            condition = " OR ".join(f"({condition})" for condition in older)
+            self.table.delete(self._of_part(condition), commit_properties=properties)
 
     def follow(self, wanted: pa.Schema, changes: SchemaChanges, upto: int, *, replaced: bool) -> None:
         """Have the columns of `wanted`, by one commit that changes no row's place; a column that only it has stays.
@@ -319,8 +342,11 @@ class DeltaTarget:
         """
         if defaults and self.files()[0]:
             updates = {f'"{name}"': expression for name, expression in defaults.items()}
-            self.table.update(updates=updates, predicate=f"{POSITION_COLUMN} <= {int(upto)}")
+            self.table.update(updates=updates, predicate=self._of_part(f"{POSITION_COLUMN} <= {int(upto)}"))
             hit("delta_after_refill")
+
+    def _of_part(self, condition: str) -> str:
+        return condition if self.part is None else f"{RELATION_COLUMN} = {int(self.part)} AND ({condition})"
 
     def _property(self, name: str) -> str | None:
         found = self.table.metadata().configuration.get(name)

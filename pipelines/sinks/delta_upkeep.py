@@ -19,6 +19,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.failpoint import hit
+from cdc.naming import RELATION_COLUMN
 from pipelines.sinks.delta_files import STRANGER_AFTER, TableFiles
 from pipelines.sinks.delta_log import shorten
 from pipelines.sinks.delta_order import Ordering, parts_of
@@ -42,6 +43,8 @@ AT_ONCE: Final = 1_000
 REMOVES_FOR: Final = 1.0
 """Seconds after which the rest is left for the next turn as well: an object store takes some for a thousand."""
 
+_PARTED: Final = f"{RELATION_COLUMN}="
+"""Beginning of a folder of rows, although such names are hidden elsewhere."""
 _OWN: Final = "delta.enableExpiredLogCleanup"
 _GRACE: Final = "delta.deletedFileRetentionDuration"
 _LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d{10}\.\d{10})?\.parquet)\Z")
@@ -230,10 +233,15 @@ class Upkeep:
 
     def _listed(self, uri: str, cuts: Sequence[KeptCut]) -> set[int]:
         """The versions of a target that cuts list or somebody holds."""
-        tables = (table for cut in cuts for table in cut.record.tables.values() if table.target == uri)
-        listed = {table.version for table in tables if table.version is not None}
+        # of tables that share a target the newest version counts, see Published.versions
+        listed = {max(found) for cut in cuts if (found := _versions(cut, uri))}
         since = self._clock() - HELD_FOR
         return listed | {versions[uri] for _, versions, at in tuple(self._held) if uri in versions and at > since}
+
+
+def _versions(cut: KeptCut, uri: str) -> list[int]:
+    tables = (table for table in cut.record.tables.values() if table.target == uri)
+    return [table.version for table in tables if table.version is not None]
 
 
 def _compact(target: DeltaTarget, ordering: Ordering) -> int:
@@ -273,7 +281,8 @@ def _data_files(store: pafs.FileSystem, folder: str = "") -> Iterator[tuple[str,
     if folder and f"{folder}/_delta_log" in [info.path for info in infos]:
         return
     for info in infos:
-        if info.path.rpartition("/")[2].startswith(("_", ".")):
+        name = info.path.rpartition("/")[2]
+        if name.startswith(("_", ".")) and not name.startswith(_PARTED):
             continue
         if info.type == pafs.FileType.Directory:
             yield from _data_files(store, info.path)

@@ -94,7 +94,11 @@ def test_a_transform_that_cannot_be_is_named_with_its_place(case: str, tmp_path:
 
 
 ROUTES = {
-    "one directory for many": ("path: all", "shop.*", "rules.0.path: expected {table} or a group of pattern"),
+    "one directory for many": (
+        "path: all",
+        "shop.*",
+        "rules.0.path: expected {table} or a group of pattern in the path",
+    ),
     "only the schema": ("path: 'all/{schema}'", "shop.*", "rules.0.path: expected {table} or a group of pattern"),
     "an unknown placeholder": ("path: 'all/{region}'", "shop.a", "no group of the pattern is called 'region'"),
     "a pattern for nothing": ("pattern: '(?P<a>.*)'", "shop.a", "pattern is nothing for a rule"),
@@ -102,6 +106,8 @@ ROUTES = {
     "a group of that name": ("pattern: '(?P<table>.*)'", "shop.a", "pattern: expected groups called by letters"),
     "into the log": ("path: 'log/{table}'", "shop.a", "overlaps that of the log"),
     "a property of ours": ("properties: {delta.columnMapping.mode: name}", "shop.a", "not decided elsewhere"),
+    "a merge without a place": ("merge_tables: true", "shop.a", "rules.0: merge_tables needs a path"),
+    "a merge that is none": ("merge_tables: 1", "shop.a", "merge_tables: expected true or false"),
     "no property of Delta": ("properties: {cdc.log_id: x}", "shop.a", "not decided elsewhere"),
 }
 
@@ -111,6 +117,27 @@ def test_a_route_that_cannot_be_is_named_with_its_place(case: str, tmp_path: Pat
     said, match, expected = ROUTES[case]
 
     assert expected in flaws(tmp_path, ruled(said, match=match))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "stored_as_scd_type: 2",
+        "mode: append",
+        "mode: soft_delete",
+        "schema_changes: try_evolve",
+        "schema_changes: lenient",
+        "schema_changes: ignore",
+    ],
+)
+def test_many_tables_share_a_target_of_their_latest_state_and_its_columns_alone(tmp_path: Path, said: str) -> None:
+    merged = ("path: all", "merge_tables: true")
+    found = flaws(tmp_path, ruled(*merged, said, match="shop.*"))
+    assert "rules.0.merge_tables: cannot stand beside" in found
+    assert said.rpartition(" ")[2].replace("2", "scd2") in found
+
+    for fine in ("schema_changes: exception", "schema_changes: evolve", "partition_by: [country]"):
+        assert check(write(tmp_path, ruled(*merged, fine, match="shop.*")), ENVIRONMENT).definition is not None
 
 
 def test_files_are_not_ordered_by_what_parts_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -11,11 +12,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from cdc.config import SinkRule
 from cdc.stores.published import Published, TableRecord
+from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from pipelines.sinks.delta_files import READ_AT_ONCE, STRANGER_AFTER, TableFiles
 from pipelines.sinks.delta_published import KeptCut
 from pipelines.sinks.delta_table import DeltaTarget
 from pipelines.sinks.delta_upkeep import AT_ONCE, COMPACT_ABOVE, Upkeep, UpkeepSettings
+from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.sinks.upkept import Clock, Upkept
 
 AFTER = 100.0
@@ -231,3 +235,23 @@ def test_after_a_job_the_next_one_waits_nine_times_as_long_as_it_took(tmp_path: 
             found.append(before)
         upkept.clock.now += 1
     assert [after - before for before, after in pairwise(found)] == [100.0, 100.0]
+
+
+def test_of_a_target_of_many_tables_what_no_cut_needs_is_removed_and_nothing_else(tmp_path: Path):
+    """Its folders have names that are hidden elsewhere; one of its tables has not changed since an early version."""
+    rule = SinkRule.model_validate({"match": "shop.*", "path": f"{tmp_path}/all", "merge_tables": True})
+    sink, clock = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=(rule,))), Clock()
+    sink.open("log-1")
+    other = replace(ORDERS, relation=2, oid=2, name="items")
+    records = {2: sink.apply(batch([put(1, "still", 10)], 0, 10, other))}
+    upkeep, uri = Upkeep(UpkeepSettings(every=1, vacuum_after=0, keep_commits=50), clock), f"{tmp_path}/all"
+    for upto in (10, 20, 30, 30, 30):
+        records[1] = sink.apply(batch([put(1, str(upto), upto)], upto - 10, upto, replace(ORDERS, relation=1)))
+        clock.now += 10
+        target = DeltaTarget.open(uri)
+        assert target is not None
+        upkeep.turn([KeptCut.of(1, Published(upto, upto, records))], {uri: target})
+
+    live = {Path(file) for file in DeltaTable(uri).file_uris()}
+    assert set(Path(uri).glob("*/*.parquet")) == live
+    assert len(live) == 2
