@@ -8,7 +8,7 @@ Killed at any moment, the old target is as it was or the new one is in place, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol, Self
 
@@ -218,10 +218,14 @@ class _Run:
         good = {r: record for r, record in built.tables.items() if record.state != TargetState.FAILED}
         held = {} if kept is None else kept.tables
         if not isinstance(self._request.wanted, DeltaSink):
-            _check_none_lost(built, held)
+            _check_none_lost(built, held, ", or write --into PATH")
             return replace(built, tables=good), {r: built.tables[r] for r in built.tables.keys() - good.keys()}
-        rest = {r: record for r, record in built.tables.items() if r not in good and r not in held}
-        rest |= {r: self._beside(record, built) for r, record in held.items() if r not in good}
+        # what shares its target with tables that were built goes with the old one
+        gone = _sharing(self._request.wanted, good.values(), held)
+        _check_none_lost(built, gone, ", or leave the table out of its rule")
+        stay = held.keys() - good.keys() - gone.keys()
+        rest = {r: record for r, record in built.tables.items() if r not in good and r not in stay}
+        rest |= {r: self._beside(held[r], built) for r in stay}
         return replace(built, tables=good), rest
 
     def _beside(self, record: TableRecord, built: Published) -> TableRecord:
@@ -231,13 +235,20 @@ class _Run:
         return placed(replace(record, position=position), built.position)
 
 
-def _check_none_lost(built: Published, held: Mapping[int, TableRecord]) -> None:
+def _sharing(wanted: DeltaSink, good: Iterable[TableRecord], held: Mapping[int, TableRecord]) -> dict[int, TableRecord]:
+    """The records of a sink whose rows lie in a target that will be replaced by one without them."""
+    settings = delta_settings(wanted)
+    anew = {record.relation: settings.uri_of(TableSchema.from_json(record.schema or "")) for record in good}
+    return {r: record for r, record in held.items() if r not in anew and record.target in anew.values()}
+
+
+def _check_none_lost(built: Published, held: Mapping[int, TableRecord], instead: str) -> None:
     for relation, record in built.tables.items():
         before = held.get(relation)
         if record.state == TargetState.FAILED and before is not None and before.state != TargetState.FAILED:
             raise SinkError(
-                f"table {record.topic!r} cannot be built anew and its index has it: {record.reason}",
-                remedy="the old index is untouched; mend what the reason names, or write --into PATH",
+                f"table {record.topic!r} cannot be built anew and its target has it beside others: {record.reason}",
+                remedy=f"the old one is untouched; mend what the reason names{instead}",
             )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from cdc.config import Definition, DeltaSink, SearchSink
+from cdc.config import Definition, DeltaSink, SearchSink, rule_of
 from cdc.errors import ConfigError, SinkUnavailable
 from cdc.log import instants
 from cdc.log.read import LogReader
@@ -16,6 +17,7 @@ from cdc.stores.published import Published
 from cdc.stores.search import SearchIndex
 from cdc.table import exactly, named
 from pipelines.rebuilding.contents import TableContents, contents
+from pipelines.sinks.delta_shapes import routed
 
 BEGINNING: Final = "beginning"
 LATEST: Final = "latest"
@@ -83,7 +85,38 @@ def checked(definition: Definition, options: ReplayOptions) -> Request:
         known = ", ".join(table.topic for table in found) or "none"
         asked = missing[0] if missing else wanted.tables[0]
         raise ConfigError(f"no table of sink {wanted.name!r} in the log matches {asked!r}", remedy=f"it has: {known}")
+    _check_merged(wanted, options, found, tables)
     return Request(wanted=wanted, log=log, tables=tuple(tables), upto=upto, standing=standing, options=_plain(options))
+
+
+def _check_merged(
+    wanted: DeltaSink | SearchSink,
+    options: ReplayOptions,
+    found: Sequence[TableContents],
+    asked: Sequence[TableContents],
+) -> None:
+    """Raise ConfigError for a target of many tables that would come out as less than all of them, or elsewhere."""
+    if not isinstance(wanted, DeltaSink):
+        return
+    uris = {
+        table.relation: routed(wanted.path, wanted.rules, table.schema)
+        for table in found
+        if (rule := rule_of(table.topic, wanted.rules)) is not None and rule.merge_tables
+    }
+    for table in asked:
+        if table.relation not in uris:
+            continue
+        if options.into is not None:
+            raise ConfigError(
+                f"table {table.topic!r} shares its target with others, which is built anew in its own place alone",
+                remedy="leave --into out, or name the other tables by --tables",
+            )
+        beside = {other.topic for other in found if uris.get(other.relation) == uris[table.relation]}
+        if left := sorted(beside - {other.topic for other in asked}):
+            raise ConfigError(
+                f"table {table.topic!r} shares its target with {left[0]!r}, and they are built anew together",
+                remedy=f"write {' '.join(f'--tables {topic}' for topic in sorted(beside))}, or leave --tables out",
+            )
 
 
 def _plain(options: ReplayOptions) -> ReplayOptions:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote
@@ -32,6 +32,7 @@ from pipelines.sinks.delta_merge import ROWS
 from pipelines.sinks.delta_parked import ParkedTable
 from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_shapes import moved
+from pipelines.sinks.delta_shards import keep_only, part_id, shards_of
 from pipelines.sinks.delta_statistics import spelled
 from pipelines.sinks.delta_table import GENERATION, KEYLESS, RELATION, STATISTICS, DeltaTarget
 
@@ -82,10 +83,10 @@ class StagedDelta:
         placed: dict[int, TableRecord] = {}
         rows = [row for relation in built.tables for row in self.sink.parked.held(relation).values()]
         ParkedTable(parked_uri(published_uri(self._settings.path))).take_over(rows, built.position)
-        for relation, record in built.tables.items():
+        for records in by_target(built.tables.values()):
             hit("replay_before_table")
             self._published.check()
-            placed[relation] = self._place(record, log_id)
+            placed |= self._place(records, log_id)
             hit("replay_after_table")
         published = replace(built, tables={**rest, **placed})
         hit("replay_before_publish")
@@ -97,22 +98,33 @@ class StagedDelta:
         """Let go of connections; files that were not put in place go with the next replay."""
         self.sink.close()
 
-    def _place(self, record: TableRecord, log_id: str) -> TableRecord:
-        schema = TableSchema.from_json(record.schema or "")
+    def _place(self, records: Sequence[TableRecord], log_id: str) -> dict[int, TableRecord]:
+        """Put a staged table in place, with all the tables that have rows in it."""
+        schema = TableSchema.from_json(records[0].schema or "")
         uri = self._settings.uri_of(schema)
-        staged = DeltaTarget(record.target, DeltaTable(record.target))
+        staged = DeltaTarget(records[0].target, DeltaTable(records[0].target))
         target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, schema, staged.columns, staged.layout)
         _check_replaceable(target, staged)
+        if staged.merged:  # a table that could not be built may have come half-way
+            keep_only(staged, {record.relation for record in records})
         _make_ready(target, staged)
-        _overwrite(target, staged, self._mark, record.position)
+        _overwrite(target, staged, self._mark, _marks(target, records))
         _take_over(target, staged)
-        return replace(record, target=uri, version=target.version)
+        return {record.relation: replace(record, target=uri, version=target.version) for record in records}
 
     def _finish(self, built: Published) -> None:
         for record in built.tables.values():
             remove(f"{record.target}/_delta_log")
         remove(f"{self._records}/{self._mark}")
         remove(parked_uri(f"{self._records}/{self._mark}"))
+
+
+def by_target(records: Iterable[TableRecord]) -> list[list[TableRecord]]:
+    """The tables by the target that they have; several share one where their rule merges them."""
+    found: dict[str, list[TableRecord]] = {}
+    for record in records:
+        found.setdefault(record.target, []).append(record)
+    return list(found.values())
 
 
 def remove(uri: str) -> None:
@@ -159,18 +171,23 @@ def _make_ready(target: DeltaTarget, staged: DeltaTarget) -> None:
         target.table.alter.set_table_properties({STATISTICS: ",".join(both)})
 
 
-def _overwrite(target: DeltaTarget, staged: DeltaTarget, mark: str, position: int) -> None:
+def _marks(target: DeltaTarget, records: Sequence[TableRecord]) -> list[Transaction]:
+    """Where the target stands once it has the rows of the records, also of a table whose rows go for good."""
+    if not target.merged:
+        # a replay may end before the old target's changes did
+        return [Transaction(target.app_id + suffix, records[0].position) for suffix in ("", ROWS)]
+    stands = dict.fromkeys(shards_of(target.columns), 0) | {record.relation: record.position for record in records}
+    return [Transaction(part_id(target.app_id, part), position) for part, position in stands.items()]
+
+
+def _overwrite(target: DeltaTarget, staged: DeltaTarget, mark: str, marks: Sequence[Transaction]) -> None:
     try:
         target.table.create_write_transaction(
             list(_additions(staged.table, mark)),
             "overwrite",
             staged.table.schema(),
             # no retries: a retry would overwrite what came in between
-            commit_properties=CommitProperties(
-                max_commit_retries=0,
-                # a replay may end before the old target's changes did
-                app_transactions=[Transaction(target.app_id + suffix, position) for suffix in ("", ROWS)],
-            ),
+            commit_properties=CommitProperties(max_commit_retries=0, app_transactions=list(marks)),
         )
     except CommitFailedError as exc:
         raise SinkFenced(f"target {target.uri!r} was written by another driver while it was being replaced") from exc
