@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from cdc.stores.lake import read_target
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import Column, TableSchema, TableState
 from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta_shards import keep_only
+from pipelines.sinks.delta_table import DeltaTarget
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
 
 LOG = "log-1"
@@ -104,6 +107,7 @@ def test_equal_keys_of_several_tables_are_rows_of_their_own(lake):
 def test_a_merge_leaves_the_files_of_other_tables_alone(lake):
     sink = lake.driver()
     record = begun(sink)[-1]
+    assert not [done for done in DeltaTable(record.target).history() if done["operation"] == "MERGE"]
     before = {uri for uri in DeltaTable(record.target).file_uris() if "_relation=2" not in uri}
     apply(sink, WEST, [put(1, "W-1", 30), gone(2, 31)], 20, 40)
 
@@ -186,14 +190,18 @@ def told(lake: Lake, sql: str, *at: Any) -> dict[int, str]:
     return dict(row.values() for row in found)
 
 
-def test_a_kept_cut_is_the_newest_version_of_a_target_that_several_tables_have(quick):
+def test_a_kept_cut_is_the_newest_version_of_a_target_unless_one_of_its_tables_is_ahead_there(quick):
     sink = quick.driver()
     records = begun(sink)
-    published = publish(sink, 20, *records)
+    uri, published = records[0].target, publish(sink, 20, *records)
+    DeltaTable(uri).delete("_relation = 1 AND id = 2")  # another hand
+    newest = DeltaTable(uri).version()
+    assert json.loads(sink.keep(published)) == {uri: newest}
+    assert newest > published.versions[uri]
 
-    handle = sink.keep(published)
-    assert handle == f'{{"{records[0].target}": {DeltaTable(records[0].target).version()}}}'
-    assert len(rows(replace(records[0], version=published.versions[records[0].target]))) == len(WHOLE)
+    apply(sink, WEST, [put(1, "ahead", 30)], 20, 40)
+    assert json.loads(sink.keep(published)) == published.versions
+    assert len(rows(replace(records[0], version=published.versions[uri]))) == len(WHOLE)
 
 
 def test_tables_that_are_applied_at_the_same_time_come_one_after_the_other(lake):
@@ -307,6 +315,20 @@ def test_a_table_that_was_dropped_and_made_anew_is_not_put_beside_its_old_rows(q
     apply(sink, again, [put(1, "a", 30)], 20, 40)
 
 
+def test_a_table_that_a_target_forgot_begins_anew(quick):
+    """As one does that a replay could not build to its end."""
+    sink = quick.driver()
+    record = begun(sink)[-1]
+    whole = DeltaTarget.open(record.target)
+    assert whole is not None
+    keep_only(whole, {1, 3})
+
+    again = quick.driver()
+    record = apply(again, WEST, [put(1, "anew", 30)], 20, 40)
+    assert rows(record) == {**{key: item for key, item in WHOLE.items() if key[0] != 2}, (2, 1): "anew"}
+    assert record.state == "snapshotting"
+
+
 def test_a_table_without_a_key_has_no_place_in_a_target_of_many(quick):
     sink = quick.driver()
     with pytest.raises(SchemaNotApplicable, match="has no key"):
@@ -345,3 +367,18 @@ def test_the_rows_that_one_table_cannot_take_are_told_of_that_table(quick):
     wrong = batch([put(1, "a", 30, price="no number"), part(9, 31, {3: "1"}), part(2, 32, {3: "1"})], 20, 40, WEST)
 
     assert [refusal.row for refusal in sink.refused(wrong, 10)] == [0, 1]
+
+
+@pytest.mark.slow
+def test_executors_fill_and_merge_into_the_part_of_a_table(spark, tmp_path: Path):
+    lake = Lake(tmp_path / "lake", Writer.SPARK, spark)
+    sink = lake.driver()
+    noted = replace(EAST, columns=(ID, ITEM, PRICE, NOTE))
+    apply(sink, noted, [Row(("1",), 10, {1: "1", 2: "a", 3: "1", 4: "n"})], 0, 20)
+    images = batch([put(1, "b", 10), put(2, "c", 11)], 0, 20, WEST, generation=5)
+    typed = spark.createDataFrame(sink.shape(WEST).rows(images.rows))
+    sink.fill(replace(images, rows=None), typed)
+    later = batch([put(1, "B", 30), gone(2, 31), part(3, 32, {3: "4"}, base=("2",))], 20, 40, WEST)
+    record = sink.apply(replace(later, rows=None, frame=spark.createDataFrame(later.rows)))
+
+    assert rows(record, "item", "note") == {(1, 1): ["a", "n"], (2, 1): ["B", None], (2, 3): ["c", None]}

@@ -245,13 +245,15 @@ def test_of_a_target_of_many_tables_what_no_cut_needs_is_removed_and_nothing_els
     other = replace(ORDERS, relation=2, oid=2, name="items")
     records = {2: sink.apply(batch([put(1, "still", 10)], 0, 10, other))}
     upkeep, uri = Upkeep(UpkeepSettings(every=1, vacuum_after=0, keep_commits=50), clock), f"{tmp_path}/all"
-    for upto in (10, 20, 30, 30, 30):
+    cuts = []
+    for upto in range(10, 80, 10):
         records[1] = sink.apply(batch([put(1, str(upto), upto)], upto - 10, upto, replace(ORDERS, relation=1)))
+        cuts = [*cuts, KeptCut.of(upto, Published(upto, upto, dict(records)))][-2:]
         clock.now += 10
         target = DeltaTarget.open(uri)
         assert target is not None
-        upkeep.turn([KeptCut.of(1, Published(upto, upto, records))], {uri: target})
+        upkeep.turn(cuts, {uri: target})
 
-    live = {Path(file) for file in DeltaTable(uri).file_uris()}
-    assert set(Path(uri).glob("*/*.parquet")) == live
-    assert len(live) == 2
+    kept = [DeltaTable(uri, version=cut.record.versions[uri]).file_uris() for cut in cuts]
+    assert set(Path(uri).glob("*/*.parquet")) == {Path(file) for files in kept for file in files}
+    assert [len(files) for files in kept] == [2, 2]
