@@ -22,7 +22,7 @@ from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from cdc.position import Position
 from cdc.table import TableState
 from pipelines.rows import sent_cells, typed_keys
-from pipelines.sinks.delta_evolution import reading, rewritten
+from pipelines.sinks.delta_evolution import reading, rewritten, sources
 from pipelines.sinks.delta_merge import double_quoted
 from pipelines.sinks.delta_shards import columns_of
 from pipelines.sinks.delta_source import Shape, as_upserts, source_frame, source_rows, split
@@ -101,8 +101,13 @@ def complete(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
     rows = shape.rows(images)
     base = held.take(places)
     cells = sent_cells(images, schema)
+    # a base older than a column has what the source says of such rows; so has `rows` where nothing was sent
+    told = wanted.names if before.table is None else sources(columns_of(before.table, before.part), wanted)
     columns = [
-        pc.if_else(pa.array(cells[place]), rows.column(place), base.column(place)) for place in range(len(schema.sent))
+        pc.if_else(pa.array(cells[place]), rows.column(place), base.column(place))
+        if wanted.names[place] in told
+        else rows.column(place)
+        for place in range(len(schema.sent))
     ]
     return pa.Table.from_arrays([*columns, rows[POSITION_COLUMN], rows[ORDINAL_COLUMN]], schema=wanted)
 

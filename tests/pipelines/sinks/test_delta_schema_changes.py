@@ -92,6 +92,18 @@ def test_after_a_crash_a_partial_image_finds_its_base_under_the_name_and_type_of
     assert rows(record) == {1: ("long", "3.0000"), 2: ("B", "0.5000")}
 
 
+def test_after_a_crash_a_partial_image_has_the_default_of_a_column_that_its_base_is_too_old_for(opened):
+    crashed = opened()
+    publish(crashed, crashed.apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20)))
+    noted = having(ID, ITEM, PRICE, column(4, "note", missing="default"))
+    crashed.apply(batch([put(3, "c", 30)], 20, 40, noted))
+    crashed.close()
+    again = [put(3, "c", 30), part(1, 50, {3: "2.00"}), part(2, 51, {3: "2.00", 4: "own"})]
+    record = opened().apply(batch(again, 20, 60, noted))
+
+    assert rows(record) == {1: ("a", "2.00", "default"), 2: ("b", "2.00", "own"), 3: ("c", "1.00", "default")}
+
+
 def test_columns_that_swap_their_names_keep_their_values(opened):
     one, two = column(2, "one"), column(3, "two")
     sink = opened()
