@@ -71,9 +71,12 @@ class Layout:
             raise TransformRefused(f"the rows of target {uri!r} were made by another transform", remedy=anew)
         if self.partition_by and tuple(partitions) != self.partition_by:
             made = f"target {uri!r} is partitioned by {list(partitions)!r}: expected {list(self.partition_by)!r}"
-            raise TransformRefused(
-                made, remedy="write it anew with 'cdc replay --into', or give the rule back what it said"
+            way = (
+                "give the rule another path and run 'cdc replay'"
+                if self.merged
+                else "write it anew with 'cdc replay --into'"
             )
+            raise TransformRefused(made, remedy=f"{way}, or give the rule back what it said")
         for name, wanted in self.properties.items():
             if configuration.get(name) != wanted:
                 raise TransformRefused(

@@ -43,8 +43,6 @@ class Shard:
     """As it was called last."""
     columns: Mapping[str, int] = field(default_factory=dict)
     """Delta column → the log's id, of every column that the table has or had."""
-    columns_of: int = 0
-    """The end of the range for which they changed last."""
     generation: int | None = None
     """B of the last generation end applied; None: the first full copy has not ended."""
 
@@ -176,7 +174,7 @@ class ShardTarget(DeltaTarget):
             _check_unchanged(shard.columns, with_ids(wanted, ids))
         self._add(added, upto)
         if ids != shard.columns:
-            self._say(replace(shard, columns=ids, columns_of=int(upto)))
+            self._say(replace(shard, columns=ids))
 
     def take_key(self, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
         """Find rows by the table's key of now; raises as check_key does."""
@@ -205,8 +203,8 @@ class ShardTarget(DeltaTarget):
 
     @property
     def columns_of(self) -> int:
-        """As DeltaTarget.columns_of."""
-        return 0 if self._shard is None else self._shard.columns_of
+        """0: a range from before their last change, after a crash, goes with them or is refused."""
+        return 0
 
     @property
     def columns(self) -> pa.Schema:

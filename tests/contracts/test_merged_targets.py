@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from cdc.config import SinkRule
+from cdc.config import SchemaChanges, SinkRule
 from cdc.errors import CutUnavailable, SchemaNotApplicable, TransformRefused
 from cdc.position import Position
 from cdc.stores.lake import Lake as Reading
@@ -20,7 +20,7 @@ from cdc.stores.lake import read_target
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import Column, TableSchema, TableState
 from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
-from pipelines.sinks.delta_shards import keep_only
+from pipelines.sinks.delta_shards import ShardTarget, keep_only
 from pipelines.sinks.delta_table import DeltaTarget
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
 
@@ -291,6 +291,22 @@ def test_a_table_that_stopped_over_a_name_goes_on_once_it_was_copied_again(quick
     assert rows(record, name)[1, 1] == ["new"]
     assert {key for key in rows(record) if key[0] == 1} == {(1, 1)}
     assert rows(apply(sink, changed, [part(1, 70, {3: "2"})], 60, 80), name)[1, 1] == ["new"]
+
+
+def test_a_shorter_range_from_before_a_new_name_waits_after_a_crash(quick):
+    """The driver died when the part had the names of the copy, and before it had the rows."""
+    sink = quick.driver()
+    uri = begun(sink)[0].target
+    changed = replace(EAST, columns=CLASHES["renamed to 'article'"])
+    whole = DeltaTarget.open(uri)
+    assert whole is not None
+    ShardTarget(whole, 1).follow(sink.shape(changed).columns, SchemaChanges.EVOLVE, 60, replaced=True)
+
+    again = quick.driver()
+    with pytest.raises(SchemaNotApplicable, match="renamed to 'item'"):
+        apply(again, EAST, [part(1, 30, {3: "2"})], 20, 40)
+    record = apply(again, changed, [put(1, "new", 46)], 20, 60, generation=45)
+    assert rows(record, "article")[1, 1] == ["new"]
 
 
 def test_under_exception_a_table_stops_at_its_own_first_change_and_not_at_another_s(quick):

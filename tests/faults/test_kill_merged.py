@@ -13,6 +13,8 @@ from cdc.stores.lake import Lake
 from tests.faults.history_driver import ENDS
 from tests.faults.merged_driver import SHARDS, driver, expected, held, main, one
 from tests.fixtures import forked
+from tests.fixtures.pipeline import Pipeline
+from tests.fixtures.postgres import run_sql
 
 KILLED = -signal.SIGKILL
 POINTS = [
@@ -61,3 +63,33 @@ def assert_cut_is_true(folder: str) -> None:
     exact = [shard for shard, table in cut.tables.items() if table.position == cut.position]
     found, wanted = held(folder, cut.versions[f"{folder}/lives"]), expected(cut.position)
     assert {shard: found[shard] for shard in exact} == {shard: wanted[shard] for shard in exact}
+
+
+@pytest.mark.slow
+def test_a_pipeline_killed_between_shards_of_a_source_leaves_each_equal_to_it(pipeline: Pipeline) -> None:
+    for shard in ("s1", "s2", "s3"):
+        run_sql(
+            pipeline.dsn,
+            f"CREATE TABLE {shard} (id int PRIMARY KEY, v text)",
+            f"INSERT INTO {shard} SELECT i, '{shard}' FROM generate_series(1, 200) i",
+        )
+    rule = f"{{match: 'public.s*', path: '{pipeline.folder}/lake/all', merge_tables: true}}"
+    lake = f"{{type: delta, name: lake, path: '{pipeline.folder}/lake/{{schema}}/{{table}}', rules: [{rule}]}}"
+    pipeline.write(tables="public.*", sinks=f"[{lake}]")
+    pipeline.reader()
+    pipeline.wait_for_copy()
+    for number, failpoint in enumerate(["after_table_merge:2", "delta_after_merge:3", "delta_before_merge:2", None]):
+        for shard in ("s1", "s2", "s3"):
+            run_sql(
+                pipeline.dsn,
+                f"UPDATE {shard} SET v = v || {number} WHERE id % {number + 2} = 0",
+                f"DELETE FROM {shard} WHERE id = {number + 10}",
+                f"UPDATE {shard} SET id = id + 1000 WHERE id = {number + 20}",
+            )
+        pipeline.settle()
+        driver = pipeline.apply(failpoint)
+        if failpoint is not None:
+            assert driver.wait(90) == KILLED, f"{failpoint}\n{pipeline.output()}"
+    pipeline.wait(lambda: pipeline.reports(driver), "the driver is up again")
+    envelope = pipeline.verify()
+    assert envelope["ok"], f"{envelope}\n{pipeline.output()}"

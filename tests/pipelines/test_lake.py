@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.config import SinkRule
 from cdc.errors import CutUnavailable
 from cdc.position import Position
 from cdc.stores.published import Published
@@ -54,3 +55,23 @@ def test_frames_and_views_show_every_table_of_one_cut_and_none_that_does_not_bel
     ] == "snapshotting"
     with pytest.raises(CutUnavailable):
         lake.at(spark, path, "0/13")
+
+
+@pytest.mark.slow
+def test_a_target_that_several_tables_share_is_there_by_table_and_as_a_whole(spark: SparkSession, tmp_path: Path):
+    path = f"{tmp_path}/{{schema}}/{{table}}"
+    rule = SinkRule.model_validate({"match": "shop.*", "path": f"{tmp_path}/shop/both", "merge_tables": True})
+    sink = DeltaSink(DeltaSettings("lake", path, rules=(rule,)))
+    sink.open("log-1")
+    records = {t.relation: sink.apply(batch([put(1, t.name, 10)], 0, 20, t, generation=1)) for t in (ORDERS, ITEMS)}
+    sink.publish(Published(20, 20, records))
+    sink.apply(batch([put(2, "ahead", 30)], 20, 40, ITEMS))
+
+    assert lake.views(spark, path) == {"both": "both", "shop.items": "items", "shop.orders": "orders"}
+    for view, items in {"both": ["items", "orders"], "items": ["items"], "orders": ["orders"]}.items():
+        assert [row.item for row in spark.sql(f"select item from {view} order by 1").collect()] == items
+
+    opened = DeltaSink(DeltaSettings("lake", path, rules=(rule,))).open("log-1")
+    assert opened is not None
+    assert lake.at(spark, path, replace(opened, position=20)).keys() == {"shop.orders"}
+    assert [row.id for row in lake.at(spark, path, opened)["shop.orders"].collect()] == [1]

@@ -28,13 +28,17 @@ POINTS = ["replay_before_table", "replay_after_table", pytest.param("replay_befo
 def _ground(tmp_path: Path) -> Ground:
     """A log with a history of two tables with equal keys, applied to one target up to its middle."""
     ground = made(tmp_path)
-    path = tmp_path / "shop.yaml"
-    lake = "lake/{schema}/{table}'"
-    rule = f"{{match: 'shop.*', path: '{tmp_path}/lake/all', merge_tables: true}}"
-    path.write_text(path.read_text().replace(f"{lake}}}", f"{lake}, rules: [{rule}]}}"))
-    ground.definition = load(path)
+    merge(ground)
     ground.drive("lake", 1_200)
     return ground
+
+
+def merge(ground: Ground) -> None:
+    """Give the lake a rule that puts both tables together."""
+    path, lake = ground.folder / "shop.yaml", "lake/{schema}/{table}'"
+    rule = f"{{match: 'shop.*', path: '{ground.folder}/lake/all', merge_tables: true}}"
+    path.write_text(path.read_text().replace(f"{lake}}}", f"{lake}, rules: [{rule}]}}"))
+    ground.definition = load(path)
 
 
 def held(ground: Ground) -> Rows:
@@ -103,3 +107,15 @@ def test_a_table_that_was_dropped_leaves_with_the_replay_and_one_that_cannot_be_
     )
     ground.drive("lake", 1_600)
     assert held(ground) == wanted | {(7, 1): "anew"}
+
+
+def test_tables_with_targets_of_their_own_come_together_by_a_replay(tmp_path: Path, right: Rows) -> None:
+    ground = made(tmp_path)
+    ground.drive("lake", 1_200)
+    merge(ground)
+    ground.drive("lake")
+    assert {table.state for table in ground.lake_of().tables()} == {"failed"}
+
+    assert replay(ground.definition, ReplayOptions(sink="lake")).ok
+    assert held(ground) == right
+    assert {table.target for table in ground.lake_of().tables()} == {f"{tmp_path}/lake/all"}

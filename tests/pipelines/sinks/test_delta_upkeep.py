@@ -245,7 +245,7 @@ def test_of_a_target_of_many_tables_what_no_cut_needs_is_removed_and_nothing_els
     other = replace(ORDERS, relation=2, oid=2, name="items")
     records = {2: sink.apply(batch([put(1, "still", 10)], 0, 10, other))}
     upkeep, uri = Upkeep(UpkeepSettings(every=1, vacuum_after=0, keep_commits=50), clock), f"{tmp_path}/all"
-    cuts = []
+    cuts: list[KeptCut] = []
     for upto in range(10, 80, 10):
         records[1] = sink.apply(batch([put(1, str(upto), upto)], upto - 10, upto, replace(ORDERS, relation=1)))
         cuts = [*cuts, KeptCut.of(upto, Published(upto, upto, dict(records)))][-2:]
