@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from cdc.config import SinkRule
 from cdc.stores.lake import read_target
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published import Published
 from cdc.table import TableSchema
 from pipelines.fold import fold
 from pipelines.folding.batch import TableControls, take_apart
@@ -18,8 +18,7 @@ from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from pipelines.sinks.sink import TableBatch
 from tests.contracts.folded import column
 from tests.contracts.histories import TABLE, Table, image_of, whole
-from tests.faults.history_driver import HISTORY
-from tests.pipelines.lives import SINK, Image, Row, to_arrow
+from tests.pipelines.lives import SINK, Image, Row, log_row, to_arrow
 
 SHARDS = (1, 2, 3)
 UNTOUCHED = 3
@@ -27,6 +26,32 @@ UNTOUCHED = 3
 NOTED = 2
 """The shard that gets a column in the middle."""
 NOTED_AT = 40
+
+
+def _put(position: int, ordinal: int, key: int, text: str, *, op: str = "c") -> Row:
+    """One image; of an update only a part was sent."""
+    image = {1: str(key), 2: text} | ({} if op == "u" else {3: "l", 4: "h"})
+    return log_row(0, (position, ordinal), op, key=[str(key)], after=image, partial=op == "u")
+
+
+HISTORY = [
+    *(_put(10, key, key, "a") for key in range(6)),
+    _put(20, 0, 1, "b", op="u"),
+    _put(20, 1, 6, "new"),
+    log_row(0, (30, 0), "t"),
+    _put(30, 1, 2, "after"),
+    _put(30, 2, 3, "not copied"),
+    _put(40, 0, 2, "later", op="u"),
+    _put(40, 1, 7, "seen"),
+    *(_put(45, key, key, "copied", op="r") for key in (2, 7)),
+    log_row(0, (50, 0), "g", payload=b"35"),
+    _put(60, 0, 8, "late"),
+    _put(60, 1, 7, "last", op="u"),
+    log_row(0, (60, 2), "d", key=["2"]),
+    {**_put(60, 3, 9, "moved", op="u"), "old_key": ["2"]},
+]
+"""Of one shard, with a truncate, the end of a copy that did not find a row, and a row that moves."""
+ENDS = (20, 40, 50, 60)
 
 
 def schema_of(shard: int, upto: int) -> TableSchema:
@@ -55,16 +80,17 @@ def driver(folder: str) -> Iterator[tuple[DeltaSink, Published]]:
         sink.close()
 
 
-def batch(rows: Sequence[Row], after: int, upto: int, schema: TableSchema) -> TableBatch:
-    """The range of one shard as the loop gives it to a target of the latest state."""
-    found = to_arrow(row for row in rows if after < row["position"] <= upto)
-    told = take_apart(fold(found, sink=SINK))
-    controls = told.controls.get(schema.relation, TableControls())
+def batch(shard: int, published: Published, upto: int) -> TableBatch:
+    """What a shard gets of the range that begins at the published cut, as the loop gives it."""
+    rows = [row for row in rows_of(shard) if published.position < row["position"] <= upto]
+    told = take_apart(fold(to_arrow(rows), sink=SINK))
+    controls = told.controls.get(shard, TableControls())
+    before = published.tables.get(shard)
     return TableBatch(
-        schema=schema,
-        rows=told.rows_of(schema.relation),
+        schema=schema_of(shard, upto),
+        rows=told.rows_of(shard),
         frame=None,
-        after=after,
+        after=min(before.position, upto) if before else 0,
         upto=upto,
         truncated=controls.truncated,
         generation=controls.generation,
@@ -95,18 +121,16 @@ def main(folder: str, upto: int) -> None:
     with driver(folder) as (sink, opened):
         published = opened
         while published.position < upto:
-            ahead = [table.position for table in published.tables.values() if table.position > published.position]
-            end = min([upto, *ahead])
-            records = {shard: one(sink, published, shard, end) for shard in SHARDS}
+            end = stop(published, upto)
+            records = {shard: sink.apply(batch(shard, published, end)) for shard in SHARDS}
             published = Published(end, 0, {shard: placed(record, end) for shard, record in records.items()})
             sink.publish(published)
 
 
-def one(sink: DeltaSink, published: Published, shard: int, upto: int) -> TableRecord:
-    """One shard brought from where it stands to a position."""
-    before = published.tables.get(shard)
-    after = min(before.position, upto) if before else 0
-    return sink.apply(batch(rows_of(shard), after, upto, schema_of(shard, upto)))
+def stop(published: Published, upto: int) -> int:
+    """Where the next range ends: at a shard that was left ahead, if there is one before upto."""
+    ahead = [table.position for table in published.tables.values() if table.position > published.position]
+    return min([upto, *ahead])
 
 
 if __name__ == "__main__":

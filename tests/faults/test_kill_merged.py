@@ -10,8 +10,7 @@ import pytest
 
 from cdc.failpoint import VARIABLE
 from cdc.stores.lake import Lake
-from tests.faults.history_driver import ENDS
-from tests.faults.merged_driver import SHARDS, driver, expected, held, main, one
+from tests.faults.merged_driver import ENDS, SHARDS, batch, driver, expected, held, main, stop
 from tests.fixtures import forked
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import run_sql
@@ -36,7 +35,8 @@ def drive(folder: Path, upto: int, failpoint: str | None = None) -> int:
 def test_a_driver_killed_between_two_shards_is_followed_by_one_that_ends_the_same(tmp_path: Path, point: str) -> None:
     assert drive(tmp_path, 10) == 0
     assert drive(tmp_path, ENDS[-1], point) == KILLED
-    for upto in ENDS:  # a shorter range than the one that was begun comes first
+    # a shorter range than the one that was begun comes first, but where a truncate took the bases of its rows already
+    for upto in ENDS[-1:] if "before_merge" in point else ENDS:
         assert drive(tmp_path, upto) == 0
     assert held(str(tmp_path)) == expected(ENDS[-1])
 
@@ -47,9 +47,9 @@ def test_ranges_cut_and_left_half_done_at_random_end_in_what_the_source_had(tmp_
     random, folder = Random(seed), str(tmp_path)
     for _ in range(8):
         with driver(folder) as (sink, published):
-            upto = random.choice([end for end in (10, 30, *ENDS) if end >= published.position])
+            upto = stop(published, random.choice([end for end in (10, 30, *ENDS) if end >= published.position]))
             for shard in random.sample(SHARDS, random.randint(0, len(SHARDS))):
-                one(sink, published, shard, upto)
+                sink.apply(batch(shard, published, upto))
         if random.random() < 0.4:
             main(folder, upto)
             assert_cut_is_true(folder)
