@@ -43,6 +43,7 @@ from pipelines.sinks.delta_history import HistoryTarget, all_columns, changed_up
 from pipelines.sinks.delta_keyless import counted_source
 from pipelines.sinks.delta_layout import Layout
 from pipelines.sinks.delta_merge import (
+    ERASED,
     OP,
     Mark,
     merge_with_delta_rs,
@@ -145,6 +146,7 @@ class DeltaSink:
         """Of the targets, as published."""
         self._targets: dict[str, DeltaTarget] = {}
         self._writing: dict[str, RLock] = {}
+        self._erased: dict[int, int] = {}
         """By target: tables that share one are merged one after the other."""
         self._upkeep = Upkeep(settings.upkeep)
         self._costs = Costs()
@@ -284,7 +286,7 @@ class DeltaSink:
         """The version that a reader finds now, unless a table stands elsewhere: another hand may have been there."""
         tables = [t for t in record.tables.values() if t.target == uri and t.state != TargetState.FAILED]
         target = DeltaTarget.open(uri) if tables else None
-        if target is None or any((part_of(target, t.relation).applied or 0) > t.position for t in tables):
+        if target is None or any(self._touched_upto(part_of(target, t.relation), t) > t.position for t in tables):
             return published
         return target.version
 
@@ -295,6 +297,7 @@ class DeltaSink:
     def close(self) -> None:
         """See Sink.close."""
         self._targets.clear()
+        self._erased.clear()
         self._published = None
 
     def _remember(self, record: Published) -> None:
@@ -318,6 +321,16 @@ class DeltaSink:
         latest = self._settings.of(topic).keeping is Keeping.LATEST
         return target.applied or 0 if latest else changed_upto(target)
 
+    def _touched_upto(self, target: DeltaTarget, record: TableRecord) -> int:
+        return max(target.applied or 0, self._erased_upto(target, record.relation))
+
+    def _erased_upto(self, target: DeltaTarget, relation: int) -> int:
+        """The end of the range with which a truncate or the end of a copy took rows last; more may not have come."""
+        # sought once: what came later is known
+        if relation not in self._erased:
+            self._erased[relation] = target.transaction(ERASED) or 0
+        return self._erased[relation]
+
     def _parked_upto(self, record: TableRecord) -> int:
         """Up to where what was parked of a table counts: as far as its target has the other rows."""
         latest = self._settings.of(record.topic).keeping is Keeping.LATEST
@@ -332,7 +345,8 @@ class DeltaSink:
             self._bring(target, batch)
             self.pace.rewrote(batch.schema.topic, rewritten(held, target.actions))
         # a crash may have left it further than upto; then it does not belong to the cut at upto
-        return self._record(batch, target, max(batch.upto, self._has_upto(target, batch.schema.topic)))
+        stands = max(self._has_upto(target, batch.schema.topic), self._erased_upto(target, batch.schema.relation))
+        return self._record(batch, target, max(batch.upto, stands))
 
     def _bring(self, target: DeltaTarget, batch: TableBatch) -> None:
         self._check_columns(target, batch)
@@ -351,7 +365,9 @@ class DeltaSink:
         choice = self._choice(target, batch, source, shape.key) if merges else None
         if batch.generation is not None:
             target.complete_generation(batch.generation)
-        target.erase(batch.truncated, batch.generation, ends=None if choice else batch.upto)
+        if choice is not None and (batch.truncated is not None or batch.generation is not None):
+            self._erased[batch.schema.relation] = batch.upto
+        target.erase(batch.truncated, batch.generation, batch.upto, "" if choice is None else ERASED)
         hit("delta_before_merge")
         if choice is not None:
             self._merge(target, source, shape.key, Mark(target.app_id, batch.upto), choice)
@@ -408,7 +424,7 @@ class DeltaSink:
     def _before(self, target: DeltaTarget, batch: TableBatch) -> Before:
         """The target as the range found it, also when an earlier attempt went further."""
         began = self._began(batch)
-        if (target.applied or 0) <= began:
+        if max(target.applied or 0, self._erased_upto(target, batch.schema.relation)) <= began:
             return Before(target.table, part=target.part)
         known = self._records.get(batch.schema.relation)
         if known is None or known.version is None:

@@ -104,6 +104,8 @@ class MergeSpec:
 
 ROWS: Final = "/rows"
 """Behind a target's `txn` identity: up to where the changes are in it, while what ended may not be."""
+ERASED: Final = "/erased"
+"""The same: up to where rows have gone from it with what ended, while the changes may not be in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from pipelines.sinks.delta_layout import MODE, TRANSFORM, partition_text
-from pipelines.sinks.delta_merge import ROWS
+from pipelines.sinks.delta_merge import ERASED, ROWS
 from pipelines.sinks.delta_parked import ParkedTable
 from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_shapes import moved
@@ -175,9 +175,10 @@ def _marks(target: DeltaTarget, records: Sequence[TableRecord]) -> list[Transact
     """Where the target stands once it has the rows of the records, also of a table whose rows go for good."""
     if not target.merged:
         # a replay may end before the old target's changes did
-        return [Transaction(target.app_id + suffix, records[0].position) for suffix in ("", ROWS)]
+        return [Transaction(target.app_id + suffix, records[0].position) for suffix in ("", ROWS, ERASED)]
     stands = dict.fromkeys(shards_of(target.columns), 0) | {record.relation: record.position for record in records}
-    return [Transaction(part_id(target.app_id, part), position) for part, position in stands.items()]
+    ids = {part_id(target.app_id, part): position for part, position in stands.items()}
+    return [Transaction(id_ + suffix, position) for id_, position in ids.items() for suffix in ("", ERASED)]
 
 
 def _overwrite(target: DeltaTarget, staged: DeltaTarget, mark: str, marks: Sequence[Transaction]) -> None:

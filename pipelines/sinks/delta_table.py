@@ -241,9 +241,9 @@ class DeltaTarget:
             self._known[what] = ask()
         return cast("_T", self._known[what])
 
-    def commit(self, position: int) -> CommitProperties:
-        """Commit properties that carry the `txn` of a range ending at position."""
-        return CommitProperties(app_transactions=[Transaction(self.app_id, position)])
+    def commit(self, position: int, suffix: str = "") -> CommitProperties:
+        """Commit properties that carry the `txn` of a range ending at position; suffix: as of `transaction`."""
+        return CommitProperties(app_transactions=[Transaction(self.app_id + suffix, int(position))])
 
     @property
     def described(self) -> tuple[str, ...]:
@@ -264,10 +264,10 @@ class DeltaTarget:
         if self._property(GENERATION) != str(position):
             self.table.alter.set_table_properties({GENERATION: str(position)}, raise_if_not_exists=False)
 
-    def erase(self, truncated: tuple[int, int] | None, generation: int | None, ends: int | None) -> None:
+    def erase(self, truncated: tuple[int, int] | None, generation: int | None, upto: int, suffix: str) -> None:
         """Delete every row older than the truncate and the generation; once more changes nothing.
 
-        ends: the position of the range whose last commit this is, None if the merge of its rows follows.
+        The commit carries the `txn` of a range ending at upto, or the one that the suffix names.
         """
         older = []
         if truncated is not None:
@@ -278,9 +278,8 @@ class DeltaTarget:
         if generation is not None:
             older.append(f"{POSITION_COLUMN} < {int(generation)}")
         if older and self.files()[0]:
-            properties = None if ends is None else self.commit(ends)
             condition = " OR ".join(f"({condition})" for condition in older)
-            self.table.delete(self._of_part(condition), commit_properties=properties)
+            self.table.delete(self._of_part(condition), commit_properties=self.commit(upto, suffix))
 
     def follow(self, wanted: pa.Schema, changes: SchemaChanges, upto: int, *, replaced: bool) -> None:
         """Have the columns of `wanted`, by one commit that changes no row's place; a column that only it has stays.

@@ -1,4 +1,7 @@
-"""`python -m tests.faults.merged_driver FOLDER UPTO`: apply and publish one batch of three shards of one target."""
+"""`python -m tests.faults.merged_driver FOLDER UPTO [apart]`: apply and publish a batch of three shards of one target.
+
+apart: each of them in a target of its own.
+"""
 
 from __future__ import annotations
 
@@ -70,10 +73,11 @@ def rows_of(shard: int) -> list[Row]:
 
 
 @contextmanager
-def driver(folder: str) -> Iterator[tuple[DeltaSink, Published]]:
+def driver(folder: str, *, apart: bool = False) -> Iterator[tuple[DeltaSink, Published]]:
     """A new one, and where the one before it left the sink."""
     rule = SinkRule.model_validate({"match": "t.lives_*", "path": f"{folder}/lives", "merge_tables": True})
-    sink = DeltaSink(DeltaSettings(SINK, f"{folder}/{{schema}}/{{table}}", rules=(rule,)))
+    rules = () if apart else (rule,)
+    sink = DeltaSink(DeltaSettings(SINK, f"{folder}/{{schema}}/{{table}}", rules=rules))
     try:
         yield sink, sink.open("log-1") or Published(0, 0)
     finally:
@@ -97,6 +101,15 @@ def batch(shard: int, published: Published, upto: int) -> TableBatch:
     )
 
 
+def held_apart(folder: str) -> dict[int, dict[str, Image]]:
+    """What targets of their own have: shard → key → image."""
+    targets = {shard: f"{folder}/t/lives_{shard}" for shard in SHARDS}
+    return {
+        shard: {str(row["id"]): image_of(row) for row in read_target(uri).read_all().to_pylist()}
+        for shard, uri in targets.items()
+    }
+
+
 def held(folder: str, version: int | None = None) -> dict[int, dict[str, Image]]:
     """What the target has: shard → key → image."""
     found: dict[int, dict[str, Image]] = {shard: {} for shard in SHARDS}
@@ -116,9 +129,9 @@ def expected(upto: int) -> dict[int, dict[str, Image]]:
     return {shard: {key: whole(image) for key, (_, image) in table.rows.items()} for shard, table in tables.items()}
 
 
-def main(folder: str, upto: int) -> None:
+def main(folder: str, upto: int, *, apart: bool = False) -> None:
     """From where the last one published, up to there, with a stop where a shard was left ahead, as the loop does it."""
-    with driver(folder) as (sink, opened):
+    with driver(folder, apart=apart) as (sink, opened):
         published = opened
         while published.position < upto:
             end = stop(published, upto)
@@ -134,4 +147,4 @@ def stop(published: Published, upto: int) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), apart="apart" in sys.argv)

@@ -10,7 +10,7 @@ import pytest
 
 from cdc.failpoint import VARIABLE
 from cdc.stores.lake import Lake
-from tests.faults.merged_driver import ENDS, SHARDS, batch, driver, expected, held, main, stop
+from tests.faults.merged_driver import ENDS, SHARDS, batch, driver, expected, held, held_apart, main, stop
 from tests.fixtures import forked
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import run_sql
@@ -26,19 +26,32 @@ ALWAYS = {"delta_after_merge:2", "delta_after_columns"}
 SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 60))]
 
 
-def drive(folder: Path, upto: int, failpoint: str | None = None) -> int:
+def drive(folder: Path, upto: int, failpoint: str | None = None, *, apart: bool = False) -> int:
     environment = {VARIABLE: failpoint} if failpoint else {}
-    return forked.run("tests.faults.merged_driver", folder, upto, environment=environment).status
+    more = ["apart"] if apart else []
+    return forked.run("tests.faults.merged_driver", folder, upto, *more, environment=environment).status
 
 
 @pytest.mark.parametrize("point", [p if p in ALWAYS else pytest.param(p, marks=pytest.mark.slow) for p in POINTS])
 def test_a_driver_killed_between_two_shards_is_followed_by_one_that_ends_the_same(tmp_path: Path, point: str) -> None:
     assert drive(tmp_path, 10) == 0
     assert drive(tmp_path, ENDS[-1], point) == KILLED
-    # a shorter range than the one that was begun comes first, but where a truncate took the bases of its rows already
-    for upto in ENDS[-1:] if "before_merge" in point else ENDS:
+    for upto in ENDS:  # a shorter range than the one that was begun comes first
         assert drive(tmp_path, upto) == 0
+        assert_cut_is_true(str(tmp_path))
     assert held(str(tmp_path)) == expected(ENDS[-1])
+
+
+@pytest.mark.parametrize("end", [50, *(pytest.param(end, marks=pytest.mark.slow) for end in (40, 60))])
+def test_rows_that_a_killed_driver_erased_are_missing_from_no_cut_before_the_truncate(tmp_path: Path, end: int) -> None:
+    assert drive(tmp_path, 10, apart=True) == 0
+    assert drive(tmp_path, end, "delta_before_merge", apart=True) == KILLED
+    assert drive(tmp_path, 20, apart=True) == 0
+    cut = Lake.open(f"{tmp_path}/{{schema}}/{{table}}").cut()
+    assert {shard: table.position for shard, table in cut.tables.items()} == {1: end, 2: 20, 3: 20}
+    for upto in ENDS:
+        assert drive(tmp_path, upto, apart=True) == 0
+    assert held_apart(str(tmp_path)) == expected(ENDS[-1])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
