@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cdc import metrics
 from cdc.change import Operation, Place, control_row
@@ -26,6 +27,8 @@ from cdc.snapshot.initial import prepare
 from cdc.table import TableSchema, TableState, matches
 
 EMPTY: Final = "start the reader: its first copy needs no recovery"
+ENDING: Final = 3.0
+"""Seconds in which the server notices that a reader which has just ended is gone."""
 
 
 def begin_epoch(definition: Definition) -> dict[str, Any]:
@@ -107,6 +110,7 @@ def _writer(definition: Definition) -> LogWriter:
     return LogWriter(definition.log.root, reader_settings(definition).limits)
 
 
+@retry(retry=retry_if_exception_type(SlotInUse), stop=stop_after_delay(ENDING), wait=wait_fixed(0.1), reraise=True)
 def _idle_slot(definition: Definition) -> SlotStatus | None:
     """The pipeline's slot; raises SlotInUse while somebody streams from it."""
     source = definition.source
