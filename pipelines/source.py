@@ -19,10 +19,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from cdc.errors import InvalidDefinition, SchemaNotApplicable
-from cdc.log.ranges import split
 from cdc.log.read import LogReader
 from cdc.position import Position
-from pipelines.reading.frames import SCHEMA, SPLIT_BYTES, Frame, LogPartition, planned, read
+from pipelines.reading.frames import SCHEMA, Frame, LogPartition, dealt, planned, read
 from pipelines.reading.pushed import Pushed
 from pipelines.reading.selection import LATEST, Selection
 from pipelines.running.registered import pinned_in
@@ -85,8 +84,7 @@ def rows_between(
     """
     frame = Frame(selection=Selection(path="", tables=tuple(globs)))
     parts = [
-        LogPartition(files, after, upto, frame.only)
-        for files in split(frame.only.narrowed(log.files(after, upto)), SPLIT_BYTES)
+        LogPartition(files, after, upto, frame.only) for files in dealt(frame.only.narrowed(log.files(after, upto)))
     ]
 
     def read_parts(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -110,7 +108,7 @@ class LogBatchReader(DataSourceReader):
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The range (start, end] in parts of about SPLIT_BYTES."""
+        """The range (start, end], dealt into tasks."""
         selection = self._frame.selection
         log = selection.opened()
         return planned(log, self._frame, selection.start(log), selection.end(log), self._pushed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import itemgetter
@@ -30,8 +30,12 @@ from pipelines.reading.typed import TypedTable
 BOUNDARY: Final = "b"
 """The operation of the row that ends a batch: it carries the batch's last position and that commit's time."""
 
-SPLIT_BYTES: Final = 32 << 20
+LEAST_BYTES: Final = 32 << 20
 """Parquet bytes of one partition: below it a second task costs more than it saves."""
+MOST_BYTES: Final = 64 << 20
+"""The same of a range that has enough for TASKS: that is a twelfth faster."""
+TASKS: Final = 8
+"""Partitions that a range has before they become larger."""
 
 BATCH_ROWS: Final = 32_768
 """Rows of one Arrow batch on its way to the JVM, which holds two at a time."""
@@ -152,7 +156,7 @@ def planned(
     parts: list[InputPartition] = [*_baseline(log, wanted.baseline, only)]
     low, high = pushed.within(after, upto)
     changes = [file for file in only.narrowed(wanted.changes) if file.last > low and file.first <= high]
-    parts += [LogPartition(files, low, high, only) for files in split(changes, SPLIT_BYTES)]
+    parts += [LogPartition(files, low, high, only) for files in dealt(changes)]
     if frame.selection.boundaries:
         # a part of its own where the others are no parts of files
         if not parts or not isinstance(parts[-1], LogPartition):
@@ -161,6 +165,13 @@ def planned(
         assert isinstance(last, LogPartition)  # noqa: S101 - appended above
         last.boundary = int(upto), log.committed_at(upto)
     return parts
+
+
+def dealt(files: Iterable[LogFile]) -> list[list[LogFile]]:
+    """Neighbouring files by task."""
+    listed = list(files)
+    size = sum(file.size for file in listed) // TASKS
+    return split(listed, min(MOST_BYTES, max(LEAST_BYTES, size)))
 
 
 def read(partition: InputPartition, frame: Frame) -> Iterator[pa.RecordBatch]:
@@ -198,7 +209,7 @@ def _baseline(log: LogReader, files: Sequence[LogFile], only: Only) -> list[Inpu
         return []
     horizon = log.compacted.horizon
     if len({file.segment for file in files}) == 1:
-        groups = split(only.narrowed(files), SPLIT_BYTES)
+        groups = dealt(only.narrowed(files))
         return [LogPartition(group, Position(0), horizon, only, is_baseline=True) for group in groups]
     relations = _relations(log, only, horizon)
     # a table has one state, under whatever names its rows came
