@@ -29,7 +29,8 @@ from cdc.position import Position
 class EncodedFile:
     """Rows as the bytes of a data file."""
 
-    content: pa.Buffer
+    content: list[bytes]
+    """In pieces."""
     rows: int
     statistics: str
 
@@ -198,7 +199,7 @@ class LogWriter:
     def _write(self, file: EncodedFile) -> StagedFile:
         self._segment = self._segment.rolled(self._limits, time.monotonic())
         relative = f"segment={self._segment.number}/{uuid.uuid4().hex}.parquet"
-        path, size = self._root / relative, int(file.content.size)
+        path, size = self._root / relative, sum(map(len, file.content))
         self._make(path.parent)
         write_encoded(file.content, path)
         self._segment = self._segment.grown(size)

@@ -47,6 +47,8 @@ PARQUET: Final[dict[str, Any]] = {
     "write_statistics": ["position", "ordinal", "xid", "committed_at", "relation", "topic", "op", "partial"],
     # a flipped byte is found when its page is read; not measurable beside the rest of an append
     "write_page_checksum": True,
+    # larger ones are mapped, and given back, one by one while they are made
+    "data_page_size": 1 << 18,
 }
 """How files of the log are written, by whomever."""
 
