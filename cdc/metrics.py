@@ -240,3 +240,28 @@ class Figures:
     def _check(metric: Metric, labels: tuple[str, ...]) -> None:
         if len(labels) != len(metric.labels):
             raise ValueError(f"wrong labels for {metric.name!r}: expected {metric.labels!r}, got {len(labels)} values")
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """By one commit to the log."""
+
+    changes: int
+    transactions: int
+    nbytes: int
+    seconds: float
+    """That it took."""
+    lag: float | None
+    """Seconds since the last transaction in it was committed at the source; None if nobody knows."""
+
+
+def note_commit(figures: Figures, pipeline: str, position: int, added: Added) -> None:
+    """What a commit that ends there changes in the figures."""
+    figures.add(CHANGES, added.changes, pipeline)
+    figures.add(TRANSACTIONS, added.transactions, pipeline)
+    figures.add(LOG_COMMITS, 1, pipeline)
+    figures.add(LOG_BYTES, added.nbytes, pipeline)
+    figures.set(LOG_APPEND_SECONDS, added.seconds, pipeline)
+    figures.set(LOG_POSITION, position, pipeline)
+    if added.lag is not None:
+        figures.set(SOURCE_LAG_SECONDS, added.lag, pipeline)

@@ -30,6 +30,11 @@ class Pipe(Generic[T]):
         """Bytes waiting."""
         return self._size
 
+    @property
+    def has_items(self) -> bool:
+        """Whether any wait."""
+        return bool(self._items)
+
     def put(self, item: T, size: int, *, meanwhile: Callable[[], None] | None = None) -> None:
         """Add an item of size bytes; while it has to wait, meanwhile is called about ten times a second.
 

@@ -51,7 +51,7 @@ class Reader:
         self._rows: Pipe[Decoded | Position] = Pipe(ROWS_WAITING)
         self._batches: Pipe[Batch] = Pipe(1)  # one waits while another is written
         self._failure: BaseException | None = None
-        self._durable = Position(0)
+        self._reached = placing.reached
         self._handed_over, self._appended, self._appended_at = 0, 0, 0.0
         self._trimmer = Trimmer(settings.log, settings.retention, self._batches.wake)
 
@@ -80,7 +80,7 @@ class Reader:
                 for stage in stages:
                     stage.join()
                 self._decoding.close()
-            stream.confirm(confirmable(self._durable.lsn))
+            stream.confirm(confirmable(self._reached.position.lsn))
             stream.tick()
         if self._failure is not None:
             raise self._failure
@@ -94,9 +94,10 @@ class Reader:
         assert last is not None, "the initial copy has committed"  # noqa: S101
         state = source_state(source.dsn, source.slot, source.publication, captured(known))
         check_source(self._writer.identity, last, state)
-        self._durable, self._lineage = last.last, lineage_of(state)
-        self._figures.set(metrics.LOG_POSITION, int(self._durable), source.pipeline)
-        self._decoding = Decoding.open(source, self._settings.log, known, self._durable, self._placing)
+        self._lineage = lineage_of(state)
+        self._reached.tell(last.last)
+        self._figures.set(metrics.LOG_POSITION, int(self._reached.position), source.pipeline)
+        self._decoding = Decoding.open(source, self._settings.log, known, self._reached.position, self._placing)
 
     def _guard(self, stage: Callable[[], None], *pipes: Pipe[Any]) -> None:
         """Run a stage; pipes: that nobody fills or nobody reads once it has ended."""
@@ -114,7 +115,7 @@ class Reader:
     def _receive(self, stream: ReplicationStream) -> None:
         def confirm() -> None:
             hit("before_confirm")
-            stream.confirm(confirmable(self._durable.lsn))
+            stream.confirm(confirmable(self._reached.position.lsn))
             hit("after_confirm")
 
         while not self._stop.is_set() and self._failure is None:
@@ -139,9 +140,10 @@ class Reader:
             self._figures.set(metrics.SPOOLED_BYTES, self._decoding.spool.nbytes, self._settings.source.pipeline)
 
     def _encode(self) -> None:
-        gathering = Gathering(self._settings.commit_bytes, self._settings.linger, self._durable)
+        gathering = Gathering(self._settings.commit_bytes, self._settings.linger, self._reached)
+        self._reached.on_wait(self._look_again)
         while True:
-            due = gathering.due(self._free_since)
+            due = gathering.due(self._free_since, more=self._rows.has_items)
             try:
                 arrived = self._rows.get(None if due is None else max(0.0, due - time.monotonic()))
             except PipeClosed:
@@ -150,13 +152,18 @@ class Reader:
                 return
             if arrived is not None:
                 gathering.take(arrived, time.monotonic())
-            for batch in gathering.batches(time.monotonic(), self._free_since):
+            for batch in gathering.batches(time.monotonic(), self._free_since, more=self._rows.has_items):
                 self._handed_over += 1
                 self._batches.put(batch, 1)
 
     @property
     def _free_since(self) -> float | None:
         return None if self._handed_over > self._appended else self._appended_at
+
+    def _look_again(self) -> None:
+        """Have the encoding stage ask once more whether something is due."""
+        with suppress(PipeClosed):  # it has ended
+            self._rows.wake()
 
     def _append(self) -> None:
         staged = list[StagedFile]()
@@ -169,15 +176,14 @@ class Reader:
                 staged = self._appended_to(staged, batch)
                 self._appended_at = time.monotonic()
                 self._appended += 1
-                with suppress(PipeClosed):  # nobody waits for it any more
-                    self._rows.wake()
+                self._look_again()
             if not staged:
                 self._trimmer.carry_out(self._writer)
 
     def _appended_to(self, staged: list[StagedFile], batch: Batch) -> list[StagedFile]:
         """Write a batch, and commit it with what is staged if a transaction ends with it; what is staged then."""
         end, began = batch.end, time.monotonic()
-        if end is not None and end.last <= self._durable:
+        if end is not None and end.last <= self._reached.position:
             return []
         files = [*staged, *self._writer.stage_encoded(batch.files)]
         if end is None:
@@ -186,14 +192,9 @@ class Reader:
         pipeline, count = self._settings.source.pipeline, sum(file.rows for file in files)
         self._writer.commit(files, end.info(self._lineage, count))
         hit("after_log_commit")
-        self._durable = end.last
-        figures = self._figures
-        figures.add(metrics.CHANGES, count, pipeline)
-        figures.add(metrics.TRANSACTIONS, end.transactions, pipeline)
-        figures.add(metrics.LOG_COMMITS, 1, pipeline)
-        figures.add(metrics.LOG_BYTES, sum(file.size for file in files), pipeline)
-        figures.set(metrics.LOG_APPEND_SECONDS, time.monotonic() - began, pipeline)
-        figures.set(metrics.LOG_POSITION, int(end.last), pipeline)
-        if end.committed_at:
-            figures.set(metrics.SOURCE_LAG_SECONDS, max(0.0, time.time() - end.committed_at / 1e6), pipeline)
+        self._reached.tell(end.last)
+        lag = max(0.0, time.time() - end.committed_at / 1e6) if end.committed_at else None
+        nbytes, seconds = sum(file.size for file in files), time.monotonic() - began
+        added = metrics.Added(count, end.transactions, nbytes, seconds, lag)
+        metrics.note_commit(self._figures, pipeline, int(end.last), added)
         return []

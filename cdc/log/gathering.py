@@ -11,11 +11,14 @@ import pyarrow as pa
 from cdc.change import LOG_SCHEMA
 from cdc.log.append import EncodedFile, encoded
 from cdc.log.pending import End, Pending
+from cdc.log.reached import Reached
 from cdc.pgoutput.transactions import Decoded
 from cdc.position import Position
 
 OPEN_LIMIT: Final = 16 * 1024 * 1024
 """Bytes of an unfinished transaction in memory; above it its rows go to data files that nobody sees yet."""
+CHUNKS: Final = 3
+"""Of a copy in one commit, if somebody waits: longer would let connections rest that could read."""
 ADVANCE_EVERY: Final = 1.0
 """Seconds between empty commits that answer a keepalive; a stopping server asks many times a second."""
 
@@ -26,17 +29,19 @@ class Batch:
 
     files: list[EncodedFile]
     end: End | None
-    """None of a part of a large transaction: it is committed with the batch that ends that."""
+    """None of rows that are committed with a later batch: parts of a large transaction, and chunks of a copy."""
 
 
 class Gathering:
     """Rows in WAL order on their way into commits; times are seconds of one clock."""
 
-    def __init__(self, commit_bytes: int, linger: float, last: Position) -> None:
-        """commit_bytes: of rows that wait for nothing; linger: seconds between small commits; last: what is durable."""
-        self._commit_bytes, self._linger, self._last = commit_bytes, linger, last
+    def __init__(self, commit_bytes: int, linger: float, reached: Reached) -> None:
+        """commit_bytes: of rows that wait for nothing; linger: seconds between small commits."""
+        self._commit_bytes, self._linger, self._reached = commit_bytes, linger, reached
+        self._last = reached.position
         self._pending = Pending()
-        self._is_split = self._is_copied = self._is_urgent = False
+        self._is_split = self._is_copied = self._has_chunk = False
+        self._chunks = 0
         self._advance_due = 0.0
 
     def take(self, arrived: Decoded | Position, now: float) -> None:
@@ -44,30 +49,34 @@ class Gathering:
         if isinstance(arrived, Decoded):
             self._pending.add(arrived)
             self._is_copied = self._is_copied or arrived.copied
-            if self._is_copied and arrived.last is not None:  # the next chunk is not read before this one is durable
-                self._is_copied, self._is_urgent = False, True
+            if self._is_copied and arrived.last is not None:
+                self._is_copied, self._has_chunk = False, True
+                self._chunks += 1
         elif not (self._is_split or self._pending.open_bytes) and now >= self._advance_due:
             self._advance_due = now + ADVANCE_EVERY
             self._pending.advance(max(arrived, self._last), 0)
 
-    def due(self, free_since: float | None) -> float | None:
+    def due(self, free_since: float | None, *, more: bool) -> float | None:
         """When there is something to commit if nothing more arrives; None: not before that changes.
 
         free_since: when the last batch was appended, None while one is on its way: what comes meanwhile costs no
-        commit of its own.
+        commit of its own. more: rows wait to be taken, and may go into the commit that somebody waits for.
         """
         if not self._pending.is_ready:
             return None
-        if self._is_urgent:
+        if (not more or self._chunks >= CHUNKS) and self._reached.is_awaited(self._last, self._pending.last):
             return 0.0
         return None if free_since is None else free_since + self._linger
 
-    def batches(self, now: float, free_since: float | None) -> Iterator[Batch]:
+    def batches(self, now: float, free_since: float | None, *, more: bool) -> Iterator[Batch]:
         """What is to be appended now, in order."""
+        due = self.due(free_since, more=more)
+        is_due = due is not None and now >= due
+        if self._has_chunk and not is_due:  # nobody needs the memory of its rows while the next ones come
+            self._has_chunk = False
+            yield _batch(self._pending.take_finished(), None)
         is_large = self._pending.open_bytes > OPEN_LIMIT
-        is_full = is_large or self._pending.ready_bytes >= self._commit_bytes
-        due = self.due(free_since)
-        if is_full or (due is not None and now >= due):
+        if is_due or is_large or self._pending.ready_bytes >= self._commit_bytes:
             yield from self.rest()
         if is_large:  # a part of the open transaction alone, for the finished ones went first
             self._is_split = True
@@ -76,7 +85,7 @@ class Gathering:
     def rest(self) -> Iterator[Batch]:
         """All that is finished."""
         if ready := self._pending.take_ready():
-            self._last, self._is_split, self._is_urgent = ready[1].last, False, False
+            self._last, self._is_split, self._has_chunk, self._chunks = ready[1].last, False, False, 0
             yield _batch(*ready)
 
 

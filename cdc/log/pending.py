@@ -49,6 +49,11 @@ class Pending:
         """Whether a finished transaction (or a position to advance to) waits."""
         return self._last is not None
 
+    @property
+    def last(self) -> Position:
+        """Where a commit would end now; 0 if there is nothing to commit."""
+        return self._last or Position(0)
+
     def add(self, decoded: Decoded) -> None:
         """Take rows as decoded."""
         finished, rest = decoded.rows.slice(0, decoded.complete), decoded.rows.slice(decoded.complete)
@@ -79,6 +84,11 @@ class Pending:
         self._ready, self._last, self._transactions = [], None, 0
         self.ready_bytes = 0
         return rows, end
+
+    def take_finished(self) -> list[pa.RecordBatch]:
+        """The rows of finished transactions, to be written to disk before their commit."""
+        batches, self._ready, self.ready_bytes = self._ready, [], 0
+        return batches
 
     def take_open(self) -> list[pa.RecordBatch]:
         """The rows of the open transaction, to be written to disk before it ends."""

@@ -76,12 +76,12 @@ class Decoded:
     transactions: int
     """Finished in this Decoded, empty ones counted."""
     copied: bool = False
-    """The rows were read beside the stream: whoever sent them waits until they are durable."""
+    """The rows were read beside the stream."""
 
     @property
     def nbytes(self) -> int:
-        """Of memory that the rows hold."""
-        return int(self.rows.get_total_buffer_size())
+        """Of memory that the rows hold; a copy makes room for more of them, and never touches it."""
+        return int(self.rows.nbytes if self.copied else self.rows.get_total_buffer_size())
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from threading import Condition, Event, Lock
+from threading import Condition, Event
 from typing import Any, Final
 from uuid import uuid4
 
@@ -36,10 +36,11 @@ from cdc.snapshot.stream import PATIENCE, Stream
 from cdc.snapshot.versions import became, renewed, said
 from cdc.table import CAPTURED, TableSchema
 
-AHEAD: Final = 2
-"""Chunks on their way to the log beside those that connections read: what the stream brings has to wait behind them."""
-SLOT_PAUSE: Final = 0.001
-"""Seconds until a connection asks again whether a chunk of another one is durable."""
+AHEAD: Final = 4
+"""Chunks on their way to the log beside those that connections read: some share a commit, and all are read again after
+a crash."""
+SLOT_PAUSE: Final = 0.1
+"""Seconds until a connection without a slot looks whether it may still read."""
 TRIES: Final = 100
 """Times that a table without a key is read before it is left for a quieter moment."""
 HIDDEN_PAUSE: Final = 0.05
@@ -60,20 +61,29 @@ class Slots:
     """How many chunks are in hand, of all connections that copy a table: from its reading until it is recorded."""
 
     def __init__(self, count: int) -> None:
-        self._lock, self._count, self._taken = Lock(), count, 0
+        self._changed, self._count, self._taken = Condition(), count, 0
 
     def take(self, *, alone: bool) -> bool:
         """Whether one more may be read now; alone: only if none is on its way, for the stream waits behind each."""
-        with self._lock:
-            if self._taken >= (1 if alone else self._count):
+        with self._changed:
+            if not self._is_free(alone=alone):
                 return False
             self._taken += 1
             return True
 
+    def wait(self, seconds: float, *, alone: bool) -> None:
+        """Until one could be taken, or so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_free(alone=alone), seconds)
+
     def give_back(self, count: int = 1) -> None:
         """So many are recorded as durable, or were not read."""
-        with self._lock:
+        with self._changed:
             self._taken -= count
+            self._changed.notify_all()
+
+    def _is_free(self, *, alone: bool) -> bool:
+        return self._taken < (1 if alone else self._count)
 
 
 class Gate:
@@ -160,7 +170,7 @@ class Chunks:
             elif self._waiting:
                 self._landed.append(self._land(self._waiting.popleft(), cut))
             elif self._around.gate.through():
-                self._around.stop.wait(SLOT_PAUSE)  # the others have all slots
+                slots.wait(SLOT_PAUSE, alone=self._is_busy())  # the others have all
             else:
                 raise Stopped
             self._note(note)

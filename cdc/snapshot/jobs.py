@@ -39,6 +39,8 @@ POLL: Final = 1.0
 
 IN_HAND: Final = 16 * 1024 * 1024
 """Bytes of the rows, as Arrow, of all chunks that are in memory, about."""
+AS_ROWS: Final = 2
+"""Of the chunks on their way so many are in memory as rows, about: what is encoded is small."""
 
 log = structlog.get_logger("backfill")
 
@@ -105,7 +107,7 @@ class Jobs(Thread):
         wanted = {s.topic for s in versions if s.state is TableState.SNAPSHOTTING} - doubled(versions)
         if not wanted:
             return
-        epoch = Position(int(self._figures.value(metrics.LOG_POSITION, self._definition.name) or 0)).epoch
+        epoch = self._placing.reached.position.epoch
         for command in catalog.commands.ls(self._definition.name, BACKFILL):
             asked = Request.from_json(command.payload)
             given_up = command.state is CommandState.FAILED and asked.epoch == epoch
@@ -159,7 +161,7 @@ class Jobs(Thread):
                 for _ in range(definition.snapshot.parallel)
             ]
             telling = opened.enter_context(connect(source.current_primary(), application_name="cdc watermarks"))
-            stream = Stream(definition.name, telling, self._placing, self._figures, self._stop_event)
+            stream = Stream(telling, self._placing, self._stop_event)
             around = Surroundings(
                 stream=stream,
                 publication=source.publication.name,
@@ -167,7 +169,7 @@ class Jobs(Thread):
                 limits=_limits(definition.snapshot),
                 pace=Pace(request.rate, definition.snapshot.max_source_load, stream, self._stop_event),
                 gate=Gate(),
-                in_hand=_in_hand(definition.snapshot),
+                in_hand=definition.snapshot.parallel + AHEAD,
                 log=root,
                 stop=self._stop_event,
             )
@@ -185,8 +187,8 @@ class Jobs(Thread):
 
     def _wait_for(self, received: Position) -> None:
         """Wait until the log holds what was received before anybody noted it."""
-        while (self._figures.value(metrics.LOG_POSITION, self._definition.name) or 0.0) < received:
-            if self._stop_event.wait(POLL / 10):
+        while not self._placing.reached.wait(received, POLL / 10):
+            if self._stop_event.is_set():
                 raise Stopped
 
     def _verdict(self, catalog: Catalog, job: int) -> Verdict:
@@ -207,9 +209,5 @@ class Jobs(Thread):
         return cancelled
 
 
-def _in_hand(snapshot: Snapshot) -> int:
-    return snapshot.parallel + AHEAD
-
-
 def _limits(snapshot: Snapshot) -> Limits:
-    return Limits(snapshot.chunk_rows, IN_HAND // _in_hand(snapshot))
+    return Limits(snapshot.chunk_rows, IN_HAND // (snapshot.parallel + AS_ROWS))

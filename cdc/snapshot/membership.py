@@ -109,7 +109,7 @@ class Membership:
             if not fit and not found.removed and not gone:
                 return Looked(refused=refused, unread=unread)
             with closing(connect(source.current_primary(), application_name="cdc watermarks")) as telling:
-                stream = Stream(definition.name, telling, self._placing, self._figures, self._stop)
+                stream = Stream(telling, self._placing, self._stop)
                 # one that was made anew under the name is copied by it: the two must not be mixed up
                 for schema in gone:
                     self._mark(stream, schema, GONE)
@@ -125,7 +125,7 @@ class Membership:
             closing(connect(source.current_dsn(), application_name="cdc tables")) as conn,
             closing(connect(source.current_primary(), application_name="cdc watermarks")) as telling,
         ):
-            stream = Stream(self._definition.name, telling, self._placing, self._figures, self._stop)
+            stream = Stream(telling, self._placing, self._stop)
             epoch = stream.durable.epoch
 
             def made(version: TableSchema | None) -> Any:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from cdc.change import Operation, Place, control_row
 from cdc.errors import SnapshotVoid
+from cdc.log.reached import Reached
 from cdc.pgoutput.transactions import Decoded, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk import Visibility
@@ -131,6 +132,8 @@ class Placing:
         self._versions: dict[int, TableSchema] = {}
         self.streamed = 0
         """Rows that the stream has brought so far, those of copies not counted."""
+        self.reached = Reached()
+        """How far the log is durable."""
         self.inbox: Inbox | None = None
         """Where the decoding thread leaves signals; None while nobody carries any out."""
 

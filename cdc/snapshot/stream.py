@@ -12,7 +12,6 @@ from threading import Event, Lock
 from typing import Any, Final
 from uuid import uuid4
 
-from cdc import metrics
 from cdc.change import WATERMARK_PREFIX
 from cdc.errors import SnapshotVoid
 from cdc.position import Position
@@ -21,8 +20,8 @@ from cdc.postgres.heartbeat import emit
 from cdc.snapshot.placing import Chunk, Placed, Placing
 from cdc.table import TableSchema
 
-LOOK: Final = 0.001
-"""Seconds between two looks at what is durable: a chunk is read in some twenty of them."""
+LOOK: Final = 0.1
+"""Seconds between two looks at whether the reader stops."""
 PATIENCE: Final = 30.0
 """Seconds without anything new from the stream after which a chunk that waits for its watermark is read again."""
 
@@ -30,10 +29,9 @@ PATIENCE: Final = 30.0
 class Stream:
     """Of one pipeline; for any thread."""
 
-    def __init__(self, pipeline: str, conn: Any, placing: Placing, figures: metrics.Figures, stop: Event) -> None:
+    def __init__(self, conn: Any, placing: Placing, stop: Event) -> None:
         """conn: in autocommit, at the primary."""
-        self._pipeline, self._conn, self._figures = pipeline, conn, figures
-        self.placing = placing
+        self._conn, self.placing = conn, placing
         self._stop = stop
         self._lock = Lock()
 
@@ -62,15 +60,15 @@ class Stream:
     @property
     def durable(self) -> Position:
         """What the log holds."""
-        return Position(int(self._figures.value(metrics.LOG_POSITION, self._pipeline) or 0))
+        return self.placing.reached.position
 
     def await_durable(self, position: Position) -> None:
         """Wait for the log to hold it; raises SnapshotVoid if the log does not get on for so long."""
         before, deadline = self.durable, time.monotonic() + PATIENCE
-        while (durable := self.durable) < position:
-            if durable != before:
+        while not self.placing.reached.wait(position, LOOK):
+            if (durable := self.durable) != before:
                 before, deadline = durable, time.monotonic() + PATIENCE
-            if time.monotonic() > deadline or self._stop.wait(LOOK):
+            if time.monotonic() > deadline or self._stop.is_set():
                 raise SnapshotVoid("the log did not take the chunk")
 
     def lag(self, standby: str) -> int | None:

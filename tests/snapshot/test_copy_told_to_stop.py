@@ -33,14 +33,14 @@ class Halted(Moments):
         """number: of the window, counted from 1; the first is that of the version which the copy begins with."""
         super().__init__(opened=self._window)
         self._dsn, self._number, self.windows = dsn, number, 0
-        self.reached, self.release = Event(), Event()
+        self.arrived, self.release = Event(), Event()
 
     def _window(self) -> None:
         self.windows += 1
         if self.windows == 2:
             run_sql(self._dsn, PASSED_BY)
         if self.windows == self._number:
-            self.reached.set()
+            self.arrived.set()
             assert self.release.wait(PATIENCE)
 
 
@@ -86,7 +86,7 @@ def job_of(running: Running) -> int:
 
 def told(running: Running, halted: Halted, verb: Verb, shows: Callable[[int], object]) -> int:
     """Say it while the window is held open, and let it go when it was heard; gives the job."""
-    running.until(halted.reached.is_set)
+    running.until(halted.arrived.is_set)
     job = job_of(running)
     say(running, verb, job)
     try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 from cdc.snapshot.chunks import Slots
 
 
@@ -23,3 +26,20 @@ def test_while_the_stream_brings_rows_one_is_on_its_way_of_all_connections() -> 
     assert not slots.take(alone=True)
     slots.give_back()
     assert slots.take(alone=True)
+
+
+def test_who_has_none_is_told_when_one_is_given_back() -> None:
+    slots, waits = Slots(1), Event()
+    assert slots.take(alone=False)
+
+    def waiting() -> bool:
+        waits.set()
+        slots.wait(60, alone=False)
+        return slots.take(alone=False)
+
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(waiting)
+        assert waits.wait(60)
+        assert not taken.done()
+        slots.give_back()
+        assert taken.result(30)
