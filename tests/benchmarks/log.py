@@ -74,8 +74,7 @@ def run(
         **log_cold.figures(),
     }
     if "append" in parts:
-        for _ in range(runs):
-            _append(min(appended, changes), commits, figures)
+        _append(min(appended, changes), commits, runs, figures)
     if "compaction" in parts:
         for seed in range(runs):
             _compaction(np.random.default_rng(seed), (changes, keys), figures)
@@ -94,28 +93,33 @@ def run(
     return runs, figures
 
 
-def _append(changes: int, commits: int, figures: dict[str, Figure]) -> None:
-    """Of a new log and an old one in turns: the machine is not equally fast all the time."""
+def _append(changes: int, commits: int, runs: int, figures: dict[str, Figure]) -> None:
+    """Of a log that is new in each run, and of one that was old before the first."""
     folder = Path(tempfile.mkdtemp(prefix="cdc-log-"))
-    times = changes // APPENDED_AT_ONCE // TURNS
     keys = np.arange(APPENDED_AT_ONCE)
     large, small = (_rows(keys[:count], keys, keys < 0) for count in (APPENDED_AT_ONCE, TRANSACTION))
-    took: dict[Path, list[np.ndarray]] = {folder / "old": [], folder / "new": []}
     try:
         with _kept(folder / "old") as log:
             _appended(*log, small, commits)
-        for _ in range(TURNS):
-            for root, seconds in took.items():
-                with _kept(root) as log:
-                    seconds.append(_appended(*log, large, times))
-        opened, (writers, readers) = _opened(folder / "new"), _opened(folder / "old")
+        for run in range(runs):
+            _compare(folder / f"new{run}", folder / "old", large, changes // APPENDED_AT_ONCE // TURNS, figures)
     finally:
         shutil.rmtree(folder)
-    new, old = np.concatenate(took[folder / "new"]), np.concatenate(took[folder / "old"])
+
+
+def _compare(new: Path, old: Path, rows: pa.Table, times: int, figures: dict[str, Figure]) -> None:
+    """Append to both in turns: the machine is not equally fast all the time."""
+    took: dict[Path, list[np.ndarray]] = {old: [], new: []}
+    for _ in range(TURNS):
+        for root, seconds in took.items():
+            with _kept(root) as log:
+                seconds.append(_appended(*log, rows, times))
+    opened, (writers, readers) = _opened(new), _opened(old)
+    seconds_new, seconds_old = np.concatenate(took[new]), np.concatenate(took[old])
     for name, value in {
-        "append_ratio_at_100k_commits": float(new.sum() / old.sum()),
-        "append_changes_per_second": float(old.size * APPENDED_AT_ONCE / old.sum()),
-        "append_p99_ms": float(np.quantile(old, 0.99)) * 1e3,
+        "append_ratio_at_100k_commits": float(seconds_new.sum() / seconds_old.sum()),
+        "append_changes_per_second": float(seconds_old.size * APPENDED_AT_ONCE / seconds_old.sum()),
+        "append_p99_ms": float(np.quantile(seconds_old, 0.99)) * 1e3,
         "open_writer_ms": writers * 1e3,
         "open_reader_ms": readers * 1e3,
         "open_ratio_at_100k_commits": (writers + readers) / sum(opened),
