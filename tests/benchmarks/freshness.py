@@ -138,8 +138,7 @@ class Measurement:
         assert row is not None
         end = Lsn.parse(row[0])
         until(lambda: (LogReader(self._place.log).durable or Position(0)).lsn >= end, 120)
-        reader = LogReader(self._place.log)
-        return reader.latest_boundary(Position(0), 1 << 62)
+        return LogReader(self._place.log).durable or Position(0)
 
     @contextmanager
     def _under_load(self, rate: float) -> Iterator[None]:
