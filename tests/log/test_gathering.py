@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc.log.gathering import ADVANCE_EVERY, OPEN_LIMIT, Batch, Gathering
+from cdc.log.gathering import ADVANCE_EVERY, CHUNKS, OPEN_LIMIT, Batch, Gathering
 from cdc.log.reached import Reached
 from cdc.pgoutput.transactions import Decoded
 from cdc.position import Position
@@ -102,6 +102,18 @@ def test_what_somebody_waits_for_is_committed_with_what_arrived_by_then():
     rows.take(decoded(5), FREE)
     reached.wait(Position(5), 0)
     assert dues == [FREE + LINGER, 0.0]
+
+
+def test_so_many_chunks_that_somebody_waits_for_are_a_commit_whatever_else_arrives():
+    reached = Reached()
+    rows = gathering(reached=reached)
+    dues: list[float | None] = []
+    reached.on_wait(lambda: dues.append(rows.due(FREE, more=True)))
+    for chunk in range(CHUNKS):
+        rows.take(decoded(5 + chunk, copied=True), FREE)
+        assert told(list(rows.batches(FREE, FREE, more=True))) == [(1, None)]
+        reached.wait(Position(5), 0)
+    assert dues == [FREE + LINGER] * (CHUNKS - 1) + [0.0]
 
 
 def test_a_large_open_transaction_goes_out_in_parts_behind_what_has_ended():
