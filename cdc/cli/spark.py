@@ -13,6 +13,7 @@ from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
     from cdc.cluster.job import Job
+    from cdc.cluster.submit import Launcher
 
 SinkOption = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be repeated.")]
 TriggerOption = Annotated[
@@ -22,7 +23,6 @@ TriggerOption = Annotated[
 ScheduleOption = Annotated[str | None, typer.Option("--schedule", help="When a run that ends is started.")]
 MasterOption = Annotated[str | None, typer.Option("--master", help="Instead of spark.master of the definition.")]
 PythonOption = Annotated[str | None, typer.Option("--python", help="Of the executors [default: as it is here].")]
-PrintOption = Annotated[bool, typer.Option("--print", help="Print the command, do not run it.")]
 ImageOption = Annotated[str, typer.Option("--image", help="With Spark, Java, cdc, and /opt/cdc/job.py.")]
 ExecutorsOption = Annotated[int, typer.Option("--executors", min=1, help="How many.")]
 ClaimOption = Annotated[
@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(no_args_is_help=True, help="Apply on a Spark cluster.", rich_markup_mode=None)
     group.command(context_settings={"allow_extra_args": True})(submit)
+    group.command("print", context_settings={"allow_extra_args": True})(print_)
     group.command()(k8s)
     group.command()(databricks)
     app.add_typer(group, name="spark")
@@ -52,29 +53,30 @@ def submit(  # noqa: PLR0913, PLR0917 - one parameter per option
     sink: SinkOption = None,
     trigger: TriggerOption = None,
     python: PythonOption = None,
-    only_print: PrintOption = False,
 ) -> None:
     """Run the apply process by spark-submit; what follows -- is handed on to it.
 
     The driver sends its own code to the executors; Python and what cdc depends on have to be there.
     """
     import os
-    import sys
 
-    from cdc.cluster.submit import Launcher
-
-    launcher = Launcher(
-        home=_folder_of("pyspark"),
-        main=_folder_of("pipelines") / "submitted" / "job.py",
-        python=sys.executable,
-        executor_python=python or sys.executable,
-    )
+    launcher = _launcher(python)
     command = launcher.command(_job(config, sink, trigger), master, context.args)
-    if only_print:
-        print(launcher.line(command))
-        return
     # in this process' place: whoever stops it stops the job
     os.execve(command[0], command, {**os.environ, **launcher.environment})  # noqa: S606 - no shell is wanted
+
+
+def print_(  # noqa: PLR0913, PLR0917 - one parameter per option
+    context: typer.Context,
+    config: ConfigOption = DEFAULT_CONFIG,
+    master: MasterOption = None,
+    sink: SinkOption = None,
+    trigger: TriggerOption = None,
+    python: PythonOption = None,
+) -> None:
+    """Print the command that submit would run, as a shell takes it; the options are the same."""
+    launcher = _launcher(python)
+    print(launcher.line(launcher.command(_job(config, sink, trigger), master, context.args)))
 
 
 def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -130,6 +132,19 @@ def _job(config: Path, sinks: list[str] | None, trigger: str | None, schedule: s
         config=config,
         sinks=tuple(sinks or ()),
         trigger=checked_trigger(trigger),
+    )
+
+
+def _launcher(python: str | None) -> Launcher:
+    import sys
+
+    from cdc.cluster.submit import Launcher
+
+    return Launcher(
+        home=_folder_of("pyspark"),
+        main=_folder_of("pipelines") / "submitted" / "job.py",
+        python=sys.executable,
+        executor_python=python or sys.executable,
     )
 
 

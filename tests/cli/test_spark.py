@@ -69,8 +69,8 @@ def refused(capsys: pytest.CaptureFixture[str], *command: object) -> Outcome:
 
 
 def test_the_command_is_printed_as_a_shell_takes_it(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--sink", "lake", "--trigger", "once", "--print")
-    words = shlex.split(printed(capsys, "submit", "-c", shop, *options, "--", "--deploy-mode", "client"))
+    options = ("--sink", "lake", "--trigger", "once")
+    words = shlex.split(printed(capsys, "print", "-c", shop, *options, "--", "--deploy-mode", "client"))
     home = words[0].removeprefix("SPARK_HOME=")
 
     assert words[1:3] == [f"PYSPARK_PYTHON={sys.executable}", f"PYSPARK_DRIVER_PYTHON={sys.executable}"]
@@ -86,8 +86,8 @@ def test_the_command_is_printed_as_a_shell_takes_it(shop: Path, capsys: pytest.C
 def test_master_jars_and_the_executors_python_are_as_said(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (shop.parent / "delta.jar").touch()
     written(shop.parent, SHOP.replace("checkpoint:", "delta_jars: [delta.jar]\n  checkpoint:"))
-    options = ("--master", "yarn", "--python", "./env/bin/python", "--print")
-    words = shlex.split(printed(capsys, "submit", "-c", shop, *options))
+    options = ("--master", "yarn", "--python", "./env/bin/python")
+    words = shlex.split(printed(capsys, "print", "-c", shop, *options))
 
     assert words[1] == "PYSPARK_PYTHON=./env/bin/python"
     assert words[4:6] == ["--master", "yarn"]
@@ -95,8 +95,8 @@ def test_master_jars_and_the_executors_python_are_as_said(shop: Path, capsys: py
 
 
 def test_the_job_understands_what_the_command_says(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--sink", "find", "--trigger", "5s", "--print")
-    words = shlex.split(printed(capsys, "submit", "-c", shop, *options))
+    options = ("--sink", "find", "--trigger", "5s")
+    words = shlex.split(printed(capsys, "print", "-c", shop, *options))
     asked = _parser().parse_args(words[words.index("apply") :])
     narrowed = _narrowed(load(asked.config), asked.sink, asked.trigger)
 
@@ -147,8 +147,8 @@ def test_the_bundle_is_the_golden_one(shop: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("command", "change", "says"),
     [
-        (("submit", "--print", "--sink", "lak"), ("", ""), "no sink is called 'lak': expected one of lake, find"),
-        (("submit", "--print", "--trigger", "5"), ("", ""), "trigger '5': expected a duration"),
+        (("print", "--sink", "lak"), ("", ""), "no sink is called 'lak': expected one of lake, find"),
+        (("print", "--trigger", "5"), ("", ""), "trigger '5': expected a duration"),
         (("k8s",), ("", ""), "the path of sink 'lake' is a directory of this machine"),
         (("k8s", "--claim", "lake"), ("", ""), "--claim 'lake': expected NAME=/PATH"),
         (("k8s", "--claim", "l=/mnt", "--schedule", "@hourly"), ("", ""), "a run that is started by a schedule"),
