@@ -396,7 +396,7 @@ class TooManyParked(SinkError):
 
     code = "CDC-3012"
     reaction = Reaction.QUARANTINE
-    remedy = "mend what the reason names, or raise dead_letters.stop_at, and rebuild the table with 'cdc replay'"
+    remedy = "mend what the reason names, or raise a limit of dead_letters, and rebuild the table with 'cdc replay'"
 
 
 class CutUnavailable(SinkError):

@@ -490,7 +490,7 @@ def build_sink(wanted: DeltaSink | SearchSink) -> Sink:
     """The sink that a definition asks for."""
     if isinstance(wanted, DeltaSink):
         return DeltaTarget(delta_settings(wanted))
-    return SearchTarget(wanted.name, wanted.path, wanted.fields, wanted.dead_letters.stop_at)
+    return SearchTarget(wanted.name, wanted.path, wanted.fields, wanted.dead_letters)
 
 
 def unpaced(wanted: DeltaSink | SearchSink) -> DeltaSink | SearchSink:

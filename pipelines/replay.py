@@ -263,4 +263,4 @@ def _sink_at(wanted: DeltaSink | SearchSink, path: str) -> Sink:
 def _staged(wanted: DeltaSink | SearchSink) -> Staged:
     if isinstance(wanted, DeltaSink):
         return StagedDelta(delta_settings(wanted))
-    return StagedSearch(wanted.name, wanted.path, wanted.fields, wanted.dead_letters.stop_at)
+    return StagedSearch(wanted.name, wanted.path, wanted.fields, wanted.dead_letters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Final
@@ -35,6 +36,15 @@ def _whole(value: Any) -> Any:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong("expected a whole number")
+    return value
+
+
+def _share(value: Any) -> Any:
+    if isinstance(value, Interpolated):
+        with suppress(ValueError):
+            value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong("expected a number: 0.05")
     return value
 
 
@@ -100,5 +110,7 @@ Location = Annotated[str, AfterValidator(_location)]
 """A path made absolute against the definition's directory, or a URI."""
 Whole = Annotated[int, BeforeValidator(_whole)]
 """A whole number; text and true are none."""
+Share = Annotated[float, Field(gt=0, le=1), BeforeValidator(_share)]
+"""A part of a whole: above 0, and 1 for all of it."""
 Switch = Annotated[bool, BeforeValidator(_switch)]
 """True or false; yes, no, on, off, 0 and 1 are neither."""

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.model import Model
-from cdc.config.names import Glob, Identifier, Location, Name, Switch, placeholders, wrong
+from cdc.config.names import Glob, Identifier, Location, Name, Share, Switch, placeholders, wrong
 from cdc.config.quantities import Bytes, Seconds
 from cdc.config.transform import Transform
 from cdc.table import matches
@@ -127,6 +127,8 @@ class DeadLetters(Model):
 
     stop_at: Annotated[int, Field(ge=0, le=10_000)] = 1_000
     """A table stops when more of its keys than this would be parked; 0: at the first row that it cannot take."""
+    ratio: Share = 1.0
+    """It stops as well when of the keys that a batch changes, 100 of them or more, a larger share would be parked."""
 
 
 class TableSettings(Model):

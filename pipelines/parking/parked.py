@@ -96,7 +96,19 @@ def changed(before: Held, after: Held, upto: int) -> list[Entry]:
 
 def keyed(keys: Iterable[Key], column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Which entries of a column of keys are among the keys; no null is."""
-    return pc.is_in(pc.binary_join(column, _PARTS), pa.array([_PARTS.join(key) for key in keys], pa.string()))
+    return pc.is_in(pc.binary_join(column, _PARTS), _joined(keys))
+
+
+def _joined(keys: Iterable[Key]) -> pa.Array:
+    return pa.array([_PARTS.join(key) for key in keys], pa.string())
+
+
+def keys_of(rows: pa.Table | None, held: Held) -> tuple[int, int]:
+    """(how many keys of a batch's rows are held, how many keys they have)."""
+    if rows is None or not rows.num_rows:
+        return 0, 0
+    keys = pc.unique(pc.binary_join(rows["key"], _PARTS))
+    return pc.sum(pc.is_in(keys, _joined(held))).as_py(), len(keys)
 
 
 def _concerned(held: Held, rows: pa.Table) -> pa.ChunkedArray:

@@ -12,19 +12,23 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import structlog
 
+from cdc.config import DeadLetters
 from cdc.dead_letters import Outcome, Verb
 from cdc.errors import CdcError, MissingBase, TooManyParked, ValueNotRepresentable
 from cdc.failpoint import hit
 from cdc.stores.parked import Key, ParkedRow
-from pipelines.parking.parked import Held, changed, offer, set_aside, touches
+from pipelines.parking.parked import Held, changed, keys_of, offer, set_aside, touches
 from pipelines.parking.queued import again, forgetting, queue, queued, refused_again, rows_behind
 from pipelines.sinks.sink import Parks, Sink, TableBatch, TableRecord
 
+JUDGED: Final = 100
+"""Keys that a batch has to change to be judged by the share of them that waits: one of one is no sign."""
 Place = tuple[int, Key]
 """Relation and key."""
 
@@ -106,7 +110,7 @@ class Parking:
 
     def _apply(self, sink: Parks, before: TableRecord | None, batch: TableBatch, stands: int) -> TableRecord:
         relation = batch.schema.relation
-        limit, held = sink.parks(batch.schema), sink.parked.held(relation)
+        limit, held = sink.parks(batch.schema).stop_at, sink.parked.held(relation)
         if stands >= batch.upto:
             return _with_keys(sink.apply(batch), held)
         asked = self._asked(relation)
@@ -148,26 +152,23 @@ class _Turn:
     tried: frozenset[Key]
     """Of these the keys to be tried again."""
     stands: int
-    allowed: int
+    limit: int
     """How much may be parked then."""
 
 
 def _divided(sink: Parks, batch: TableBatch, stands: int, asked: Mapping[Key, Verb]) -> tuple[Held, TableRecord]:
     """Park what the target cannot take, and merge the rest: (what is parked then, where the table stands)."""
-    relation, limit = batch.schema.relation, sink.parks(batch.schema)
+    relation, allowed = batch.schema.relation, sink.parks(batch.schema)
     held = sink.parked.held(relation)
     kept = {key: row for key, row in held.items() if asked.get(key) is not Verb.DISCARD}
     if sink.keeps_changes(batch.schema):
         # of a discarded key is tried what came before the refused change, and what comes now
         kept |= {key: forgetting(row) for key, row in held.items() if key not in kept}
     tried = frozenset(key for key in asked if key in kept)
-    turn = _Turn(sink, batch, kept, tried, stands, max(limit, _size(held)))
+    turn = _Turn(sink, batch, kept, tried, stands, max(allowed.stop_at, _size(held)))
     merged, waiting = (_by_change if sink.keeps_changes(batch.schema) else _by_state)(turn)
-    if _size(waiting) > turn.allowed:
-        raise TooManyParked(
-            f"{_size(waiting)} rows of table {batch.schema.topic!r} or more have to wait, and {limit} may be parked, "
-            f"for instance: {next(iter(waiting.values())).message}"
-        )
+    if too_many := _too_many(turn, waiting, allowed):
+        raise TooManyParked(f"{too_many} may be parked, for instance: {next(iter(waiting.values())).message}")
     beside = sink.beside(batch.schema)
     left = {key: row.with_images(beside) for key, row in waiting.items()}
     sink.parked.write(relation, stands, changed(held, left, batch.upto))
@@ -183,7 +184,7 @@ def _by_state(turn: _Turn) -> tuple[TableBatch, Held]:
     """(what a target of latest states can take, what waits then)."""
     offered = offer(turn.held, turn.batch, turn.tried)
     whole = replace(turn.batch, rows=offered.rows)
-    refusals = turn.sink.refused(whole, turn.allowed)
+    refusals = turn.sink.refused(whole, turn.limit)
     taken = np.setdiff1d(np.arange(offered.rows.num_rows), [refusal.row for refusal in refusals])
     merged = replace(turn.batch, rows=offered.rows.take(pa.array(taken)))
     return merged, offered.waiting | set_aside(whole, refusals, turn.held, _now())
@@ -194,7 +195,7 @@ def _by_change(turn: _Turn) -> tuple[TableBatch, Held]:
     batch = replace(turn.batch, endings=tuple(end for end in turn.batch.endings if end.position > turn.stands))
     rows, left = queued(turn.held, batch)
     images, ended = again(left[key] for key in turn.tried)
-    refusals = turn.sink.refused(replace(batch, rows=rows, again=images, ended=ended), turn.allowed)
+    refusals = turn.sink.refused(replace(batch, rows=rows, again=images, ended=ended), turn.limit)
     fresh = [refusal for refusal in refusals if refusal.row < rows.num_rows]
     still = {tuple(images["key"][r.row - rows.num_rows].as_py()): r.error for r in reversed(refusals[len(fresh) :])}
     taken, ended = again(left.pop(key) for key in turn.tried - still.keys())
@@ -203,6 +204,18 @@ def _by_change(turn: _Turn) -> tuple[TableBatch, Held]:
     left |= parked
     tried = taken if taken.num_rows else None
     return replace(turn.batch, rows=goes_on, again=tried, ended=ended, waiting=tuple(left)), left
+
+
+def _too_many(turn: _Turn, waiting: Held, allowed: DeadLetters) -> str:
+    """What may not wait, and how much may; nothing if all of it may."""
+    topic = turn.batch.schema.topic
+    if _size(waiting) > turn.limit:
+        return f"{_size(waiting)} rows of table {topic!r} or more have to wait, and {allowed.stop_at}"
+    wait, keys = keys_of(turn.batch.rows, waiting)
+    if keys >= JUDGED and wait > allowed.ratio * keys:
+        changed = f"the {keys} keys that a batch changes of table {topic!r}"
+        return f"{wait} of {changed} have to wait, and a share of {allowed.ratio:g}"
+    return ""
 
 
 def _told(exc: CdcError, sink: str) -> str:

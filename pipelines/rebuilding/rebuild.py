@@ -174,7 +174,7 @@ class Rebuild:
                     return self._by_executors(spark, table, upto)
                 except _FROM_SPARK as exc:
                     # part by part its rows come to the driver, where those that are refused are parked
-                    parks = isinstance(self._sink, Parks) and self._sink.parks(table.schema)
+                    parks = isinstance(self._sink, Parks) and self._sink.parks(table.schema).stop_at
                     if _quarantine(exc) is None or not parks:
                         raise
             for part in parts_of(self._folded(spark, table, upto)):

@@ -25,7 +25,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from cdc.config import SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
+from cdc.config import DeadLetters, SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
 from cdc.config.sinks import Keeping
 from cdc.errors import DeltaJarMissing
 from cdc.failpoint import hit
@@ -61,7 +61,15 @@ from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.delta_statistics import DataFile
 from pipelines.sinks.delta_table import DeltaTarget
 from pipelines.sinks.delta_upkeep import Upkeep, UpkeepSettings
-from pipelines.sinks.sink import Published, Refusal, SparkAwaited, TableBatch, TableRecord, TargetState
+from pipelines.sinks.sink import (
+    NONE_PARKED,
+    Published,
+    Refusal,
+    SparkAwaited,
+    TableBatch,
+    TableRecord,
+    TargetState,
+)
 from pipelines.transforming.transform_sql import refusing
 from pipelines.types import ColumnPolicies, Policy, TypePolicy
 
@@ -186,14 +194,14 @@ class DeltaSink:
         self.parked.take_up(record, {r: self._parked_upto(table) for r, table in tables.items()})
         return replace(record, tables=tables)
 
-    def parks(self, schema: TableSchema) -> int:
+    def parks(self, schema: TableSchema) -> DeadLetters:
         """See Parks.parks: a table without a key stops instead.
 
         So does one with a function of whose rows nobody knows what they hide: a parked row is one from before it.
         """
         kept, rule = self._settings.of(schema.topic), rule_of(schema.topic, self._settings.rules)
         hides = rule is not None and rule.transform is not None and rule.transform.python is not None
-        return 0 if hides or not schema.key else kept.dead_letters.stop_at
+        return NONE_PARKED if hides or not schema.key else kept.dead_letters
 
     def beside(self, schema: TableSchema) -> Callable[[Image], Image]:
         """See Parks.beside."""

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import structlog
 import tantivy
 
+from cdc.config import DeadLetters
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkBelongsElsewhere, SinkFenced, SinkUnavailable
 from cdc.failpoint import hit
 from cdc.position import Position
@@ -42,7 +43,7 @@ from cdc.stores.search import (
 from cdc.table import Column, TableSchema
 from pipelines.running.standing import applied_state
 from pipelines.sinks.search_parked import ParkedDocuments
-from pipelines.sinks.sink import Published, Refusal, TableBatch, TableRecord, TargetState
+from pipelines.sinks.sink import NONE_PARKED, Published, Refusal, TableBatch, TableRecord, TargetState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,18 +90,20 @@ class SearchSink:
     Effectively once: rows are placed by key and table position. Tables without a key are refused, for
     a document needs a name; the one row that is refused alone is a partial image whose base is not there.
     `fields` are the columns whose words can be searched; empty means every column of a text type.
-    `stop_at` is how many keys of a table may be parked.
+    `dead_letters` says how much of a table may be parked.
     """
 
     parallel = 1
     """An index has one writer."""
 
-    def __init__(self, name: str, path: str | Path, fields: Sequence[str] = (), stop_at: int = 0) -> None:
+    def __init__(
+        self, name: str, path: str | Path, fields: Sequence[str] = (), dead_letters: DeadLetters = NONE_PARKED
+    ) -> None:
         self.name = name
         self.parked = ParkedDocuments()
         self._path = Path(path)
         self._fields = frozenset(fields)
-        self._stop_at = stop_at
+        self._dead_letters = dead_letters
         self._index: tantivy.Index | None = None
         self._writer: tantivy.IndexWriter | None = None
         self._record: bytes | None = None
@@ -133,9 +136,9 @@ class SearchSink:
         self.parked.take_up(self._stored_parked())
         return self._published
 
-    def parks(self, schema: TableSchema) -> int:
+    def parks(self, schema: TableSchema) -> DeadLetters:
         """See Parks.parks; a table without a key stops as a whole."""
-        return self._stop_at if schema.key else 0
+        return self._dead_letters if schema.key else NONE_PARKED
 
     def beside(self, schema: TableSchema) -> Callable[[Image], Image]:  # noqa: ARG002 - an index hides nothing
         """See Parks.beside."""

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from cdc import durable
+from cdc.config import DeadLetters
 from cdc.failpoint import hit
 from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.search import SearchSink
+from pipelines.sinks.sink import NONE_PARKED
 
 META: Final = "meta.json"
 """What tantivy reads first: the segments that count."""
@@ -35,10 +37,12 @@ class StagedSearch:
     After a crash before `put` ends its rename, the old index is untouched; after it the new one is in place.
     """
 
-    def __init__(self, name: str, path: str | Path, fields: Sequence[str] = (), stop_at: int = 0) -> None:
+    def __init__(
+        self, name: str, path: str | Path, fields: Sequence[str] = (), dead_letters: DeadLetters = NONE_PARKED
+    ) -> None:
         self._path = Path(path)
         self._staged = self._path.with_name(f"{self._path.name}.replay")
-        self.sink = SearchSink(f"{name} (replay)", self._staged, fields, stop_at)
+        self.sink = SearchSink(f"{name} (replay)", self._staged, fields, dead_letters)
         self._held = SearchSink(name, path, fields)
         self._log_id = ""
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from cdc.config import DeadLetters
 from cdc.errors import CdcError
 from cdc.stores.parked import Entry, Image, Key, ParkedRow
 from cdc.stores.published import Published, TableRecord, TargetState
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
+    "NONE_PARKED",
     "ParkedRows",
     "Parks",
     "Published",
@@ -38,6 +40,9 @@ __all__ = [
     "TableRecord",
     "TargetState",
 ]
+
+NONE_PARKED: Final = DeadLetters(stop_at=0)
+"""Of a table that stops at the first row it cannot take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +204,8 @@ class Parks(Sink, Protocol):
     def parked(self) -> ParkedRows:
         """Once it is open."""
 
-    def parks(self, schema: TableSchema) -> int:
-        """How many keys of a table may be parked; 0 if a row that fails stops the table."""
+    def parks(self, schema: TableSchema) -> DeadLetters:
+        """How much of a table may be parked; `stop_at` is 0 if a row that fails stops the table."""
 
     def stands(self, schema: TableSchema) -> int:
         """Where the target of a table stands; what is parked of one that was never published is read as of there."""

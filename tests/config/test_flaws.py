@@ -168,6 +168,18 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     ),
     "port out of range": (SOUND + "service: {port: 70000}\n", "12:11: service.port: expected at most 65535"),
     "true for a port": (SOUND + "service: {port: true}\n", "12:11: service.port: expected a whole number"),
+    "share of nothing": (
+        changed(DELTA, DELTA + "    dead_letters: {ratio: 0}\n"),
+        "11:20: sinks.0.dead_letters.ratio: expected more than 0",
+    ),
+    "share in percent": (
+        changed(DELTA, DELTA + "    dead_letters: {ratio: 5}\n"),
+        "11:20: sinks.0.dead_letters.ratio: expected at most 1",
+    ),
+    "share with its sign": (
+        changed(DELTA, DELTA + "    dead_letters: {ratio: 5%}\n"),
+        "11:20: sinks.0.dead_letters.ratio: expected a number: 0.05",
+    ),
     "other catalog": (SOUND + "catalog: {url: 'mysql://h/d'}\n", "12:11: catalog.url: expected a URL that begins"),
     "other version": ("version: 2\n" + SOUND, "1:1: version: expected '1'"),
     "unset variable": (dsn("${NOT_THERE}"), "3:3: source.dsn: variable 'NOT_THERE' is not set"),

@@ -24,17 +24,17 @@ NAN = "NaN"
 class Driver:
     """One life of the apply process, as far as one table of one sink goes."""
 
-    def __init__(self, folder: Path, stop_at: int = 10, **said: Any) -> None:
-        self.sink = self.made(folder, stop_at, **said)
+    def __init__(self, folder: Path, stop_at: int = 10, ratio: float = 1, **said: Any) -> None:
+        self.sink = self.made(folder, DeadLetters(stop_at=stop_at, ratio=ratio), **said)
         self.parking = Parking(self.sink)
         opened = self.sink.open(LOG) or Published(0, 0)
         self.tables = self.parking.listed(opened.tables)
 
-    def made(self, folder: Path, stop_at: int, **said: Any) -> Parks:
+    def made(self, folder: Path, dead_letters: DeadLetters, **said: Any) -> Parks:
         """Its sink."""
         self.template = f"{folder}/lake/{{schema}}/{{table}}"
         rules = said.pop("rules", ())
-        table = TableSettings(dead_letters=DeadLetters(stop_at=stop_at), **said)
+        table = TableSettings(dead_letters=dead_letters, **said)
         return DeltaSink(DeltaSettings("lake", self.template, table=table, rules=rules))
 
     @property
@@ -79,9 +79,9 @@ class Driver:
 class SearchDriver(Driver):
     """The same of a search sink."""
 
-    def made(self, folder: Path, stop_at: int, **_: Any) -> Parks:
+    def made(self, folder: Path, dead_letters: DeadLetters, **_: Any) -> Parks:
         self.path = folder / "find"
-        return SearchSink("find", self.path, stop_at=stop_at)
+        return SearchSink("find", self.path, dead_letters=dead_letters)
 
     def rows(self) -> dict[str, tuple[str | None, str | None]]:
         found = SearchIndex.open(self.path).documents(ORDERS.topic)

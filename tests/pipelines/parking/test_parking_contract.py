@@ -21,10 +21,10 @@ def _opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     """Opens the sink anew; the driver before is gone, with what it did not publish."""
     drivers: list[Driver] = []
 
-    def opened(stop_at: int = 10) -> Driver:
+    def opened(stop_at: int = 10, ratio: float = 1) -> Driver:
         for driver in drivers:
             driver.sink.close()
-        drivers.append(request.param(tmp_path, stop_at))
+        drivers.append(request.param(tmp_path, stop_at, ratio))
         return drivers[-1]
 
     yield opened
@@ -96,6 +96,33 @@ def test_a_table_stops_when_more_would_wait_than_may(opened: Opened) -> None:
 
     assert driver.take(put(1, "A", 50), upto=60) == ["8"]
     assert driver.items() == {"1": "A"}
+
+
+def test_a_table_stops_when_of_the_keys_of_a_large_batch_a_larger_share_would_wait_than_may(opened: Opened) -> None:
+    driver = opened(stop_at=1000, ratio=0.05)
+    fit = [put(n, "x", 100 + n) for n in range(1, 95)]
+    waits = [part(n, 100 + n, {3: "8.00"}) for n in range(95, 101)]
+    with pytest.raises(TooManyParked, match=r"6 of the 100 keys .* a share of 0\.05 may be parked"):
+        driver.merge(*fit, *waits, upto=300)
+
+    assert driver.take(*fit, put(95, "x", 195), *waits[1:], upto=300) == ["100", "96", "97", "98", "99"]
+    assert len(driver.items()) == 95
+
+
+def test_a_batch_of_few_keys_is_not_judged_by_the_share_of_them_that_would_wait(opened: Opened) -> None:
+    driver = opened(stop_at=100, ratio=0.05)
+    waits = [part(n, n, {3: "8.00"}) for n in range(1, 100)]
+
+    assert len(driver.take(*waits, upto=200)) == 99
+    with pytest.raises(TooManyParked, match="100 may be parked"):
+        driver.merge(part(100, 300, {3: "8.00"}), part(101, 301, {3: "8.00"}), upto=400)
+
+
+def test_keys_that_waited_before_do_not_count_in_the_share_of_a_batch_without_them(opened: Opened) -> None:
+    driver = opened(stop_at=100, ratio=0.05)
+    driver.take(*(part(n, n, {3: "8.00"}) for n in range(1, 50)), upto=100)
+
+    assert len(driver.take(*(put(n, "x", n) for n in range(100, 300)), part(300, 300, {3: "1.00"}), upto=400)) == 50
 
 
 def test_with_none_to_be_parked_the_first_row_stops_the_table(opened: Opened) -> None:
