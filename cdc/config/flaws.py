@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic_core import ErrorDetails
 
 from cdc.config.document import Document, Key
+from cdc.config.foreign import POLICIES
 from cdc.errors import Flaw, UnsetVariable
 
 
@@ -20,7 +21,10 @@ def flaws_of(errors: list[ErrorDetails], document: Document, schema: Mapping[str
         key, around = _untagged(error["loc"], schema)
         kind = error["type"]
         code = UnsetVariable.code if kind == "unset" else "CDC-1002"
-        message = _MESSAGES.get(kind, _own)(error)
+        message, reason = _MESSAGES.get(kind, _own)(error), _elsewhere(error, key, document)
+        if reason is not None:
+            yield document.flaw(key, f"{message}: {reason}", code=code)
+            continue
         yield document.flaw(key, message, suggestion=_meant(error, key, document, around), code=code)
 
 
@@ -48,6 +52,13 @@ def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str
     while parts := [part for part in (node, *node.get("anyOf", ())) if "$ref" in part]:
         node = schema["$defs"][parts[0]["$ref"].rpartition("/")[2]]
     return node
+
+
+def _elsewhere(error: ErrorDetails, key: Key, document: Document) -> str | None:
+    """What is said of a word that another tool has, where this one has not."""
+    if error["type"] == "enum" and "exact" in _choices(error):
+        return POLICIES.get(_written(error, key, document).lower())
+    return None
 
 
 def _meant(error: ErrorDetails, key: Key, document: Document, around: Mapping[str, Any]) -> str | None:

@@ -39,6 +39,14 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
         changed(DELTA, DELTA + "    writer: sprak\n"),
         "11:5: sinks.0.writer: expected 'auto' or 'delta-rs' or 'spark' — did you mean \"spark\"?",
     ),
+    "type policy of another name": (
+        changed(DELTA, DELTA + "    types: reject\n"),
+        "11:5: sinks.0.types: expected 'exact' or 'text': 'exact' is that policy, for it refuses what a type cannot",
+    ),
+    "type policy of a column by another name": (
+        changed(DELTA, DELTA + "    columns: {price: reject}\n"),
+        "11:15: sinks.0.columns.price: expected 'exact' or 'text': 'exact' is that policy",
+    ),
     "duplicate key": (SOUND + "name: again\n", "12:1: name: the key stands here twice, first in line 1"),
     "tab": (SOUND + "spark:\n\ttrigger: 1s\n", "13:1: indentation by tab: use spaces"),
     "empty file": ("", "1:1: the file is empty"),
