@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic_core import ErrorDetails
 
 from cdc.config.document import Document, Key
-from cdc.config.foreign import POLICIES
+from cdc.config.foreign import AUTO_CDC, POLICIES
 from cdc.errors import Flaw, UnsetVariable
 
 
@@ -21,7 +21,7 @@ def flaws_of(errors: list[ErrorDetails], document: Document, schema: Mapping[str
         key, around = _untagged(error["loc"], schema)
         kind = error["type"]
         code = UnsetVariable.code if kind == "unset" else "CDC-1002"
-        message, reason = _MESSAGES.get(kind, _own)(error), _elsewhere(error, key, document)
+        message, reason = _MESSAGES.get(kind, _own)(error), _elsewhere(error, key, document, around)
         if reason is not None:
             yield document.flaw(key, f"{message}: {reason}", code=code)
             continue
@@ -54,8 +54,10 @@ def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str
     return node
 
 
-def _elsewhere(error: ErrorDetails, key: Key, document: Document) -> str | None:
+def _elsewhere(error: ErrorDetails, key: Key, document: Document, around: Mapping[str, Any]) -> str | None:
     """What is said of a word that another tool has, where this one has not."""
+    if error["type"] == "extra_forbidden" and "stored_as_scd_type" in around.get("properties", {}):
+        return AUTO_CDC.get(str(key[-1]).lower())
     if error["type"] == "enum" and "exact" in _choices(error):
         return POLICIES.get(_written(error, key, document).lower())
     return None

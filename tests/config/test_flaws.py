@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import check, load
+from cdc.config.foreign import AUTO_CDC
 from cdc.errors import ConfigError, InvalidDefinition, UnsetVariable
 from tests.config.definitions import SOUND, changed, write
 
@@ -46,6 +47,18 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "type policy of a column by another name": (
         changed(DELTA, DELTA + "    columns: {price: reject}\n"),
         "11:15: sinks.0.columns.price: expected 'exact' or 'text': 'exact' is that policy",
+    ),
+    "key of AUTO CDC in a sink": (
+        changed(DELTA, DELTA + "    keys: [id]\n"),
+        "11:5: sinks.0.keys: unknown key: every row of the log says it already: its key is the primary key",
+    ),
+    "key of AUTO CDC in a rule": (
+        changed(DELTA, DELTA + "    rules: [{match: '*.*', sequence_by: seen_at}]\n"),
+        "11:28: sinks.0.rules.0.sequence_by: unknown key: every row of the log says it already: the log is in the",
+    ),
+    "key of AUTO CDC where none of it belongs": (
+        changed("  dsn", "  keys: [id]\n  dsn"),
+        "3:3: source.keys: unknown key",
     ),
     "duplicate key": (SOUND + "name: again\n", "12:1: name: the key stands here twice, first in line 1"),
     "tab": (SOUND + "spark:\n\ttrigger: 1s\n", "13:1: indentation by tab: use spaces"),
@@ -221,6 +234,14 @@ def test_a_broken_definition_is_named_with_place_and_reason(case: str, tmp_path:
     assert str(caught.value).startswith(f"{path}:{expected}")
     assert len(caught.value.flaws) == 1
     assert caught.value.exit_code.value == 2
+
+
+@pytest.mark.parametrize("word", AUTO_CDC)
+def test_of_each_word_of_auto_cdc_that_there_is_not_the_reason_is_told(word: str, tmp_path: Path) -> None:
+    (flaw,) = check(write(tmp_path, changed(DELTA, DELTA + f"    {word}: x\n")), ENVIRONMENT).flaws
+
+    assert flaw.message == f"unknown key: {AUTO_CDC[word]}"
+    assert flaw.suggestion is None
 
 
 @pytest.mark.parametrize("case", BROKEN)
