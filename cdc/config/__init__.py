@@ -7,6 +7,7 @@ from cdc.config.secret import Secret
 from cdc.config.sinks import (
     DeadLetters,
     DeltaSink,
+    DroppedColumns,
     Mode,
     SchemaChanges,
     SearchSink,
@@ -24,6 +25,7 @@ __all__ = [
     "DeadLetters",
     "Definition",
     "DeltaSink",
+    "DroppedColumns",
     "Mode",
     "SchemaChanges",
     "SearchSink",

@@ -11,6 +11,7 @@ from cdc.config.names import fixed_part, is_remote, placeholders
 from cdc.config.sinks import (
     INSTEAD,
     DeltaSink,
+    DroppedColumns,
     Keeping,
     SchemaChanges,
     SearchSink,
@@ -25,6 +26,12 @@ _WILD: Final = frozenset("*?[")
 _MERGED_CHANGES: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.EXCEPTION})
 """What may become of a target of many tables when one of them changes its columns: the others know no other name for
 a column, and no other type."""
+
+
+_FOLLOWING: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.TRY_EVOLVE})
+"""By which of them a target may lose a column: of the others one stops, and by the rest it keeps what it has."""
+_OF_COLUMNS: Final = frozenset({"dropped_columns", "schema_changes", "merge_tables", "transform", *INSTEAD[0]})
+"""What has to go together where columns are dropped."""
 
 
 class Disagreement(NamedTuple):
@@ -116,6 +123,7 @@ def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disag
     if transform is not None and meant.keeping is not Keeping.LATEST:
         for name in sorted({"computed", "where", "python"} & transform.model_fields_set):
             yield Disagreement((*key, "transform", name), f"cannot stand beside {meant.keeping.value!r}, as it is kept")
+    yield from _dropping(said, meant, key)
     for group in INSTEAD:
         both = sorted(name for name in group & said.model_fields_set if getattr(said, name))
         if len(both) > 1:
@@ -125,6 +133,23 @@ def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disag
             yield Disagreement((*key, name), "is nothing without stored_as_scd_type: 2")
         for column in sorted({*getattr(said, name)} & {*meant.except_column_list}):
             yield Disagreement((*key, name), f"names {column!r}, which except_column_list leaves out")
+
+
+def _dropping(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
+    """Why columns cannot be dropped of what the sink or the rule says; what it only inherits is told above."""
+    if meant.dropped_columns is not DroppedColumns.DROP or not _OF_COLUMNS & said.model_fields_set:
+        return
+    key = (*key, "dropped_columns")
+    if meant.keeping is not Keeping.LATEST:
+        found = f"drop cannot stand beside {meant.keeping.value!r}: what older rows held would go with the column"
+        yield Disagreement(key, found)
+    if meant.schema_changes not in _FOLLOWING:
+        changes = meant.schema_changes.value
+        yield Disagreement(key, f"drop cannot stand beside 'schema_changes: {changes}': expected evolve or try_evolve")
+    if isinstance(said, SinkRule) and said.transform is not None and said.transform.python is not None:
+        yield Disagreement(key, "drop cannot stand beside transform.python: it does not tell what it makes of which")
+    if isinstance(said, SinkRule) and said.merge_tables:
+        yield Disagreement(key, "drop cannot stand beside merge_tables: other tables have rows in the column")
 
 
 def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:

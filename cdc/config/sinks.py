@@ -64,6 +64,15 @@ class SchemaChanges(StrEnum):
     EXCEPTION = "exception"
 
 
+class DroppedColumns(StrEnum):
+    """What becomes of a target's column that the table has no more."""
+
+    #: It stays with what it holds, null in rows that come.
+    KEEP = "keep"
+    #: It goes, with what it holds.
+    DROP = "drop"
+
+
 class Keeping(StrEnum):
     """What a target keeps of a row's past; the value stands in the target's property `cdc.mode`."""
 
@@ -140,6 +149,8 @@ class TableSettings(Model):
     """The same for single columns, by their names at the source; a name that a table does not have says nothing."""
     schema_changes: SchemaChanges = SchemaChanges.EVOLVE
     """What becomes of the target when the table changes its columns."""
+    dropped_columns: DroppedColumns = DroppedColumns.KEEP
+    """What becomes of a column that the table has no more, where the target follows and keeps the latest state."""
     stored_as_scd_type: Literal[1, 2] = 1
     """1: the latest state of every key. 2: every version of a row, with where it began and where it ended."""
     mode: Mode | None = None

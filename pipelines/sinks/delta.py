@@ -25,7 +25,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from cdc.config import DeadLetters, SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
+from cdc.config import DeadLetters, DroppedColumns, SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
 from cdc.config.sinks import Keeping
 from cdc.errors import DeltaJarMissing
 from cdc.failpoint import hit
@@ -38,7 +38,7 @@ from pipelines.running.standing import applied_state, placed
 from pipelines.sinks.delta_columns import check_kept, check_named, selected
 from pipelines.sinks.delta_cost import LEARNS_FROM, Choice, Costs, Work, candidates, rewritten
 from pipelines.sinks.delta_default import default_expression
-from pipelines.sinks.delta_evolution import check_left_out, held_as
+from pipelines.sinks.delta_evolution import check_left_out, dropped, held_as, without_dropped
 from pipelines.sinks.delta_history import HistoryTarget, all_columns, changed_upto, refill
 from pipelines.sinks.delta_keyless import counted_source
 from pipelines.sinks.delta_layout import Layout
@@ -365,8 +365,10 @@ class DeltaSink:
             return
         before = replace(self._before(target, batch), truncated=batch.truncated)
         if target.columns_of <= batch.upto:
-            changes = self._settings.of(batch.schema.topic).schema_changes
-            target.follow(shape.columns, changes, batch.upto, replaced=self._replaced(target, batch))
+            settings, known = self._settings.of(batch.schema.topic), self._known(batch.schema)
+            gone = dropped(settings.dropped_columns, target.columns, batch.schema, known)
+            replaced = self._replaced(target, batch)
+            target.follow(shape.columns, settings.schema_changes, batch.upto, replaced=replaced, gone=gone)
         target.refill(self._defaults(batch.schema, shape), self._began(batch))
         source = self._source(target, batch, before)
         merges = not isinstance(source, pa.Table) or source.num_rows > 0
@@ -394,10 +396,14 @@ class DeltaSink:
 
         HistoryTarget(target, shape, settings, write).bring(batch)
 
+    def _known(self, schema: TableSchema) -> TableSchema | None:
+        """The table as it was when it was last published."""
+        known = self._records.get(schema.relation)
+        return None if known is None or known.schema is None else _schema_of(known.schema)
+
     def _check_columns(self, target: DeltaTarget, batch: TableBatch) -> None:
         """Raise SchemaNotApplicable for what only a full copy can mend; note by what rows are found."""
-        known = self._records.get(batch.schema.relation)
-        before = None if known is None or known.schema is None else _schema_of(known.schema)
+        before = self._known(batch.schema)
         target.take_key(batch.schema, before, replaced=batch.copied)
         settings = self._settings.of(batch.schema.topic)
         ignored = settings.schema_changes is SchemaChanges.IGNORE
@@ -417,11 +423,15 @@ class DeltaSink:
     def _as_held(self, target: DeltaTarget, batch: TableBatch) -> TableBatch:
         """The batch with the columns and types that its rows have in this target; a transform names its own."""
         shape = self.shape(batch.schema)
+        settings = self._settings.of(batch.schema.topic)
+        # whether it has the columns of a longer range already, from before a crash
+        ahead = target.columns_of > batch.upto
         if shape.transform is not None:
-            return batch
-        changes = self._settings.of(batch.schema.topic).schema_changes
-        if target.columns_of > batch.upto:
-            # it has the columns of a longer range already, from before a crash
+            lacks = ahead and settings.dropped_columns is DroppedColumns.DROP
+            own = without_dropped(batch.schema, shape.schema, target.columns) if lacks else batch.schema
+            return replace(batch, schema=own)
+        changes = settings.schema_changes
+        if ahead:
             changes = SchemaChanges.IGNORE
         return replace(batch, schema=held_as(batch.schema, target.columns, changes, shape.policy))
 
@@ -443,10 +453,10 @@ class DeltaSink:
 
     def _defaults(self, schema: TableSchema, shape: Shape) -> dict[str, str]:
         """Delta column → expression, for columns with a default that are new since the last record."""
-        known = self._records.get(schema.relation)
-        if known is None or known.schema is None:
+        known = self._known(schema)
+        if known is None:
             return {}
-        held = {column.id for column in _schema_of(known.schema).columns}
+        held = {column.id for column in known.columns}
         return {
             column_name(column.name): default_expression(column, shape.missing(column) or "", shape.policy)
             for column in shape.schema.sent

@@ -8,13 +8,13 @@ commit, so a step is done or not; what is planned from a target that was brought
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
 
-from cdc.config import SchemaChanges
+from cdc.config import DroppedColumns, SchemaChanges
 from cdc.errors import SchemaNotApplicable
 from cdc.naming import name_of_column
 from cdc.table import Column, TableSchema
@@ -48,19 +48,26 @@ class Plan:
     """All columns, if the target is written anew."""
 
 
-def plan(present: pa.Schema, wanted: pa.Schema, changes: SchemaChanges, *, replaced: bool) -> Plan:
+def plan(
+    present: pa.Schema,
+    wanted: pa.Schema,
+    changes: SchemaChanges,
+    *,
+    replaced: bool,
+    gone: frozenset[bytes] = frozenset(),
+) -> Plan:
     """What makes a target with the columns `present` one with those of `wanted`; what only it has stays.
 
-    replaced: a full copy brings every row again, so that no value of now has to last. Raises SchemaNotApplicable for
-    what the policy forbids, or the target cannot do without a copy.
+    replaced: a full copy brings every row again, so that no value of now has to last. gone: ids of the columns that
+    do not stay. Raises SchemaNotApplicable for what the policy forbids, or the target cannot do without a copy.
     """
     if changes is SchemaChanges.TRY_EVOLVE:
         try:
-            return plan(present, wanted, SchemaChanges.EVOLVE, replaced=replaced)
+            return plan(present, wanted, SchemaChanges.EVOLVE, replaced=replaced, gone=gone)
         except SchemaNotApplicable:
-            return plan(present, wanted, SchemaChanges.LENIENT, replaced=replaced)
+            return plan(present, wanted, SchemaChanges.LENIENT, replaced=replaced, gone=gone)
     made = _Making(present, wanted, lenient=changes is SchemaChanges.LENIENT, replaced=replaced)
-    found = made.plan()
+    found = made.plan(gone)
     if changes is SchemaChanges.IGNORE and found.steps:
         raise SchemaNotApplicable(
             f"its columns changed, and are not the source's alone ({'; '.join(found.steps)}): they cannot be ignored",
@@ -72,6 +79,24 @@ def plan(present: pa.Schema, wanted: pa.Schema, changes: SchemaChanges, *, repla
             remedy="rebuild the table in this sink, or give it another policy",
         )
     return found
+
+
+def dropped(
+    policy: DroppedColumns, present: pa.Schema, schema: TableSchema, before: TableSchema | None
+) -> frozenset[bytes]:
+    """Ids of the columns that the target shall lose; before: the table when the target was last published.
+
+    Not those of its key of then: after a crash a range from before the new key would not find its rows any more.
+    """
+    if policy is DroppedColumns.KEEP or before is None:
+        return frozenset()
+    return frozenset(_by_id(present).keys() - {_id(column) for column in (*schema.columns, *before.key)})
+
+
+def without_dropped(schema: TableSchema, own: TableSchema, present: pa.Schema) -> TableSchema:
+    """The table without the columns that its target lost to a longer range, before a crash; own: as it is there."""
+    lost = {column.id for column in own.sent if _id(column) not in _by_id(present)}
+    return replace(schema, columns=tuple(column for column in schema.columns if column.id not in lost))
 
 
 def held_as(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, policy: Policy) -> TableSchema:
@@ -187,7 +212,7 @@ class _Making:
         """Columns that stay beside the new ones → their names from then on."""
         self._names = {field.name.casefold() for field in (*present, *wanted)}
 
-    def plan(self) -> Plan:
+    def plan(self, gone: Collection[bytes]) -> Plan:
         """See the function."""
         found = sources(self._present, self._wanted)
         filled = {field.name: self._filled(field, found.get(field.name)) for field in self._wanted}
@@ -196,6 +221,9 @@ class _Making:
         used = {held: name for name, held in found.items()}
         order: list[Filled] = []
         for field in self._present:
+            if column_id(field) in gone:
+                self._steps.append(f"column {field.name!r} was dropped")
+                continue
             if field.name in used:
                 order.append(filled[used[field.name]])
             if field.name in self._stay or field.name not in used:

@@ -166,8 +166,16 @@ class ShardTarget(DeltaTarget):
         self._add(added, 0)
         self._say(Shard(schema.topic, ids))
 
-    def follow(self, wanted: pa.Schema, changes: SchemaChanges, upto: int, *, replaced: bool) -> None:
-        """As DeltaTarget.follow; replaced: every row that the part has goes with this range."""
+    def follow(
+        self,
+        wanted: pa.Schema,
+        changes: SchemaChanges,
+        upto: int,
+        *,
+        replaced: bool,
+        gone: frozenset[bytes] = frozenset(),  # noqa: ARG002 - other tables have rows in a column that one has lost
+    ) -> None:
+        """As DeltaTarget.follow, but that no column goes; replaced: every row of the part goes with this range."""
         shard = self._held()
         added, ids = joined(self._present, wanted, {} if replaced else shard.columns)
         if changes is SchemaChanges.EXCEPTION:

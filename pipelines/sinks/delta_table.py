@@ -281,13 +281,21 @@ class DeltaTarget:
             condition = " OR ".join(f"({condition})" for condition in older)
             self.table.delete(self._of_part(condition), commit_properties=self.commit(upto, suffix))
 
-    def follow(self, wanted: pa.Schema, changes: SchemaChanges, upto: int, *, replaced: bool) -> None:
+    def follow(
+        self,
+        wanted: pa.Schema,
+        changes: SchemaChanges,
+        upto: int,
+        *,
+        replaced: bool,
+        gone: frozenset[bytes] = frozenset(),
+    ) -> None:
         """Have the columns of `wanted`, by one commit that changes no row's place; a column that only it has stays.
 
-        upto: the end of the range. replaced: as of delta_evolution.plan. Raises SchemaNotApplicable as that does, and
-        when Delta refuses.
+        upto: the end of the range. replaced, gone: as of delta_evolution.plan. Raises SchemaNotApplicable as that does,
+        and when Delta refuses.
         """
-        found = plan(self.columns, wanted, changes, replaced=replaced)
+        found = plan(self.columns, wanted, changes, replaced=replaced, gone=gone)
         if found.steps:
             self._change_columns(found, upto)
         # a rewrite may have taken a column that had them, before a crash

@@ -53,6 +53,19 @@ CONFLICTS = [
 ]
 
 
+CONFLICTS += [
+    (["dropped_columns: drop", said], "dropped_columns", f"drop cannot stand beside {told}")
+    for said, told in {
+        "stored_as_scd_type: 2": "'scd2'",
+        "mode: append": "'append'",
+        "mode: soft_delete": "'soft_delete'",
+        "schema_changes: lenient": "'schema_changes: lenient'",
+        "schema_changes: ignore": "'schema_changes: ignore'",
+        "schema_changes: exception": "'schema_changes: exception'",
+    }.items()
+]
+
+
 @pytest.mark.parametrize("in_rule", [False, True], ids=["sink", "rule"])
 @pytest.mark.parametrize(("said", "name", "message"), CONFLICTS)
 def test_a_contradiction_is_told_at_its_key(
@@ -64,6 +77,17 @@ def test_a_contradiction_is_told_at_its_key(
     assert [flaw.message for flaw in found.flaws if message in flaw.message], found.flaws
     key = ".".join(map(str, ("sinks", 0, "rules", 0, name) if in_rule else ("sinks", 0, name)))
     assert [flaw for flaw in found.flaws if flaw.key == key]
+
+
+def test_a_rule_is_told_that_columns_are_dropped_by_its_sink_and_cannot_be_of_its_tables(tmp_path: Path) -> None:
+    sink = f"{SOUND}    dropped_columns: drop\n    rules:\n      - {{match: shop.a, column_list: [id]}}\n"
+    assert not check(write(tmp_path, sink), {}).flaws
+    (flaw,) = check(write(tmp_path, f"{sink}      - {{match: shop.b, mode: append}}\n"), {}).flaws
+    assert (flaw.key, "drop cannot stand beside 'append'" in flaw.message) == ("sinks.0.rules.1.dropped_columns", True)
+    wrong = sink.replace("drop\n", "drop\n    mode: append\n", 1)
+    assert [flaw.key for flaw in check(write(tmp_path, wrong), {}).flaws] == ["sinks.0.dropped_columns"]
+    kept = f"{sink}      - {{match: shop.b, mode: append, dropped_columns: keep}}\n"
+    assert not check(write(tmp_path, kept), {}).flaws
 
 
 def test_an_unknown_mode_is_refused_with_those_that_there_are(tmp_path: Path) -> None:

@@ -140,6 +140,20 @@ def test_many_tables_share_a_target_of_their_latest_state_and_its_columns_alone(
         assert check(write(tmp_path, ruled(*merged, fine, match="shop.*")), ENVIRONMENT).definition is not None
 
 
+def test_a_target_of_many_tables_keeps_the_columns_that_one_of_them_dropped(tmp_path: Path) -> None:
+    merged = ruled("path: all", "merge_tables: true", match="shop.*")
+    by_sink = merged.replace("    rules:", "    dropped_columns: drop\n    rules:")
+    by_rule = ruled("path: all", "merge_tables: true", "dropped_columns: drop", match="shop.*")
+    for text in (by_sink, by_rule):
+        assert "rules.0.dropped_columns: drop cannot stand beside merge_tables" in flaws(tmp_path, text)
+
+
+def test_of_what_a_function_makes_no_column_is_dropped(tmp_path: Path) -> None:
+    said = ruled("dropped_columns: drop", "transform: {python: 'm:f'}")
+
+    assert "rules.0.dropped_columns: drop cannot stand beside transform.python" in flaws(tmp_path, said)
+
+
 def test_files_are_not_ordered_by_what_parts_them(tmp_path: Path) -> None:
     said = flaws(tmp_path, ruled("partition_by: [a, b]", "cluster_by: [c, b]"))
 

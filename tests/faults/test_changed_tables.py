@@ -28,9 +28,11 @@ FOLLOWED = (
 
 
 @pytest.mark.slow
-def test_what_changes_in_a_table_while_both_run_is_in_the_lake(pipeline: Pipeline) -> None:
+@pytest.mark.parametrize("dropped", ["keep", "drop"])
+def test_what_changes_in_a_table_while_both_run_is_in_the_lake(pipeline: Pipeline, dropped: str) -> None:
     run_sql(pipeline.dsn, *TABLE)
-    pipeline.write(sinks=f"[{{name: lake, type: delta, path: '{pipeline.folder}/lake/{{schema}}/{{table}}'}}]")
+    path = f"path: '{pipeline.folder}/lake/{{schema}}/{{table}}'"
+    pipeline.write(sinks=f"[{{name: lake, type: delta, {path}, dropped_columns: {dropped}}}]")
     pipeline.reader()
     pipeline.apply()
     pipeline.wait(lambda: sink_states(pipeline) == {"streaming"}, "the first copy in the lake")
@@ -39,6 +41,9 @@ def test_what_changes_in_a_table_while_both_run_is_in_the_lake(pipeline: Pipelin
         run_sql(pipeline.dsn, "UPDATE shop.t SET id = id + 1000 WHERE id = 50 OR id = 1050", ddl, change)
         found = pipeline.verify()
         assert found["ok"], f"{ddl}: {found}\n{pipeline.output()}"
+        if ddl.endswith("DROP note"):
+            columns = read_target(f"{pipeline.folder}/lake/shop/t").schema.names
+            assert ("note" in columns) == (dropped == "keep")
 
     run_sql(pipeline.dsn, "ALTER TABLE shop.u ALTER id TYPE bigint", "INSERT INTO shop.u (id) VALUES (3000000000)")
     pipeline.wait(lambda: "failed" in sink_states(pipeline), "the table to stop")

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.catalog import Catalog, ProcessReport
-from cdc.config import DeltaSink
+from cdc.config import DeltaSink, load
 from cdc.errors import ConfigError, SinkFenced, SinkHeld
 from cdc.stores.lake import read_target
 from cdc.stores.parked import read_parked
@@ -205,6 +205,22 @@ def test_columns_that_came_and_went_are_those_of_now(ground: Ground) -> None:
     ground.drive("lake", 1_600)
     times = {row["id"]: row["at"] for row in ground.lake()["shop.orders"] if row["at"] is not None}
     assert times == {9: datetime(2026, 1, 31, 12, 0, 0, 250_000), 10: datetime(2026, 2, 1)}  # noqa: DTZ001 - naive
+
+
+def test_where_columns_are_dropped_the_stream_leaves_those_of_a_replay(ground: Ground) -> None:
+    path = ground.folder / "shop.yaml"
+    path.write_text(path.read_text().replace("name: lake,", "name: lake, dropped_columns: drop,"))
+    ground.definition = load(path)
+    ground.drive("lake")
+    now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, AT))
+    gone = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())
+    ground.append(1_500, [gone, change(1_500, 1, 9, None, op="u", after=[(1, "9"), (3, "2026-01-31 12:00:00.25")])])
+    ground.drive("lake", 1_500)
+    streamed = ground.lake()["shop.orders"]
+    again(ground)
+
+    assert ground.lake()["shop.orders"] == streamed
+    assert [set(row) for row in streamed] == [{"id", "at", "_position", "_ordinal"}] * 50
 
 
 def test_a_removed_index_is_built_again(ground: Ground) -> None:
