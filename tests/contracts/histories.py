@@ -60,7 +60,7 @@ class Lake:
 
     def apply(self, rows: Sequence[Row], after: int, upto: int, schema: TableSchema = TABLE) -> TableRecord:
         """One batch."""
-        return self.sink.apply(batch(rows, after, upto, schema))
+        return self.sink.apply(batch(rows, after, upto, schema, every=self.sink.keeps_changes(schema)))
 
     def publish(self, record: TableRecord, position: int) -> None:
         """One cut."""
@@ -71,10 +71,12 @@ class Lake:
         return read_target(self.uri, None).read_all().to_pylist()
 
 
-def batch(rows: Sequence[Row], after: int, upto: int, schema: TableSchema = TABLE, since: int = 0) -> TableBatch:
-    """The range (after, upto] of one table as the loop gives it to a target that keeps history."""
+def batch(
+    rows: Sequence[Row], after: int, upto: int, schema: TableSchema = TABLE, *, since: int = 0, every: bool = True
+) -> TableBatch:
+    """The range (after, upto] of one table as the loop gives it to a target that keeps history, or to one of states."""
     found = to_arrow(row for row in rows if after < row["position"] <= upto)
-    single = single_changes(found, {schema.relation}, Position(after))
+    single = single_changes(found, {schema.relation} if every else set(), Position(after))
     folded = fold(found.filter(pc.invert(single)), sink=SINK)
     told = take_apart(pa.concat_tables([folded, every_change(found.filter(single), sink=SINK)]))
     controls = told.controls.get(schema.relation)

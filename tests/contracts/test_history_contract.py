@@ -59,69 +59,6 @@ def test_spark_writes_what_delta_rs_writes(tmp_path: Path, keeping: Keeping, spa
     assert kept(lake, keeping) == MODELS[keeping](rows)
 
 
-PEOPLE = [
-    # (sequence, id, op, name, city) as in the examples of AUTO CDC, in the order of a log
-    (1, 124, "c", "Raul", "Oaxaca"),
-    (1, 123, "c", "Isabel", "Monterrey"),
-    (2, 125, "c", "Mercedes", "Tijuana"),
-    (2, 126, "c", "Lily", "Cancun"),
-    (5, 125, "u", "Mercedes", "Mexicali"),
-    (5, 123, "u", "Isabel", "Chihuahua"),
-    (6, 125, "u", "Mercedes", "Guadalajara"),
-    (6, 123, "d", None, None),
-]
-
-
-def people() -> list[Row]:
-    found = []
-    for ordinal, (position, id_, op, name, city) in enumerate(PEOPLE):
-        image = {"before": {1: str(id_)}} if op == "d" else {"after": {1: str(id_), 2: name, 3: city}}
-        found.append(log_row(RELATION, (position, ordinal), op, key=[str(id_)], **image))
-    return found
-
-
-VERSIONS_OF_PEOPLE = {
-    (123, "Isabel", "Monterrey", 1, 5),
-    (123, "Isabel", "Chihuahua", 5, 6),
-    (124, "Raul", "Oaxaca", 1, None),
-    (125, "Mercedes", "Tijuana", 2, 5),
-    (125, "Mercedes", "Mexicali", 5, 6),
-    (125, "Mercedes", "Guadalajara", 6, None),
-    (126, "Lily", "Cancun", 2, None),
-}
-WITHOUT_CITY = {
-    (123, "Isabel", "Chihuahua", 1, 6),
-    (124, "Raul", "Oaxaca", 1, None),
-    (125, "Mercedes", "Guadalajara", 2, None),
-    (126, "Lily", "Cancun", 2, None),
-}
-
-
-@pytest.mark.parametrize("ends", [[6], [1, 2, 5, 6], [5, 6]], ids=str)
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ({}, VERSIONS_OF_PEOPLE),
-        ({"track_history_except_column_list": ("large",)}, WITHOUT_CITY),
-        ({"track_history_column_list": ("plain",)}, WITHOUT_CITY),
-    ],
-    ids=["every column", "all but city", "name"],
-)
-def test_the_examples_of_auto_cdc_give_the_rows_of_its_documentation(
-    tmp_path: Path, said: dict[str, Any], expected: set[Any], ends: list[int]
-) -> None:
-    lake, after = Lake(str(tmp_path), TableSettings(stored_as_scd_type=2, **said)), 0
-    for upto in ends:
-        lake.publish(lake.apply(people(), after, upto), upto)
-        after = upto
-
-    rows = lake.rows()
-    assert {(r["id"], r["plain"], r["large"], r["__START_AT"], r["__END_AT"]) for r in rows} == expected
-    assert len(rows) == len(expected)
-    assert all(r["_valid_from"].timestamp() == r["__START_AT"] for r in rows)
-    assert {r["_valid_to"] and r["_valid_to"].timestamp() for r in rows} == {r["__END_AT"] for r in rows}
-
-
 def test_one_transaction_makes_one_version_of_a_row_at_most(tmp_path: Path) -> None:
     said = [("c", "a"), ("u", "b"), ("d", None), ("c", "c"), ("u", "d")]
     rows = [
