@@ -49,6 +49,12 @@ ID = Column(id=1, name="id", type_oid=23, type_name="integer", key=0)
 AT = Column(id=3, name="at", type_oid=1114, type_name="timestamp without time zone")
 
 
+def states(ground: Ground) -> dict[str, str]:
+    """By table, as the Delta sink published it last."""
+    record = ground.lake_of().published()
+    return {} if record is None else {table.topic: table.state for table in record.tables.values()}
+
+
 def damage(table: Path) -> None:
     """What a careless hand does to a Delta table."""
     held = DeltaTable(str(table))
@@ -221,6 +227,28 @@ def test_where_columns_are_dropped_the_stream_leaves_those_of_a_replay(ground: G
 
     assert ground.lake()["shop.orders"] == streamed
     assert [set(row) for row in streamed] == [{"id", "at", "_position", "_ordinal"}] * 50
+
+
+def test_a_table_that_stops_at_a_change_of_its_columns_is_built_anew_while_the_others_go_on(ground: Ground) -> None:
+    path = ground.folder / "shop.yaml"
+    rule = "name: lake, rules: [{match: shop.orders, schema_changes: exception}],"
+    path.write_text(path.read_text().replace("name: lake,", rule))
+    ground.definition = load(path)
+    ground.drive("lake")
+    now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, AT))
+    said = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())
+    ground.append(1_500, [said, change(1_500, 1, 7, "goes on", op="u", of=ITEMS)])
+    ground.drive("lake", 1_500)
+    assert states(ground) == {"shop.orders": TargetState.FAILED, "shop.items": TargetState.STREAMING}
+    assert len(delta_rows(f"{ground.folder}/lake/shop/orders")) == 50
+    assert ground.lake()["shop.items"][0]["note"] == "goes on"
+    again(ground, tables=("shop.orders",))
+
+    assert set(states(ground).values()) == {TargetState.STREAMING}
+    assert set(ground.lake()["shop.orders"][0]) == {"id", "at", "_position", "_ordinal"}
+    ground.append(1_600, [change(1_600, 0, 10, None, op="u", after=[(1, "10"), (3, "2026-02-01 00:00:00")])])
+    ground.drive("lake", 1_600)
+    assert [row["id"] for row in ground.lake()["shop.orders"] if row["at"] is not None] == [10]
 
 
 def test_a_removed_index_is_built_again(ground: Ground) -> None:
