@@ -25,7 +25,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from cdc.config import DeadLetters, DroppedColumns, SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
+from cdc.config import DeadLetters, SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
 from cdc.config.sinks import Keeping
 from cdc.errors import DeltaJarMissing
 from cdc.failpoint import hit
@@ -38,7 +38,7 @@ from pipelines.running.standing import applied_state, placed
 from pipelines.sinks.delta_columns import check_kept, check_named, selected
 from pipelines.sinks.delta_cost import LEARNS_FROM, Choice, Costs, Work, candidates, rewritten
 from pipelines.sinks.delta_default import default_expression
-from pipelines.sinks.delta_evolution import check_left_out, dropped, held_as, without_dropped
+from pipelines.sinks.delta_evolution import check_left_out, dropped, held_as, held_before
 from pipelines.sinks.delta_history import HistoryTarget, all_columns, changed_upto, refill
 from pipelines.sinks.delta_keyless import counted_source
 from pipelines.sinks.delta_layout import Layout
@@ -423,16 +423,14 @@ class DeltaSink:
     def _as_held(self, target: DeltaTarget, batch: TableBatch) -> TableBatch:
         """The batch with the columns and types that its rows have in this target; a transform names its own."""
         shape = self.shape(batch.schema)
-        settings = self._settings.of(batch.schema.topic)
         # whether it has the columns of a longer range already, from before a crash
         ahead = target.columns_of > batch.upto
         if shape.transform is not None:
-            lacks = ahead and settings.dropped_columns is DroppedColumns.DROP
-            own = without_dropped(batch.schema, shape.schema, target.columns) if lacks else batch.schema
-            return replace(batch, schema=own)
-        changes = settings.schema_changes
-        if ahead:
-            changes = SchemaChanges.IGNORE
+            rule = shape.transform.rule
+            if not ahead or rule.python is not None:
+                return batch
+            return replace(batch, schema=held_before(batch.schema, rule, target.columns, shape.policy))
+        changes = SchemaChanges.IGNORE if ahead else self._settings.of(batch.schema.topic).schema_changes
         return replace(batch, schema=held_as(batch.schema, target.columns, changes, shape.policy))
 
     def _began(self, batch: TableBatch) -> int:

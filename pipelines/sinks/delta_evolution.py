@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from cdc.config import DroppedColumns, SchemaChanges
+from cdc.config import DroppedColumns, SchemaChanges, Transform
 from cdc.errors import SchemaNotApplicable
 from cdc.naming import name_of_column
 from cdc.table import Column, TableSchema
@@ -93,12 +93,6 @@ def dropped(
     return frozenset(_by_id(present).keys() - {_id(column) for column in (*schema.columns, *before.key)})
 
 
-def without_dropped(schema: TableSchema, own: TableSchema, present: pa.Schema) -> TableSchema:
-    """The table without the columns that its target lost to a longer range, before a crash; own: as it is there."""
-    lost = {column.id for column in own.sent if _id(column) not in _by_id(present)}
-    return replace(schema, columns=tuple(column for column in schema.columns if column.id not in lost))
-
-
 def held_as(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, policy: Policy) -> TableSchema:
     """The table with the columns and types that its rows have in this target.
 
@@ -123,6 +117,19 @@ def held_as(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, pol
                 remedy="rebuild the table in this sink",
             )
     return replace(schema, columns=tuple(columns))
+
+
+def held_before(schema: TableSchema, rule: Transform, present: pa.Schema, policy: Policy) -> TableSchema:
+    """As held_as for a target that was brought further by this rule: under the names that the source has by then."""
+    held = held_as(replace(schema, columns=_without(schema, rule.drop)), present, SchemaChanges.IGNORE, policy)
+    named = {new: old for old, new in rule.rename.items()}
+    columns = {column.id: replace(column, name=named.get(column.name, column.name)) for column in held.columns}
+    columns |= {column.id: column for column in schema.columns if column.name in rule.drop}
+    return replace(schema, columns=tuple(columns[column.id] for column in schema.columns if column.id in columns))
+
+
+def _without(schema: TableSchema, names: Sequence[str]) -> tuple[Column, ...]:
+    return tuple(column for column in schema.columns if column.name not in names)
 
 
 def check_left_out(wanted: TableSchema, before: TableSchema | None, present: pa.Schema) -> None:

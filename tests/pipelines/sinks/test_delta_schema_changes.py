@@ -339,6 +339,32 @@ def test_a_rewrite_of_rows_that_another_hand_has_added_to_is_refused_and_done_ag
     assert rows(record) == {1: ("a", "1.00"), 2: ("b", "1.00"), 9: ("a", "1.00")}
 
 
+def test_after_a_crash_a_range_from_before_finds_its_columns_in_a_target_with_a_transform(tmp_path):
+    said = {"drop": ["secret"], "rename": {"price": "cost"}, "mask": {"price": "redact"}}
+    rule = SinkRule.model_validate({"match": "shop.*", "transform": said})
+    secret, note = column(5, "secret"), column(6, "note", missing="none")
+    old, new = having(ID, ITEM, PRICE, secret), having(ID, ARTICLE, WIDER, secret, note)
+
+    def driver() -> DeltaSink:
+        sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=(rule,)))
+        sink.open("log-1")
+        return sink
+
+    sink = driver()
+    record = publish(sink, sink.apply(batch([whole(1, 10, "long", "1.00", "s", ids=(2, 3, 5))], 0, 20, old)))
+    sink.close()
+    target = DeltaTarget.open(record.target)
+    assert target is not None
+    target.follow(sink.shape(new).columns, SchemaChanges.EVOLVE, 40, replaced=False)  # as far as a killed driver came
+    sink = driver()
+    both = [part(1, 25, {3: "1.75"}), whole(2, 26, "b", "1.00", "s", ids=(2, 3, 5))]
+    publish(sink, sink.apply(batch(both, 20, 28, old)))
+    record = publish(sink, sink.apply(batch([part(1, 30, {6: "x"})], 28, 40, new)))
+
+    assert names(record) == ["id", "article", "cost", "note"]
+    assert rows(record) == {1: ("long", "***", "x"), 2: ("b", "***", "none")}
+
+
 CRASHING = """
 import sys
 from tests.pipelines.sinks.test_delta_schema_changes import changed
