@@ -17,7 +17,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from cdc.errors import ConfigError, SnapshotVoid
+from cdc.errors import SnapshotVoid
 from cdc.postgres.copy import rows_of_table
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import TableName
@@ -216,25 +216,6 @@ def whole_query(conn: psycopg.Connection, schema: TableSchema, publication: str)
     filtered = row_filter(conn, schema, publication)
     where = sql.SQL(" WHERE {}").format(_all(filtered)) if filtered else sql.SQL("")
     return sql.SQL("{}{}").format(rows_of_table(conn, schema), where)
-
-
-def check_predicate(conn: psycopg.Connection, schema: TableSchema, where: str) -> None:
-    """Raise ConfigError if a predicate cannot be planned over the table; nothing is run.
-
-    It stands between keywords here, where one that closes parentheses it did not open, or comments out what follows,
-    does not parse: so it cannot get out of those around it later.
-    """
-    query = sql.SQL("EXPLAIN SELECT FROM {} WHERE CASE WHEN {} THEN true END").format(
-        sql.Identifier(schema.schema, schema.name),
-        sql.SQL(where),  # type: ignore[arg-type]
-    )
-    try:
-        with conn.transaction():
-            conn.execute("SET TRANSACTION READ ONLY")
-            conn.execute(query)
-    except psycopg.Error as exc:
-        said = (exc.diag.message_primary or str(exc)).lower()
-        raise ConfigError(f"the predicate {where!r} does not fit {schema.topic!r}: {said}") from exc
 
 
 def estimate(conn: psycopg.Connection, oid: int) -> int:

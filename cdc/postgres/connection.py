@@ -114,6 +114,12 @@ def connect(
     raise failure
 
 
+def cancel(conn: psycopg.Connection) -> None:
+    """Have the server end the statement that another thread waits for, if it runs one; nothing if that fails."""
+    with suppress(psycopg.Error):
+        conn.cancel_safe()
+
+
 def is_raw(conn: psycopg.Connection) -> bool:
     """Whether the database declares no encoding (SQL_ASCII): its text is bytes that nobody has checked."""
     return conn.info.parameter_status("server_encoding") == _RAW

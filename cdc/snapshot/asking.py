@@ -13,11 +13,11 @@ from uuid import uuid4
 
 from cdc.catalog import Catalog
 from cdc.config import Definition
-from cdc.errors import ConfigError, StateConflict
+from cdc.errors import StateConflict
 from cdc.log.read import LogReader
-from cdc.postgres.chunk import check_predicate
 from cdc.postgres.connection import connect
 from cdc.postgres.keys import check_keys
+from cdc.postgres.predicate import check_predicate
 from cdc.snapshot.progress import BackfillStatus, covers, found
 from cdc.snapshot.work import BACKFILL, Request, Verb, check_request
 from cdc.table import TableSchema
@@ -44,7 +44,9 @@ def ask(definition: Definition, catalog: Catalog, request: Request, actor: str) 
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
     if request.where is not None:
-        _check_predicate(definition, tables, request.where)
+        with connect(definition.source.current_dsn(), application_name="cdc backfill") as conn:
+            for schema in tables:
+                check_predicate(conn, schema, request.where)
     if request.keys is not None:
         with connect(definition.source.current_dsn(), application_name="cdc backfill") as conn:
             check_keys(conn, tables[0], request.keys)
@@ -81,15 +83,6 @@ def say(catalog: Catalog, pipeline: str, job: int, verb: Verb, actor: str) -> Ba
     catalog.commands.post(pipeline, verb.kind, {"id": job})
     catalog.audit.write(actor, f"backfill {verb.value}", pipeline, {"id": job})
     return status
-
-
-def _check_predicate(definition: Definition, tables: list[TableSchema], where: str) -> None:
-    with connect(definition.source.current_dsn(), application_name="cdc backfill") as conn:
-        for schema in tables:
-            try:
-                check_predicate(conn, schema, where)
-            except ConfigError as exc:
-                raise ConfigError(exc.message, remedy="write it as it would stand behind WHERE at the source") from exc
 
 
 def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) -> None:

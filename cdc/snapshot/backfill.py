@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import Enum, auto
 from threading import Event, Lock
@@ -19,8 +19,10 @@ from typing import Any, Final
 
 from cdc.errors import CdcError, Reaction
 from cdc.position import Position
-from cdc.postgres.chunk import Bounds, check_predicate, estimate, leaves
+from cdc.postgres.chunk import Bounds, estimate, leaves
+from cdc.postgres.connection import cancel
 from cdc.postgres.keys import check_keys
+from cdc.postgres.predicate import check_predicate
 from cdc.postgres.publication import wait_for_older
 from cdc.postgres.published import published_schema
 from cdc.snapshot.bases import moved_from, without_base
@@ -204,6 +206,7 @@ class Backfill:
                     self._oversee(running)
                 finally:
                     self._around.gate.end()
+                    self._cut_off(running)
         finally:
             self._around.gate.reset()
             self._record()
@@ -223,6 +226,12 @@ class Backfill:
             for future in [future for future in running if future.done()]:
                 running.discard(future)
                 future.result()
+
+    def _cut_off(self, running: set[Future[None]]) -> None:
+        """End what is read for nobody any more: by a predicate a chunk may take long."""
+        while wait(running, LOOK_EVERY).not_done:
+            for conn in self._conns:
+                cancel(conn)
 
     def _chunks(self, schema: TableSchema, number: int) -> Chunks:
         return Chunks(self._conns[number], self._around, schema.relation, self._request.sink)

@@ -27,6 +27,7 @@ from cdc.postgres.chunk import Span, has_columns, keyed_query, snapshot, span_qu
 from cdc.postgres.copy import copy_rows
 from cdc.postgres.heartbeat import is_standby
 from cdc.postgres.keys import absent
+from cdc.postgres.predicate import reading_by
 from cdc.postgres.published import published_schema
 from cdc.snapshot.cuts import CALM, Cut, Limits, Part, Read
 from cdc.snapshot.gone import gone
@@ -290,7 +291,8 @@ class Chunks:
         limit = None if part.is_smallest else (CALM + 1) * self._around.limits.nbytes
         if isinstance(asked, Span):
             return self._rows(schema, span_query(conn, schema, asked, publication), limit)
-        rows, nbytes = self._rows(schema, keyed_query(conn, schema, asked, part.limit, publication), limit)
+        with reading_by(conn, schema, asked.where):
+            rows, nbytes = self._rows(schema, keyed_query(conn, schema, asked, part.limit, publication), limit)
         if part.gone and asked.keys is not None:
             rows = pa.concat_tables([rows, gone(schema, absent(conn, schema, asked.keys, publication))])
         return rows, nbytes

@@ -22,7 +22,12 @@ WORK = {"public.t": TableWork("snapshotting", rows=250, estimate=1_000, seconds=
 
 @pytest.fixture(name="held")
 def _held(tmp_path: Path, database: str) -> Captured:
-    run_sql(database, "CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
+    run_sql(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        "CREATE SEQUENCE s",
+    )
     held = Captured(tmp_path, database)
     held.copy()
     return held
@@ -116,6 +121,8 @@ IMPOSSIBLE: list[tuple[object, ...]] = [
     ("backfill", "public.t", "--sink", "none"),
     ("backfill", "public.t", "--where", "v >"),
     ("backfill", "public.t", "--where", "1) OR (1"),
+    ("backfill", "public.t", "--where", "setval('s', 7) > 0"),
+    ("backfill", "public.t", "--where", "pg_sleep(600) IS NULL"),
     ("backfill", "public.t", "--keys", "5"),
     ("backfill", "public.t", "--keys", "1,2..3,4"),
     ("backfill", "public.t", "--rate", "0"),

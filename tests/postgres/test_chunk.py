@@ -9,10 +9,10 @@ import numpy as np
 import psycopg
 import pytest
 
-from cdc.errors import ConfigError, SnapshotVoid
+from cdc.errors import SnapshotVoid
 from cdc.pgoutput.copy_text import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk import Bounds, Visibility, check_predicate, estimate, keyed_query, snapshot
+from cdc.postgres.chunk import Bounds, Visibility, estimate, keyed_query, snapshot
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_rows, hold_tables
 from cdc.postgres.publication import ensure_publication
@@ -151,13 +151,6 @@ def test_xids_of_the_stream_are_told_apart_over_a_wrap_around() -> None:
     visibility = Visibility.parse(f"{(7 << 32) - 3}:{(7 << 32) + 5}:{(7 << 32) - 2},{(7 << 32) + 1}")
     xids = np.array([2**32 - 4, 2**32 - 3, 2**32 - 2, 2**32 - 1, 0, 1, 4, 5, 9], np.int64)
     assert visibility.sees(xids).tolist() == [True, True, False, True, True, False, True, False, False]
-
-
-@pytest.mark.parametrize("where", ["no_such > 1", "k >", "1 = 1) OR (1 = 1", "true --", "k = 'x'"])
-def test_a_predicate_that_does_not_fit_is_named_before_anything_is_read(database: str, where: str) -> None:
-    run_sql(database, "CREATE TABLE t (k int PRIMARY KEY)")
-    with connect(database) as conn, pytest.raises(ConfigError, match="predicate"):
-        check_predicate(conn, schema_of(conn), where)
 
 
 def test_an_estimate_is_the_planners_over_all_partitions(database: str) -> None:

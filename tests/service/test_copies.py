@@ -15,6 +15,7 @@ from cdc.catalog import Catalog
 from cdc.service.api.app import create_app
 from cdc.service.replays import REPLAY
 from cdc.snapshot.work import BACKFILL, Request, Verb
+from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from tests.pipelines.replayed import made
 from tests.service.pipeline import NAME, copying, definition, fill, write_log
@@ -147,6 +148,18 @@ def test_what_cannot_be_done_is_refused_and_starts_nothing(client: httpx.Client,
         assert code(client.post(BACKFILLS, json=body)) == expected, body
     assert catalog.commands.ls(NAME, BACKFILL) == []
     assert catalog.audit.ls() == []
+
+
+def test_a_predicate_that_does_more_than_say_which_rows_is_refused(
+    catalog: Catalog, database: str, tmp_path: Path
+) -> None:
+    run_sql(database, "CREATE SCHEMA shop", "CREATE TABLE shop.orders (id int PRIMARY KEY)", "CREATE SEQUENCE s")
+    app = create_app(catalog, definition(tmp_path, database), "log")
+    with answering(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+        for where in ("setval('s', 7) > 0", "pg_sleep(600) IS NULL", "no_such > 5"):
+            assert code(client.post(BACKFILLS, json={**ORDERS, "where": where})) == (422, "CDC-1000"), where
+        assert catalog.commands.ls(NAME, BACKFILL) == []
+        assert client.post(BACKFILLS, json={**ORDERS, "where": "id > 5"}).status_code == 202
 
 
 def test_a_body_that_is_no_json_is_told_so(client: httpx.Client) -> None:

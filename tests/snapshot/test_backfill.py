@@ -16,6 +16,7 @@ from cdc.errors import ConfigError
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
+from cdc.postgres.predicate import READ_WITHIN
 from cdc.snapshot.tables import LOOK
 from cdc.snapshot.work import BACKFILL, Request, Verb, check_request
 from cdc.table import TableState
@@ -24,6 +25,7 @@ from tests.fixtures.postgres import rows_of, run_sql
 from tests.snapshot.running import Running, read_rows
 
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+READS = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'COPY%generate_series%'"
 
 
 @pytest.fixture(name="held")
@@ -223,9 +225,54 @@ def test_what_cannot_be_done_is_refused_with_the_way_out(held: Captured, request
         check_request(request_, held.log.schemas(), {})
 
 
-def test_a_predicate_that_writes_or_does_not_parse_is_refused(running: Running) -> None:
-    for predicate in ("no_such = 1", "setval('s', 1) > 0", "1 = 1) OR (", "'"):
+ENDLESS = "EXISTS (SELECT FROM generate_series(1, 1000000) x, generate_series(1, 1000000) y WHERE x + y < 0)"
+
+
+def test_a_predicate_that_writes_or_does_not_parse_is_refused_by_the_reader_too(running: Running) -> None:
+    """What is asked here comes to the reader unseen, as a signal does."""
+    held = running.held
+    run_sql(held.dsn, "CREATE SEQUENCE s")
+    for predicate in ("no_such = 1", "setval('s', 7) > 0", "1 = 1) OR (", "'"):
         ended = running.ended(running.ask(Request(("public.t",), where=predicate)))
         assert ended.state == "failed"
         assert ended.result is not None
-        assert ended.result["error"]["code"] == ConfigError.code
+        assert (ended.result["error"]["code"], ended.result["tables"]) == (ConfigError.code, {})
+    assert rows_of(held.dsn, "SELECT last_value, is_called FROM s") == [(1, False)]
+
+
+def test_a_function_that_is_declared_to_read_and_writes_is_stopped_by_the_reading(running: Running) -> None:
+    held = running.held
+    run_sql(
+        held.dsn,
+        "CREATE SEQUENCE s",
+        "CREATE FUNCTION only_reads(int) RETURNS bool STABLE LANGUAGE sql RETURN setval('s', 7 + $1) > 0",
+    )
+    ended = running.ended(running.ask(Request(("public.t",), where="only_reads(a)")))
+    assert ended.result is not None
+    assert (ended.state, ended.result["error"]["code"]) == ("failed", ConfigError.code)
+    assert "it writes where it is declared to read" in ended.result["error"]["message"]
+    assert rows_of(held.dsn, "SELECT last_value, is_called FROM s") == [(1, False)]
+
+
+def test_reading_by_a_predicate_is_bounded(running: Running) -> None:
+    asked = Request(("public.t",), where=f"current_setting('statement_timeout') = '{READ_WITHIN / 3600:g}h'")
+    ended = running.ended(running.ask(asked))
+    assert ended.result is not None
+    assert (ended.state, ended.result["tables"]["public.t"]["rows"]) == ("done", 3000)
+
+
+def test_a_cancelled_backfill_ends_although_its_predicate_never_does(running: Running) -> None:
+    job = running.ask(Request(("public.t",), where=ENDLESS))
+    running.until(lambda: rows_of(running.held.dsn, READS) == [(1,)], "the reading")
+    running.catalog.commands.post("held", Verb.CANCEL.kind, {"id": job})
+    ended = running.ended(job)
+    assert ended.result is not None
+    assert ended.result["state"] == "cancelled"
+    assert rows_of(running.held.dsn, READS) == [(0,)]
+
+
+def test_a_reader_that_stops_does_not_wait_for_such_a_predicate(held: Captured) -> None:
+    with Running(held) as running:
+        running.ask(Request(("public.t",), where=ENDLESS))
+        running.until(lambda: rows_of(held.dsn, READS) == [(1,)], "the reading")
+    assert rows_of(held.dsn, READS) == [(0,)]

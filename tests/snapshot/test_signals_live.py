@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Command
+from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
 from cdc.snapshot.signals import SIGNAL
 from cdc.snapshot.work import BACKFILL, Verb
 from tests.faults.capture import Captured
-from tests.fixtures.postgres import run_sql
+from tests.fixtures.postgres import rows_of, run_sql
 from tests.snapshot.running import Running, read_rows
 
 ROWS = 400
@@ -87,6 +88,19 @@ def test_a_filter_of_a_row_is_the_predicate_of_its_table(running: Running) -> No
     (job,) = backfills(running, "part")
     assert running.ended(job).state == "done"
     assert len(read_rows(running.held)) == before + 6
+
+
+def test_a_filter_that_does_more_than_say_which_rows_is_not_run(running: Running) -> None:
+    dsn, before = running.held.dsn, len(read_rows(running.held))
+    run_sql(dsn, "CREATE SEQUENCE s")
+    conditions = [{"data-collection": "public.t", "filter": "setval('s', 7) > 0"}]
+    send(running, ("more", "execute-snapshot", {"data-collections": ["public.t"], "additional-conditions": conditions}))
+    (job,) = backfills(running, "more")
+    ended = running.ended(job)
+    assert ended.result is not None
+    assert (ended.state, ended.result["error"]["code"]) == ("failed", ConfigError.code)
+    assert rows_of(dsn, "SELECT last_value, is_called FROM s") == [(1, False)]
+    assert len(read_rows(running.held)) == before
 
 
 @pytest.mark.parametrize("channel", ["row", "message"])  # others stand alone, so a backfill may be over before the next
