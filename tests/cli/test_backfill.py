@@ -27,8 +27,11 @@ def _held(tmp_path: Path, database: str) -> Captured:
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "CREATE TABLE u (id int PRIMARY KEY)",
         "CREATE SEQUENCE s",
+        "CREATE SCHEMA raw",
+        "CREATE TABLE raw.lines (v text)",
+        "ALTER TABLE raw.lines REPLICA IDENTITY FULL",
     )
-    held = Captured(tmp_path, database)
+    held = Captured(tmp_path, database, tables="*.*")
     held.copy()
     return held
 
@@ -133,6 +136,10 @@ IMPOSSIBLE: list[tuple[object, ...]] = [
     ("backfill", "public.*", "--key", "7"),
     ("backfill", "public.t", "--key", "7", "--keys", "1..9"),
     ("backfill", "public.t", "--keys-from", "/nowhere"),
+    ("backfill", "raw.lines", "--keys", "1..9"),
+    ("backfill", "raw.lines", "--key", "7"),
+    ("backfill", "raw.lines"),
+    ("backfill", "*", "--keys", "1..9"),
     ("tables", "resync", "public.none"),
     ("backfill", "show", "77"),
     ("backfill", "pause", "77"),
@@ -147,6 +154,13 @@ def test_what_cannot_be_done_is_a_usage_error_with_the_way_out_and_starts_nothin
         assert (outcome.status, "→" in outcome.errors) == (2, True), arguments
     assert catalog.commands.ls("held", BACKFILL) == []
     assert catalog.audit.ls() == []
+
+
+def test_of_a_table_without_a_key_the_way_out_is_a_copy_of_all_of_it(cdc: Command) -> None:
+    refused = cdc("backfill", "raw.lines", "--keys", "1..9", "--json").envelope["error"]
+    assert "'raw.lines' has no key" in refused["message"]
+    assert "cdc tables resync 'raw.lines'" in refused["suggestion"]
+    assert cdc("tables", "resync", "raw.lines").status == 0
 
 
 def test_a_table_is_in_one_backfill_at_a_time(cdc: Command) -> None:
@@ -172,7 +186,7 @@ def test_tables_are_listed_with_their_number_and_where_they_stand(cdc: Command, 
         TableProgress("lake", "public.t", "failed", "full", 1, 3, 7),
     ]
     catalog.tables.record("held", tables)
-    first, second = cdc.result("tables", "ls")["tables"]
+    first, second, _ = cdc.result("tables", "ls")["tables"]
     assert (first["topic"], first["state"], first["reason"], first["rows"]) == ("public.t", "needs_resync", "why", 12)
     assert [(sink["sink"], sink["state"], sink["version"]) for sink in first["sinks"]] == [("lake", "failed", 3)]
     assert (second["topic"], second["state"], second["sinks"]) == ("public.u", "streaming", [])

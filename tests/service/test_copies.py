@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.catalog import Catalog
+from cdc.log.append import LogWriter
 from cdc.service.api.app import create_app
 from cdc.service.replays import REPLAY
 from cdc.snapshot.work import BACKFILL, Request, Verb
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
+from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 from tests.pipelines.replayed import made
 from tests.service.pipeline import NAME, copying, definition, fill, write_log
 from tests.service.running import answering
@@ -148,6 +151,22 @@ def test_what_cannot_be_done_is_refused_and_starts_nothing(client: httpx.Client,
         assert code(client.post(BACKFILLS, json=body)) == expected, body
     assert catalog.commands.ls(NAME, BACKFILL) == []
     assert catalog.audit.ls() == []
+
+
+def test_a_range_of_a_table_without_a_key_is_refused_with_the_way_out(
+    client: httpx.Client, catalog: Catalog, tmp_path: Path
+) -> None:
+    writer = LogWriter.open(tmp_path / "log", IDENTITY, LIMITS)
+    keyed = schema_of(300, "note")
+    bare = replace(keyed, name="lines", columns=tuple(replace(column, key=None) for column in keyed.columns))
+    told = row(2, op="s", relation=300, topic=bare.topic, key=None, after=None, payload=bare.to_json())
+    writer.commit(writer.stage(table(told)), info(2))
+    for body in ({"first": ["1"], "last": ["9"]}, {"keys": [["1"]]}, {"where": "id > 5"}, {}):
+        answer = client.post(BACKFILLS, json={"tables": ["shop.lines"], **body})
+        assert code(answer) == (422, "CDC-1000"), body
+        assert "'shop.lines' has no key" in answer.json()["message"]
+        assert "cdc tables resync 'shop.lines'" in answer.json()["suggestion"]
+    assert catalog.commands.ls(NAME, BACKFILL) == []
 
 
 def test_a_predicate_that_does_more_than_say_which_rows_is_refused(
