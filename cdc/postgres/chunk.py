@@ -37,9 +37,11 @@ _LEAVES: Final = """
         c.oid = %(oid)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass) WHERE isleaf))
     ORDER BY c.oid
 """
-_SIZE: Final = """
-    SELECT coalesce(sum(pg_table_size(relid)), 0)::bigint FROM (
-        SELECT %(oid)s::oid AS relid UNION SELECT relid::oid FROM pg_partition_tree(%(oid)s::oid::regclass)) t
+_SIZES: Final = """
+    SELECT asked, coalesce(sum(pg_table_size(relid)), 0)::bigint FROM (
+        SELECT asked, asked AS relid FROM unnest(%(oids)s::oid[]) asked
+        UNION SELECT asked, relid::oid FROM unnest(%(oids)s::oid[]) asked, pg_partition_tree(asked)) t
+    GROUP BY asked
 """
 _REPLAYED: Final = """
     SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::bigint FROM pg_stat_replication
@@ -168,11 +170,10 @@ def leaves(conn: psycopg.Connection, oid: int) -> list[Leaf] | None:
     return [Leaf(leaf, TableName(schema, name), file, blocks) for leaf, schema, name, file, _, blocks in found]
 
 
-def table_size(conn: psycopg.Connection, oid: int) -> int:
-    """Bytes of a table with its leaves and what is TOASTed, without indexes."""
+def table_sizes(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, int]:
+    """Bytes of tables with their leaves and what is TOASTed, without indexes, by OID; 0 for one that is gone."""
     with mapped():
-        row = conn.execute(_SIZE, {"oid": oid}).fetchone()
-    return int(row[0]) if row else 0
+        return dict(conn.execute(_SIZES, {"oids": list(oids)}).fetchall())
 
 
 def replay_lag(conn: psycopg.Connection, standby: str) -> int | None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from cdc.errors import CdcError, Reaction
 from cdc.position import Position
-from cdc.postgres.chunk import Bounds, estimate, leaves
+from cdc.postgres.chunk import Bounds, estimate, leaves, table_sizes
 from cdc.postgres.connection import cancel
 from cdc.postgres.keys import check_keys
 from cdc.postgres.predicate import check_predicate
@@ -75,7 +75,7 @@ class Backfill:
         self._slots, self._unrecorded = Slots(around.in_hand), 0
 
     def run(self, tables: list[TableSchema]) -> None:
-        """Read and place everything that is not done yet.
+        """Read and place everything that is not done yet, the largest table first: what takes longest begins soonest.
 
         Raises Stopped when it is not to go on, SnapshotVoid and source errors that may go by themselves, and
         ConfigError for what a person has to change. Can be run again with the same work.
@@ -87,7 +87,8 @@ class Backfill:
                 check_keys(self._conns[0], schema, self._request.keys)
             self._work.tables.setdefault(schema.topic, TableWork())
         failures: list[CdcError] = []
-        for schema in tables:
+        sizes = table_sizes(self._conns[0], [schema.oid for schema in tables])
+        for schema in sorted(tables, key=lambda schema: -sizes[schema.oid]):
             done = self._work.tables[schema.topic]
             try:
                 if done.state != "done":

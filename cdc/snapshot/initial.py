@@ -29,7 +29,7 @@ from cdc.mending import line_mender
 from cdc.metrics import SNAPSHOT_ROWS, Figures
 from cdc.pgoutput.copy_text import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk import table_size
+from cdc.postgres.chunk import table_sizes
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, hold_tables
 from cdc.postgres.history import source_state
@@ -126,12 +126,12 @@ def copy_everything(source: CopySource, root: Root, writer: LogWriter, figures: 
 
 def _beside(conn: Any, tables: Sequence[TableSchema], snapshot: Snapshot) -> set[int]:
     """Relations whose rows wait for the stream: large ones with a key, and others when there are too many of them."""
-    sizes = {schema.relation: table_size(conn, schema.oid) for schema in tables if schema.key}
+    relations = {schema.oid: schema.relation for schema in tables if schema.key}
     later, total = set[int](), 0
-    for relation, size in sorted(sizes.items(), key=itemgetter(1)):
+    for oid, size in sorted(table_sizes(conn, list(relations)).items(), key=itemgetter(1)):
         total += size
         if size > snapshot.beside or total > AT_ONCE * snapshot.beside:
-            later.add(relation)
+            later.add(relations[oid])
     return later
 
 

@@ -118,6 +118,26 @@ def test_a_range_and_a_predicate_read_just_those_rows(running: Running, asked: R
     assert ended.result["tables"]["public.t"]["rows"] == expected
 
 
+def test_the_largest_table_is_read_first_a_partitioned_one_by_its_leaves(tmp_path: Path, database: str) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE a_small (id int PRIMARY KEY)",
+        "CREATE TABLE b_middle (id int PRIMARY KEY, v text)",
+        "CREATE TABLE c_large (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE c_1 PARTITION OF c_large FOR VALUES FROM (0) TO (900)",
+        "CREATE TABLE c_2 PARTITION OF c_large FOR VALUES FROM (900) TO (9000)",
+        "INSERT INTO a_small SELECT i FROM generate_series(1, 2000) i",
+        "INSERT INTO b_middle SELECT i, repeat('v', 1000) FROM generate_series(1, 1000) i",
+        "INSERT INTO c_large SELECT i, repeat('v', 1000) FROM generate_series(1, 1800) i",
+    )
+    held = Captured(tmp_path, database)
+    before = held.copy()
+    with Running(held) as running:
+        assert running.ended(running.ask(Request(("public.*",)))).state == "done"
+    again = [row["topic"] for row in read_rows(held) if row["position"] > before]
+    assert list(dict.fromkeys(again)) == ["public.c_large", "public.b_middle", "public.a_small"]
+
+
 def test_rows_for_one_sink_carry_its_name(held: Captured) -> None:
     more = f"sinks: [{{name: lake, type: delta, path: '{held.folder}/lake/{{schema}}/{{table}}'}}]\n"
     with held.path.open("a") as definition:
