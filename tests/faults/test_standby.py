@@ -1,4 +1,4 @@
-"""Capture from a standby: the slot is there, heartbeats go to the primary, and nothing is written to the standby."""
+"""Standbys: one that is captured from, where nothing is written, and one that copies of its primary have regard for."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import LiteralString
 
 import pytest
 
 from cdc.checks import problems
 from cdc.errors import LogError
+from cdc.postgres.chunk import replay_lag
+from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.snapshot.work import Request
 from tests.faults.capture import Captured, ReaderProcess
 from tests.faults.test_new_epoch import restore
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import until
+from tests.snapshot.running import Running, read_rows
+
+SECOND = "second"
+"""The standby, as its primary knows it."""
+LAG = 2 * 2**20
+AHEAD: LiteralString = "SELECT pg_logical_emit_message(false, 'cdc.test', repeat('x', 4000000))"
 
 
 @pytest.fixture(name="pair")
@@ -30,7 +40,7 @@ def _pair(tmp_path: Path, postgres: EmbeddedPostgres) -> Iterator[tuple[Embedded
         shutil.copytree(primary.data_directory, backup, symlinks=True)
         primary.start()
         follows = {
-            "primary_conninfo": f"host=127.0.0.1 port={primary.port} user=postgres",
+            "primary_conninfo": f"host=127.0.0.1 port={primary.port} user=postgres application_name={SECOND}",
             "hot_standby_feedback": "on",
         }
         with EmbeddedPostgres(tmp_path / "standby", settings=follows) as standby:
@@ -54,6 +64,41 @@ def test_rows_of_the_primary_come_through_the_standby(
         until(lambda: folds_to(held, ("1", "more"), ("2", "two")), reader.output)
         assert rows_of(standby.dsn(), "SELECT pg_is_in_recovery()") == [(True,)]
         assert reader.child.poll() is None
+
+
+def test_a_copy_rests_while_a_standby_lags_or_is_away_and_goes_on_by_itself(
+    tmp_path: Path, pair: tuple[EmbeddedPostgres, EmbeddedPostgres]
+) -> None:
+    primary, standby = pair
+    held = Captured(tmp_path, primary.dsn())
+    with held.path.open("a") as definition:
+        definition.write(f"snapshot: {{max_source_load: {{standby: {{name: {SECOND}, lag: {LAG}}}}}}}\n")
+    held.copy()
+    with connect(primary.dsn()) as conn, Running(held) as running:
+        running.until(lambda: replay_lag(conn, SECOND) is not None, "the standby")
+        run_sql(standby.dsn(), "SELECT pg_wal_replay_pause()")
+        run_sql(primary.dsn(), AHEAD)
+        running.until(lambda: (replay_lag(conn, SECOND) or 0) > LAG, "a standby that lags")
+        job = running.ask(Request(("public.t",)))
+        assert f"standby {SECOND!r} lags by" in running.until(lambda: reason(running, job), "a rest")
+        assert len(read_rows(held)) == 1
+        run_sql(standby.dsn(), "SELECT pg_wal_replay_resume()")
+        assert running.ended(job).state == "done"
+        assert len(read_rows(held)) == 2
+        standby.stop()
+        running.until(lambda: replay_lag(conn, SECOND) is None, "the standby's end")
+        job = running.ask(Request(("public.t",)))
+        assert running.until(lambda: reason(running, job), "a rest") == f"standby {SECOND!r} is not connected"
+        assert len(read_rows(held)) == 2
+        standby.start()
+        assert running.ended(job).state == "done"
+        assert len(read_rows(held)) == 3
+
+
+def reason(running: Running, job: int) -> str | None:
+    """Why the backfill rests, as the catalog shows it."""
+    command = running.catalog.commands.get(job)
+    return None if command is None or command.result is None else command.result["reason"]
 
 
 def folds_to(held: Captured, *expected: tuple[str | None, ...]) -> bool:

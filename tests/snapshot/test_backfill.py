@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -25,6 +26,9 @@ from tests.fixtures.postgres import rows_of, run_sql
 from tests.snapshot.running import Running, read_rows
 
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+PARALLEL = 2
+CLOCKS = 1.05
+"""The server's clock and the reader's need not run alike."""
 READS = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'COPY%generate_series%'"
 
 
@@ -136,6 +140,34 @@ def test_the_largest_table_is_read_first_a_partitioned_one_by_its_leaves(tmp_pat
         assert running.ended(running.ask(Request(("public.*",)))).state == "done"
     again = [row["topic"] for row in read_rows(held) if row["position"] > before]
     assert list(dict.fromkeys(again)) == ["public.c_large", "public.b_middle", "public.a_small"]
+
+
+RATES = {
+    "rows of a range": (Request(("public.t",), last=("149", "k9"), rate=1_000), "{}", 1_000.0),
+    "rows of a table": (Request(("public.t",), rate=2_000), "{}", 2_000.0),
+    "bytes of a range": (Request(("public.t",), last=("149", "k9")), "{bytes_per_second: 3000000}", 1_000.0),
+    "bytes of a table": (Request(("public.t",)), "{bytes_per_second: 6000000}", 2_000.0),
+}
+
+
+@pytest.mark.parametrize("limit", RATES)
+def test_no_more_is_read_than_a_limit_allows(held: Captured, limit: str) -> None:
+    """By the server's clock: each chunk is stamped when its watermark commits. A row has 3,000 bytes and some more."""
+    asked, load, rate = RATES[limit]
+    with held.path.open("a") as definition:
+        definition.write(f"snapshot: {{chunk_rows: 100, parallel: {PARALLEL}, max_source_load: {load}}}\n")
+    with Running(held) as running:
+        running.until(lambda: {s.state for s in held.log.schemas().values()} == {TableState.LIVE}, "the first copy")
+        before = len(read_rows(held))
+        assert running.ended(running.ask(asked)).state == "done"
+    chunks = Counter(row["committed_at"] for row in read_rows(held)[before:])
+    assert len(chunks) > 10
+    began, so_far = min(chunks), 0
+    for moment in sorted(chunks):
+        # each other connection has one chunk more on its way than it has rested for
+        rested = so_far - (PARALLEL - 1) * max(chunks.values())
+        assert rested <= rate * CLOCKS * (moment - began).total_seconds()
+        so_far += chunks[moment]
 
 
 def test_rows_for_one_sink_carry_its_name(held: Captured) -> None:
