@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -21,8 +22,9 @@ from cdc.postgres.predicate import READ_WITHIN
 from cdc.snapshot.tables import LOOK
 from cdc.snapshot.work import BACKFILL, Request, Verb, check_request
 from cdc.table import TableState
-from tests.faults.capture import Captured
+from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import until
 from tests.snapshot.running import Running, read_rows
 
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -243,6 +245,35 @@ def test_a_transaction_that_waits_for_a_standby_holds_nothing_up_and_is_not_lost
         running.until(lambda: running.catalog.commands.ls("held", BACKFILL)[0].state == "done")
         running.caught_up()
     assert held.folded("t") == source_rows(held)
+
+
+def test_behind_a_standby_that_does_not_answer_heartbeats_and_watermarks_come_through(held: Captured) -> None:
+    held.write(slot=held.slot, more="  heartbeat: 300ms\n")
+    run_sql(held.dsn, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
+    stuck = Thread(target=_update_quietly, args=(held.dsn,))
+    try:
+        stuck.start()
+        until(lambda: rows_of(held.dsn, WAITING) == [(1,)], "somebody who waits for the standby")
+        run_sql(held.dsn, "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+        stuck.join()
+        with ReaderProcess(held) as reader, Catalog.open(held.definition.catalog.url) as catalog:
+            for _ in range(3):
+                before = held.log.durable or Position(0)
+                until(partial(_moves_without_waiting, held, before), reader.output)
+            job = catalog.commands.post("held", BACKFILL, Request(("public.t",)).to_json())
+            until(
+                lambda: _moves_without_waiting(held, Position(0)) and catalog.commands.get(job).state == "done",  # type: ignore[union-attr]
+                reader.output,
+            )
+    finally:
+        run_sql(held.dsn, "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+        stuck.join()
+
+
+def _moves_without_waiting(held: Captured, before: Position) -> bool:
+    """Whether the log got on; fails if one of our sessions waits for the standby."""
+    assert rows_of(held.dsn, WAITING) == [(0,)]
+    return (held.log.durable or Position(0)) > before
 
 
 def waits(running: Running) -> None:
