@@ -1,16 +1,17 @@
-"""kill -9 of the reader anywhere in a first copy beside writers: the log ends exact, and little is read again."""
+"""kill -9 of the reader anywhere in a copy beside writers: log and target end exact, and little is read again."""
 
 from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 from threading import Event, Thread
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from cdc.catalog import Catalog
@@ -20,16 +21,22 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.chunks import AHEAD
 from cdc.snapshot.work import BACKFILL
+from cdc.stores.lake import read_target
 from cdc.table import TableState
+from tests.cli.command import spawn
 from tests.faults.capture import fold
+from tests.fixtures.forked import Forked
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import until
+from tests.snapshot.multiset import left_of
+from tests.snapshot.test_keyless import more, writers
 
 ROWS = 3_000
 CHUNK_ROWS, PARALLEL = 60, 3
 ABOUT = 1.25
 """By how much a chunk may have more rows: it is cut by blocks."""
+COLUMNS = {"t": ("id", "v", "long"), "emptied": ("id", "v")}
 SLOWLY = 3_000_000
 """Bytes of text per second, so that no machine is through before it is killed."""
 POINTS = [
@@ -47,6 +54,7 @@ POINTS = [
     "after_copy_staged",
 ]
 QUICK = {"chunk_durable:12"}
+BESIDE = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 13))]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 50))]
 
 
@@ -179,3 +187,74 @@ def test_a_reader_killed_at_a_random_moment_of_a_first_copy_ends_it_exactly(copi
         finish(copied)
     copied.settle()
     exact(copied, 2)
+
+
+def with_lake(pipeline: Pipeline) -> Pipeline:
+    """The same with a Delta target."""
+    lake = f"[{{type: delta, name: lake, path: '{pipeline.folder}/lake/{{schema}}/{{table}}'}}]"
+    pipeline.definition.write_text(pipeline.definition.read_text().replace("sinks: []", f"sinks: {lake}"))
+    return pipeline
+
+
+def in_lake(pipeline: Pipeline, table: str, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    rows = pa.table(read_target(f"{pipeline.folder}/lake/shop/{table}")).select(list(columns)).to_pylist()
+    return sorted(tuple(str(value) for value in row.values()) for row in rows)
+
+
+@pytest.mark.parametrize("seed", BESIDE)
+def test_a_target_beside_a_first_copy_ends_exact_whoever_is_killed(copied: Pipeline, seed: int) -> None:
+    """The reader twice, once before there is a target; and together with it, for every second seed, the driver."""
+    random, pipeline = Random(seed), with_lake(copied)
+    with written(pipeline.dsn, seed):
+        kill_after(pipeline, pipeline.reader(), random.uniform(0, 0.2))
+        driver = pipeline.apply()
+        pipeline.wait(lambda: pipeline.reports(driver), "the driver")
+        kill_after(pipeline, pipeline.reader(), random.uniform(0.3, 0.8))
+        if seed % 2:
+            driver.kill()
+            driver.wait()
+            driver = pipeline.apply()
+        finish(pipeline)
+    pipeline.wait(lambda: pipeline.reports(driver), "the driver")
+    envelope = pipeline.verify()
+    assert envelope["ok"], f"{envelope}\n{pipeline.output()}"
+    for table, columns in COLUMNS.items():
+        truth = sorted(rows_of(pipeline.dsn, f"SELECT {', '.join(f'{c}::text' for c in columns)} FROM shop.{table}"))  # type: ignore[arg-type]
+        assert in_lake(pipeline, table, columns) == truth, table
+    exact(pipeline, 2)
+
+
+def kill_after(pipeline: Pipeline, reader: Forked, share: float) -> None:
+    """Once it has copied so much of all rows."""
+    until(lambda: rows_so_far(pipeline) > share * ROWS, "some of the copy")
+    reader.kill()
+    reader.wait()
+
+
+def test_a_reader_killed_with_a_table_without_a_key_in_hand_begins_it_anew_once(pipeline: Pipeline) -> None:
+    run_sql(
+        pipeline.dsn,
+        "CREATE TABLE t (a int, long text)",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "INSERT INTO t SELECT i % 50, nullif(repeat('x', i % 3), '') FROM generate_series(1, 2000) i",
+    )
+    pipeline.write(tables="public.*")
+    first = pipeline.reader()
+    pipeline.wait_for_copy()
+    first.terminate()
+    assert first.wait(60) == 0
+    with writers(pipeline.dsn, 0) as counts:
+        killed = pipeline.reader(failpoint="chunk_read:1")
+        source = {"CDC_TEST_DSN": pipeline.dsn}
+        asked = spawn("tables", "resync", "public.t", "-c", pipeline.definition, environment=source)
+        assert asked.status == 0, asked.errors
+        assert killed.wait(120) == -signal.SIGKILL, pipeline.output()
+        more(counts)
+        finish(pipeline)
+    pipeline.settle()
+    log = LogReader(pipeline.log)
+    rows = [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]
+    told = sorted((tuple(value for _, value in image) for image in left_of(rows)), key=repr)
+    assert told == sorted(rows_of(pipeline.dsn, "SELECT a::text, long FROM t"), key=repr)
+    begun = Counter(row["op"] for row in rows if row["op"] in {Operation.TRUNCATE.value, Operation.GENERATION.value})
+    assert begun == {Operation.TRUNCATE.value: 1, Operation.GENERATION.value: 2}
