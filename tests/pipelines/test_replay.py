@@ -306,6 +306,23 @@ def test_a_dry_run_prints_rows_and_bytes_and_touches_nothing(ground: Ground, cap
     assert sorted(ground.folder.rglob("*")) == before
 
 
+def test_a_dry_run_expects_more_time_of_more_rows(ground: Ground) -> None:
+    def expected(sink: str) -> tuple[float, dict[str, float]]:
+        plan = replay(ground.definition, ReplayOptions(sink=sink, dry_run=True))
+        return plan.seconds, {table.topic: table.seconds for table in plan.tables}
+
+    for sink in ("lake", "find"):
+        ground.drive(sink)
+    few, few_of = expected("lake")
+    assert 0 < few_of["shop.items"] < few_of["shop.orders"] < few
+    assert few < expected("find")[0]  # an index takes longer over the same rows
+    ground.append(END + 100, [change(END + 100, n, 200 + n, "more") for n in range(500)])
+    more, more_of = expected("lake")
+    assert few < more
+    assert few_of["shop.orders"] < more_of["shop.orders"]
+    assert few_of["shop.items"] == more_of["shop.items"]
+
+
 BAD: dict[str, dict[str, Any]] = {
     "unknown sink 'nowhere'": {"sink": "nowhere"},
     "matches 'shop.nothing'": {"tables": ("shop.orders", "shop.nothing")},
