@@ -1,0 +1,37 @@
+"""The demo as a command, to its end: what is shown while the shop goes on, and the proof."""
+
+from __future__ import annotations
+
+import json
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures import forked
+
+SECONDS = 40
+"""Of workload: a cold JVM on a busy machine has the first rows of every sink by then."""
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path) -> Path:
+    """A folder that anybody may enter, as Postgres' own user must."""
+    for place in (tmp_path, *tmp_path.parents):
+        if place.owner() == tmp_path.owner() and place.stat().st_mode & 0o005 != 0o005:
+            place.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_demo_copies_back_replays_and_proves_every_target_equal(folder: Path) -> None:
+    with chdir(folder):
+        ended = forked.run("cdc", "demo", "--seconds", SECONDS, "--rate", 60, "--json", timeout=600)
+    assert ended.status == 0, ended.errors
+    envelope = json.loads(ended.output.strip().splitlines()[-1])
+    shown = {step["name"]: step for step in envelope["result"]["tour"]}
+    assert list(shown) == ["cut", "column", "backfill", "replay"], ended.errors
+    assert all(step["equal"] and step["rows"] > 0 for step in shown.values()), ended.errors
+    assert envelope["result"]["tables"]
+    assert all(table["equal"] for table in envelope["result"]["tables"])
+    assert list(folder.iterdir()) == []
