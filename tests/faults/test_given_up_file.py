@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from cdc.log import consumers
 from cdc.log.damaged import Damaged, Dropped, Way
 from cdc.log.layout import LogFile
 from cdc.log.read import LogReader
+from cdc.position import Position
 from cdc.snapshot.work import Request
+from cdc.stores.lake import read_target
 from cdc.table import TableState
 from tests.cli.command import spawn
 from tests.faults.capture import Captured
 from tests.faults.test_drifted_table import sink_states, state
+from tests.fixtures.forked import Forked
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import until
 from tests.snapshot.multiset import left_of
 from tests.snapshot.running import Running
 
@@ -85,30 +91,61 @@ def test_the_reader_loses_nothing_behind_the_mark_and_a_later_version_keeps_it(t
     assert held.folded("u") == rows_of(database, "SELECT id::text FROM u")
 
 
+def test_a_sink_stands_at_it_while_the_reader_goes_on_and_drop_file_lets_the_other_tables_go_on(
+    pipeline: Pipeline,
+) -> None:
+    filling(pipeline)
+    reader, driver = pipeline.reader(), pipeline.apply()
+    pipeline.wait(lambda: sink_states(pipeline) == {"streaming"}, "both tables in the lake")
+    ended(driver)
+    run_sql(pipeline.dsn, "INSERT INTO shop.t SELECT i, i FROM generate_series(1, 100) i")
+    pipeline.wait(lambda: sum(file.rows for file in having(files(pipeline))) > 100, "the rows in the log")
+    path = cut_short(files(pipeline))
+    lost = next(file for file in files(pipeline) if file.path == path)
+
+    driver = pipeline.apply()
+    message, remedy = until(lambda: told(pipeline), pipeline.output)
+    assert f"'{path}' cannot be read: positions {lost.first} to {lost.last}" in message
+    assert "run 'cdc log drop-file FILE'" in remedy
+    stood = sink_position(pipeline)
+    run_sql(pipeline.dsn, "INSERT INTO shop.u VALUES (2)")
+    pipeline.settle()  # captured all the same
+    assert stood == sink_position(pipeline) < lost.first < pipeline.durable()
+    assert ids(pipeline, "u") == [1]
+
+    ended(reader, driver)
+    name = path.removeprefix(f"{pipeline.log}/")
+    done = spawn("log", "drop-file", name, "--yes", "-c", pipeline.definition, environment=environment(pipeline))
+    assert done.status == 0, done.errors
+    pipeline.reader()
+    pipeline.apply()
+    pipeline.wait(lambda: ids(pipeline, "u") == [1, 2], "the other table to go on")
+    pipeline.wait(lambda: sink_states(pipeline) == {"failed", "streaming"}, "the table to be told as stopped")
+    assert state(pipeline.log) is TableState.NEEDS_RESYNC
+    assert ids(pipeline, "t") == []
+
+
 @pytest.mark.slow
 def test_a_resync_behind_it_brings_log_and_lake_back(pipeline: Pipeline) -> None:
-    run_sql(pipeline.dsn, "CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY, b int)")
-    run_sql(pipeline.dsn, "CREATE TABLE shop.u (id int PRIMARY KEY)", "INSERT INTO shop.u VALUES (1)")
-    pipeline.write(sinks=f"[{{name: lake, type: delta, path: '{pipeline.folder}/lake/{{schema}}/{{table}}'}}]")
+    filling(pipeline)
     reader = pipeline.reader()
     pipeline.wait_for_copy()
     run_sql(pipeline.dsn, "INSERT INTO shop.t SELECT i, i FROM generate_series(1, 100) i")
     pipeline.wait(lambda: sum(file.rows for file in having(files(pipeline))) > 100, "the rows in the log")
     reader.terminate()
     assert reader.wait(30) == 0
-    environment = {"CDC_TEST_DSN": pipeline.dsn}
     path = cut_short(files(pipeline))
-    found = spawn("log", "verify", "-c", pipeline.definition, environment=environment)
+    found = spawn("log", "verify", "-c", pipeline.definition, environment=environment(pipeline))
     assert found.status == 4
     named = re.search(r"changes/segment=\d+/\w+\.parquet", found.output)
     assert named is not None
     assert path.endswith(named[0])
-    done = spawn("log", "drop-file", named[0], "--yes", "-c", pipeline.definition, environment=environment)
+    done = spawn("log", "drop-file", named[0], "--yes", "-c", pipeline.definition, environment=environment(pipeline))
     assert done.status == 0, done.errors
     pipeline.reader()
     pipeline.apply()
     pipeline.wait(lambda: "failed" in sink_states(pipeline), "the sink's table to stop")
-    asked = spawn("tables", "resync", "shop.t", "-c", pipeline.definition, environment=environment)
+    asked = spawn("tables", "resync", "shop.t", "-c", pipeline.definition, environment=environment(pipeline))
     assert asked.status == 0, asked.errors
     pipeline.wait(lambda: state(pipeline.log) is TableState.LIVE, "the mark to go")
     pipeline.wait(lambda: sink_states(pipeline) == {"streaming"}, "the sink's table to come back")
@@ -118,3 +155,41 @@ def test_a_resync_behind_it_brings_log_and_lake_back(pipeline: Pipeline) -> None
 def files(pipeline: Pipeline) -> list[LogFile]:
     """Of changes."""
     return LogReader(pipeline.log).every_file()
+
+
+def filling(pipeline: Pipeline) -> None:
+    """A definition of a lake with two tables, one of which has a row."""
+    run_sql(pipeline.dsn, "CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY, b int)")
+    run_sql(pipeline.dsn, "CREATE TABLE shop.u (id int PRIMARY KEY)", "INSERT INTO shop.u VALUES (1)")
+    pipeline.write(sinks=f"[{{name: lake, type: delta, path: '{pipeline.folder}/lake/{{schema}}/{{table}}'}}]")
+
+
+def environment(pipeline: Pipeline) -> dict[str, str]:
+    """Of its commands."""
+    return {"CDC_TEST_DSN": pipeline.dsn}
+
+
+def ended(*children: Forked) -> None:
+    """Processes that were asked to end have."""
+    for child in children:
+        child.terminate()
+        assert child.wait(60) == 0
+
+
+def told(pipeline: Pipeline) -> tuple[str, str] | None:
+    """What status says of the sink, and what to do."""
+    done = spawn("status", "-c", pipeline.definition, "--json", environment=environment(pipeline))
+    problems = json.loads(done.output)["result"]["problems"]
+    return next(((p["message"], p["remedy"]) for p in problems if p["code"] == "CDC-4002"), None)
+
+
+def sink_position(pipeline: Pipeline) -> Position:
+    """Where the lake stands, by its own word beside the log."""
+    (lake,) = consumers.ls(pipeline.log)
+    return lake.position
+
+
+def ids(pipeline: Pipeline, table: str) -> list[int]:
+    """Of the rows of a table of the lake."""
+    rows = read_target(f"{pipeline.folder}/lake/shop/{table}").read_all().to_pylist()
+    return sorted(row["id"] for row in rows)
