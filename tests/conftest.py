@@ -46,6 +46,7 @@ os.environ.setdefault(
 
 pytest_plugins = [
     "tests.fixtures.cluster",
+    "tests.fixtures.moved_clock",
     "tests.fixtures.once",
     "tests.fixtures.postgres",
     "tests.fixtures.pipeline",

@@ -14,6 +14,7 @@ from typing import Any, Final
 from cdc import durable
 from cdc.errors import LogCorrupt
 from cdc.log.bucket import Root, located
+from cdc.log.moment import Moment
 from cdc.position import Position
 
 FOLDER: Final = "_consumers"
@@ -36,13 +37,16 @@ class Consumer:
     """Version of `compacted` from which it is being filled, None while it reads `changes`."""
     seen_at: int = 0
     """Microseconds UTC of its last word."""
+    boot: str = ""
+    """Of the machine that it said it on, as `up_us` is: see cdc.log.moment."""
+    up_us: int = 0
 
     def __post_init__(self) -> None:
         if not _PLAIN.match(self.uuid):
             raise ValueError(f"consumer's uuid must be letters, digits and hyphens, got {self.uuid!r}")
 
     def to_json(self) -> dict[str, Any]:
-        """As it lies on the disk and as commands print it."""
+        """As commands print it."""
         return {
             "uuid": self.uuid,
             "name": self.name,
@@ -50,6 +54,10 @@ class Consumer:
             "pinned": self.pinned,
             "seen_at": self.seen_at,
         }
+
+    def silent_us(self, now: Moment) -> int:
+        """Microseconds since its last word."""
+        return now.since(Moment(self.seen_at, self.boot, self.up_us))
 
 
 def register(root: str | Root, consumer: Consumer) -> None:
@@ -59,7 +67,8 @@ def register(root: str | Root, consumer: Consumer) -> None:
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         durable.sync(root)
-    durable.replace(folder / f"{consumer.uuid}.json", json.dumps(consumer.to_json()).encode())
+    said = consumer.to_json() | {"boot": consumer.boot, "up_us": consumer.up_us}
+    durable.replace(folder / f"{consumer.uuid}.json", json.dumps(said).encode())
 
 
 def ls(root: str | Root) -> list[Consumer]:
@@ -104,6 +113,8 @@ def _read(file: Root) -> Consumer | None:
             position=Position.parse(fields["position"]),
             pinned=None if pinned is None else int(pinned),
             seen_at=int(fields["seen_at"]),
+            boot=str(fields.get("boot", "")),
+            up_us=int(fields.get("up_us", 0)),
         )
     except FileNotFoundError:
         return None  # forgotten since it was listed

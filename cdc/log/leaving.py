@@ -18,6 +18,7 @@ from cdc import durable
 from cdc.errors import LogCorrupt
 from cdc.log.bucket import Root, located
 from cdc.log.layout import CHANGES, COMPACTED, segment_of
+from cdc.log.moment import Moment
 
 FOLDER: Final = "_leaving"
 """Under the log's root."""
@@ -39,6 +40,9 @@ class Leaving:
     """Microseconds UTC of when they were first seen to be out, None before."""
     size: int = 0
     """Bytes of all of them; 0 where an older version did not say."""
+    boot: str = ""
+    """Of the machine that saw it, as `up_us` is: see cdc.log.moment."""
+    up_us: int = 0
 
     def __post_init__(self) -> None:
         if self.table not in {CHANGES, COMPACTED} or not all(map(_DATA_FILE.match, self.paths)):
@@ -56,6 +60,8 @@ class Leaving:
                 paths=tuple(map(str, fields["paths"])),
                 seen_at=None if seen is None else int(seen),
                 size=int(fields.get("size", 0)),
+                boot=str(fields.get("boot", "")),
+                up_us=int(fields.get("up_us", 0)),
             )
         except FileNotFoundError:
             return None
@@ -66,9 +72,13 @@ class Leaving:
         """Put it into a file; durable when it returns."""
         durable.replace(note, json.dumps(asdict(self)).encode())
 
-    def seen(self, now_us: int) -> Self:
+    def seen(self, now: Moment) -> Self:
         """The same once it was seen."""
-        return replace(self, seen_at=now_us)
+        return replace(self, seen_at=now.clock_us, boot=now.boot, up_us=now.up_us)
+
+    def age_us(self, now: Moment) -> int:
+        """Microseconds since it was seen, 0 if it never was."""
+        return 0 if self.seen_at is None else now.since(Moment(self.seen_at, self.boot, self.up_us))
 
 
 def note(root: Root, table: str, files: Mapping[str, int], version: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ import pyarrow as pa
 from cdc.log import consumers, leaving
 from cdc.log.bucket import Root, located
 from cdc.log.leaving import Leaving
+from cdc.log.moment import SECOND, Moment
 from cdc.log.storage import is_table, open_table
-from cdc.log.trimming import SECOND, Retention, deletable, in_force
+from cdc.log.trimming import Retention, deletable, in_force
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ def sweep(root: str | Root, retention: Retention, *, dry_run: bool = False) -> S
 
     Any process may do it, also beside another one. What nobody has swept since it left begins its grace now.
     """
-    root, now_us = located(root), int(time.time() * SECOND)
+    root, now = located(root), Moment.now()
     # in this order: what a note announces may be committed while this runs, and is seen to be then
     notes = leaving.notes(root)
     held = {table: _held(root / table) for table in {note.table for note in notes.values()}}
     if not dry_run:
-        notes = {file: _seen(file, note, held, now_us) for file, note in notes.items()}
-    pinned = _pinned(root, now_us - int(retention.max_age * SECOND)) if notes else None
-    chosen = deletable(notes.values(), held, pinned=pinned, grace=retention.grace, now_us=now_us)
+        notes = {file: _seen(file, note, held, now) for file, note in notes.items()}
+    pinned = _pinned(root, now, int(retention.max_age * SECOND)) if notes else None
+    chosen = deletable(notes.values(), held, pinned=pinned, grace=retention.grace, now=now)
     files = size = 0
     for file, note in notes.items():
         if note in chosen:
@@ -60,17 +60,18 @@ def _held(path: Root) -> set[str]:
     return set(pa.table(open_table(path).get_add_actions())["path"].to_pylist())
 
 
-def _seen(file: Root, note: Leaving, held: Mapping[str, set[str]], now_us: int) -> Leaving:
+def _seen(file: Root, note: Leaving, held: Mapping[str, set[str]], now: Moment) -> Leaving:
     if note.seen_at is not None or not in_force(note, held):
         return note
-    note = note.seen(now_us)
+    note = note.seen(now)
     note.write(file)
     return note
 
 
-def _pinned(root: Root, since_us: int) -> int | None:
+def _pinned(root: Root, now: Moment, max_age_us: int) -> int | None:
+    """The lowest version that one of the consumers holds who have said something lately."""
     known = consumers.ls(root)
-    return min((c.pinned for c in known if c.pinned is not None and c.seen_at >= since_us), default=None)
+    return min((c.pinned for c in known if c.pinned is not None and c.silent_us(now) <= max_age_us), default=None)
 
 
 def _remove(file: Root, *, dry_run: bool) -> int | None:

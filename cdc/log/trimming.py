@@ -12,10 +12,8 @@ from operator import attrgetter
 from cdc.log.consumers import Consumer
 from cdc.log.layout import COMPACTED, LogFile
 from cdc.log.leaving import Leaving
+from cdc.log.moment import SECOND, Moment
 from cdc.position import Position
-
-SECOND = 1_000_000
-"""Microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +59,7 @@ def deletable(
     *,
     pinned: int | None,
     grace: float,
-    now_us: int,
+    now: Moment,
 ) -> list[Leaving]:
     """Of files that left their table, the notes whose files may be deleted now.
 
@@ -77,7 +75,7 @@ def deletable(
         note
         for note in notes
         if in_force(note, held)
-        and now_us - (now_us if note.seen_at is None else note.seen_at) >= int(grace * SECOND)
+        and note.age_us(now) >= int(grace * SECOND)
         and not (
             note.table == COMPACTED
             and pinned is not None

@@ -19,6 +19,7 @@ from cdc.errors import CdcError
 from cdc.log import consumers
 from cdc.log.bucket import Root, located
 from cdc.log.consumers import Consumer
+from cdc.log.moment import Moment
 from cdc.log.read import LogReader
 from cdc.position import Position
 
@@ -50,9 +51,10 @@ class Registered:
         if self._said is not None and not at_once and age < (MOVED_EVERY if moved else ALIVE_EVERY):
             return
         self._said, self._said_at = (position, pinned), time.monotonic()
-        now_us = time.time_ns() // 1_000
+        now = Moment.now()
+        said = Consumer(self.uuid, self._name, position, pinned, now.clock_us, now.boot, now.up_us)
         try:
-            consumers.register(self._root, Consumer(self.uuid, self._name, position, pinned, now_us))
+            consumers.register(self._root, said)
         except (OSError, CdcError) as exc:
             log.warning("consumer is not registered", consumer=self._name, message=str(exc))
 

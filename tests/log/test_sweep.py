@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from cdc.errors import LogCorrupt
 from cdc.log.append import LogWriter
 from cdc.log.consumers import Consumer, register
 from cdc.log.leaving import note, notes
+from cdc.log.moment import Moment
 from cdc.log.read import LogReader
 from cdc.log.segments import SegmentLimits
 from cdc.log.sweep import sweep, waiting
@@ -22,6 +24,8 @@ from tests.log.rows import IDENTITY, info, row, table
 
 AT_ONCE = Retention(max_age=3600.0, grace=0.0)
 LATER = Retention(max_age=3600.0, grace=3600.0)
+HOUR = 3_600_000_000
+"""Microseconds."""
 
 
 @pytest.fixture(name="writer")
@@ -56,7 +60,26 @@ def test_the_grace_is_counted_from_the_first_sweep_that_saw_them_gone(tmp_path: 
     for file in notes(tmp_path):
         fields = json.loads(file.read_text())
         assert fields["seen_at"] <= time.time() * 1_000_000
-        file.write_text(json.dumps(fields | {"seen_at": fields["seen_at"] - 3_600_000_000}))
+        file.write_text(json.dumps(fields | {name: fields[name] - HOUR for name in ("seen_at", "up_us")}))
+    assert sweep(tmp_path, LATER).files == 3
+
+
+@pytest.mark.usefixtures("writer")
+@pytest.mark.parametrize("moved", [-HOUR, HOUR])
+def test_a_clock_that_is_set_meanwhile_ends_no_grace(tmp_path: Path, moved: int):
+    sweep(tmp_path, LATER)
+    for file in notes(tmp_path):
+        fields = json.loads(file.read_text())
+        file.write_text(json.dumps(fields | {"seen_at": fields["seen_at"] - moved}))
+    assert sweep(tmp_path, LATER).files == 0
+
+
+@pytest.mark.usefixtures("writer")
+def test_what_was_seen_in_another_life_of_the_machine_has_its_grace_by_the_clock(tmp_path: Path):
+    sweep(tmp_path, LATER)
+    for file in notes(tmp_path):
+        fields = json.loads(file.read_text())
+        file.write_text(json.dumps(fields | {"seen_at": fields["seen_at"] - HOUR, "boot": "another"}))
     assert sweep(tmp_path, LATER).files == 3
 
 
@@ -84,6 +107,16 @@ def test_runs_that_a_consumer_has_pinned_stay_until_it_is_long_gone(tmp_path: Pa
     register(tmp_path, pinned)
     assert sweep(tmp_path, AT_ONCE).files == 2
     assert sweep(tmp_path, Retention(max_age=-1.0, grace=0.0)).files == 1
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_clock_that_is_set_meanwhile_takes_no_pin_away(tmp_path: Path):
+    now = Moment.now()
+    before = Consumer("c", "lake", Position(0), 1, now.clock_us - 2 * HOUR, now.boot, now.up_us)
+    register(tmp_path, before)
+    assert sweep(tmp_path, AT_ONCE).files == 2
+    register(tmp_path, replace(before, up_us=now.up_us - 2 * HOUR))
+    assert sweep(tmp_path, AT_ONCE).files == 1
 
 
 def test_a_second_sweep_beside_the_first_is_no_error(writer: LogWriter, tmp_path: Path):

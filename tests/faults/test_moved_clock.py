@@ -1,0 +1,112 @@
+"""The clock of a writer or a compactor jumps: no row is lost or doubled, and no file goes before its time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from cdc.errors import LogFenced
+from cdc.log.append import LogWriter
+from cdc.log.layout import CHANGES, COMPACTED, commit_file
+from cdc.log.read import LogReader
+from cdc.log.sweep import sweep
+from cdc.log.trimming import Retention
+from cdc.position import Position
+from tests.faults.log_life import CLOSED, LAST, aged, assert_lived
+from tests.fixtures.moved_clock import WANDERS, MovedClock
+from tests.log.compacting import between, compact, opened
+from tests.log.rows import IDENTITY, info, row, table
+
+HOUR = 3600
+KEPT = Retention(max_age=60.0, grace=1800.0)
+APPENDS = """
+import sys
+from cdc.log.append import LogWriter
+from tests.faults.log_life import CLOSED
+from tests.log.rows import info, row, table
+position = int(sys.argv[2])
+writer = LogWriter(sys.argv[1], CLOSED)
+writer.commit(writer.stage(table(row(position, key=[str(position)]))), info(position))
+"""
+COMPACTS = """
+import sys
+from cdc.position import Position
+from pipelines.compact import compact
+compact(None, sys.argv[1], upto=Position(int(sys.argv[2])))
+"""
+SWEEPS = """
+import sys
+from cdc.log.sweep import sweep
+from tests.faults.test_moved_clock import KEPT
+sweep(sys.argv[1], KEPT)
+"""
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path) -> Path:
+    """A log of four segments, two of which are compacted and trimmed."""
+    root = tmp_path / "log"
+    writer = LogWriter.open(root, IDENTITY, CLOSED)
+    for position in (10, 20, 30, 40):
+        writer.commit(writer.stage(table(row(position, key=[str(position)]))), info(position))
+    compact(root, 20)
+    writer.trim([0, 1], Position(20))
+    return root
+
+
+def rows(root: Path) -> list[int]:
+    log = LogReader(root)
+    return [row["position"] for row in between(log, Position(0), log.durable or Position(0))]
+
+
+def said_at(root: Path, table: str) -> float:
+    """When the first commit of a table was made, by the clock of who made it, in seconds."""
+    first = commit_file(root / table, 0).read_text().splitlines()
+    return next(float(said["commitInfo"]["timestamp"]) / 1e3 for said in map(json.loads, first) if "commitInfo" in said)
+
+
+def test_a_log_lives_and_is_whole_under_a_clock_that_jumps_in_the_midst_of_every_step(
+    tmp_path: Path, moved_clock: MovedClock
+) -> None:
+    root, confirmed = tmp_path / "log", tmp_path / "confirmed"
+    aged(root)
+    confirmed.write_bytes(bytes(8))
+    moved_clock.run(WANDERS, "-m", "tests.faults.log_life", root, confirmed)
+    assert int.from_bytes(confirmed.read_bytes(), sys.byteorder) == LAST
+    assert_lived(root)
+
+
+def test_the_clock_that_is_moved_is_also_that_of_who_makes_the_commits(tmp_path: Path, moved_clock: MovedClock) -> None:
+    made = "import sys; from cdc.log.append import LogWriter; from tests.log.rows import IDENTITY, LIMITS; "
+    moved_clock.run(HOUR, "-c", made + "LogWriter.open(sys.argv[1], IDENTITY, LIMITS)", tmp_path / "ahead")
+    LogWriter.open(tmp_path / "right", IDENTITY, CLOSED)
+    assert HOUR - 60 < said_at(tmp_path / "ahead", CHANGES) - said_at(tmp_path / "right", CHANGES) < HOUR + 60
+
+
+@pytest.mark.parametrize("clock", [-HOUR, HOUR])
+def test_who_was_overtaken_is_refused_whichever_clock_is_ahead(root: Path, moved_clock: MovedClock, clock: int) -> None:
+    writer, compactor = LogWriter(root, CLOSED), opened(root)
+    moved_clock.run(clock, "-c", APPENDS, root, 50)
+    moved_clock.run(clock, "-c", COMPACTS, root, 30)
+    with pytest.raises(LogFenced):
+        writer.commit(writer.stage(table(row(60))), info(60))
+    with pytest.raises(LogFenced):
+        compactor.commit([], horizon=Position(20), floor=Position(0))
+    moved_clock.run(-clock, "-c", APPENDS, root, 60)
+    assert rows(root) == [10, 20, 30, 40, 50, 60]
+
+
+@pytest.mark.parametrize("clock", [-HOUR, HOUR])
+def test_no_file_goes_before_its_grace_is_over_because_the_clock_jumped(
+    root: Path, moved_clock: MovedClock, clock: int
+) -> None:
+    view = LogReader(root)
+    compact(root, 30, merge=True)
+    held = [*root.glob(f"{CHANGES}/segment=*/*.parquet"), *root.glob(f"{COMPACTED}/segment=*/*.parquet")]
+    assert sweep(root, KEPT).files == 0  # from here on the grace is counted
+    moved_clock.run(clock, "-c", SWEEPS, root)
+    assert [file for file in held if not file.exists()] == []
+    assert [row["position"] for row in between(view, Position(0), Position(40))] == [10, 20, 30, 40]
