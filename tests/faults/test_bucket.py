@@ -18,11 +18,11 @@ from cdc.log.read import LogReader
 from cdc.position import Position
 from tests.fixtures.s3 import KEY, S3, Relay
 from tests.fixtures.waiting import until
-from tests.log.compacting import between
-from tests.log.rows import IDENTITY, LIMITS, info, row, table
+from tests.log.compacting import between, opened
+from tests.log.rows import IDENTITY, LIMITS
+from tests.log.stepping import APPENDS, BOTH, COMPACTS, Stepping, append, positions
 
-COMMIT = r"^PUT .*/changes/_delta_log/\d{20}\.json"
-DATA = r"^PUT .*/changes/segment=|^PUT .*/changes/segment%3D"
+COMMIT, DATA = APPENDS.commit, APPENDS.file
 
 
 @pytest.fixture(name="root")
@@ -33,52 +33,55 @@ def _root(s3: S3, relay: Relay) -> BucketPath:
     return root
 
 
-def append(writer: LogWriter | PatientWriter, position: int) -> None:
-    writer.commit(writer.stage(table(row(position), row(position, 1))), info(position))
-
-
 def patient(root: BucketPath, stop: Event | None = None) -> tuple[PatientWriter, list[bool]]:
     blocked: list[bool] = []
     return PatientWriter(root, LIMITS, stop or Event(), blocked.append), blocked
 
 
-def positions(root: BucketPath) -> list[int]:
-    log = LogReader(root)
-    return [r["position"] for r in between(log, Position(0), log.durable or Position(0))]
+@pytest.fixture(name="both", params=BOTH, ids=lambda of: of.name)
+def _both(request: pytest.FixtureRequest, s3: S3, relay: Relay) -> tuple[Stepping, BucketPath]:
+    """One table after the other, and a log of which it holds one transaction, reached through the relay."""
+    of: Stepping = request.param
+    root = s3.root(port=relay.port)
+    of.begun(root)
+    return of, root
 
 
-def commits(relay: Relay) -> int:
-    return sum(1 for request in relay.seen if re.search(COMMIT, request))
+def commits(relay: Relay, commit: str = COMMIT) -> list[str]:
+    return [request for request in relay.seen if re.search(commit, request)]
 
 
-def test_every_commit_asks_for_its_file_to_be_new(root: BucketPath, relay: Relay) -> None:
-    append(LogWriter(root, LIMITS), 20)
+def test_every_commit_asks_for_its_file_to_be_new(both: tuple[Stepping, BucketPath], relay: Relay) -> None:
+    of, root = both
+    of.writer(root)(20)
 
-    made = [request for request in relay.seen if re.search(COMMIT, request)]
+    made = commits(relay, of.commit)
     assert len(made) == 3
-    assert [request for request in relay.conditional if re.search(COMMIT, request)] == made
+    assert [request for request in relay.conditional if re.search(of.commit, request)] == made
 
 
-def test_a_commit_whose_answer_is_lost_is_recognised(root: BucketPath, relay: Relay) -> None:
-    writer = LogWriter(root, LIMITS)
-    lost = relay.fault(COMMIT)
-    append(writer, 20)
-    append(writer, 30)
+def test_a_commit_whose_answer_is_lost_is_recognised(both: tuple[Stepping, BucketPath], relay: Relay) -> None:
+    of, root = both
+    step = of.writer(root)
+    lost = relay.fault(of.commit)
+    step(20)
+    step(30)
 
     assert lost.done == 1
-    assert positions(root) == [10, 10, 20, 20, 30, 30]
+    assert of.held(root) == [10, 10, 20, 20, 30, 30]
 
 
-def test_a_commit_that_meets_its_own_first_try_is_recognised(root: BucketPath, relay: Relay) -> None:
-    writer = LogWriter(root, LIMITS)
+def test_a_commit_that_meets_its_own_first_try_is_recognised(both: tuple[Stepping, BucketPath], relay: Relay) -> None:
+    of, root = both
+    step = of.writer(root)
     # the store keeps the commit, its gate says 500, and the client comes again by itself
-    gate = relay.fault(COMMIT, 500)
+    gate = relay.fault(of.commit, 500)
     gate.kept = True
-    append(writer, 20)
-    append(writer, 30)
+    step(20)
+    step(30)
 
     assert gate.done == 1
-    assert positions(root) == [10, 10, 20, 20, 30, 30]
+    assert of.held(root) == [10, 10, 20, 20, 30, 30]
 
 
 def test_who_cannot_know_whether_it_committed_looks_again_until_it_does(root: BucketPath, relay: Relay) -> None:
@@ -89,28 +92,52 @@ def test_who_cannot_know_whether_it_committed_looks_again_until_it_does(root: Bu
 
     assert (lost.done, away.done) == (1, 12)
     assert blocked == [True, False]
-    assert commits(relay) >= 4
+    assert len(commits(relay)) >= 4
     assert positions(root) == [10, 10, 20, 20, 30, 30]
 
 
-def test_a_writer_whose_answer_was_lost_is_fenced_by_who_took_over(root: BucketPath, relay: Relay, s3: S3) -> None:
-    stopped = LogWriter(root, LIMITS)
-    append(LogWriter(s3.root(root.bucket.removeprefix("s3://")), LIMITS), 20)
-    relay.fault(COMMIT)
+def test_a_compaction_that_cannot_know_whether_it_committed_fails_and_the_next_one_goes_on_behind_it(
+    s3: S3, relay: Relay
+) -> None:
+    root = s3.root(port=relay.port)
+    COMPACTS.begun(root)
+    step = COMPACTS.writer(root)
+    lost, away = (
+        relay.fault(COMPACTS.commit),
+        relay.fault(r"^(GET|HEAD) .*/compacted/_delta_log/0*2\.json", 503, times=99),
+    )
+    with pytest.raises(LogUnreachable):
+        step(20)
+    assert (lost.done, away.done > 0) == (1, True)
+    relay.faults.clear()
+
+    assert opened(root).horizon == 20
+    COMPACTS.writer(root)(30)
+    assert COMPACTS.held(root) == [10, 10, 20, 20, 30, 30]
+
+
+def test_a_writer_whose_answer_was_lost_is_fenced_by_who_took_over(
+    both: tuple[Stepping, BucketPath], relay: Relay, s3: S3
+) -> None:
+    of, root = both
+    stopped = of.writer(root)
+    of.writer(s3.root(root.bucket.removeprefix("s3://")))(20)
+    relay.fault(of.commit)
     with pytest.raises(LogFenced):
-        append(stopped, 20)
+        stopped(20)
 
-    assert positions(root) == [10, 10, 20, 20]
+    assert of.held(root) == [10, 10, 20, 20]
 
 
-def test_a_412_for_a_commit_that_is_not_there_is_looked_into(root: BucketPath, relay: Relay) -> None:
-    writer = LogWriter(root, LIMITS)
-    refused = relay.fault(COMMIT, 412)
-    append(writer, 20)
-    append(writer, 30)
+def test_a_412_for_a_commit_that_is_not_there_is_looked_into(both: tuple[Stepping, BucketPath], relay: Relay) -> None:
+    of, root = both
+    step = of.writer(root)
+    refused = relay.fault(of.commit, 412)
+    step(20)
+    step(30)
 
     assert refused.done == 1
-    assert positions(root) == [10, 10, 20, 20, 30, 30]
+    assert of.held(root) == [10, 10, 20, 20, 30, 30]
 
 
 @pytest.mark.parametrize("status", [500, 503])
@@ -123,6 +150,34 @@ def test_a_store_that_is_busy_for_long_is_waited_for(root: BucketPath, relay: Re
     assert busy.done == 5
     assert blocked == [True, False]
     assert positions(root) == [10, 10, 20, 20]
+
+
+@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("what", [COMPACTS.file, COMPACTS.commit], ids=["data", "commit"])
+def test_a_compaction_that_meets_a_busy_store_fails_and_the_next_one_makes_it(
+    s3: S3, relay: Relay, what: str, status: int
+) -> None:
+    root = s3.root(port=relay.port)
+    COMPACTS.begun(root)
+    busy = relay.fault(what, status, times=5)  # more than one request is tried
+    with pytest.raises(LogUnreachable):
+        COMPACTS.writer(root)(20)
+    COMPACTS.writer(root)(20)
+
+    assert busy.done == 5
+    assert COMPACTS.held(root) == [10, 10, 20, 20]
+
+
+@pytest.mark.parametrize("what", [COMPACTS.file, COMPACTS.commit], ids=["data", "commit"])
+def test_a_compaction_that_is_refused_says_what_to_do_and_changes_nothing(s3: S3, relay: Relay, what: str) -> None:
+    root = s3.root(port=relay.port)
+    COMPACTS.begun(root)
+    relay.fault(what, 403)
+    with pytest.raises(LogInaccessible, match=r"access to 's3://lake-.*' is denied") as refused:
+        COMPACTS.writer(root)(20)
+
+    assert "log.storage" in refused.value.fix
+    assert COMPACTS.held(root) == [10, 10]
 
 
 def test_a_refusal_is_told_with_what_to_do_and_nothing_waits(root: BucketPath, relay: Relay) -> None:

@@ -18,10 +18,11 @@ from cdc.log.read import LogReader
 from cdc.log.sweep import sweep
 from cdc.log.trimming import Retention
 from cdc.position import Position
-from tests.faults.test_bucket import append, patient, positions
+from tests.faults.test_bucket import patient
 from tests.fixtures.s3 import S3, Relay
 from tests.log.compacting import between, compact, live, opened
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
+from tests.log.stepping import append, positions
 from tests.log.test_places import SMALL
 from tests.log.whole_log import ORDERS, add, said, version
 

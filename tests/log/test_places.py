@@ -31,6 +31,7 @@ from cdc.position import Position
 from tests.fixtures.waiting import until
 from tests.log.compacting import between, compact, live, opened
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
+from tests.log.stepping import BOTH, Stepping
 from tests.log.test_migrate import FORMAT_1, told
 
 SMALL = SegmentLimits(size=1, age=3600.0)
@@ -100,20 +101,21 @@ def test_of_two_writers_the_second_to_commit_is_fenced(root: Root) -> None:
     assert rows_of(root) == wrote(10, 20, 30)
 
 
-def test_a_stopped_writer_is_fenced_past_checkpoint_and_clean_up(root: Root) -> None:
-    stopped = LogWriter.open(root, IDENTITY, LIMITS)
-    append(stopped, 10)
-    second = LogWriter(root, LIMITS)
-    append(second, 20, 30, 40)
-    checkpoint(root / CHANGES, open_table(root / CHANGES))
-    append(second, 50)
+@pytest.mark.parametrize("of", BOTH, ids=lambda of: of.name)
+def test_a_stopped_writer_is_fenced_past_checkpoint_and_clean_up(root: Root, of: Stepping) -> None:
+    of.begun(root)
+    stopped, second = of.writer(root), of.writer(root)
+    for position in (20, 30, 40):
+        second(position)
+    checkpoint(root / of.name, open_table(root / of.name))
+    second(50)
     for number in range(4):  # as a clean-up does once they are old
-        commit_file(root / CHANGES, number).unlink()
+        commit_file(root / of.name, number).unlink()
 
-    assert (root / CHANGES / "_delta_log" / "_last_checkpoint").exists()
+    assert (root / of.name / "_delta_log" / "_last_checkpoint").exists()
     with pytest.raises(LogFenced):
-        append(stopped, 11)
-    assert rows_of(root) == wrote(10, 20, 30, 40, 50)
+        stopped(11)
+    assert sorted(of.held(root)) == [10, 10, 20, 20, 30, 30, 40, 40, 50, 50]
 
 
 def test_what_was_staged_and_never_committed_is_removed(root: Root) -> None:

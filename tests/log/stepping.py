@@ -1,0 +1,86 @@
+"""Both tables of a log, each in the hands of a writer that commits step by step: what holds of one holds of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cdc.log.append import LogWriter
+from cdc.log.bucket import Root
+from cdc.log.compacted import state
+from cdc.log.layout import CHANGES, COMPACTED
+from cdc.log.patient import PatientWriter
+from cdc.log.read import LogReader
+from cdc.position import Position
+from tests.log.compacting import between, compact, opened, read
+from tests.log.rows import IDENTITY, LIMITS, info, row, table
+
+Step = Callable[[int], object]
+"""One commit, after which the table holds the two rows of the transaction at that position as well."""
+LAST = 50
+"""The last of the transactions, each at ten more than the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """One of the two tables."""
+
+    name: str
+    begun: Callable[[Root], None]
+    """Make a log of which the table holds the transaction at 10, by two commits."""
+    writer: Callable[[Root], Step]
+    """Resume from where it stands."""
+    held: Callable[[Root], list[int]]
+    """Positions of all its rows."""
+
+    @property
+    def commit(self) -> str:
+        """Regular expression: the request that makes a commit."""
+        return rf"^PUT .*/{self.name}/_delta_log/\d{{20}}\.json"
+
+    @property
+    def file(self) -> str:
+        """Regular expression: the request that writes a data file."""
+        return rf"^PUT .*/{self.name}/segment(=|%3D)"
+
+
+def append(writer: LogWriter | PatientWriter, position: int) -> None:
+    """A transaction of two rows."""
+    writer.commit(writer.stage(table(row(position), row(position, 1))), info(position))
+
+
+def positions(root: Root) -> list[int]:
+    """Of the log's rows as a reader gets them."""
+    log = LogReader(root)
+    return [r["position"] for r in between(log, Position(0), log.durable or Position(0))]
+
+
+def _appended(root: Root) -> None:
+    append(LogWriter.open(root, IDENTITY, LIMITS), 10)
+
+
+def _appender(root: Root) -> Step:
+    writer = LogWriter(root, LIMITS)
+    return lambda position: append(writer, position)
+
+
+def _compacted(root: Root) -> None:
+    writer = LogWriter.open(root, IDENTITY, LIMITS)
+    for position in range(10, LAST + 10, 10):
+        append(writer, position)
+    compact(root, 10)
+
+
+def _compactor(root: Root) -> Step:
+    writer = opened(root)
+    return lambda position: compact(root, position, writer=writer)
+
+
+def _in_runs(root: Root) -> list[int]:
+    found = state(root)
+    return [] if found is None else sorted(row["position"] for file in found.files for row in read(file))
+
+
+APPENDS = Stepping(CHANGES, _appended, _appender, positions)
+COMPACTS = Stepping(COMPACTED, _compacted, _compactor, _in_runs)
+BOTH = (APPENDS, COMPACTS)
