@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.change import LOG_SCHEMA
 from cdc.log.layout import LogFile
 from cdc.log.read import LogReader, read_file
 from cdc.position import Position
 
+OUTLINE: Final = ("position", "ordinal", "xid", "committed_at", "relation", "topic", "op", "key", "old_key", "payload")
+"""Columns of a row that is told of without its images."""
 Wanted = Callable[[str], bool]
 """Which topics."""
 _ORDER = [("position", "ascending"), ("ordinal", "ascending")]
@@ -58,6 +61,21 @@ def transaction(log: LogReader, position: Position) -> pa.Table:
     """The rows of the transaction at a position, in order; empty if there is none."""
     tables = list(between(log, lambda _topic: True, Position(max(0, position - 1)), position))
     return pa.concat_tables(tables) if tables else pa.table({})
+
+
+def outline(log: LogReader, position: Position, most: int) -> tuple[pa.Table, int]:
+    """The first rows of the transaction at a position, so many at most, in order and as OUTLINE; and how many it has.
+
+    Messages belong to no table, and are left out as everywhere here.
+    """
+    tables, count = [pa.schema([LOG_SCHEMA.field(name) for name in OUTLINE]).empty_table()], 0
+    after = Position(max(0, position - 1))
+    for file in log.files(after, position):
+        rows = read_file(file, after, position, OUTLINE)
+        rows = rows.filter(pc.is_valid(rows["topic"]))
+        count += rows.num_rows
+        tables.append(rows.sort_by("ordinal").slice(0, most))
+    return pa.concat_tables(tables).sort_by("ordinal").slice(0, most), count
 
 
 def counts(log: LogReader) -> dict[str, dict[str, int]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from cdc.position import Position
 from cdc.service.problem import Problem
@@ -58,6 +59,17 @@ class FileLine:
     bytes: int
     first: str
     last: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """One transaction of the log, without the values of its rows."""
+
+    position: str
+    rows: int
+    """All of them."""
+    changes: list[dict[str, Any]]
+    """The first of them as `cdc log inspect POSITION --json` has them, but for before, after, payload and unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,10 @@ from cdc.log import consumers
 from cdc.log.trimmer import ASKED
 from cdc.service.api.app import create_app
 from cdc.service.watch import LogWatch
+from tests.cli.command import run
 from tests.cli.trimmed import Folder
 from tests.fixtures.waiting import until
+from tests.log.rows import schema_of
 from tests.service.pipeline import NAME, definition, fill
 from tests.service.running import answering
 
@@ -53,6 +55,27 @@ def test_segments_and_runs_are_listed_with_their_files(client: httpx.Client) -> 
     for unknown in ("segments/0", "runs/9"):
         answer = client.get(f"{PIPELINE}/log/{unknown}/files")
         assert (answer.status_code, answer.json()["code"]) == (404, "CDC-5010")
+
+
+def test_a_transaction_is_told_as_the_command_does_but_for_what_its_rows_hold(
+    client: httpx.Client, folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = client.get(f"{PIPELINE}/log/inspect", params={"position": "0/A0"}).json()
+    shown = run(capsys, "log", "inspect", "0/A0", "-c", folder.path, "--json").envelope["result"]
+    assert [change.pop("after") for change in shown["changes"]] == [{"id": n, "name": None} for n in (0, 1)]
+    assert told == shown | {"rows": 2}
+    first = client.get(f"{PIPELINE}/log/inspect", params={"position": "0/A0", "most": 1}).json()
+    assert first == told | {"changes": told["changes"][:1]}
+    for wrong, status in (("0/A1", 404), ("0/6E", 404), ("nonsense", 422)):  # none, none any more, no position
+        answer = client.get(f"{PIPELINE}/log/inspect", params={"position": wrong})
+        assert (answer.status_code, bool(answer.json()["suggestion"])) == (status, True)
+
+
+def test_versions_of_tables_are_told_with_their_transaction(client: httpx.Client, folder: Folder) -> None:
+    version = schema_of(16384, "name", "note").to_json()
+    folder.append(210, op="s", key=None, after=None, payload=version)
+    (change,) = client.get(f"{PIPELINE}/log/inspect", params={"position": "0/D2"}).json()["changes"]
+    assert [column["name"] for column in change["schema"]["columns"]] == ["id", "name", "note"]
 
 
 def test_gc_says_what_may_go_and_lets_it_go_unless_it_is_only_asked(

@@ -5,18 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query, Request
 
 from cdc.errors import StateConflict, UnknownName
 from cdc.service.api.copies import ACCEPTED, Asking, Desk, JobPath, PipelinePath, actor_of
-from cdc.service.holdings import Collected, FileLine, LogStatus, SegmentLine
+from cdc.service.holdings import Collected, FileLine, LogStatus, SegmentLine, Transaction
 from cdc.service.log_check import MOST, LogCheck, log_check
 from cdc.service.upkeep import COMPACT, ask_compact
 
+MOST_ROWS: Final = 10_000
+"""Rows of a transaction that one answer tells of."""
+
 SegmentPath = Annotated[int, Path(description="Its number.", ge=0)]
 RunPath = Annotated[int, Path(description="Its number.", ge=0)]
+PositionQuery = Annotated[str, Query(description="As 16/B374D848, or 2:16/B374D848 in epoch 2.", max_length=40)]
+RowsQuery = Annotated[int, Query(description="Rows to tell of, the first.", ge=0, le=MOST_ROWS)]
 MostQuery = Annotated[int, Query(description="Bytes of data files to read, the newest.", ge=0, le=MOST)]
 
 
@@ -50,7 +55,7 @@ class CompactionJob:
 def log_routes(desk: Desk) -> APIRouter:
     """Every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["log"])
-    for add in (_add_looks, _add_verify, _add_compact, _add_gc):
+    for add in (_add_looks, _add_inspect, _add_verify, _add_compact, _add_gc):
         add(routes, desk)
     return routes
 
@@ -83,6 +88,15 @@ def _add_looks(routes: APIRouter, desk: Desk) -> None:
         desk.check(pipeline)
         lines: list[FileLine] = _retained().files_of_run(desk.definition.log.root, _opened(desk), run)
         return lines
+
+
+def _add_inspect(routes: APIRouter, desk: Desk) -> None:
+    @routes.get("/log/inspect")
+    def inspect(pipeline: PipelinePath, position: PositionQuery, most: RowsQuery = 1_000) -> Transaction:
+        """The rows of one transaction without their values (`cdc log inspect POSITION`); 404 if there is none."""
+        desk.check(pipeline)
+        found: Transaction = import_module("cdc.service.inspected").transaction(_opened(desk), position, most)
+        return found
 
 
 def _add_compact(routes: APIRouter, desk: Desk) -> None:
