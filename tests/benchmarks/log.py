@@ -63,7 +63,7 @@ def run(
         "append_p99_ms": Figure("ms"),
         "open_writer_ms": Figure("ms"),
         "open_reader_ms": Figure("ms"),
-        "open_ratio_at_100k_commits": Figure("ratio"),
+        "open_ratio_at_100k_commits": Figure("ratio", at_most=1.25),
         "compaction_rows_per_second": Figure("changes/s", at_least=200_000),
         "compaction_output_ratio": Figure("ratio", at_most=1.1),
         "compaction_peak_disk_ratio": Figure("ratio", at_most=2.5),

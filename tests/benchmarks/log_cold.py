@@ -85,7 +85,7 @@ class Cold:
         told = sum(file.rows for file in files) // TABLES
         if rows != told:
             raise RuntimeError(f"{rows} changes of a table that has {told}")
-        self._add("small_table_share", share)
+        self._add("pruned_read_share", share)
         self._add("cold_files", len(files))
 
     def _add(self, name: str, value: float) -> None:
@@ -95,7 +95,7 @@ class Cold:
 def figures() -> dict[str, Figure]:
     """What is measured, without values."""
     return {
-        "small_table_share": Figure("ratio", at_most=0.02),
+        "pruned_read_share": Figure("ratio", at_most=0.02),
         "cold_files": Figure("files"),
         "cold_log_changes_per_second": Figure("changes/s"),
     }
