@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,9 @@ import pyarrow.parquet as pq
 
 from cdc.change import LOG_SCHEMA
 from cdc.log.append import LogWriter
+from cdc.log.checkpoint import HINT
 from cdc.log.compacted import state
+from cdc.log.fenced import CHECKPOINT_EVERY
 from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.read import LogReader
 from cdc.log.segments import SegmentLimits
@@ -38,6 +42,10 @@ APPENDED, APPENDED_AT_ONCE, COMMITS = 10_000_000, 10_000, 100_000
 """Changes that are appended to a new log and to an old one, how many in a commit, and how many commits make it old."""
 TURNS = 10
 """In so many parts each."""
+OPENED = 20
+"""Times: it takes some ten milliseconds, in which a machine is easily disturbed."""
+STEADY = 300
+"""Commits after which a log has as many files behind its last checkpoint as it will ever have."""
 QUICK_APPENDED, QUICK_COMMITS = 500_000, 1_500
 COLD, QUICK_COLD = 50_000_000, 5_000_000
 """Changes of a thousand tables, of which one is read."""
@@ -114,7 +122,11 @@ def _compare(new: Path, old: Path, rows: pa.Table, times: int, figures: dict[str
         for root, seconds in took.items():
             with _kept(root) as log:
                 seconds.append(_appended(*log, rows, times))
-    opened, (writers, readers) = _opened(new), _opened(old)
+    with _kept(new) as log:
+        _appended(*log, rows.slice(0, TRANSACTION), STEADY)
+    for root in took:
+        _amid_checkpoints(root, rows.slice(0, TRANSACTION))
+    opened, (writers, readers) = _opened(new, old)
     seconds_new, seconds_old = np.concatenate(took[new]), np.concatenate(took[old])
     for name, value in {
         "append_ratio_at_100k_commits": float(seconds_new.sum() / seconds_old.sum()),
@@ -149,11 +161,22 @@ def _appended(writer: LogWriter, trimmer: Trimmer, rows: pa.Table, times: int) -
     return took
 
 
-def _opened(folder: Path) -> tuple[float, float]:
-    """Seconds that a writer and a reader take until they stand where the log ends: the least of three."""
-    ways = (lambda: LogWriter(folder, AS_CONFIGURED), lambda: LogReader(folder))
-    least = [min(_seconds(way) for _ in range(3)) for way in ways]
-    return least[0], least[1]
+def _amid_checkpoints(root: Path, rows: pa.Table) -> None:
+    """Append until the log is half way between two checkpoints: to open it takes longer with each commit behind one."""
+    hint = json.loads((root / CHANGES / "_delta_log" / HINT).read_bytes())
+    since = LogReader(root).version - int(hint["version"])
+    with _kept(root) as log:
+        _appended(*log, rows, CHECKPOINT_EVERY - since + CHECKPOINT_EVERY // 2)
+
+
+def _opened(*folders: Path) -> list[tuple[float, float]]:
+    """For each log, seconds that a writer and a reader take until they stand where it ends: the least of many times."""
+    took: dict[Path, tuple[list[float], list[float]]] = {folder: ([], []) for folder in folders}
+    for _ in range(OPENED):  # in turns, as above
+        for folder, (writers, readers) in took.items():
+            writers.append(_seconds(partial(LogWriter, folder, AS_CONFIGURED)))
+            readers.append(_seconds(partial(LogReader, folder)))
+    return [(min(writers), min(readers)) for writers, readers in took.values()]
 
 
 def _seconds(what: Callable[[], object]) -> float:
