@@ -20,16 +20,17 @@ class Figure:
     at_least: float | None = None
     at_most: float | None = None
     values: list[float] = field(default_factory=list)
+    in_every_run: bool = False
+    """Whether each value has to keep the bar, and not the median alone."""
 
     @property
     def holds(self) -> bool | None:
-        """Whether the median keeps the bar; None without a bar or without a value."""
+        """Whether the bar is kept; None without a bar or without a value."""
         if not self.values or (self.at_least is None and self.at_most is None):
             return None
-        middle = median(self.values)
         if self.at_least is not None:
-            return middle >= self.at_least
-        return middle <= float(self.at_most or 0)
+            return (min if self.in_every_run else median)(self.values) >= self.at_least
+        return (max if self.in_every_run else median)(self.values) <= float(self.at_most or 0)
 
     def to_json(self) -> dict[str, Any]:
         """Median, least and greatest value, unit, bar, verdict."""
