@@ -29,7 +29,7 @@ from pipelines.running.progress import Progress
 from pipelines.session import SparkSettings, has_delta, spark_session
 from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
 from pipelines.source import register, rows_between
-from tests.benchmarks import apply_large
+from tests.benchmarks import apply_large, apply_random
 from tests.benchmarks.apply_input import Changes
 from tests.benchmarks.apply_peer import Peer, rows_of
 from tests.benchmarks.figures import Figure
@@ -37,15 +37,15 @@ from tests.benchmarks.figures import Figure
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PARTS = ("throughput", "peer", "large")
+PARTS = ("throughput", "peer", "large", "random")
 CHANGES, KEYS, RUNS = 5_000_000, 500_000, 3
 QUICK_CHANGES, QUICK_KEYS = 100_000, 10_000
 ROWS, QUICK_ROWS = 50_000_000, 200_000
 PARTIAL = 0.2
-BATCHES = {"small": (10_000, 20), "large": (2_000_000, 1)}
+BATCHES = {"batch_10k": (10_000, 20), "batch_2m": (2_000_000, 1)}
 """(changes, how many) of those that the peer is compared by."""
-QUICK_BATCHES = {"small": (1_000, 1), "large": (10_000, 1)}
-WRITERS = (Writer.DELTA_RS, Writer.SPARK)
+QUICK_BATCHES = {"batch_10k": (1_000, 1), "batch_2m": (10_000, 1)}
+WRITERS = {"delta_rs": Writer.DELTA_RS, "spark": Writer.SPARK}
 _TABLES = ("*.*",)
 
 
@@ -59,8 +59,10 @@ def run(
     if "large" in parts:
         for seed in range(runs):
             apply_large.measure(np.random.default_rng(seed), rows, figures)
-    if {"throughput", "peer"} & set(parts):
+    if {"throughput", "peer", "random"} & set(parts):
         with _spark() as session:
+            if "random" in parts:  # which is reported only: once, whatever the runs
+                apply_random.measure(session, np.random.default_rng(0), rows, figures)
             bench = Bench(session, figures)
             for seed in range(runs):
                 random = np.random.default_rng(seed)
@@ -85,15 +87,16 @@ def _spark() -> Iterator[SparkSession]:
 
 
 def _figures() -> dict[str, Figure]:
-    kinds = ("full", "partial")
     return {
-        "throughput.full": Figure("changes/s", at_least=100_000),
-        "throughput.partial": Figure("changes/s", at_least=50_000),
-        **{f"throughput.{writer.value}.{kind}": Figure("changes/s") for writer in WRITERS for kind in kinds},
-        "peer_ratio.small": Figure("ratio", at_least=3),
-        "peer_ratio.large": Figure("ratio", at_least=1),
-        **{f"batch_seconds.{who}.{size}": Figure("s") for who in ("ours", "peer") for size in ("small", "large")},
+        "changes_per_second.quicker": Figure("changes/s", at_least=100_000),
+        **{f"changes_per_second.{writer}": Figure("changes/s") for writer in WRITERS},
+        "changes_per_second.partial_20": Figure("changes/s", at_least=50_000),
+        **{f"changes_per_second.partial_20.{writer}": Figure("changes/s") for writer in WRITERS},
+        "vs_foreachbatch_merge.batch_10k": Figure("ratio", at_least=3),
+        "vs_foreachbatch_merge.batch_2m": Figure("ratio", at_least=1),
+        **{f"{who}_seconds.{size}": Figure("s") for who in ("batch", "foreachbatch_merge") for size in BATCHES},
         **apply_large.figures(),
+        **apply_random.figures(),
     }
 
 
@@ -105,19 +108,19 @@ class Bench:
 
     def throughput(self, random: np.random.Generator, keys: int, changes: int) -> None:
         """From a log into an empty sink, in batches as the driver takes them."""
-        for kind, partial in (("full", 0.0), ("partial", PARTIAL)):
+        for kind, quicker, partial in (("", ".quicker", 0.0), (".partial_20", ".partial_20", PARTIAL)):
             made = Changes.random(random, keys, changes - keys, partial=partial)
             best = 0.0
             with _folder() as folder:
                 log = made.log(folder)
-                for writer in WRITERS:
-                    sink = Ours(self._session, folder / writer.value, log, writer)
+                for name, writer in WRITERS.items():
+                    sink = Ours(self._session, folder / name, log, writer)
                     rate = len(made) / _timed(sink.catch_up)
-                    self._note(f"throughput.{writer.value}.{kind}", rate)
+                    self._note(f"changes_per_second{kind}.{name}", rate)
                     best = max(best, rate)
-                rows = [_rows_of(folder / writer.value) for writer in WRITERS]
+                rows = [_rows_of(folder / name) for name in WRITERS]
             _check_equal(*rows)
-            self._note(f"throughput.{kind}", best)
+            self._note(f"changes_per_second{quicker}", best)
 
     def peer(self, random: np.random.Generator, keys: int, kind: str, size: int, batches: int) -> None:
         """Batches of a size into a target with all keys, taking turns; the first one of each is not counted."""
@@ -136,9 +139,9 @@ class Bench:
                     ours_took.append(took[0])
                     peer_took.append(took[1])
             _check_equal(_rows_of(folder / "ours"), peer.rows())
-        self._note(f"batch_seconds.ours.{kind}", float(np.median(ours_took)))
-        self._note(f"batch_seconds.peer.{kind}", float(np.median(peer_took)))
-        self._note(f"peer_ratio.{kind}", float(np.median(peer_took) / np.median(ours_took)))
+        self._note(f"batch_seconds.{kind}", float(np.median(ours_took)))
+        self._note(f"foreachbatch_merge_seconds.{kind}", float(np.median(peer_took)))
+        self._note(f"vs_foreachbatch_merge.{kind}", float(np.median(peer_took) / np.median(ours_took)))
 
     def _note(self, key: str, value: float) -> None:
         self._figures[key].values.append(value)

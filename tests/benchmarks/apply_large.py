@@ -5,13 +5,19 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-from deltalake import write_deltalake
+import pyarrow.compute as pc
+from deltalake import DeltaTable, write_deltalake
 
-from cdc.table import TableSchema
+from cdc.config import SinkRule
+from cdc.stores.lake import read_target
 from pipelines.fold import FOLDED_ARROW
 from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
 from pipelines.sinks.delta_table import DeltaTarget
@@ -19,76 +25,174 @@ from pipelines.sinks.sink import TableBatch
 from tests.benchmarks.apply_input import ITEMS
 from tests.benchmarks.figures import Figure
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 BATCH, BATCHES = 1_000, 5
 NEWEST = 0.01
 FILE = 1_000_000
 """Rows of one file of the target, which come in the order of their keys."""
 TENTH = 10
 """The target that the large one is compared with is so many times smaller."""
-_WHERE = ("newest", "random")
-_SIZES = ("tenth", "whole")
+FILLED: Final = 5
+"""Position of the rows that are there before the first batch."""
+_SIZES = ("5m", "50m")
+"""In the names of figures, also where there are fewer rows."""
+_VALUES = pa.schema([("id", pa.int64()), ("amount", pa.int64()), ("state", pa.string()), ("note", pa.string())])
 
 
 def figures() -> dict[str, Figure]:
     """What is measured here."""
     return {
-        "large.newest_ratio": Figure("ratio", at_most=2),
-        "large.random_ratio": Figure("ratio"),
-        **{f"large.{where}_seconds.{size}": Figure("s") for where in _WHERE for size in _SIZES},
+        "cost_ratio_50m_vs_5m": Figure("ratio", at_most=2),
+        "cost_ratio_50m_vs_5m.random": Figure("ratio"),
+        **{f"newest_seconds.target_{size}": Figure("s") for size in _SIZES},
+        "random.plain": Figure("s"),
+        "random_written_mib.plain": Figure("MiB"),
+        **{f"rows_differing.target_{size}": Figure("rows", at_most=0, in_every_run=True) for size in _SIZES},
     }
 
 
 def measure(random: np.random.Generator, rows: int, noted: dict[str, Figure]) -> None:
     """Batches into a target of so many rows, and into one of a tenth."""
-    found: dict[tuple[str, str], float] = {}
+    newest, anywhere = {}, {}
     for size, count in zip(_SIZES, (rows // TENTH, rows), strict=True):
-        folder = Path(tempfile.mkdtemp(prefix="cdc-large-"))
-        try:
-            sink = _filled(folder, count)
-            position = 10
-            for where in _WHERE:
-                least = count - int(count * NEWEST) if where == "newest" else 0
-                took = []
-                for _ in range(BATCHES):
-                    keys = random.choice(count - least, min(BATCH, count - least), replace=False) + least
-                    took.append(_applied(sink, keys, position))
-                    position += 10
-                found[where, size] = float(np.median(took))
-                noted[f"large.{where}_seconds.{size}"].values.append(found[where, size])
-        finally:
-            shutil.rmtree(folder)
-    for where in _WHERE:
-        noted[f"large.{where}_ratio"].values.append(found[where, "whole"] / found[where, "tenth"])
+        with filled(count, Kind()) as target:
+            least = count - int(count * NEWEST)
+            newest[size] = median(target.apply(chosen(random, least, count)) for _ in range(BATCHES))
+            anywhere[size] = median(target.apply(chosen(random, 0, count)) for _ in range(BATCHES))
+            noted[f"newest_seconds.target_{size}"].values.append(newest[size].seconds)
+            noted[f"rows_differing.target_{size}"].values.append(target.differing())
+    noted["cost_ratio_50m_vs_5m"].values.append(newest["50m"].seconds / newest["5m"].seconds)
+    noted["cost_ratio_50m_vs_5m.random"].values.append(anywhere["50m"].seconds / anywhere["5m"].seconds)
+    noted["random.plain"].values.append(anywhere["50m"].seconds)
+    noted["random_written_mib.plain"].values.append(anywhere["50m"].mib)
 
 
-def _filled(folder: Path, rows: int) -> DeltaSink:
-    """An open sink whose target holds so many rows, and stands at position 5."""
-    sink = DeltaSink(DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}", Writer.DELTA_RS))
-    sink.open("bench")
-    record = sink.apply(_batch(ITEMS, np.arange(0), 0, 5))
-    target = DeltaTarget.open(record.target)
-    assert target is not None
+def chosen(random: np.random.Generator, least: int, rows: int) -> np.ndarray:
+    """The keys of one batch, from `least` on."""
+    return np.sort(random.choice(rows - least, min(BATCH, rows - least), replace=False) + least)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a target is kept, and in which order it was filled."""
+
+    writer: Writer = Writer.DELTA_RS
+    rules: tuple[SinkRule, ...] = ()
+    spark: SparkSession | None = None
+    bucket: Callable[[np.ndarray], np.ndarray] | None = None
+    """By which the rule parts it; None: a file has the keys of a range."""
+
+    def files(self, rows: int) -> Iterator[np.ndarray]:
+        """Keys that are written at once."""
+        ids = np.arange(rows)
+        if self.bucket is not None:
+            ids = ids[np.argsort(self.bucket(ids), kind="stable")]
+        yield from np.array_split(ids, max(1, rows // FILE))
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one batch cost."""
+
+    seconds: float
+    mib: float
+    """Of data files that it wrote."""
+
+
+def median(applied: Iterable[Applied]) -> Applied:
+    """Of the seconds, and of the bytes, of some batches."""
+    costs = list(applied)
+    return Applied(float(np.median([one.seconds for one in costs])), float(np.median([one.mib for one in costs])))
+
+
+class Target:
+    """A sink with one large target, and what its rows have to be."""
+
+    def __init__(self, sink: DeltaSink, uri: str, rows: int) -> None:
+        self._sink, self._uri = sink, uri
+        self._positions = np.full(rows, FILLED, np.int32)
+        """Of the last change of each key."""
+        self._upto = FILLED
+
+    def apply(self, keys: np.ndarray) -> Applied:
+        """One batch that updates these keys."""
+        before, after = self._upto, self._upto + FILLED
+        had = self._files()
+        batch = _batch(keys, before, after)
+        began = time.perf_counter()
+        self._sink.apply(batch)
+        seconds = time.perf_counter() - began
+        self._positions[keys], self._upto = after, after
+        has = self._files()
+        return Applied(seconds, sum(has[path] for path in has.keys() - had.keys()) / 2**20)
+
+    def differing(self) -> int:
+        """Rows that are missing, there twice, or not as the input says: every row is looked at."""
+        rows, seen = 0, np.zeros(len(self._positions), bool)
+        wrong = 0
+        for batch in read_target(self._uri, None):
+            found = pa.Table.from_batches([batch]).select(_VALUES.names).cast(_VALUES)
+            ids = found["id"].to_numpy()
+            wanted = values(ids, self._positions[ids])
+            same = [pc.equal(found[name], wanted[name]) for name in _VALUES.names]
+            alike = pc.fill_null(pc.and_(pc.and_(same[1], same[2]), same[3]), fill_value=False)
+            rows, wrong = rows + len(ids), wrong + len(ids) - (pc.sum(alike).as_py() or 0)
+            seen[ids] = True
+        distinct = int(seen.sum())
+        return wrong + (rows - distinct) + (len(seen) - distinct)
+
+    def _files(self) -> dict[str, int]:
+        files = pa.table(DeltaTable(self._uri).get_add_actions(flatten=True))
+        return dict(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True))
+
+
+@contextmanager
+def filled(rows: int, kind: Kind) -> Iterator[Target]:
+    """An open sink whose target holds so many rows, and stands at FILLED."""
+    folder = Path(tempfile.mkdtemp(prefix="cdc-large-"))
+    try:
+        settings = DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}", kind.writer, rules=kind.rules)
+        sink = DeltaSink(settings, kind.spark)
+        sink.open("bench")
+        target = DeltaTarget.open(sink.apply(_batch(np.arange(0), 0, FILLED)).target)
+        assert target is not None
+        _fill(target, kind.files(rows), kind)
+        yield Target(sink, target.uri, rows)
+    finally:
+        shutil.rmtree(folder)
+
+
+def values(ids: np.ndarray, positions: np.ndarray) -> pa.Table:
+    """The rows of these keys, as the last change of each left them."""
+    first = pa.array(positions == FILLED)
+    made = pa.array(ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).cast(pa.string())
+    keys, at = pa.array(ids).cast(pa.string()), pa.array(positions).cast(pa.string())
+    columns = [
+        pa.array(ids),
+        pc.if_else(first, pa.array(ids), pa.array(positions.astype(np.int64))),
+        pc.if_else(first, made, pc.binary_join_element_wise("state", at, " ")),
+        pc.if_else(first, made, pc.binary_join_element_wise("note", keys, " ")),
+    ]
+    return pa.table(columns, schema=_VALUES)
+
+
+def _fill(target: DeltaTarget, files: Iterable[np.ndarray], kind: Kind) -> None:
     columns = target.columns
-    for start in range(0, rows, FILE):
-        ids = np.arange(start, min(start + FILE, rows))
-        texts = pa.array(ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).cast(pa.string())
-        made = {"id": ids, "amount": ids, "state": texts, "note": texts}
-        places = {"_position": np.full(len(ids), 5), "_ordinal": ids}
-        write_deltalake(target.table, pa.table({**made, **places}).cast(columns), mode="append")
-    return sink
+    for ids in files:
+        rows = values(ids, np.full(len(ids), FILLED))
+        rows = rows.append_column("_position", pa.array(np.full(len(ids), FILLED)))
+        rows = rows.append_column("_ordinal", pa.array(ids))
+        if kind.bucket is not None:
+            rows = rows.append_column("bucket", pa.array(kind.bucket(ids)))
+        write_deltalake(target.table, rows.select(columns.names).cast(columns), mode="append")
 
 
-def _applied(sink: DeltaSink, keys: np.ndarray, position: int) -> float:
-    batch = _batch(ITEMS, np.sort(keys), position - 5, position)
-    began = time.perf_counter()
-    sink.apply(batch)
-    return time.perf_counter() - began
-
-
-def _batch(schema: TableSchema, keys: np.ndarray, after: int, upto: int) -> TableBatch:
+def _batch(keys: np.ndarray, after: int, upto: int) -> TableBatch:
     rows = [
         {
-            "relation": schema.relation,
+            "relation": ITEMS.relation,
             "op": "u",
             "key": [str(key)],
             "position": upto,
@@ -100,4 +204,4 @@ def _batch(schema: TableSchema, keys: np.ndarray, after: int, upto: int) -> Tabl
         for place, key in enumerate(keys.tolist())
     ]
     images = pa.Table.from_pylist(rows, FOLDED_ARROW)
-    return TableBatch(schema=schema, rows=images, frame=None, after=after, upto=upto)
+    return TableBatch(schema=ITEMS, rows=images, frame=None, after=after, upto=upto)
