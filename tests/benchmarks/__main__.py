@@ -20,7 +20,7 @@ PARTS = {
     "snapshot": ("copy", "stream", "replay"),
     "log": ("append", "compaction", "amplification", "reading", "cold"),
     "apply": ("throughput", "peer", "large", "random"),
-    "freshness": ("small", "large", "tables"),
+    "freshness": ("small", "large", "tables", "huge"),
 }
 
 

@@ -16,16 +16,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
 from threading import Event
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from cdc import metrics
+from cdc.catalog import Catalog
 from cdc.change import HEARTBEAT_PREFIX, Operation
+from cdc.config import load
+from cdc.errors import ExitCode
 from cdc.log.read import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
@@ -34,57 +39,95 @@ from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.slot import drop_slot
 from cdc.stores.lake import Lake
+from cdc.stores.published import Published, TargetState
 from tests.benchmarks import workloads
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.peers import Reader, ReaderPlace, until
+from tests.benchmarks.publications import Publications
 from tests.benchmarks.snapshot import SETTINGS
 
-PARTS: Final = ("small", "large", "tables")
+PARTS: Final = ("small", "large", "tables", "huge")
+QUICK_PARTS: Final = PARTS[:-1]
 SMALL, LARGE, QUICK_LARGE = 10_000, 1_000_000, 20_000
 """Rows of the largest table of TPC-B."""
-SECONDS, QUICK_SECONDS, WARM = 60.0, 5.0, 5.0
+HUGE, QUICK_HUGE, HUGE_RUNS = 10_000_000, 40_000, 1
+"""The same of a target that is reported only, and how often it is measured."""
+SECONDS, QUICK_SECONDS, WARM, QUICK_WARM = 60.0, 5.0, 5.0, 1.0
 """Of load that is measured, and before it."""
 RATE: Final = 1_000.0
 """Transactions per second over four tables."""
+REACHED: Final = 0.95
+"""Of the rate, at least: under less load a target is fresher than it says."""
 TABLES, TABLE_ROWS, QUICK_TABLES = 50, 10_000, 5
+TARGETS: Final = {"small": "target_10k", "large": "target_1m", "tables": "50_tables", "huge": "target_10m"}
+"""In the names of figures, also where there are fewer rows."""
+LOOK_EVERY: Final = 0.5
+"""Seconds between two looks at how the sink is slowed down; the apply process tells it as often."""
 _CHANGES: Final = pa.array([Operation.CREATE.value, Operation.UPDATE.value, Operation.DELETE.value])
 
 
 def run(
-    *, quick: bool, rows: int = 0, seconds: float = 0, runs: int = 0, parts: Sequence[str] = PARTS
+    *, quick: bool, rows: int = 0, seconds: float = 0, runs: int = 0, parts: Sequence[str] = ()
 ) -> tuple[int, dict[str, Figure]]:
     """(runs, figures by key); parts that are not asked for stay unmeasured."""
-    seconds, runs = seconds or (QUICK_SECONDS if quick else SECONDS), runs or (1 if quick else 3)
-    large = rows or (QUICK_LARGE if quick else LARGE)
-    figures = _figures()
+    spell = Spell(seconds or (QUICK_SECONDS if quick else SECONDS), QUICK_WARM if quick else WARM)
+    runs, parts = runs or (1 if quick else 3), parts or (QUICK_PARTS if quick else PARTS)
+    tables = QUICK_TABLES if quick else TABLES
+    accounts = {
+        "small": SMALL,
+        "large": rows or (QUICK_LARGE if quick else LARGE),
+        "huge": QUICK_HUGE if quick else HUGE,
+    }
+    figures = _figures(tables)
     with tempfile.TemporaryDirectory(prefix="cdc-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # the server runs as another user
         for number in range(runs):
             for part in parts:
-                tables = (QUICK_TABLES if quick else TABLES) if part == "tables" else 0
-                load = workloads.ticking(tables, TABLE_ROWS) if tables else workloads.tpcb(0, _accounts(part, large))
+                if part == "huge" and number >= HUGE_RUNS:
+                    continue
+                ticking = part == "tables"
+                work = workloads.ticking(tables, TABLE_ROWS) if ticking else workloads.tpcb(0, accounts[part])
                 # a server of its own each time: what one load leaves behind is no business of the next
                 with EmbeddedPostgres(folder / f"{part}{number}", version=18, settings=SETTINGS) as server:
-                    measured = Measurement(server.dsn(), folder / f"{part}{number}-cdc", load)
-                    for key, value in measured.lags(seconds, 1.0 if tables else RATE).items():
-                        figures[f"{part}.{key}"].values.append(value)
+                    measured = Measurement(server.dsn(), folder / f"{part}{number}-cdc", work)
+                    for what, value in measured.of(spell, 1.0 if ticking else RATE).items():
+                        figures[_key(what, part)].values.append(value)
     return runs, figures
 
 
-def _accounts(part: str, large: int) -> int:
-    return SMALL if part == "small" else large
-
-
-def _figures() -> dict[str, Figure]:
-    bars = {"small": (0.8, 2.0), "large": (0.8, 2.0), "tables": (2.5, None)}
+def _figures(tables: int) -> dict[str, Figure]:
+    """Figures by key; tables: how many of them a transaction a second goes into."""
+    bars = {"small": (800, 2_000), "large": (800, 2_000), "tables": (2_500, None), "huge": (None, None)}
     figures = {}
     for part, (middle, tail) in bars.items():
-        figures[f"{part}.p50"] = Figure("s", at_most=middle)
-        figures[f"{part}.p99"] = Figure("s", at_most=tail)
-        figures[f"{part}.transactions_per_second"] = Figure("tx/s")
-        figures[f"{part}.batches_per_second"] = Figure("1/s")
+        reached = REACHED * (tables if part == "tables" else RATE)
+        for what, figure in {
+            "p50_ms": Figure("ms", at_most=middle),
+            "p99_ms": Figure("ms", at_most=tail),
+            "rows_differing": Figure("rows", at_most=0, in_every_run=True),
+            "transactions_per_second": Figure("tx/s", at_least=reached, in_every_run=True),
+            "batches_per_second": Figure("1/s"),
+            "longest_cadence_seconds": Figure("s"),
+        }.items():
+            figures[_key(what, part)] = figure
     return figures
+
+
+def _key(what: str, part: str) -> str:
+    if not what.endswith("_ms"):
+        return f"{what}.{TARGETS[part]}"
+    return f"delta_{TARGETS[part]}_{what}" if part == "tables" else f"delta_{what}.{TARGETS[part]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """How long the load lasts."""
+
+    seconds: float
+    """While it is measured."""
+    before: float
+    """Until it is."""
 
 
 class Measurement:
@@ -93,43 +136,88 @@ class Measurement:
     def __init__(self, dsn: str, folder: Path, load: workloads.Workload) -> None:
         self._dsn, self._folder, self._load = dsn, folder, load
         folder.mkdir()
+        self._sink = f"{folder}/lake/{{schema}}/{{table}}"
         more = [
-            f"sinks: [{{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}'}}]",
+            f"sinks: [{{type: delta, name: lake, path: '{self._sink}'}}]",
             "service: {port: 0}",
         ]
         self._place = ReaderPlace("fresh", folder, dsn, f"{load.schema}.*", "fresh_pub", "\n".join(more))
+        self._publications = Publications(self._sink)
 
-    def lags(self, seconds: float, rate: float) -> Mapping[str, float]:
-        """p50 and p99 of all transactions that committed while the load was measured, and how many there were."""
+    def of(self, spell: Spell, rate: float) -> Mapping[str, float]:
+        """Figures of all transactions that committed while the load was measured, and of the rows in the end."""
+        tables = self._made()
+        with Reader(self._place) as reader, _apply(self._place):
+            until(lambda: reader.runs() and self._streams(tables), 1_800, pause=0.2)
+            first = self._durable()
+            with self._under_load(rate):
+                began = time.time() + spell.before
+                cadence = self._longest_cadence(began, began + spell.seconds)
+                ended = time.time()
+            end = self._end()
+            until(lambda: reader.runs() and self._published() >= end, 300)
+            lags, batches = self._measured(first, began, ended)
+            differing = self._differing(tables)
+        with connect(self._dsn) as conn:
+            drop_slot(conn, self._place.slot)
+        shutil.rmtree(self._folder)
+        cuts = quantiles(lags, n=100)
+        return {
+            "p50_ms": cuts[49] * 1e3,
+            "p99_ms": cuts[98] * 1e3,
+            "rows_differing": differing,
+            "transactions_per_second": len(lags) / (ended - began),
+            "batches_per_second": batches / (ended - began),
+            "longest_cadence_seconds": cadence,
+        }
+
+    def _made(self) -> int:
+        """The tables of the load, and how many they are."""
         with connect(self._dsn) as conn:
             for statement in self._load.setup:
                 conn.execute(statement.encode())
-        with Reader(self._place) as reader, _apply(self._place):
-            until(lambda: reader.runs() and self._published() > 0 and self._current(), 600, pause=0.2)
-            with self._under_load(rate):
-                began = time.time() + WARM
-                until(lambda: time.time() > began + seconds, seconds + WARM + 60)
-                ended = time.time()
-            end = self._end()
-            until(lambda: reader.runs() and self._published() >= end, 300, pause=0.1)
-        with connect(self._dsn) as conn:
-            drop_slot(conn, self._place.slot)
-        found, batches = self._measured(began, ended)
-        shutil.rmtree(self._folder)
-        cuts = quantiles(found, n=100)
-        return {
-            "p50": cuts[49],
-            "p99": cuts[98],
-            "transactions_per_second": len(found) / (ended - began),
-            "batches_per_second": batches / (ended - began),
-        }
+            row = conn.execute("SELECT count(*) FROM pg_tables WHERE schemaname = %s", [self._load.schema]).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def _record(self) -> Published | None:
+        self._publications.look()
+        return Lake.open(self._sink).published()
 
     def _published(self) -> Position:
-        record = Lake.open(f"{self._folder}/lake/{{schema}}/{{table}}").published()
+        record = self._record()
         return Position(0 if record is None else record.position)
 
-    def _current(self) -> bool:
-        return self._published() >= (LogReader(self._place.log).durable or Position(1 << 62))
+    def _streams(self, tables: int) -> bool:
+        """Whether every table was copied, and all that the log holds is published."""
+        record = self._record()
+        streaming = [] if record is None else [t for t in record.tables.values() if t.state == TargetState.STREAMING]
+        if record is None or len(streaming) < tables:
+            return False
+        return record.position >= self._durable()
+
+    def _longest_cadence(self, asked: float, end: float) -> float:
+        """Wait; the most seconds between two batches that the sink was held to from then to the end, 0 if to none."""
+        longest = 0.0
+        with Catalog.open(load(self._place.folder / "definition.yaml").catalog.url, migrate=False) as catalog:
+            while (now := time.time()) < end:
+                self._publications.look()
+                if now >= asked:
+                    longest, asked = max(longest, _cadence(catalog, self._place.name)), now + LOOK_EVERY
+                time.sleep(LOOK_EVERY / 10)
+        return longest
+
+    def _differing(self, tables: int) -> int:
+        """Rows that differ between the source and the targets, by `cdc verify` over all of them."""
+        definition = str(self._place.folder / "definition.yaml")
+        command = [sys.executable, "-m", "cdc", "verify", "-c", definition, "--timeout", "300", "--json"]
+        verified = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+        if verified.returncode not in {ExitCode.OK.value, ExitCode.FINDING.value}:
+            raise RuntimeError(f"cdc verify ended with status {verified.returncode}")
+        found = json.loads(verified.stdout.splitlines()[-1])["result"]["tables"]
+        if len(found) != tables:
+            raise RuntimeError(f"cdc verify compared {len(found)} tables: expected {tables}")
+        return sum(_differing_of(table) for table in found)
 
     def _end(self) -> Position:
         with connect(self._dsn) as conn:
@@ -137,7 +225,10 @@ class Measurement:
             heartbeat.emit(conn, HEARTBEAT_PREFIX, "benchmark")
         assert row is not None
         end = Lsn.parse(row[0])
-        until(lambda: (LogReader(self._place.log).durable or Position(0)).lsn >= end, 120)
+        until(lambda: self._durable().lsn >= end, 120)
+        return self._durable()
+
+    def _durable(self) -> Position:
         return LogReader(self._place.log).durable or Position(0)
 
     @contextmanager
@@ -148,7 +239,7 @@ class Measurement:
             with connect(self._dsn) as conn:
                 conn.execute("SET synchronous_commit = on")
                 while not stop.is_set():
-                    conn.execute(f"CALL {self._load.schema}.paced(%s, %s)".encode(), [max(1, int(rate / 5)), rate])
+                    conn.execute(f"CALL {self._load.schema}.paced(%s, %s)".encode(), [max(1, int(rate)), rate])
 
         with ThreadPoolExecutor(1) as pool:
             working = pool.submit(work)
@@ -158,29 +249,35 @@ class Measurement:
                 stop.set()
                 working.result()
 
-    def _measured(self, began: float, ended: float) -> tuple[list[float], int]:
-        """(seconds of each transaction that committed meanwhile, batches that were published meanwhile)."""
-        seen = sorted(_publications(self._folder / "lake" / "_cdc" / "published"))
-        moments, positions = np.array([m for m, _ in seen]), np.array([p for _, p in seen])
-        log = LogReader(self._place.log)
+    def _measured(self, first: Position, began: float, ended: float) -> tuple[list[float], int]:
+        """(seconds of each transaction that committed meanwhile, batches that were published meanwhile).
+
+        first: where the log ended before the load.
+        """
+        self._publications.look()
+        moments, positions = self._publications.moments()
         committed: dict[int, float] = {}
-        for rows in log.rows(Position(0), log.durable or Position(0)):
+        for rows in LogReader(self._place.log).rows(first, self._durable()):
             chosen = rows.filter(pa.compute.is_in(rows["op"], _CHANGES))
             times = chosen["committed_at"].cast(pa.int64()).to_numpy() / 1e6
             committed |= dict(zip(chosen["position"].to_pylist(), times.tolist(), strict=True))
         wanted = [(p, at) for p, at in committed.items() if began <= at <= ended]
         places = np.searchsorted(positions, [p for p, _ in wanted])
-        found = [float(moments[place] - at) for place, (_, at) in zip(places, wanted, strict=True)]
-        return found, int(((moments >= began) & (moments <= ended)).sum())
+        lags = [float(moments[place] - at) for place, (_, at) in zip(places, wanted, strict=True)]
+        batches = len(np.unique(positions[(moments >= began) & (moments <= ended)]))
+        return lags, batches
 
 
-def _publications(table: Path) -> Iterator[tuple[float, int]]:
-    """(when a record stood on disk, the position it says); an older record is visible as long as no later one is."""
-    for entry in sorted((table / "_delta_log").glob("*.json")):
-        for line in entry.read_text(encoding="utf-8").splitlines():
-            action = json.loads(line)
-            if "txn" in action:
-                yield entry.stat().st_mtime_ns / 1e9, int(action["txn"]["version"])
+def _cadence(catalog: Catalog, pipeline: str) -> float:
+    """Seconds between two batches as the apply process tells them, from which `cdc status` has its line as well."""
+    told = [process.figures for process in catalog.processes.ls(pipeline) if process.process == "apply"]
+    return max((value for figures in told for name, _, value in figures if name == metrics.CADENCE.name), default=0.0)
+
+
+def _differing_of(table: Mapping[str, Any]) -> int:
+    """Rows of one verdict of `cdc verify`; a table that was not compared differs, and so do rows that are parked."""
+    found = sum(table["counts"].values()) or abs(table["rows"] - table["target_rows"])
+    return int(table["parked"] + (0 if table["equal"] else max(1, found)))
 
 
 @contextmanager

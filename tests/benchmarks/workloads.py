@@ -132,12 +132,12 @@ DO $$ BEGIN FOR i IN 1..{tables} LOOP
 END LOOP; END $$"""
     procedure = f"""
 CREATE PROCEDURE {s}.paced(n int, rate float) LANGUAGE plpgsql AS $$
-BEGIN FOR turn IN 1..n LOOP
-  FOR i IN 1..{tables} LOOP
-    EXECUTE format('UPDATE {s}.t%s SET amount = amount + 1 WHERE id = 1 + (random() * {rows - 1})::int', i);
-    COMMIT;
-    PERFORM pg_sleep(1 / rate / {tables});
-  END LOOP;
+DECLARE started timestamptz := clock_timestamp();
+BEGIN FOR i IN 0..n * {tables} - 1 LOOP
+  PERFORM pg_sleep(i / (rate * {tables}) - extract(epoch FROM clock_timestamp() - started));
+  EXECUTE format('UPDATE {s}.t%s SET amount = amount + 1 WHERE id = 1 + (random() * {rows - 1})::int',
+    1 + i % {tables});
+  COMMIT;
 END LOOP; END $$"""
     return Workload("ticking", (f"CREATE SCHEMA {s}", create, procedure), (), 0)
 
