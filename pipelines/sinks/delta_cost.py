@@ -133,7 +133,7 @@ def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
 
     files: live files with their `size_bytes` and the bounds of columns, `min.<name>` and `max.<name>`.
     """
-    may = pa.array([True] * files.num_rows)
+    may = pa.array([True] * files.num_rows, pa.bool_())
     for name in key:
         if f"min.{name}" not in files.column_names or f"max.{name}" not in files.column_names:
             continue

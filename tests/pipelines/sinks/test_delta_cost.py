@@ -175,6 +175,10 @@ def test_a_key_that_cannot_be_compared_with_the_bounds_leaves_every_file(source:
     assert candidates(FILES, source, ["id"]) == 1111
 
 
+def test_a_target_without_files_has_none_that_may_hold_a_key() -> None:
+    assert candidates(FILES.slice(0, 0), pa.table({"id": [1]}), ["id"]) == 0
+
+
 def test_of_several_key_columns_each_one_rules_files_out() -> None:
     both = FILES.append_column("min.no", pa.array([1, 1, 9, 1])).append_column("max.no", pa.array([5, 5, 9, 5]))
     source = pa.table({"id": [150, 160], "no": [1, 2], "text": ["x", "y"]})
