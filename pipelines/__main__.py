@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     replay = _replay_parser(verbs)
     compact = verbs.add_parser("compact", help="fold what is cold of the log into its compacted table")
     compact.set_defaults(run=_compact)
-    compact.add_argument("--everything", action="store_true", help="also what the reader may still write beside")
+    compact.add_argument("--everything", "--all", action="store_true", help="also the segment that is being written")
     compact.add_argument("--json", action="store_true", help="print one JSON envelope")
     for verb in (apply, verify, replay, compact):
         verb.add_argument("-c", "--config", type=Path, default=DEFAULT_CONFIG, help="the definition")

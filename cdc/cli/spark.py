@@ -1,4 +1,4 @@
-"""`cdc spark`: the apply process on a Spark cluster, as a command that is run or as text for who runs it."""
+"""`cdc spark`: what a Spark cluster does for a pipeline, as a command that is run or as text for who runs it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption
+from cdc.cli.verb import WithVerb, WordsArgument, options_of
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,36 +39,38 @@ EnvOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Apply on a Spark cluster.", rich_markup_mode=None)
-    group.command(context_settings={"allow_extra_args": True})(submit)
-    group.command("print", context_settings={"allow_extra_args": True})(print_)
-    group.command()(k8s)
-    group.command()(databricks)
+    group = typer.Typer(no_args_is_help=True, help="Apply, replay, compact on a Spark cluster.", rich_markup_mode=None)
+    group.command(cls=WithVerb, context_settings={"allow_extra_args": True})(submit)
+    group.command("print", cls=WithVerb, context_settings={"allow_extra_args": True})(print_)
+    group.command(cls=WithVerb)(k8s)
+    group.command(cls=WithVerb)(databricks)
     app.add_typer(group, name="spark")
 
 
 def submit(  # noqa: PLR0913, PLR0917 - one parameter per option
     context: typer.Context,
+    words: WordsArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     master: MasterOption = None,
     sink: SinkOption = None,
     trigger: TriggerOption = None,
     python: PythonOption = None,
 ) -> None:
-    """Run the apply process by spark-submit; what follows -- is handed on to it.
+    """Run the apply process, or what the words say, by spark-submit; what follows -- is handed on to it.
 
     The driver sends its own code to the executors; Python and what cdc depends on have to be there.
     """
     import os
 
     launcher = _launcher(python)
-    command = launcher.command(_job(config, sink, trigger), master, context.args)
+    command = launcher.command(_job(config, words, sink, trigger), master, context.args)
     # in this process' place: whoever stops it stops the job
     os.execve(command[0], command, {**os.environ, **launcher.environment})  # noqa: S606 - no shell is wanted
 
 
 def print_(  # noqa: PLR0913, PLR0917 - one parameter per option
     context: typer.Context,
+    words: WordsArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     master: MasterOption = None,
     sink: SinkOption = None,
@@ -76,10 +79,11 @@ def print_(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Print the command that submit would run, as a shell takes it; the options are the same."""
     launcher = _launcher(python)
-    print(launcher.line(launcher.command(_job(config, sink, trigger), master, context.args)))
+    print(launcher.line(launcher.command(_job(config, words, sink, trigger), master, context.args)))
 
 
 def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option
+    words: WordsArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     image: ImageOption = "cdc:latest",
     sink: SinkOption = None,
@@ -97,10 +101,11 @@ def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     claims = dict(_parted(text) for text in claim or ())
     pods = Pods(image=image, executors=executors, claims=claims, schedule=schedule)
-    _print(manifest(replace(_job(config, sink, trigger, schedule), more=tuple(env or ())), pods))
+    _print(manifest(replace(_job(config, words, sink, trigger, schedule), more=tuple(env or ())), pods))
 
 
 def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
+    words: WordsArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     sink: SinkOption = None,
     trigger: TriggerOption = None,
@@ -114,25 +119,35 @@ def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
     """
     from cdc.cluster.databricks import bundle
 
-    job = replace(_job(config, sink, trigger, schedule), more=tuple(env or ()))
+    job = replace(_job(config, words, sink, trigger, schedule), more=tuple(env or ()))
     _print([bundle(job, workers=workers, schedule=schedule)])
 
 
-def _job(config: Path, sinks: list[str] | None, trigger: str | None, schedule: str | None = None) -> Job:
-    from cdc.cluster.job import Job, checked_trigger, chosen_sinks
+def _job(
+    config: Path, words: list[str] | None, sinks: list[str] | None, trigger: str | None, schedule: str | None = None
+) -> Job:
+    from cdc.cluster.job import Job, Verb, checked_trigger, chosen_sinks
     from cdc.config import check, load
 
     definition = load(config)
+    verb, *told = words or ["apply"]
+    said = options_of(verb, told, definition)
+    if verb != "apply" and (sinks or trigger):
+        raise ConfigError("--sink and --trigger belong to apply", remedy=f"leave them out: {verb} takes neither")
     chosen_sinks(definition, sinks or ())
-    if schedule is not None and trigger != "once":
-        raise ConfigError("a run that is started by a schedule has to end", remedy="add --trigger once")
-    return Job(
+    job = Job(
         definition=definition,
         written=check(config).written,
         config=config,
-        sinks=tuple(sinks or ()),
+        sinks=(said["sink"],) if verb == "replay" else tuple(sinks or ()),
+        verb=Verb(verb),
+        words=tuple(told),
+        into=said.get("into"),
         trigger=checked_trigger(trigger),
     )
+    if schedule is not None and not job.once:
+        raise ConfigError("a run that is started by a schedule has to end", remedy="add --trigger once")
+    return job
 
 
 def _launcher(python: str | None) -> Launcher:

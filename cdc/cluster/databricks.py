@@ -25,7 +25,7 @@ def bundle(job: Job, *, workers: int = 2, schedule: str | None = None) -> dict[s
     if job.files:
         raise InvalidDefinition(f"secret file {job.files[0]!r} is of this machine: write {{env: VAR}}")
     task = {
-        "task_key": "apply",
+        "task_key": job.verb.value,
         "python_wheel_task": {
             "package_name": "cdc",
             "entry_point": ENTRY_POINT,
@@ -40,15 +40,16 @@ def bundle(job: Job, *, workers: int = 2, schedule: str | None = None) -> dict[s
             "spark_env_vars": {name: f"{{{{secrets/{job.name}/{name}}}}}" for name in job.variables},
         },
     }
-    apply = {"name": f"{job.name}-apply", "max_concurrent_runs": 1, **_when(job, schedule), "tasks": [task]}
+    run = {"name": job.entry, "max_concurrent_runs": 1, **_when(job, schedule), "tasks": [task]}
     return {
-        "bundle": {"name": job.name},
+        # what a bundle of the same name had before, and has no more, is taken away where it is deployed
+        "bundle": {"name": job.title},
         "variables": {
             "spark_version": {"description": "a runtime with Spark 4.2"},
             "node_type_id": {"description": "what a worker is"},
         },
         "sync": {"include": [job.config.name]},
-        "resources": {"jobs": {f"{job.name}-apply".replace("-", "_"): apply}},
+        "resources": {"jobs": {job.entry.replace("-", "_"): run}},
     }
 
 

@@ -1,4 +1,4 @@
-"""Job: the apply process of one pipeline as something to be submitted, and what it needs of where it runs.
+"""Job: what a cluster is to do for one pipeline as something to be submitted, and what it needs of where it runs.
 
 Made of the definition alone: the same text from the same one. Secrets stay references. A setting of Spark whose value
 comes from a variable, or whose name says that it is secret, is shown nowhere: the job takes it from the definition.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,9 +46,20 @@ _PASSWORD: Final = re.compile(r"://[^:@/]*:(?!\$\{)[^@/]+@")
 """In a URL, not from a variable."""
 
 
+class Verb(StrEnum):
+    """What a job does, as `python -m pipelines` calls it."""
+
+    #: The log to every sink, until stopped.
+    APPLY = "apply"
+    #: One sink's target built anew from the log.
+    REPLAY = "replay"
+    #: What is cold of the log to its compacted table.
+    COMPACT = "compact"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One apply process."""
+    """One process that is submitted."""
 
     definition: Definition
     written: Any
@@ -55,7 +67,12 @@ class Job:
     config: Path
     """The file."""
     sinks: tuple[str, ...] = ()
-    """Only these; all if empty."""
+    """Only these; all if empty. Of a replay the one."""
+    verb: Verb = Verb.APPLY
+    words: tuple[str, ...] = ()
+    """What another verb than apply is told, as it was written."""
+    into: str | None = None
+    """Where a replay keeps the new target; else in the place of the old one."""
     more: tuple[str, ...] = ()
     """Variables that it needs as well, those by which a lake in an object store is reached."""
     trigger: str | None = None
@@ -67,9 +84,20 @@ class Job:
         return f"cdc-{self.definition.name}".replace("_", "-")
 
     @property
+    def title(self) -> str:
+        """The name, with what is done where that is not to apply: each replay is something beside the others."""
+        said = () if self.verb is Verb.APPLY else (self.verb.value, *self.sinks)
+        return "-".join((self.name, *said)).replace("_", "-")
+
+    @property
+    def entry(self) -> str:
+        """The name among the jobs of a cluster."""
+        return f"{self.name}-apply" if self.verb is Verb.APPLY else self.title
+
+    @property
     def once(self) -> bool:
         """Whether it ends by itself."""
-        return self.trigger == ONCE
+        return self.verb is not Verb.APPLY or self.trigger == ONCE
 
     @property
     def conf(self) -> dict[str, str]:
@@ -80,6 +108,8 @@ class Job:
 
     def arguments(self, config: str) -> list[str]:
         """What `pipelines/submitted/job.py` is called with; config: where it finds the definition."""
+        if self.verb is not Verb.APPLY:
+            return [self.verb.value, "--config", config, *self.words]
         sinks = [word for sink in self.sinks for word in ("--sink", sink)]
         return ["apply", "--config", config, *sinks, *(["--trigger", self.trigger] if self.trigger else [])]
 
@@ -100,18 +130,26 @@ class Job:
         shared: directories that all of them have, with an SQLite file as well unless that is ruled out.
         """
         wanted = self.definition
-        places = {"log.path": wanted.log.path} | {f"the path of sink {s.name!r}": s.path for s in wanted.sinks}
-        for key, path in places.items():
+        for key, path in self._places():
             if not is_remote(path) and not _within(fixed_part(path), shared):
                 raise InvalidDefinition(f"{key} is a directory of this machine: expected a place that all machines see")
         kind, _, file = wanted.catalog.url.partition(":///")
-        if kind == "sqlite" and not (sqlite and _within(file, shared)):
+        catalog = self.verb is not Verb.COMPACT  # which asks nobody: its commit is fenced
+        if catalog and kind == "sqlite" and not (sqlite and _within(file, shared)):
             raise InvalidDefinition("catalog.url is a file of this machine: expected a database that all machines see")
         if with_password := [key for key, text in _texts(self.written) if _PASSWORD.search(text)]:
             raise InvalidDefinition(f"{dotted(with_password[0])} holds a password: write ${{VAR}}")
         shown = resolved(wanted, self.written)["spark"]["conf"]
         if hidden := sorted(name for name, text in shown.items() if text == "***"):
             raise InvalidDefinition(f"spark.conf {hidden[0]!r} holds a secret: write ${{VAR}}")
+
+    def _places(self) -> Iterator[tuple[str, str]]:
+        """(what it is, path) of all that it reads or writes."""
+        yield "log.path", self.definition.log.path
+        if self.verb is not Verb.COMPACT:
+            yield from ((f"the path of sink {sink.name!r}", sink.path) for sink in self.definition.sinks)
+        if self.into is not None:
+            yield "--into", self.into
 
 
 def chosen_sinks(definition: Definition, wanted: Collection[str]) -> tuple[Sink, ...]:

@@ -47,7 +47,7 @@ def manifest(job: Job, pods: Pods) -> list[dict[str, Any]]:
 
 
 def _application(job: Job, pods: Pods) -> dict[str, Any]:
-    head = {"apiVersion": API, "kind": "SparkApplication", "metadata": {"name": f"{job.name}-apply"}}
+    head = {"apiVersion": API, "kind": "SparkApplication", "metadata": {"name": job.entry}}
     if pods.schedule is None:
         return head | {"spec": _spec(job, pods)}
     # a run that is late is no reason for a second one beside it

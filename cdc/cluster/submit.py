@@ -33,7 +33,7 @@ class Launcher:
         """The words of it; extra: options that are handed on as they are, and win."""
         jars = job.definition.spark.delta_jars
         delta = {"--jars": ",".join(jars)} if jars else _FETCHED
-        options = {"--master": master or job.definition.spark.master, "--name": job.name} | delta
+        options = {"--master": master or job.definition.spark.master, "--name": job.title} | delta
         words = [word for option in options.items() for word in option]
         conf = [word for name, text in job.conf.items() for word in ("--conf", f"{name}={text}")]
         main = [str(self.main), *job.arguments(str(job.config.absolute()))]

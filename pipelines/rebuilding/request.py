@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from cdc.config import Definition, DeltaSink, SearchSink, rule_of
 from cdc.errors import ConfigError, SinkUnavailable
 from cdc.log import instants
 from cdc.log.read import LogReader
+from cdc.moment import WRITE_MOMENT, parse_moment
 from cdc.position import Position
 from cdc.stores.lake import Lake
 from cdc.stores.published import Published
@@ -21,7 +22,6 @@ from pipelines.sinks.delta_shapes import routed
 
 BEGINNING: Final = "beginning"
 LATEST: Final = "latest"
-_WRITE: Final = "write a position as 16/B374D848 or a time as 2026-01-31T12:00:00Z"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ def _check_start(log: LogReader, options: ReplayOptions, oldest: Position, durab
             remedy=f"write --from {BEGINNING} or --from {oldest}",
         )
     if start > durable:
-        raise ConfigError(f"--from {options.start} lies after the log, which ends at {durable}", remedy=_WRITE)
+        raise ConfigError(f"--from {options.start} lies after the log, which ends at {durable}", remedy=WRITE_MOMENT)
     if start > oldest:
         raise ConfigError(
             f"sink {options.sink!r} holds one row per key: built from {start} on it would lack every row "
@@ -179,13 +179,8 @@ def _check_told(log: LogReader, options: ReplayOptions, upto: Position) -> None:
 
 def _place(log: LogReader, text: str, option: str) -> Position:
     """A position, or the last one before what was committed after a time."""
-    if "/" in text:
-        return Position.parse(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ConfigError(f"malformed {option} {text!r}", remedy=_WRITE) from error
-    return before(log, moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+    moment = parse_moment(text, option)
+    return moment if isinstance(moment, Position) else before(log, moment)
 
 
 def before(log: LogReader, moment: datetime) -> Position:

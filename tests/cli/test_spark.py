@@ -103,6 +103,65 @@ def test_the_job_understands_what_the_command_says(shop: Path, capsys: pytest.Ca
     assert ([sink.name for sink in narrowed.sinks], narrowed.spark.trigger) == (["find"], 5.0)
 
 
+def test_a_verb_goes_on_as_it_was_written_whatever_stands_between_its_words(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("replay", "lake", "--from", "beginning", "--tables", "a.*", "--tables=b.*", "--into", "s3://lake/new")
+    between = (*asked[:2], "-c", shop, *asked[2:6], "--master", "yarn", *asked[6:])
+    words = shlex.split(printed(capsys, "print", *between, "--", "--queue", "night"))
+    job = words.index("--queue") + 3
+
+    assert words[4:8] == ["--master", "yarn", "--name", "cdc-shop-eu-replay-lake"]
+    assert words[job - 3 : job - 1] == ["--queue", "night"]
+    assert words[job:] == ["replay", "--config", str(shop), *asked[1:]]
+    told = _parser().parse_args(words[job:])
+    assert (told.sink, told.start, told.tables, told.into) == ("lake", "beginning", ["a.*", "b.*"], "s3://lake/new")
+
+
+def test_a_compaction_is_told_in_the_words_of_the_log(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(printed(capsys, "print", "compact", "--all", "-c", shop))
+
+    assert words[words.index("compact") :] == ["compact", "--config", str(shop), "--all"]
+    assert _parser().parse_args(words[words.index("compact") :]).everything
+
+
+def test_a_replay_is_a_job_of_its_own_that_ends(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("-c", shop, "--claim", "lake=/mnt", "--into", "/mnt/new")
+    definition, application = YAML(typ="safe").load_all(printed(capsys, "k8s", "replay", "lake", *options))
+
+    # what it is told and its secrets are those of the apply process beside it
+    assert definition["metadata"]["name"] == "cdc-shop-eu"
+    assert application["metadata"]["name"] == "cdc-shop-eu-replay-lake"
+    assert application["spec"]["arguments"][-3:] == ["lake", "--into", "/mnt/new"]
+    assert application["spec"]["restartPolicy"] == {"type": "Never"}
+
+
+def test_a_compaction_may_have_a_schedule_and_needs_the_log_alone(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(shop.parent, SHOP.replace("${CATALOG_URL}", "sqlite:////srv/c.db"))
+    _, application = YAML(typ="safe").load_all(printed(capsys, "k8s", "compact", "-c", shop, "--schedule", "@daily"))
+
+    assert (application["kind"], application["metadata"]["name"]) == (
+        "ScheduledSparkApplication",
+        "cdc-shop-eu-compact",
+    )
+    assert application["spec"]["template"]["arguments"] == ["compact", "--config", "/etc/cdc/shop.yaml"]
+
+
+def test_the_bundle_of_another_verb_does_not_replace_that_of_apply(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(shop.parent, SHOP.replace("/mnt/", "/Volumes/main/").replace("{file: key}", "{env: S3_KEY}"))
+    bundle = YAML(typ="safe").load(printed(capsys, "databricks", "compact", "--all", "-c", shop))
+    (job,) = bundle["resources"]["jobs"].values()
+    (task,) = job["tasks"]
+
+    assert (bundle["bundle"]["name"], job["name"]) == ("cdc-shop-eu-compact", "cdc-shop-eu-compact")
+    assert task["python_wheel_task"]["parameters"][-1] == "--all"
+    assert "continuous" not in job
+
+
 @pytest.mark.parametrize(
     ("golden", "command"),
     [
@@ -149,6 +208,22 @@ def test_the_bundle_is_the_golden_one(shop: Path, capsys: pytest.CaptureFixture[
     [
         (("print", "--sink", "lak"), ("", ""), "no sink is called 'lak': expected one of lake, find"),
         (("print", "--trigger", "5"), ("", ""), "trigger '5': expected a duration"),
+        (("print", "--trigr", "5s"), ("", ""), "no such option: --trigr"),
+        (("print", "rewind", "lake"), ("", ""), "no verb is called 'rewind': expected one of apply, replay, compact"),
+        (("print", "apply", "lake"), ("", ""), "got unexpected extra argument(s) (lake)"),
+        (("print", "replay"), ("", ""), "missing argument 'sink'"),
+        (("print", "replay", "lak"), ("", ""), "no sink is called 'lak': expected one of lake, find"),
+        (("print", "replay", "lake", "--form", "beginning"), ("", ""), "no such option: --form"),
+        (("print", "replay", "lake", "--from", "yesterday"), ("", ""), "malformed --from 'yesterday'"),
+        (("print", "replay", "lake", "--to", "1/2/3"), ("", ""), "malformed lsn"),
+        (("print", "replay", "lake", "--trigger", "once"), ("", ""), "--sink and --trigger belong to apply"),
+        (("print", "compact", "lake"), ("", ""), "got unexpected extra argument(s) (lake)"),
+        (
+            ("k8s", "--claim", "l=/mnt", "compact", "--", "--queue", "x"),
+            ("", ""),
+            "nothing is handed on from behind --",
+        ),
+        (("k8s", "--claim", "l=/mnt", "replay", "lake", "--into", "new"), ("", ""), "--into is a directory of this"),
         (("k8s",), ("", ""), "the path of sink 'lake' is a directory of this machine"),
         (("k8s", "--claim", "lake"), ("", ""), "--claim 'lake': expected NAME=/PATH"),
         (("k8s", "--claim", "l=/mnt", "--schedule", "@hourly"), ("", ""), "a run that is started by a schedule"),
