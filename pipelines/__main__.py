@@ -20,9 +20,12 @@ INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; hands back its exit status: 0 done, 1 failed, 2 usage, 3 surroundings, 4 a difference."""
-    asked = _parser().parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> int:
+    """Run one verb; hands back its exit status: 0 done, 1 failed, 2 usage, 3 surroundings, 4 a difference.
+
+    submitted: to a cluster, which waits for a session, and where nobody reads what is printed.
+    """
+    asked = _parser().parse_args(arguments, argparse.Namespace(submitted=submitted))
     try:
         return int(asked.run(asked))
     except CdcError as error:
@@ -115,7 +118,8 @@ def _replay(asked: argparse.Namespace) -> int:
         dry_run=asked.dry_run,
     )
     say = (lambda _text: None) if asked.json else (lambda text: line(Mark.GOOD, text))
-    report = replay.replay(load(asked.config), options, say)
+    carry_out = import_module("pipelines.submitted.told").replayed if asked.submitted else replay.replay
+    report = carry_out(load(asked.config), options, say)
     if asked.json:
         error = None if report.ok else ErrorReport.of(SinkError(report.summary))
         summary, result = report.summary, report.to_json()

@@ -69,9 +69,12 @@ class Staged(Protocol):
         """Let go of what is open."""
 
 
-def replay(definition: Definition, options: ReplayOptions, say: Say = lambda _line: None) -> Report:
+def replay(
+    definition: Definition, options: ReplayOptions, say: Say = lambda _line: None, *, at_once: bool = False
+) -> Report:
     """Build the target anew; raises ConfigError for what cannot be, before anything is started.
 
+    at_once: the session is started although small tables do without; YARN ends a driver that has none in 100 s.
     Raises SinkHeld when another process does not let go of the sink, SinkError when a search index would lose a table.
     """
     began = time.monotonic()
@@ -87,6 +90,8 @@ def replay(definition: Definition, options: ReplayOptions, say: Say = lambda _li
                 "--to needs a sink that stands still, and the apply process runs",
                 remedy="leave --to out, stop the apply process, or write --into PATH",
             )
+        if at_once:
+            spark()
         with (
             sole_replay(catalog, definition.name, options.sink),
             held_for_replay(definition.log.root, request.log, request.wanted),

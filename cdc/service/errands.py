@@ -21,6 +21,8 @@ from cdc.service.supervisor import die_with_parent, kill_group
 
 ENDING: Final = 5.0
 """Seconds that a child has to end when the server does."""
+LEASE: Final = "lease"
+"""In the payload of what runs elsewhere, as a job of a cluster that tells of itself: the lease that it lives by."""
 
 log = structlog.get_logger("server")
 
@@ -30,7 +32,7 @@ class Ending:
     """What every status of an errand says of how it ended."""
 
     summary: str | None
-    """What came of it in one line; None while it runs."""
+    """What came of it in one line; while it runs None, or where a job of a cluster has come to."""
     result: dict[str, Any] | None
     """The report that its command prints with --json: position and tables."""
     error: dict[str, Any] | None
@@ -61,7 +63,7 @@ class Errands:
             )
         command = (sys.executable, "-m", "pipelines", self._kind, "-c", str(self._definition), "--json", *words)
         with self._lock:
-            if running := self._catalog.commands.pending(self._pipeline, self._kind):
+            if running := self._running():
                 raise StateConflict(
                     f"{self._kind} {running[0].id} is running", remedy="wait until it has ended: GET on the same path"
                 )
@@ -76,12 +78,14 @@ class Errands:
 
     def newest(self, limit: int) -> list[Command]:
         """The newest of them, newest first."""
+        self._running()  # what has ended without a word is not shown as if it went on
         return self._catalog.commands.ls(self._pipeline, self._kind, limit=limit)
 
     def forget_earlier(self) -> None:
         """Those that a server of before left running ended with it."""
-        for command in self._catalog.commands.pending(self._pipeline, self._kind):
-            self._finish(command.id, _lost("the server ended while it ran"))
+        for command in self._running():
+            if LEASE not in command.payload:
+                self._finish(command.id, _lost("the server ended while it ran"))
 
     def end(self) -> None:
         """End what runs; the server stops."""
@@ -93,6 +97,16 @@ class Errands:
             if self._runner.is_alive() and child is not None:
                 kill_group(child)
                 self._runner.join(ENDING)
+
+    def _running(self) -> list[Command]:
+        """Those that are not finished; one whose lease has run out is finished here, as nobody else will."""
+        pending = self._catalog.commands.pending(self._pipeline, self._kind)
+        gone = [c for c in pending if LEASE in c.payload and self._catalog.leases.holder(c.payload[LEASE]) is None]
+        for command in gone:
+            self._finish(
+                command.id, _lost("its job ended and said nothing", "read the log of the job, and submit it again")
+            )
+        return [command for command in pending if command not in gone]
 
     def _carry_out(self, number: int, command: tuple[str, ...]) -> None:
         try:
@@ -143,6 +157,6 @@ def _envelope(printed: str) -> dict[str, Any] | None:
     return None
 
 
-def _lost(why: str) -> dict[str, Any]:
-    error = ChildFailed(why, remedy="read the log of the server and ask again")
+def _lost(why: str, remedy: str = "read the log of the server and ask again") -> dict[str, Any]:
+    error = ChildFailed(why, remedy=remedy)
     return {"ok": False, "summary": why, "result": None, "error": error.to_json()}

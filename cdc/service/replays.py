@@ -1,4 +1,7 @@
-"""Replays: sinks built anew from the log in a child of the server, one at a time; the catalog keeps what came of it."""
+"""Replays: sinks built anew from the log in a child of the server, one at a time; the catalog keeps what came of it.
+
+A replay that was submitted to a cluster tells of itself there, in the same words.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
-from cdc.service.errands import Ending, Errands, told
+from cdc.service.errands import LEASE, Ending, Errands, told
 
 REPLAY: Final = "replay"
 """The kind of command; its result is what the child reported."""
@@ -24,6 +27,8 @@ class ReplayRequest:
     start: str = "beginning"
     end: str = "latest"
     tables: tuple[str, ...] = ()
+    into: str | None = None
+    """Never of one that was asked for over the API: a path is for the command line."""
     dry_run: bool = False
 
 
@@ -49,7 +54,7 @@ class Replays:
         return replay_status(self.errands.begin(asdict(request), (*_options(request), "--", request.sink), actor))
 
     def last(self, sink: str) -> ReplayStatus | None:
-        """The newest of a sink that was asked for over the API."""
+        """The newest of a sink that was asked for over the API, or submitted to a cluster."""
         newest = self.errands.newest(LOOKED_BACK)
         return next((replay_status(c) for c in newest if c.payload["sink"] == sink), None)
 
@@ -57,16 +62,20 @@ class Replays:
 def replay_status(command: Command) -> ReplayStatus:
     """What a command of kind REPLAY says."""
     states = {CommandState.PENDING: "running", CommandState.DONE: "done", CommandState.FAILED: "failed"}
-    request = ReplayRequest(**{**command.payload, "tables": tuple(command.payload["tables"])})
+    said = {name: value for name, value in command.payload.items() if name != LEASE}
+    request = ReplayRequest(**{**said, "tables": tuple(said["tables"])})
+    verb = ("spark", "submit", "replay") if LEASE in command.payload else ("replay",)
     return ReplayStatus(
         id=command.id,
         state=states[command.state],
         request=request,
         **told(command),
-        command=shlex.join(["cdc", "replay", request.sink, *_options(request)]) + " -c FILE",
+        command=shlex.join(["cdc", *verb, request.sink, *_options(request)]) + " -c FILE",
     )
 
 
 def _options(request: ReplayRequest) -> list[str]:
     tables = [f"--tables={glob}" for glob in request.tables]
-    return [f"--from={request.start}", f"--to={request.end}", *tables, *(["--dry-run"] if request.dry_run else [])]
+    into = [] if request.into is None else [f"--into={request.into}"]
+    dry_run = ["--dry-run"] if request.dry_run else []
+    return [f"--from={request.start}", f"--to={request.end}", *tables, *into, *dry_run]

@@ -59,14 +59,14 @@ def driver_of(catalog: Catalog, pipeline: str) -> ProcessReport | None:
 @contextmanager
 def sole_replay(catalog: Catalog, pipeline: str, sink: str) -> Iterator[None]:
     """Be the one replay of the sink inside the block; raises SinkHeld while another runs."""
-    with _leased(catalog, f"replay {pipeline}/{sink}", f"another replay of sink {sink!r} is running"):
+    with leased(catalog, f"replay {pipeline}/{sink}", f"another replay of sink {sink!r} is running"):
         yield
 
 
 @contextmanager
 def paused(catalog: Catalog, pipeline: str, sink: str, patience: float = PATIENCE) -> Iterator[None]:
     """No driver has the sink open inside the block; raises SinkHeld when it does not let go in `patience` seconds."""
-    with _leased(catalog, _pause_lease(pipeline, sink), f"sink {sink!r} is paused by another process"):
+    with leased(catalog, _pause_lease(pipeline, sink), f"sink {sink!r} is paused by another process"):
         command = catalog.commands.post(pipeline, PAUSE, {"sink": sink})
         try:
             _wait(catalog, pipeline, sink, command, time.monotonic() + patience)
@@ -90,7 +90,8 @@ def _wait(catalog: Catalog, pipeline: str, sink: str, command: int, deadline: fl
 
 
 @contextmanager
-def _leased(catalog: Catalog, name: str, taken: str) -> Iterator[None]:
+def leased(catalog: Catalog, name: str, taken: str) -> Iterator[None]:
+    """Hold the lease inside the block; raises SinkHeld with the message `taken` while another holds it."""
     mine, done = holder(), Event()
     before = catalog.leases.holder(name)
     if before is not None and is_dead(before):

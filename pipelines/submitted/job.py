@@ -9,7 +9,7 @@ from pipelines.__main__ import main
 
 def job() -> None:
     """Run the verb of the command line; raises SystemExit unless all went well, as schedulers want to hear it."""
-    if status := main():
+    if status := main(submitted=True):
         sys.exit(status)
 
 

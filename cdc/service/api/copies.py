@@ -233,7 +233,7 @@ def _replay_routes(desk: Desk) -> APIRouter:
 
     @routes.get("/replay")
     def replay_of(pipeline: PipelinePath, sink: SinkPath) -> ReplayStatus:
-        """The last replay of the sink that was asked for here, running or ended; 404 if there was none."""
+        """The last replay of the sink, asked for here or submitted to a cluster, running or ended; 404 without one."""
         desk.check_sink(pipeline, sink)
         last = desk.replays.last(sink)
         if last is None:

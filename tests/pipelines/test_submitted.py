@@ -1,0 +1,91 @@
+"""What is submitted, here to a Spark of this machine: a replay tells the catalog how far it is and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.catalog.commands import Command
+from cdc.failpoint import VARIABLE
+from cdc.service.errands import LEASE
+from cdc.service.replays import REPLAY, Replays, ReplayStatus
+from tests.fixtures import forked
+from tests.fixtures.forked import Ended
+from tests.pipelines.cold_log import EACH_OF_ITS_OWN
+from tests.pipelines.replayed import Ground, delta_rows, made
+
+KILLED = -9
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    """A log of several segments with a history, and a lake of it; its source does not exist."""
+    ground = made(tmp_path, EACH_OF_ITS_OWN)
+    ground.drive("lake")
+    return ground
+
+
+@pytest.fixture
+def catalog(ground: Ground) -> Iterator[Catalog]:
+    with Catalog.open(ground.definition.catalog.url) as opened:
+        yield opened
+
+
+def submitted(ground: Ground, *words: str, failpoint: str | None = None) -> Ended:
+    """What spark-submit runs, in a session of its own."""
+    environment = {VARIABLE: failpoint} if failpoint else {}
+    command = ("pipelines.submitted.job", *words, "-c", ground.folder / "shop.yaml")
+    return forked.run(*command, environment=environment, timeout=90)
+
+
+def last(catalog: Catalog) -> ReplayStatus:
+    """As the API shows it."""
+    found = Replays(catalog, "shop", None).last("lake")
+    assert found is not None
+    return found
+
+
+def newest(catalog: Catalog) -> Command:
+    return catalog.commands.ls("shop", REPLAY)[0]
+
+
+def test_a_replay_leaves_its_report_and_the_rows_that_applying_made(ground: Ground, catalog: Catalog) -> None:
+    into = str(ground.folder / "new")
+    done = submitted(ground, "replay", "lake", "--into", into)
+    assert done.status == 0, done.errors
+
+    told = last(catalog)
+    assert (told.state, told.error, told.request.into) == ("done", None, into)
+    assert told.command == f"cdc spark submit replay lake --from=beginning --to=latest --into={into} -c FILE"
+    assert told.summary is not None
+    assert told.summary.startswith("built 2 tables of lake")
+    assert {table["topic"] for table in (told.result or {})["tables"]} == {"shop.orders", "shop.items"}
+    assert catalog.leases.holder(newest(catalog).payload[LEASE]) is None
+    for topic, rows in ground.lake().items():
+        assert delta_rows(f"{into}/{topic.replace('.', '/')}") == rows
+
+
+def test_a_replay_that_cannot_be_says_why(ground: Ground, catalog: Catalog) -> None:
+    assert submitted(ground, "replay", "lake", "--tables", "shop.none").status == 2
+
+    told = last(catalog)
+    assert (told.state, told.summary) == ("failed", "no table of sink 'lake' in the log matches 'shop.none'")
+    assert (told.error or {})["code"] == "CDC-1000"
+
+
+def test_a_replay_that_was_killed_runs_until_its_lease_has_run_out(ground: Ground, catalog: Catalog) -> None:
+    done = submitted(ground, "replay", "lake", failpoint="replay_after_build")
+    assert done.status == KILLED, done.errors
+    Replays(catalog, "shop", None).errands.forget_earlier()  # it is no child of a server that starts
+
+    told = last(catalog)
+    assert told.state == "running"
+    assert told.summary is not None
+    assert told.summary.startswith("2/2 shop.")
+    lease = newest(catalog).payload[LEASE]
+    catalog.leases.release(lease, str(catalog.leases.holder(lease)))
+    told = last(catalog)
+    assert (told.state, told.summary) == ("failed", "its job ended and said nothing")
