@@ -132,11 +132,13 @@ def _replay(asked: argparse.Namespace) -> int:
 def _compact(asked: argparse.Namespace) -> int:
     definition, job = load(asked.config), import_module("pipelines.compact")
     root, session = definition.log.root, None
-    if job.is_large(root, everything=asked.everything):
+    # whoever submits it wants executors to do it, however little there is
+    limits = job.Limits(large=0) if asked.submitted else job.Limits()
+    if asked.submitted or job.is_large(root, everything=asked.everything):
         starting = import_module("pipelines.session")
         session = starting.spark_session(starting.SparkSettings.of(definition, f"cdc-{definition.name}-compact"))
     try:
-        outcome = job.compact(session, root, everything=asked.everything)
+        outcome = job.compact(session, root, everything=asked.everything, limits=limits)
     finally:
         if session is not None:
             session.stop()

@@ -146,10 +146,11 @@ class _Job:
             return Outcome(horizon=after)
         _, folder = writer.new_run()
         order = Order(folder=folder, after=after, upto=end, parts=1)
-        made, end = self._made(files, order, self.limits.most)
-        hit("compact_written")
-        _secure(self.root, log)
-        writer.commit(made, horizon=end, floor=writer.floor)
+        with writer.alone():
+            made, end = self._made(files, order, self.limits.most)
+            hit("compact_written")
+            _secure(self.root, log)
+            writer.commit(made, horizon=end, floor=writer.floor)
         hit("compact_committed")
         files = [file for file in files if file.first <= end]
         return Outcome(
@@ -175,9 +176,10 @@ class _Job:
         if first == 0:
             undone = cancelled(files, floor)
             order = replace(order, forget=floor, cancelled=packed(undone) if undone.num_rows else b"")
-        made, _ = self._made(files, order)
-        hit("merge_written")
-        writer.commit(made, horizon=writer.horizon, floor=floor, replaces=[run.number for run in gone])
+        with writer.alone():
+            made, _ = self._made(files, order)
+            hit("merge_written")
+            writer.commit(made, horizon=writer.horizon, floor=floor, replaces=[run.number for run in gone])
         hit("merge_committed")
         return replace(before, merged=len(gone), merged_bytes=sum(file.size for file in made))
 

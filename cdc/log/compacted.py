@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -155,6 +156,18 @@ class CompactedWriter:
         except FileExistsError as exc:
             raise LogFenced(f"another compactor has begun run {number}") from exc
         return number, folder
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Where files of a run are made and committed; whatever fails inside, raises LogFenced if another one is ahead.
+
+        It has taken away what it found of a run that was not committed, and to miss that is no fault of the log.
+        """
+        try:
+            yield
+        except Exception:
+            self._fenced.check_latest()
+            raise
 
     def commit(
         self, written: Sequence[WrittenFile], *, horizon: Position, floor: Position, replaces: Collection[int] = ()

@@ -120,6 +120,11 @@ class FencedTable:
         if self._table.version() != self._ours and self._table.transaction_version(self.log_id) != self._written:
             raise self._fenced()
 
+    def check_latest(self) -> None:
+        """Raise LogFenced if another writer committed since, which the table is asked for anew."""
+        if open_table(self.path).version() != self._ours:
+            raise self._fenced()
+
     def commit(
         self,
         actions: Sequence[AddAction | RemoveAction],

@@ -64,6 +64,17 @@ def test_a_merge_replaces_the_runs_and_moves_no_row(root: Path):
     assert rows_of(before.runs) == [(20, 0), (20, 1), (40, 0), (40, 1)]
 
 
+def test_a_compactor_whose_files_another_one_has_taken_away_is_told_so(root: Path):
+    first = opened(root)
+    _, folder = first.new_run()
+    with pytest.raises(FileNotFoundError), first.alone():
+        (Path(str(folder)) / "none.parquet").read_bytes()
+    opened(root).new_run()
+    with pytest.raises(LogFenced) as caught, first.alone():
+        write(folder, [row(10)])
+    assert isinstance(caught.value.__context__, FileNotFoundError)
+
+
 def test_a_compactor_goes_on_where_another_one_ended(root: Path):
     compact(root, 20)
     writer = opened(root)

@@ -10,12 +10,13 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
 from cdc.failpoint import VARIABLE
+from cdc.log.compacted import state
 from cdc.service.errands import LEASE
 from cdc.service.replays import REPLAY, Replays, ReplayStatus
 from tests.fixtures import forked
 from tests.fixtures.forked import Ended
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
-from tests.pipelines.replayed import Ground, delta_rows, made
+from tests.pipelines.replayed import END, Ground, delta_rows, made
 
 KILLED = -9
 
@@ -89,3 +90,12 @@ def test_a_replay_that_was_killed_runs_until_its_lease_has_run_out(ground: Groun
     catalog.leases.release(lease, str(catalog.leases.holder(lease)))
     told = last(catalog)
     assert (told.state, told.summary) == ("failed", "its job ended and said nothing")
+
+
+def test_a_compaction_folds_what_is_cold(ground: Ground) -> None:
+    done = submitted(ground, "compact", "--all")
+    assert done.status == 0, done.errors
+
+    held = state(ground.definition.log.root)
+    assert held is not None
+    assert held.horizon == END
