@@ -1,7 +1,7 @@
-"""The apply process on a Spark cluster of its own processes: by spark-submit, with executors that die beside it.
+"""Apply, replay and compaction on a Spark cluster of its own processes: by spark-submit, with executors that die.
 
-Every sink ends equal to its source: what executors do is read and fold; what is lost with one is folded again, and only
-the driver writes.
+Every sink ends equal to its source: what executors do is read and fold, and write files that nobody sees before the
+driver's commit; what is lost with one is done again.
 """
 
 from __future__ import annotations
@@ -14,14 +14,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from cdc.catalog import Catalog
 from cdc.demo.workload import Workload
+from cdc.errors import LogFenced
+from cdc.log.compacted import state
+from cdc.log.layout import LogFile
+from cdc.log.read import LogReader, read_file
+from cdc.position import Position
 from cdc.postgres.connection import connect
+from cdc.service.replays import Replays
 from cdc.stores.lake import Lake
+from pipelines.compact import compact
+from pipelines.fold import fold
 from pipelines.session import SparkSettings, delta_jars
 from tests.faults.test_kill_apply import assert_equal
 from tests.faults.test_kill_reader import prepare
@@ -123,6 +134,28 @@ def add_many(pipeline: Pipeline, first: int = 1) -> None:
     pipeline.settle()
 
 
+def change_many(pipeline: Pipeline) -> None:
+    """Rows that are changed and rows that go, in the log."""
+    with connect(pipeline.dsn) as conn:
+        conn.execute("UPDATE shop.many SET note = note || '!' WHERE id % 3 = 0")
+        conn.execute("DELETE FROM shop.many WHERE id % 7 = 0")
+    pipeline.settle()
+
+
+def rows_in_order(target: str, version: int | None = None) -> list[dict[str, Any]]:
+    """Every row of a Delta table; no two of them come from one change."""
+    table = DeltaTable(target, version=version)
+    query = QueryBuilder().register("target", table).execute("SELECT * FROM target ORDER BY _position, _ordinal")
+    return pa.table(query).to_pylist()
+
+
+def latest_rows(files: Sequence[LogFile], upto: Position) -> pa.Table:
+    """What files of the log say of every key."""
+    rows = fold(pa.concat_tables([read_file(file, Position(0), upto) for file in files]), sink="lake")
+    rows = rows.filter(pc.is_in(rows["op"], pa.array(["c", "u", "r"])))
+    return rows.sort_by([("position", "ascending"), ("ordinal", "ascending")])
+
+
 @pytest.fixture(name="shop")
 def _shop(pipeline: Pipeline) -> Pipeline:
     prepare(pipeline)
@@ -216,3 +249,66 @@ def test_drivers_that_die_leave_the_lake_exact_and_the_second_of_two_waits(
         workload.stop()
     assert_equal(shop)
     assert second.pids("java")
+
+
+def test_executors_build_a_target_anew_that_holds_the_rows_of_the_old_one(
+    shop: Pipeline, cluster: Cluster, submit: Callable[..., Submitted]
+) -> None:
+    written(shop)
+    shop.reader()
+    shop.wait_for_copy()
+    for first in (1, 1 + MANY):
+        add_many(shop, first)
+    change_many(shop)
+    assert submit("--trigger", "once").wait() == 0, shop.output() + cluster.output()
+    before, new = cluster.tasks("Finished task"), shop.folder / "new"
+    job = submit("replay", "lake", "--from", "beginning", "--into", str(new))
+    with Catalog.open(f"sqlite:///{shop.folder}/catalog.db") as catalog:
+        replays = Replays(catalog, shop.name, None)
+        shop.wait(lambda: (told := replays.last("lake")) and told.state == "running", "the catalog tells", seconds=SLOW)
+        assert job.wait() == 0, shop.output() + cluster.output()
+        told = replays.last("lake")
+    assert told is not None
+    assert (told.state, told.request.into) == ("done", str(new))
+    assert cluster.tasks("Finished task") > before
+
+    tables = Lake.open(f"{shop.folder}/lake/{{schema}}/{{table}}").tables()
+    assert "shop.many" in {table.topic for table in tables}
+    for table in tables:
+        built = rows_in_order(f"{new}/{table.topic.replace('.', '/')}")
+        assert built == rows_in_order(table.target, table.version), table.topic
+
+
+def test_a_replay_that_the_log_rules_out_ends_as_wrong_use(shop: Pipeline, submit: Callable[..., Submitted]) -> None:
+    written(shop)
+    shop.reader()
+    shop.wait_for_copy()
+
+    assert submit("replay", "lake", "--from", "7F/0").wait() == 2
+    assert "--from 7F/0 lies after the log" in shop.output()
+
+
+def test_executors_compact_the_log_and_a_driver_that_is_late_is_refused(
+    shop: Pipeline, cluster: Cluster, submit: Callable[..., Submitted]
+) -> None:
+    written(shop)
+    shop.reader()
+    shop.wait_for_copy()
+    for first, is_late in ((1, False), (1 + MANY, True)):
+        add_many(shop, first)
+        change_many(shop)
+        before, durable, log = cluster.tasks("Finished task"), shop.durable(), LogReader(shop.log)
+        right = latest_rows(log.files(Position(0), durable), durable)
+        job = submit("compact", "--all")
+        if is_late:
+            os.kill(victim := cluster.working(), signal.SIGSTOP)
+            compact(None, shop.log, everything=True)
+            os.kill(victim, signal.SIGCONT)
+        assert job.wait() == int(is_late), shop.output() + cluster.output()
+        assert (f"{LogFenced.code} " in shop.output()) is is_late
+        assert cluster.tasks("Finished task") > before
+
+        held = state(shop.log)
+        assert held is not None
+        assert held.horizon >= durable
+        assert latest_rows(held.files, held.horizon).equals(right)
