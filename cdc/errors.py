@@ -41,6 +41,7 @@
     │   ├── SinkHeld                exit 3, another process does not let go of the sink
     │   ├── TooManyParked           quarantine: more rows of a table fail than may be set aside
     │   ├── HistoryTrimmed          quarantine: single changes that a target keeps are not in the log any more
+    │   ├── TargetUnfit             quarantine: what lies at a target's place is nothing to go on with, or is gone
     │   ├── CutUnavailable          no kept cut is at the moment asked for, or a table is not in it
     │   └── DeltaJarMissing         exit 3
     ├── LogError              CDC-4xxx           the change log
@@ -412,6 +413,14 @@ class HistoryTrimmed(SinkError):
     code = "CDC-3016"
     reaction = Reaction.QUARANTINE
     remedy = "keep the target for what it holds and build a new one with 'cdc replay', which begins where the log does"
+
+
+class TargetUnfit(SinkError):
+    """What lies at a target's place is nothing that its sink can go on with, or nothing lies there any more."""
+
+    code = "CDC-3017"
+    reaction = Reaction.QUARANTINE
+    remedy = "move what lies there to another place and build the table anew: 'cdc replay SINK --tables TABLE'"
 
 
 class DeltaJarMissing(SinkError):

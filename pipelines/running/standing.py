@@ -42,6 +42,11 @@ def too_late(exc: LogTrimmed, sink: str) -> LogTrimmed:
     return LogTrimmed(exc.message, remedy=f"build the sink anew: 'cdc replay {sink}'")
 
 
+def reason(exc: CdcError) -> str:
+    """Why a table stands still, and what to do."""
+    return f"{exc.code} {exc.message} → {exc.fix}"
+
+
 def failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:
     """The record of a table that stands still where it stood before exc, with the reason and what to do."""
     target, position, version = (before.target, before.position, before.version) if before else ("", 0, None)
@@ -52,7 +57,7 @@ def failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> Ta
         position=position,
         version=version,
         state=TargetState.FAILED.value,
-        reason=f"{exc.code} {exc.message} → {exc.fix}",
+        reason=reason(exc),
         schema=before.schema if before else schema.to_json().decode(),
         parked=before.parked if before else (),
     )

@@ -10,13 +10,11 @@ publishes on a store where Spark cannot fence (local, S3) that there is one rest
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import lru_cache
-from threading import Lock, RLock
+from threading import RLock
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -27,18 +25,19 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from cdc.config import DeadLetters, SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
 from cdc.config.sinks import Keeping
-from cdc.errors import DeltaJarMissing
+from cdc.errors import TargetUnfit
 from cdc.failpoint import hit
 from cdc.naming import column_name, parked_uri, published_uri
 from cdc.stores.parked import Image
 from cdc.table import TableSchema
 from pipelines.rebuilding.latest_files import Folder
 from pipelines.running.cadence import Pace
-from pipelines.running.standing import applied_state, placed
+from pipelines.running.standing import applied_state, placed, reason
 from pipelines.sinks.delta_columns import check_kept, check_named, selected
-from pipelines.sinks.delta_cost import LEARNS_FROM, Choice, Costs, Work, candidates, rewritten
+from pipelines.sinks.delta_cost import rewritten
 from pipelines.sinks.delta_default import default_expression
 from pipelines.sinks.delta_evolution import check_left_out, dropped, held_as, held_before
+from pipelines.sinks.delta_features import asking
 from pipelines.sinks.delta_history import HistoryTarget, all_columns, changed_upto, refill
 from pipelines.sinks.delta_keyless import counted_source
 from pipelines.sinks.delta_layout import Layout
@@ -46,11 +45,7 @@ from pipelines.sinks.delta_merge import (
     ERASED,
     OP,
     Mark,
-    merge_with_delta_rs,
     merge_with_spark,
-    reaches,
-    require_delta,
-    speaks_delta,
 )
 from pipelines.sinks.delta_parked import ParkedTable, refused, refused_changes
 from pipelines.sinks.delta_partial import Before, frame_source, table_source
@@ -61,15 +56,9 @@ from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.delta_statistics import DataFile
 from pipelines.sinks.delta_table import DeltaTarget
 from pipelines.sinks.delta_upkeep import Upkeep, UpkeepSettings
-from pipelines.sinks.sink import (
-    NONE_PARKED,
-    Published,
-    Refusal,
-    SparkAwaited,
-    TableBatch,
-    TableRecord,
-    TargetState,
-)
+from pipelines.sinks.delta_writers import Writer as Writer  # noqa: PLC0414 - a setting
+from pipelines.sinks.delta_writers import Writers
+from pipelines.sinks.sink import NONE_PARKED, Published, Refusal, TableBatch, TableRecord, TargetState
 from pipelines.transforming.transform_sql import refusing
 from pipelines.types import ColumnPolicies, Policy, TypePolicy
 
@@ -79,17 +68,6 @@ if TYPE_CHECKING:
 _ATTEMPTS: Final = 5
 _PARALLEL: Final = 4
 """Tables merged at once by delta-rs, which works outside of the interpreter's lock; more only take memory."""
-
-
-class Writer(StrEnum):
-    """Who writes the targets."""
-
-    #: delta-rs while that is quicker and has the memory, or Spark has no Delta; else Spark.
-    AUTO = "auto"
-    #: delta-rs on the driver, whatever the size.
-    DELTA_RS = "delta-rs"
-    #: Spark, whatever the size.
-    SPARK = "spark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +120,8 @@ class DeltaSink:
     def __init__(self, settings: DeltaSettings, spark: SparkSession | None = None) -> None:
         self.name = settings.name
         self._settings = settings
-        self._spark: SparkSession | None = None
+        self._writers = Writers(settings.writer, settings.path)
         self._shapes = Shapes(settings.rules)
-        self._spark_writes = False
         self._log_id = ""
         self._published: PublishedTable | None = None
         self._position = 0
@@ -157,9 +134,7 @@ class DeltaSink:
         self._erased: dict[int, int] = {}
         """By target: tables that share one are merged one after the other."""
         self._upkeep = Upkeep(settings.upkeep)
-        self._costs = Costs()
         self.pace = Pace(settings.max_rewrite)
-        self._one_spark_write = Lock()
         self._record_uri = settings.record or published_uri(settings.path)
         self.parked = ParkedTable(parked_uri(self._record_uri))
         if spark is not None:
@@ -172,17 +147,12 @@ class DeltaSink:
 
     def attach(self, spark: SparkSession) -> None:
         """See Sink.attach; from now on Spark writes what is large, if it has Delta."""
-        self._spark = self._shapes.spark = spark
-        self._spark_writes = self._settings.writer is not Writer.DELTA_RS and speaks_delta(spark)
-        self._spark_writes = self._spark_writes and reaches(spark, self._settings.path)
+        self._shapes.spark = spark
+        self._writers.attach(spark)
 
     def open(self, log_id: str) -> Published | None:
         """See Sink.open; raises DeltaJarMissing when the writer is Spark and it has no Delta."""
-        if self._settings.writer is Writer.SPARK and not reaches(require_delta(self._spark), self._settings.path):
-            raise DeltaJarMissing(
-                f"writer 'spark' of sink {self.name!r} needs a file system for {self._settings.path!r}: Spark has none",
-                remedy="add hadoop-aws (or that of the store) to spark.conf, or let 'auto' or 'delta-rs' write",
-            )
+        self._writers.check(self.name)
         self._log_id = log_id
         self._published = PublishedTable.open(self._record_uri, log_id, self._settings.upkeep.retain)
         record = self._published.record()
@@ -220,7 +190,7 @@ class DeltaSink:
 
     def refused(self, batch: TableBatch, limit: int) -> list[Refusal]:
         """See Parks.refused."""
-        with self._alone(batch.schema):
+        with self._alone(batch.schema), asking(self._settings.uri_of(batch.schema)):
             target = self._target(batch.schema)
             if self.keeps_changes(batch.schema):
                 return refused_changes(batch, self.shape(self._as_held(target, batch).schema), limit)
@@ -239,7 +209,8 @@ class DeltaSink:
             wait=wait_random_exponential(multiplier=0.05, max=1.0),
             reraise=True,
         )
-        with self._alone(batch.schema):
+        # what a retry mends, a protocol that changed meanwhile among it, is not looked at before the last one
+        with self._alone(batch.schema), asking(self._settings.uri_of(batch.schema)):
             return attempts(self._attempt, batch)
 
     def fill(self, batch: TableBatch, rows: DataFrame) -> TableRecord:
@@ -250,7 +221,7 @@ class DeltaSink:
         target = self._target(batch.schema)
         shape = self.shape(batch.schema)
         source = shape.finished_frame(rows.selectExpr("*", f"'u' AS {OP}"))
-        with self._one_spark_write, refusing(batch.schema.topic):
+        with self._writers.one_spark_write, refusing(batch.schema.topic):
             merge_with_spark(target, source, shape.key, Mark(target.app_id, batch.upto))
         return self._filled(batch, target)
 
@@ -293,7 +264,10 @@ class DeltaSink:
     def _newest(self, uri: str, published: int, record: Published) -> int:
         """The version that a reader finds now, unless a table stands elsewhere: another hand may have been there."""
         tables = [t for t in record.tables.values() if t.target == uri and t.state != TargetState.FAILED]
-        target = DeltaTarget.open(uri) if tables else None
+        try:
+            target = DeltaTarget.open(uri) if tables else None
+        except TargetUnfit:
+            return published  # the next batch of the table says so
         if target is None or any(self._touched_upto(part_of(target, t.relation), t) > t.position for t in tables):
             return published
         return target.version
@@ -318,8 +292,11 @@ class DeltaSink:
 
     def _standing(self, record: TableRecord) -> TableRecord:
         """The record, or where its target really stands when a crash left it ahead of what was published."""
-        target = None if record.state == TargetState.FAILED else _opened(record.target, record.relation)
-        applied = 0 if target is None else target.applied or 0
+        try:
+            target = None if record.state == TargetState.FAILED else _opened(record.target, record.relation)
+            applied = 0 if target is None else target.applied or 0
+        except TargetUnfit as exc:
+            return replace(record, state=TargetState.FAILED.value, reason=reason(exc))
         if target is None or applied <= record.position:
             return record
         return placed(replace(record, position=applied, version=target.version), self._position)
@@ -342,7 +319,10 @@ class DeltaSink:
     def _parked_upto(self, record: TableRecord) -> int:
         """Up to where what was parked of a table counts: as far as its target has the other rows."""
         latest = self._settings.of(record.topic).keeping is Keeping.LATEST
-        target = None if latest or not record.target else DeltaTarget.open(record.target)
+        try:
+            target = None if latest or not record.target else DeltaTarget.open(record.target)
+        except TargetUnfit:
+            target = None  # it stands still
         return record.position if target is None else max(record.position, changed_upto(target))
 
     def _attempt(self, batch: TableBatch) -> TableRecord:
@@ -372,7 +352,7 @@ class DeltaSink:
         target.refill(self._defaults(batch.schema, shape), self._began(batch))
         source = self._source(target, batch, before)
         merges = not isinstance(source, pa.Table) or source.num_rows > 0
-        choice = self._choice(target, batch, source, shape.key) if merges else None
+        choice = self._writers.choice(target, batch, source, shape.key) if merges else None
         if batch.generation is not None:
             target.complete_generation(batch.generation)
         if choice is not None and (batch.truncated is not None or batch.generation is not None):
@@ -380,7 +360,7 @@ class DeltaSink:
         target.erase(batch.truncated, batch.generation, batch.upto, "" if choice is None else ERASED)
         hit("delta_before_merge")
         if choice is not None:
-            self._merge(target, source, shape.key, Mark(target.app_id, batch.upto), choice)
+            self._writers.merge(target, source, shape.key, Mark(target.app_id, batch.upto), choice)
         hit("delta_after_merge")
 
     def _bring_history(self, target: DeltaTarget, batch: TableBatch, shape: Shape) -> None:
@@ -392,7 +372,7 @@ class DeltaSink:
         refill(target, self._defaults(batch.schema, shape), settings.keeping)
 
         def write(source: pa.Table, finds: tuple[str, ...], mark: Mark) -> None:
-            self._merge(target, source, finds, mark, self._choice(target, batch, source, finds))
+            self._writers.merge(target, source, finds, mark, self._writers.choice(target, batch, source, finds))
 
         HistoryTarget(target, shape, settings, write).bring(batch)
 
@@ -441,13 +421,14 @@ class DeltaSink:
         """The target as the range found it, also when an earlier attempt went further."""
         began = self._began(batch)
         if max(target.applied or 0, self._erased_upto(target, batch.schema.relation)) <= began:
-            return Before(target.table, part=target.part)
+            return Before(target.table, part=target.part, reads=target.reads)
         known = self._records.get(batch.schema.relation)
         if known is None or known.version is None:
             return Before(None)
         if known.position <= began:
-            return Before(DeltaTable(target.uri, version=self._versions[known.target]), part=target.part)
-        return Before(DeltaTable(target.uri), exact=False, part=target.part)
+            older = DeltaTable(target.uri, version=self._versions[known.target])
+            return Before(older, part=target.part, reads=target.reads)
+        return Before(DeltaTable(target.uri), exact=False, part=target.part, reads=target.reads)
 
     def _defaults(self, schema: TableSchema, shape: Shape) -> dict[str, str]:
         """Delta column → expression, for columns with a default that are new since the last record."""
@@ -461,42 +442,10 @@ class DeltaSink:
             if column.missing is not None and column.id not in held
         }
 
-    def _choice(
-        self, target: DeltaTarget, batch: TableBatch, source: pa.Table | DataFrame, key: tuple[str, ...]
-    ) -> Choice:
-        """Who merges the source by the columns of a key; raises SparkAwaited for what only Spark can."""
-        if not isinstance(source, pa.Table) or self._settings.writer is not Writer.AUTO:
-            return Choice(spark=self._settings.writer is not Writer.DELTA_RS)
-        held = target.files()[1] if key else 0
-        work = Work(source.num_rows, (source if batch.rows is None else batch.rows).nbytes, held, held)
-        if work.by_delta_rs() >= LEARNS_FROM:
-            work = replace(work, candidates=candidates(target.actions, source, key) if key else 0)
-        if self._costs.is_small(work) or (self._spark is not None and not self._spark_writes):
-            return Choice(spark=False, seconds=work.by_delta_rs())
-        if self._spark is not None:
-            return self._costs.choose(target.uri, work, self._spark.sparkContext.defaultParallelism)
-        if work.fits:
-            return Choice(spark=False, seconds=work.by_delta_rs())
-        raise SparkAwaited(f"batch of {batch.schema.topic!r} or what it changes of its target is large")
-
-    def _merge(
-        self, target: DeltaTarget, source: pa.Table | DataFrame, key: tuple[str, ...], mark: Mark, choice: Choice
-    ) -> None:
-        # Spark takes the `txn` from the session, which all threads share
-        with self._one_spark_write if choice.spark else nullcontext():
-            began = time.monotonic()
-            if choice.spark:
-                spark = require_delta(self._spark)
-                frame = spark.createDataFrame(source) if isinstance(source, pa.Table) else source
-                merge_with_spark(target, frame, key, mark)
-            else:
-                merge_with_delta_rs(target, source, key, mark)
-            self._costs.took(choice, time.monotonic() - began)
-
     def _source(self, target: DeltaTarget, batch: TableBatch, before: Before) -> pa.Table | DataFrame:
         """What to merge: a frame where the batch is one and Spark writes."""
         shape = self.shape(batch.schema)
-        if batch.frame is not None and self._spark_writes and batch.schema.key:
+        if batch.frame is not None and self._writers.by_spark and batch.schema.key:
             return shape.finished_frame(
                 frame_source(batch.frame, before, shape, lambda images: self._shapes.decided(images, shape))
             )
@@ -523,13 +472,13 @@ class DeltaSink:
         target.check_identity(self._log_id, schema)
         target.check_layout(layout)
         self._targets[uri] = target
-        return target
+        return self._writers.writable(target, layout)
 
     def _shard(self, whole: DeltaTarget, schema: TableSchema, layout: Layout) -> ShardTarget:
         """The part of a table in a target of many."""
         whole.check_log(self._log_id)
         whole.check_layout(layout)
-        self._targets[whole.uri] = whole
+        self._targets[whole.uri] = self._writers.writable(whole, layout)
         target = ShardTarget(whole, schema.relation)
         if target.relation is None:
             check_named(schema, self._settings.rules)

@@ -26,6 +26,7 @@ from pipelines.sinks.delta_evolution import reading, rewritten, sources
 from pipelines.sinks.delta_merge import double_quoted
 from pipelines.sinks.delta_shards import columns_of
 from pipelines.sinks.delta_source import Shape, as_upserts, source_frame, source_rows, split
+from pipelines.sinks.delta_table import Reads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,6 +52,8 @@ class Before:
     """(position, ordinal) of a truncate in the range: an older row is no base."""
     part: int | None = None
     """The table whose rows they are, of a target of many."""
+    reads: Reads | None = None
+    """Reads rows where delta-rs cannot."""
 
 
 def table_source(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
@@ -128,7 +131,7 @@ def _found(images: pa.Table, before: Before, shape: Shape) -> tuple[pa.Array, pa
     wanted = shape.held
     bases = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
     keys = typed_keys(bases, shape.schema, shape.policy, images["position"])
-    held = wanted.empty_table() if before.table is None else rows_with(before.table, keys, wanted, part=before.part)
+    held = wanted.empty_table() if before.table is None else _rows(before, before.table, keys, wanted)
     if before.truncated is not None:
         held = held.filter(is_after(held, before.truncated))
     return _match(keys, held), held
@@ -169,6 +172,20 @@ def rows_with(
         # the engine's string views have no filter yet: the wanted types first
         rows = pa.Table.from_batches([rewritten(batch, held, columns)])
         found.append(rows if first is None else rows.filter(pc.is_in(rows[first], values)))
+    return pa.concat_tables(found) if found else wanted.empty_table()
+
+
+def _rows(before: Before, table: DeltaTable, keys: pa.Table, wanted: pa.Schema) -> pa.Table:
+    if before.reads is None:
+        return rows_with(table, keys, wanted, part=before.part)
+    held = columns_of(table, before.part)
+    columns = reading(held, wanted)
+    name_of = {column.field.name: column.held for column in columns if column.held is not None}
+    first = keys.column_names[0]
+    same = first in name_of and held.field(name_of[first]).type == keys.schema.field(first).type
+    key = name_of[first] if same else None
+    batches = before.reads(table.version(), list(name_of.values()), key, keys[first])
+    found = [pa.Table.from_batches([rewritten(batch, held, columns)]) for batch in batches]
     return pa.concat_tables(found) if found else wanted.empty_table()
 
 

@@ -27,6 +27,7 @@ from cdc.naming import parked_uri, published_uri
 from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.sinks.delta_features import AWAY, lacking, unsupported
 from pipelines.sinks.delta_layout import MODE, TRANSFORM, partition_text
 from pipelines.sinks.delta_merge import ERASED, ROWS
 from pipelines.sinks.delta_parked import ParkedTable
@@ -147,6 +148,8 @@ def _forget(uri: str, mark: str) -> None:
 
 
 def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
+    if features := lacking(target.table):
+        raise unsupported(target.uri, features, "it cannot be overwritten in one step", remedy=AWAY)
     configuration = target.table.metadata().configuration
     mapped = configuration.get("delta.columnMapping.mode", "none") != "none"
     if mapped or target.layout.partition_by != staged.layout.partition_by:

@@ -26,6 +26,7 @@ from cdc.failpoint import hit
 from cdc.naming import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, START_COLUMN, column_name
 from cdc.table import TableSchema
 from pipelines.sinks.delta_evolution import COPY_AGAIN, Filled, Plan, check_key, plan, rewritten, without_ids
+from pipelines.sinks.delta_features import asking
 from pipelines.sinks.delta_layout import MERGED, PLAIN, Layout
 from pipelines.sinks.delta_log import is_newest
 from pipelines.sinks.delta_statistics import DataFile
@@ -57,6 +58,9 @@ _PROPERTIES: Final = {
 }
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
+Reads = Callable[[int, Sequence[str], str | None, pa.Array], pa.RecordBatchReader]
+"""(version, columns, key column or None, values) → rows whose key is one of the values, or all rows."""
+
 _T = TypeVar("_T")
 
 log = structlog.get_logger("apply")
@@ -72,6 +76,8 @@ class DeltaTarget:
         """By which columns upkeep orders its rows, as the rule of its table said when the layout was checked last."""
         self.part: int | None = None
         """The table whose rows of a target of many are meant; None: all rows."""
+        self.reads: Reads | None = None
+        """Reads rows of it where delta-rs cannot."""
         self._opened_at = self._looked_at = table.version()
         self._known: dict[str, Any] = {}
         """Of the version that was looked at, by what was asked."""
@@ -80,8 +86,9 @@ class DeltaTarget:
 
     @classmethod
     def open(cls, uri: str) -> Self | None:
-        """The target at uri, None when there is none."""
-        return cls(uri, DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else None
+        """The target at uri, None when there is none; raises TargetUnfit for one that cannot be opened."""
+        with asking(uri):
+            return cls(uri, DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else None
 
     @classmethod
     def create(cls, uri: str, log_id: str, schema: TableSchema, columns: pa.Schema, layout: Layout = PLAIN) -> Self:
@@ -157,15 +164,16 @@ class DeltaTarget:
             raise SchemaNotApplicable(
                 f"table {schema.topic!r} {now}: target {self.uri!r} finds its rows another way", remedy=COPY_AGAIN
             )
-        self.table.alter.set_table_properties({KEYLESS: str(not schema.key).lower()}, raise_if_not_exists=False)
+        self._set_property(KEYLESS, str(not schema.key).lower())
 
     def refresh(self) -> None:
-        """See what others committed."""
+        """See what others committed; raises TargetUnfit as open does."""
         known = self.version
-        if known - self._opened_at >= REOPEN_AFTER:
-            self._reopen()
-        elif not is_newest(self.uri, known):
-            self.table.update_incremental()
+        with asking(self.uri):
+            if known - self._opened_at >= REOPEN_AFTER:
+                self._reopen()
+            elif not is_newest(self.uri, known):
+                self.table.update_incremental()
         if self.version != known:
             self._columns_known = None
 
@@ -262,7 +270,7 @@ class DeltaTarget:
     def complete_generation(self, position: int) -> None:
         """Note that a full copy which began at position has ended; changes no row."""
         if self._property(GENERATION) != str(position):
-            self.table.alter.set_table_properties({GENERATION: str(position)}, raise_if_not_exists=False)
+            self._set_property(GENERATION, str(position))
 
     def erase(self, truncated: tuple[int, int] | None, generation: int | None, upto: int, suffix: str) -> None:
         """Delete every row older than the truncate and the generation; once more changes nothing.
@@ -279,7 +287,10 @@ class DeltaTarget:
             older.append(f"{POSITION_COLUMN} < {int(generation)}")
         if older and self.files()[0]:
             condition = " OR ".join(f"({condition})" for condition in older)
-            self.table.delete(self._of_part(condition), commit_properties=self.commit(upto, suffix))
+            self._delete(self._of_part(condition), upto, suffix)
+
+    def _delete(self, condition: str, upto: int, suffix: str) -> None:
+        self.table.delete(condition, commit_properties=self.commit(upto, suffix))
 
     def follow(
         self,
@@ -301,7 +312,7 @@ class DeltaTarget:
         # a rewrite may have taken a column that had them, before a crash
         if not set(self.described) <= set(self.columns.names):
             described = ",".join(statistics_columns(self.columns, self.described))
-            self.table.alter.set_table_properties({STATISTICS: described}, raise_if_not_exists=False)
+            self._set_property(STATISTICS, described)
 
     def _change_columns(self, found: Plan, upto: int) -> None:
         log.info("columns of a target change", target=self.uri, changes=list(found.steps))
@@ -354,6 +365,10 @@ class DeltaTarget:
 
     def _of_part(self, condition: str) -> str:
         return condition if self.part is None else f"{RELATION_COLUMN} = {int(self.part)} AND ({condition})"
+
+    def _set_property(self, name: str, value: str) -> None:
+        """Set a property."""
+        self.table.alter.set_table_properties({name: value}, raise_if_not_exists=False)
 
     def _property(self, name: str) -> str | None:
         found = self.table.metadata().configuration.get(name)

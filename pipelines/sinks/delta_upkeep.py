@@ -20,6 +20,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from cdc.failpoint import hit
 from cdc.naming import RELATION_COLUMN
+from pipelines.sinks.delta_features import lacking
 from pipelines.sinks.delta_files import STRANGER_AFTER, TableFiles
 from pipelines.sinks.delta_log import shorten
 from pipelines.sinks.delta_order import Ordering, parts_of
@@ -159,7 +160,8 @@ class Upkeep:
         """Do what is most due; whether that was anything."""
         now = self._clock()
         rests = now < self._rest_until
-        count = 0 if opened is None else opened.files()[0]
+        # delta-rs puts no files together for which it cannot commit
+        count = 0 if opened is None or lacking(opened.table) else opened.files()[0]
         many = count - turn.left
         if opened is not None and many > COMPACT_ABOVE and (not rests or many > URGENT * COMPACT_ABOVE):
             turn.left = count  # a table that cannot be compacted is tried again with as many files more
@@ -185,6 +187,8 @@ class Upkeep:
     def _order(self, target: DeltaTarget, turn: _Turn) -> bool:
         """Put one part of a target in order; whether there was one. One that cannot be is tried again later."""
         ordering, turn.order_due = self._settings.ordering, self._clock() + self._settings.every
+        if lacking(target.table):
+            return False
         if (large := len(ordering.too_large(target))) != turn.too_large:
             turn.too_large = large
             log.warning("parts of a target are too large to be put in order", target=target.uri, parts=large)
@@ -260,6 +264,8 @@ def _compact(target: DeltaTarget, ordering: Ordering) -> int:
 
 def _take_over(target: DeltaTarget, settings: UpkeepSettings) -> None:
     """Tell writers that it is not they who shorten the log, and other clients how long files are needed."""
+    if lacking(target.table):
+        return
     found = target.table.metadata().configuration
     wanted = {_OWN: "false"}
     if _GRACE not in found:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from cdc.catalog import Catalog
 from cdc.errors import SinkBelongsElsewhere
@@ -17,6 +18,7 @@ from pipelines.running.cuts import Cuts
 from pipelines.running.pauses import Pauses
 from tests.fixtures import forked
 from tests.pipelines.replayed import END, FIGURES, Ground, made
+from tests.pipelines.sinks.asked import ask
 
 
 @pytest.fixture(name="ground")
@@ -34,6 +36,26 @@ def test_a_run_of_one_sink_ends_when_that_has_all_of_the_log(ground: Ground) -> 
     assert published is not None
     assert published.position == END
     assert not (ground.folder / "find").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_delta")
+def test_a_run_has_spark_write_a_table_that_was_given_features(ground: Ground) -> None:
+    ground.drive("lake", 1_200)
+    version = ask(f"{ground.folder}/lake/shop/orders", ["rowTracking", "domainMetadata"])
+    config = ground.folder / "shop.yaml"
+    done = forked.run("pipelines", "apply", "-c", config, "--sink", "lake", "--once", timeout=240)
+
+    assert done.status == 0, done.output + done.errors
+    assert {row["id"]: row["note"] for row in ground.lake()["shop.orders"]}[1] == "newest"
+    tables = ground.lake_of().tables()
+    assert {(table.topic, table.state, table.position) for table in tables} == {
+        ("shop.items", "streaming", END),
+        ("shop.orders", "streaming", END),
+    }
+    written = DeltaTable(f"{ground.folder}/lake/shop/orders").history()[0]
+    assert written["version"] > version
+    assert "Spark" in written["engineInfo"]
 
 
 @pytest.mark.parametrize(
