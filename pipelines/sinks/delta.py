@@ -266,10 +266,10 @@ class DeltaSink:
         tables = [t for t in record.tables.values() if t.target == uri and t.state != TargetState.FAILED]
         try:
             target = DeltaTarget.open(uri) if tables else None
+            if target is None or any(self._touched_upto(part_of(target, t.relation), t) > t.position for t in tables):
+                return published
         except TargetUnfit:
             return published  # the next batch of the table says so
-        if target is None or any(self._touched_upto(part_of(target, t.relation), t) > t.position for t in tables):
-            return published
         return target.version
 
     def release(self, handle: str) -> None:
@@ -321,9 +321,9 @@ class DeltaSink:
         latest = self._settings.of(record.topic).keeping is Keeping.LATEST
         try:
             target = None if latest or not record.target else DeltaTarget.open(record.target)
+            return record.position if target is None else max(record.position, changed_upto(target))
         except TargetUnfit:
-            target = None  # it stands still
-        return record.position if target is None else max(record.position, changed_upto(target))
+            return record.position  # it stands still
 
     def _attempt(self, batch: TableBatch) -> TableRecord:
         """One try, safe to repeat: it begins with what the target says of itself now."""
@@ -481,6 +481,7 @@ class DeltaSink:
         self._targets[whole.uri] = self._writers.writable(whole, layout)
         target = ShardTarget(whole, schema.relation)
         if target.relation is None:
+            self._check_new(schema)
             check_named(schema, self._settings.rules)
         target.take(schema, self.shape(schema).columns)
         return target
@@ -502,7 +503,17 @@ class DeltaSink:
                 return uri
         return named
 
+    def _check_new(self, schema: TableSchema) -> None:
+        """Raise TargetUnfit for a table that had a target: what is in the log from here on is not all of it."""
+        known = self._records.get(schema.relation)
+        if known is not None and known.version is not None:
+            raise TargetUnfit(
+                f"the rows of table {schema.topic!r} are not at {known.target!r} any more",
+                remedy="put them back and start again, or build it anew: 'cdc replay SINK --tables TABLE'",
+            )
+
     def _created(self, uri: str, schema: TableSchema, layout: Layout) -> DeltaTarget:
+        self._check_new(schema)
         check_named(schema, self._settings.rules)
         check_kept(schema, layout.keeping)
         shape = self.shape(schema)

@@ -82,6 +82,11 @@ class PublishedTable:
             _create(uri, log_id)
         table = DeltaTable(uri)
         found = table.metadata().configuration.get(_LOG_ID)
+        if found is None:
+            raise SinkBelongsElsewhere(
+                f"at {uri!r} lies a Delta table that is no record of a sink: it has no property {_LOG_ID!r}",
+                remedy="point the sink at another path, or move that table to another place",
+            )
         if found != log_id:
             raise SinkBelongsElsewhere(f"sink at {uri!r} belongs to log {found!r}: expected {log_id!r}")
         known = {field.name for field in table.schema().fields}

@@ -35,10 +35,8 @@ from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_shapes import moved
 from pipelines.sinks.delta_shards import keep_only, part_id, shards_of
 from pipelines.sinks.delta_statistics import spelled
-from pipelines.sinks.delta_table import GENERATION, KEYLESS, RELATION, STATISTICS, DeltaTarget
+from pipelines.sinks.delta_table import GENERATION, KEYLESS, RELATION, STAGED, STATISTICS, DeltaTarget
 
-PREFIX: Final = "replay-"
-"""Of the folder of a staged table inside the table it replaces, and of its record beside the sink's."""
 _NTZ: Final = "timestampNtz"
 
 
@@ -51,7 +49,7 @@ class StagedDelta:
 
     def __init__(self, settings: DeltaSettings) -> None:
         self._settings = settings
-        self._mark = PREFIX + uuid.uuid4().hex[:12]
+        self._mark = STAGED + uuid.uuid4().hex[:12]
         self._records = published_uri(settings.path).rpartition("/")[0]
         staged = replace(
             settings,
@@ -64,7 +62,7 @@ class StagedDelta:
 
     def forget_earlier(self, schemas: Mapping[int, TableSchema]) -> None:
         """Remove what an earlier process staged and did not put in place."""
-        for mark in [entry.base_name for entry in _entries(self._records) if entry.base_name.startswith(PREFIX)]:
+        for mark in [entry.base_name for entry in _entries(self._records) if entry.base_name.startswith(STAGED)]:
             for schema in schemas.values():
                 _forget(self._settings.uri_of(schema), mark)
             remove(f"{self._records}/{mark}")
@@ -105,6 +103,7 @@ class StagedDelta:
         uri = self._settings.uri_of(schema)
         staged = DeltaTarget(records[0].target, DeltaTable(records[0].target))
         target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, schema, staged.columns, staged.layout)
+        target.check_log(log_id)
         _check_replaceable(target, staged)
         if staged.merged:  # a table that could not be built may have come half-way
             keep_only(staged, {record.relation for record in records})
@@ -158,7 +157,6 @@ def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
             "it cannot be overwritten in one step",
             remedy="replay with --into PATH and put the new tables in place by hand",
         )
-    target.app_id  # noqa: B018 - raises for a table that is not ours
 
 
 def _make_ready(target: DeltaTarget, staged: DeltaTarget) -> None:

@@ -14,14 +14,16 @@ from typing import Any, Final, Self, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 import structlog
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction
 
 from cdc.config import SchemaChanges
-from cdc.errors import SchemaNotApplicable, SinkBelongsElsewhere
+from cdc.errors import SchemaNotApplicable, TargetUnfit
 from cdc.failpoint import hit
 from cdc.naming import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, START_COLUMN, column_name
 from cdc.table import TableSchema
@@ -56,6 +58,10 @@ _PROPERTIES: Final = {
     # a commit per second is 86,400 log files a day, and every open of the table lists them
     "delta.logRetentionDuration": "interval 1 days",
 }
+STAGED: Final = "replay-"
+"""Of the folder of a staged table inside the table it replaces, and of its record beside the sink's."""
+_HIDDEN: Final = ("_", ".")
+_ELSEWHERE: Final = "give the sink, or a rule for the table, another path, or move what lies there to another place"
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
 Reads = Callable[[int, Sequence[str], str | None, pa.Array], pa.RecordBatchReader]
@@ -94,8 +100,9 @@ class DeltaTarget:
     def create(cls, uri: str, log_id: str, schema: TableSchema, columns: pa.Schema, layout: Layout = PLAIN) -> Self:
         """An empty target with its identity; `schema` names its key, `columns` are all that it has.
 
-        One of many tables is nobody's at first: see delta_shards.
+        One of many tables is nobody's at first: see delta_shards. Raises TargetUnfit where something else lies.
         """
+        _check_free(uri)
         identity = {LOG_ID: log_id, APP_ID: str(uuid.uuid4())}
         if layout.merged:
             columns = without_ids(columns)
@@ -117,7 +124,7 @@ class DeltaTarget:
         return cls(uri, table)
 
     def check_identity(self, log_id: str, schema: TableSchema) -> None:
-        """Raise SinkBelongsElsewhere for another log's table, SchemaNotApplicable for another relation's."""
+        """Raise TargetUnfit for a table that is not this log's, SchemaNotApplicable for another relation's."""
         self.check_log(log_id)
         if self.merged:
             raise SchemaNotApplicable(
@@ -132,9 +139,13 @@ class DeltaTarget:
             )
 
     def check_log(self, log_id: str) -> None:
-        """Raise SinkBelongsElsewhere for another log's table."""
-        if (found := self._property(LOG_ID)) != log_id:
-            raise SinkBelongsElsewhere(f"target {self.uri!r} belongs to log {found!r}: expected {log_id!r}")
+        """Raise TargetUnfit for a table that was not filled from this log."""
+        if (found := self._property(LOG_ID)) is None:
+            raise _strange(self.uri, LOG_ID)
+        if found != log_id:
+            raise TargetUnfit(
+                f"the Delta table at {self.uri!r} is filled from log {found!r}: expected {log_id!r}", remedy=_ELSEWHERE
+            )
 
     @property
     def merged(self) -> bool:
@@ -197,7 +208,7 @@ class DeltaTarget:
         """The `txn` identity of this target."""
         found = self._property(APP_ID)
         if found is None:
-            raise SinkBelongsElsewhere(f"target {self.uri!r} was not made by cdc: it has no property {APP_ID!r}")
+            raise _strange(self.uri, APP_ID)
         return found
 
     @property
@@ -373,6 +384,23 @@ class DeltaTarget:
     def _property(self, name: str) -> str | None:
         found = self.table.metadata().configuration.get(name)
         return None if found is None else str(found)
+
+
+def _check_free(uri: str) -> None:
+    """Raise TargetUnfit where files lie that no Delta table has; a replay's folder and hidden ones are none."""
+    try:
+        store = pafs.PyFileSystem(DeltaStorageHandler(uri))
+    except TableNotFoundError:  # no such directory
+        return
+    lying = sorted(found.base_name for found in store.get_file_info(pafs.FileSelector("", allow_not_found=True)))
+    if strange := [name for name in lying if not name.startswith((*_HIDDEN, STAGED))]:
+        raise TargetUnfit(f"{uri!r} is no Delta table, and not empty: it has {strange[0]!r}", remedy=_ELSEWHERE)
+
+
+def _strange(uri: str, name: str) -> TargetUnfit:
+    return TargetUnfit(
+        f"at {uri!r} lies a Delta table that cdc did not make: it has no property {name!r}", remedy=_ELSEWHERE
+    )
 
 
 def _counted(actions: pa.Table) -> tuple[int, int]:

@@ -204,6 +204,7 @@ class Upkeep:
     def _remove(self, target: DeltaTarget, files: TableFiles, cuts: Sequence[KeptCut]) -> int:
         """Remove what nobody needs any more; how many files are left for the next time, 1 if that is not known yet."""
         now, after = self._clock(), self._settings.vacuum_after
+        target.app_id  # noqa: B018 - raises for a table that is not ours
         _take_over(target, self._settings)
         target.refresh()
         versions = self._listed(target.uri, cuts)

@@ -19,7 +19,7 @@ from cdc.stores.published import Published, TableRecord
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from pipelines.sinks.delta_order import ORDERED, Ordering
 from pipelines.sinks.delta_published import KeptCut
-from pipelines.sinks.delta_table import DeltaTarget
+from pipelines.sinks.delta_table import APP_ID, DeltaTarget
 from pipelines.sinks.delta_upkeep import Upkeep, UpkeepSettings
 from tests.contracts.folded import ORDERS, batch, column, put
 from tests.pipelines.sinks.upkept import LOG, Clock
@@ -151,8 +151,9 @@ def test_a_target_without_the_columns_or_without_such_a_rule_is_left_as_it_is(tm
 
 def test_a_target_that_cannot_be_put_in_order_still_loses_what_nobody_needs(tmp_path: Path):
     uri, clock = str(tmp_path / "table"), Clock()
-    mapped = {"delta.columnMapping.mode": "name"}  # delta-rs orders no such table
-    DeltaTable.create(uri, pa.schema([("id", pa.int64())]), configuration=mapped)
+    mapped = {"delta.columnMapping.mode": "name", APP_ID: "target-1"}  # delta-rs orders no such table
+    columns = pa.schema([("id", pa.int64())])
+    DeltaTable.create(uri, columns, configuration=mapped, raise_if_key_not_exists=False)
     write_deltalake(uri, pa.table({"id": range(10)}), mode="append")
     target, settings = target_of(uri), UpkeepSettings(every=1, vacuum_after=0, ordering=SMALL)
     upkeep, waste = Upkeep(settings, clock), tmp_path / "table" / "waste.parquet"

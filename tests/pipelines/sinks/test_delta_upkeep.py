@@ -17,7 +17,7 @@ from cdc.stores.published import Published, TableRecord
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from pipelines.sinks.delta_files import READ_AT_ONCE, STRANGER_AFTER, TableFiles
 from pipelines.sinks.delta_published import KeptCut
-from pipelines.sinks.delta_table import DeltaTarget
+from pipelines.sinks.delta_table import APP_ID, DeltaTarget
 from pipelines.sinks.delta_upkeep import AT_ONCE, COMPACT_ABOVE, Upkeep, UpkeepSettings
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.sinks.upkept import Clock, Upkept
@@ -155,8 +155,9 @@ def test_a_table_that_is_being_made_inside_it_is_left_alone(tmp_path: Path):
 
 def test_a_table_that_cannot_be_compacted_still_loses_what_nobody_needs(tmp_path: Path):
     uri, clock = str(tmp_path / "table"), Clock()
-    mapped = {"delta.columnMapping.mode": "name"}  # delta-rs does not compact such a table
-    DeltaTable.create(uri, pa.schema([("id", pa.int64())]), configuration=mapped)
+    mapped = {"delta.columnMapping.mode": "name", APP_ID: "target-1"}  # delta-rs does not compact such a table
+    columns = pa.schema([("id", pa.int64())])
+    DeltaTable.create(uri, columns, configuration=mapped, raise_if_key_not_exists=False)
     for number in range(COMPACT_ABOVE + 1):
         write_deltalake(uri, pa.table({"id": [number]}), mode="append")
     target, upkeep = DeltaTarget(uri, DeltaTable(uri)), Upkeep(UpkeepSettings(every=1, vacuum_after=0), clock)

@@ -1,0 +1,133 @@
+"""What lies at a target's place and is not ours is left as it is, and a target that is gone is not begun again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from cdc.errors import Reaction, TargetUnfit
+from cdc.stores.published import Published, TableRecord, TargetState
+from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.sinks.delta_replace import StagedDelta
+from pipelines.sinks.delta_upkeep import UpkeepSettings
+from tests.contracts.folded import ORDERS, batch, put
+from tests.pipelines.replayed import END, ITEMS, Ground, made
+from tests.pipelines.replayed import ORDERS as RELATION
+from tests.pipelines.sinks.upkept import Upkept
+
+STRANGE = pa.table({"id": [1, 2], "theirs": ["a", "b"]})
+
+
+@pytest.fixture(name="ground")
+def _ground(tmp_path: Path) -> Ground:
+    return made(tmp_path / "shop")
+
+
+def stands(ground: Ground, relation: int) -> TableRecord:
+    published = ground.lake_of().published()
+    assert published is not None
+    assert published.position == END
+    return published.tables[relation]
+
+
+def test_a_strangers_delta_table_stays_as_it_is_and_stops_one_table(ground: Ground) -> None:
+    place = f"{ground.folder}/lake/shop/orders"
+    write_deltalake(place, STRANGE)
+    ground.drive("lake")
+
+    stopped = stands(ground, RELATION)
+    assert stopped.state == TargetState.FAILED
+    assert stopped.reason == (
+        f"CDC-3017 at {place!r} lies a Delta table that cdc did not make: it has no property 'cdc.log_id' → "
+        "give the sink, or a rule for the table, another path, or move what lies there to another place"
+    )
+    assert stands(ground, ITEMS).state == TargetState.STREAMING
+    assert DeltaTable(place).version() == 0
+    assert pa.table(DeltaTable(place).scan()).num_rows == 2
+
+
+def test_files_of_no_delta_table_stop_one_table_as_well(ground: Ground) -> None:
+    place = ground.folder / "lake" / "shop" / "orders"
+    place.mkdir(parents=True)
+    pq.write_table(STRANGE, place / "theirs.parquet")
+    ground.drive("lake")
+
+    assert f"{str(place)!r} is no Delta table, and not empty: it has 'theirs.parquet'" in str(
+        stands(ground, RELATION).reason
+    )
+    assert [entry.name for entry in place.iterdir()] == ["theirs.parquet"]
+    assert stands(ground, ITEMS).state == TargetState.STREAMING
+
+
+def test_a_target_of_another_log_stops_one_table_as_well(ground: Ground, tmp_path: Path) -> None:
+    made(tmp_path / "other").drive("lake")
+    place = ground.folder / "lake" / "shop" / "orders"
+    shutil.copytree(tmp_path / "other" / "lake" / "shop" / "orders", place)
+    before = DeltaTable(place).version()
+    ground.drive("lake")
+
+    assert f"the Delta table at {str(place)!r} is filled from log" in str(stands(ground, RELATION).reason)
+    assert DeltaTable(place).version() == before
+
+
+def test_a_strangers_table_in_the_place_of_a_target_is_told_when_the_sink_opens(ground: Ground) -> None:
+    ground.drive("lake", 1_200)
+    place = ground.folder / "lake" / "shop" / "orders"
+    shutil.rmtree(place)
+    write_deltalake(str(place), STRANGE)
+    ground.drive("lake")
+
+    assert "lies a Delta table that cdc did not make" in str(stands(ground, RELATION).reason)
+    assert DeltaTable(place).version() == 0
+
+
+def test_a_target_that_is_gone_stops_its_table_and_comes_back_whole_when_it_is_put_back(ground: Ground) -> None:
+    ground.drive("lake", 1_200)
+    place = ground.folder / "lake" / "shop" / "orders"
+    away = place.rename(ground.folder / "away")
+    ground.drive("lake", 1_300)
+    ground.drive("lake")
+
+    stopped = stands(ground, RELATION)
+    assert stopped.reason == (
+        f"CDC-3017 the rows of table 'shop.orders' are not at {str(place)!r} any more → "
+        "put them back and start again, or build it anew: 'cdc replay SINK --tables TABLE'"
+    )
+    assert not place.exists()
+    assert stands(ground, ITEMS).state == TargetState.STREAMING
+    assert away.exists()
+
+
+def test_a_replay_does_not_overwrite_what_is_not_ours(tmp_path: Path) -> None:
+    settings = DeltaSettings("lake", f"{tmp_path}/lake/{{schema}}/{{table}}")
+    DeltaSink(settings).open("log-1")
+    write_deltalake(f"{tmp_path}/lake/shop/orders", STRANGE)
+    staged = StagedDelta(settings)
+    staged.sink.open("log-1")
+    record = staged.sink.apply(batch([put(9, "z", 30)], 0, 40, generation=1))
+    built = Published(40, 0, {ORDERS.relation: record})
+    staged.sink.publish(built)
+    staged.standing("log-1")
+    with pytest.raises(TargetUnfit, match="cdc did not make") as told:
+        staged.put(built, {})
+
+    assert told.value.reaction is Reaction.QUARANTINE
+    assert DeltaTable(f"{tmp_path}/lake/shop/orders").version() == 0
+
+
+def test_upkeep_leaves_a_strangers_table_alone(tmp_path: Path) -> None:
+    upkept = Upkept(tmp_path, UpkeepSettings(every=1.0, vacuum_after=1.0, retain=0.0))
+    upkept.round()
+    upkept.sink.close()
+    shutil.rmtree(upkept.uri)
+    write_deltalake(upkept.uri, STRANGE)
+    for _ in range(3):
+        upkept.clock.now += 100.0
+        upkept.look()
+
+    assert DeltaTable(upkept.uri).version() == 0
