@@ -24,9 +24,20 @@ _OURS: Final = (
     "delta.feature.",
     "delta.logRetentionDuration",
     "delta.min",
-    "delta.typeWidening",
 )
 """Beginnings of properties that the sink decides: which columns and readers its tables have, and how long they last."""
+_FEATURED: Final = (
+    "delta.coordinatedCommits.",
+    "delta.enableIcebergCompat",
+    "delta.enableInCommitTimestamps",
+    "delta.enableRowTracking",
+    "delta.enableTypeWidening",
+    "delta.enableVariantShredding",
+    "delta.inCommitTimestamp",
+    "delta.rowTracking.",
+    "delta.universalFormat.",
+)
+"""Beginnings of properties that mean nothing without a table feature that delta-rs does not write."""
 
 
 class WriterChoice(StrEnum):
@@ -128,6 +139,8 @@ def _pattern(text: str) -> str:
 def _property(name: str) -> str:
     if not name.startswith("delta.") or name.startswith(_OURS):
         raise wrong("expected a property of Delta that is not decided elsewhere: delta.<name>")
+    if name.startswith(_FEATURED):
+        raise wrong("expected a property without a table feature of its own, which targets are not made with")
     return name
 
 
@@ -193,7 +206,8 @@ class SinkRule(TableSettings):
     cluster_by: tuple[Identifier, ...] = ()
     """Columns of the target that queries select rows by: upkeep puts rows in files so that few have to be opened."""
     properties: Mapping[Annotated[str, AfterValidator(_property)], str] = {}
-    """Properties of the Delta table from its creation on, `delta.enableChangeDataFeed` for example; values are text."""
+    """Properties of the Delta table from its creation on, `delta.enableChangeDataFeed` for example; values are text.
+    None that needs a feature which delta-rs does not write: type widening, row tracking, in-commit timestamps, …"""
 
     @model_validator(mode="after")
     def _routes(self) -> Self:

@@ -93,6 +93,7 @@ def test_a_transform_that_cannot_be_is_named_with_its_place(case: str, tmp_path:
     assert "c4n4ry" not in found
 
 
+NO_FEATURE = "expected a property without a table feature of its own, which targets are not made with"
 ROUTES = {
     "one directory for many": (
         "path: all",
@@ -106,6 +107,13 @@ ROUTES = {
     "a group of that name": ("pattern: '(?P<table>.*)'", "shop.a", "pattern: expected groups called by letters"),
     "into the log": ("path: 'log/{table}'", "shop.a", "overlaps that of the log"),
     "a property of ours": ("properties: {delta.columnMapping.mode: name}", "shop.a", "not decided elsewhere"),
+    "a property of type widening": ("properties: {delta.enableTypeWidening: 'true'}", "shop.a", NO_FEATURE),
+    "a property of row tracking": ("properties: {delta.enableRowTracking: 'true'}", "shop.a", NO_FEATURE),
+    "a property of in-commit timestamps": (
+        "properties: {delta.enableInCommitTimestamps: 'true'}",
+        "shop.a",
+        "rules.0.properties.delta.enableInCommitTimestamps.…: " + NO_FEATURE,
+    ),
     "a merge without a place": ("merge_tables: true", "shop.a", "rules.0: merge_tables needs a path"),
     "a merge that is none": ("merge_tables: 1", "shop.a", "merge_tables: expected true or false"),
     "no property of Delta": ("properties: {cdc.log_id: x}", "shop.a", "not decided elsewhere"),
