@@ -146,6 +146,12 @@ CADENCE: Final = Metric(
 REWRITTEN_BYTES: Final = Metric(
     "cdc_sink_rewritten_bytes_total", Kind.COUNTER, "bytes of the target's files that batches wrote again", _SINK
 )
+FOREIGN_COMMITS: Final = Metric(
+    "cdc_sink_foreign_commits_total",
+    Kind.COUNTER,
+    "commits of other clients that changed rows of a target, which 'cdc verify' then finds; 0 where nobody else writes",
+    _TARGET,
+)
 BATCHES: Final = Metric("cdc_apply_batches_total", Kind.COUNTER, "batches published", _SINK)
 DLQ_RECORDS: Final = Metric(
     "cdc_dlq_records", Kind.GAUGE, "keys that the sink has parked because its target cannot take their rows", _SINK

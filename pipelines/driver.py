@@ -370,7 +370,8 @@ class SinkQuery:
         self._registered = Registered(self._definition.log.root, change_log.log_id, self._wanted)
         self._loop, self._view, self._failure = loop, change_log, None
         self._arrived = self._awaits_spark = False
-        self.progress.pace = self._sink.pace if isinstance(self._sink, DeltaTarget) else None
+        if isinstance(self._sink, DeltaTarget):
+            self.progress.pace, self.progress.foreign = self._sink.pace, self._sink.foreign
         self._resting = None if self.progress.pace is None else Resting(self.progress.pace, self._is_wanted)
         self._register(at_once=True)
 

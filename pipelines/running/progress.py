@@ -15,6 +15,7 @@ from cdc.catalog import Catalog, DeadLetter, ProcessReport, SinkProgress, TableP
 from cdc.errors import CdcError
 from cdc.stores.published import Published, TableRecord
 from pipelines.running.cadence import Cadence, Pace
+from pipelines.running.foreign import Foreign
 
 REPORT_EVERY: Final = 0.5
 """Seconds; a process that is silent for five is shown as down."""
@@ -36,6 +37,8 @@ class Progress:
         self._cadence: Cadence | None = None
         self.pace: Pace | None = None
         """Of a sink that has one."""
+        self.foreign: Foreign | None = None
+        """What other clients changed in its targets, of a sink that can tell."""
 
     def published(self, record: Published, *, lag: float | None, rows: Mapping[int, int]) -> None:
         """A batch was published: rows merged by relation, lag in seconds of its median row."""
@@ -67,6 +70,8 @@ class Progress:
         """How long the batch took; what it wrote again is told as well."""
         labels = self._pipeline, self.sink
         self._figures.set(metrics.APPLY_SECONDS, seconds, *labels)
+        for table, commits in {} if self.foreign is None else self.foreign.counted().items():
+            self._figures.add(metrics.FOREIGN_COMMITS, commits, *labels, table)
         if self.pace is None:
             return
         before, now = self._cadence, self.pace.cadence
@@ -108,7 +113,7 @@ class Progress:
                     sink=self.sink,
                     topic=table.topic,
                     state=table.state,
-                    reason=table.reason or _parked(table),
+                    reason=table.reason or self._worth_knowing(table),
                     position=table.position,
                     version=table.version,
                     rows=self._rows.get(table.relation, 0),
@@ -116,11 +121,14 @@ class Progress:
                 for table in tables
             ]
 
-
-def _parked(table: TableRecord) -> str | None:
-    """What is worth knowing of a table that goes on."""
-    keys = "1 key is" if len(table.parked) == 1 else f"{len(table.parked):,} keys are"
-    return f"{keys} parked: 'cdc dlq ls' says why" if table.parked else None
+    def _worth_knowing(self, table: TableRecord) -> str | None:
+        """Of a table that goes on."""
+        commit = None if self.foreign is None else self.foreign.last(table.topic)
+        said = [str(commit)] if commit is not None else []
+        if table.parked:
+            keys = "1 key is" if len(table.parked) == 1 else f"{len(table.parked):,} keys are"
+            said.append(f"{keys} parked: 'cdc dlq ls' says why")
+        return "; ".join(said) or None
 
 
 class Board(Thread):

@@ -32,12 +32,14 @@ from cdc.stores.parked import Image
 from cdc.table import TableSchema
 from pipelines.rebuilding.latest_files import Folder
 from pipelines.running.cadence import Pace
+from pipelines.running.foreign import Foreign
 from pipelines.running.standing import applied_state, placed, reason
 from pipelines.sinks.delta_columns import check_kept, check_named, selected
 from pipelines.sinks.delta_cost import rewritten
 from pipelines.sinks.delta_default import default_expression
 from pipelines.sinks.delta_evolution import check_left_out, dropped, held_as, held_before
 from pipelines.sinks.delta_features import asking
+from pipelines.sinks.delta_foreign import Watch
 from pipelines.sinks.delta_history import HistoryTarget, all_columns, changed_upto, refill
 from pipelines.sinks.delta_keyless import counted_source
 from pipelines.sinks.delta_layout import Layout
@@ -135,6 +137,8 @@ class DeltaSink:
         """By target: tables that share one are merged one after the other."""
         self._upkeep = Upkeep(settings.upkeep)
         self.pace = Pace(settings.max_rewrite)
+        self.foreign = Foreign()
+        self._watch = Watch(self.foreign)
         self._record_uri = settings.record or published_uri(settings.path)
         self.parked = ParkedTable(parked_uri(self._record_uri))
         if spark is not None:
@@ -279,6 +283,7 @@ class DeltaSink:
     def close(self) -> None:
         """See Sink.close."""
         self._targets.clear()
+        self._watch.forget()
         self._erased.clear()
         self._published = None
 
@@ -327,11 +332,13 @@ class DeltaSink:
 
     def _attempt(self, batch: TableBatch) -> TableRecord:
         """One try, safe to repeat: it begins with what the target says of itself now."""
-        target = self._target(batch.schema)
+        target, topic = self._target(batch.schema), batch.schema.topic
+        self._watch.before(target, topic, self._versions.get(target.uri))
         if (target.applied or -1) < batch.upto:
             held = target.actions
             self._bring(target, batch)
-            self.pace.rewrote(batch.schema.topic, rewritten(held, target.actions))
+            self.pace.rewrote(topic, rewritten(held, target.actions))
+            self._watch.after(target, topic)
         # a crash may have left it further than upto; then it does not belong to the cut at upto
         stands = max(self._has_upto(target, batch.schema.topic), self._erased_upto(target, batch.schema.relation))
         return self._record(batch, target, max(batch.upto, stands))

@@ -76,9 +76,8 @@ def refill(target: DeltaTarget, defaults: Mapping[str, str], keeping: Keeping) -
         return
     older = f"{POSITION_COLUMN} <= {changed_upto(target)}"
     images = f" AND {OP_COLUMN} IN ('c', 'u', 'r')" if keeping is Keeping.CHANGES else ""
-    target.table.update(
-        updates={double_quoted(name): expression for name, expression in defaults.items()}, predicate=older + images
-    )
+    updates = {double_quoted(name): expression for name, expression in defaults.items()}
+    target.table.update(updates=updates, predicate=older + images, commit_properties=target.signed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ class HistoryTarget:
         others = self._other_rows(batch.waiting)
         for ending in endings:
             last = ending is endings[-1]
-            mark = Mark(self.target.app_id, batch.upto).properties if last else None
+            mark = Mark(self.target.app_id, batch.upto).properties if last else self.target.signed
             self.target.table.update(
                 updates=_closed(ending, self._keeping),
                 predicate=f"{_OPEN[self._keeping]} AND ({_older(ending)}) AND {others}",

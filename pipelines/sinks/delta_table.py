@@ -204,12 +204,22 @@ class DeltaTarget:
         return None if found is None else int(found)
 
     @property
-    def app_id(self) -> str:
-        """The `txn` identity of this target."""
+    def identity(self) -> str:
+        """What every commit of ours names that changes rows; the beginning of every `txn` identity."""
         found = self._property(APP_ID)
         if found is None:
             raise _strange(self.uri, APP_ID)
         return found
+
+    @property
+    def app_id(self) -> str:
+        """The `txn` identity of this target."""
+        return self.identity
+
+    @property
+    def signed(self) -> CommitProperties:
+        """Commit properties of a step that carries no `txn`."""
+        return CommitProperties(custom_metadata={APP_ID: self.identity})
 
     @property
     def applied(self) -> int | None:
@@ -371,7 +381,8 @@ class DeltaTarget:
         """
         if defaults and self.files()[0]:
             updates = {f'"{name}"': expression for name, expression in defaults.items()}
-            self.table.update(updates=updates, predicate=self._of_part(f"{POSITION_COLUMN} <= {int(upto)}"))
+            older = self._of_part(f"{POSITION_COLUMN} <= {int(upto)}")
+            self.table.update(updates=updates, predicate=older, commit_properties=self.signed)
             hit("delta_after_refill")
 
     def _of_part(self, condition: str) -> str:
