@@ -6,6 +6,7 @@ version of a row (`scd2`), every change (`append`), or deleted rows too, marked 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,6 +21,8 @@ MODE: Final = "cdc.mode"
 """The property of a target."""
 APPEND: Final = "append"
 _CURRENT: Final = {"scd1": None, "scd2": '"__END_AT" IS NULL', "soft_delete": 'NOT "_deleted"'}
+_FEATURES: Final = re.compile(r"Unsupported table features required: \[[^\]]*\]")
+"""What delta-rs says of a table whose features it does not read; of type widening for instance."""
 # the places of control rows are looked up once, not for every row
 _LATEST: Final = """
     WITH marks AS (
@@ -53,9 +56,17 @@ class CurrentRows:
         except (TableNotFoundError, DeltaError) as exc:
             raise SinkUnavailable(f"no readable table at {target!r}, version {version!r}") from exc
         self.mode = self._table.metadata().configuration.get(MODE, "scd1")
-        schema = pa.RecordBatchReader.from_stream(self._table.scan()).schema
-        self.kinds: dict[str, pa.DataType] = dict(zip(schema.names, schema.types, strict=True))
+        self.unread: str | None = None
+        """Why its rows cannot be read by delta-rs, although it can be opened; None if they can."""
+        self.kinds: dict[str, pa.DataType] = {}
         """Type by column, of all columns; text and bytes as views."""
+        try:
+            schema = pa.RecordBatchReader.from_stream(self._table.scan()).schema
+            self.kinds = dict(zip(schema.names, schema.types, strict=True))
+        except DeltaError as exc:
+            if (found := _FEATURES.search(str(exc))) is None:
+                raise
+            self.unread = found[0]
         self._mine = f"{RELATION_COLUMN} = {int(relation)}" if RELATION_COLUMN in self.kinds else None
 
     @property

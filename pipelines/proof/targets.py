@@ -54,6 +54,8 @@ class DeltaTarget:
     @property
     def refusal(self) -> str | None:
         """Why what it holds cannot be compared; None if it can."""
+        if self._table.unread is not None:
+            return f"delta-rs does not read the target: {self._table.unread}"
         if not self._table.known:
             return f"the target keeps {self._table.mode!r}, of which the rows of now are not known"
         if self._table.mode == APPEND and not self._key:
