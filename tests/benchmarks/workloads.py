@@ -135,8 +135,8 @@ CREATE PROCEDURE {s}.paced(n int, rate float) LANGUAGE plpgsql AS $$
 DECLARE started timestamptz := clock_timestamp();
 BEGIN FOR i IN 0..n * {tables} - 1 LOOP
   PERFORM pg_sleep(i / (rate * {tables}) - extract(epoch FROM clock_timestamp() - started));
-  EXECUTE format('UPDATE {s}.t%s SET amount = amount + 1 WHERE id = 1 + (random() * {rows - 1})::int',
-    1 + i % {tables});
+  EXECUTE format('UPDATE {s}.t%s SET amount = amount + 1 WHERE id = %s',
+    1 + i % {tables}, 1 + floor(random() * {rows})::int);
   COMMIT;
 END LOOP; END $$"""
     return Workload("ticking", (f"CREATE SCHEMA {s}", create, procedure), (), 0)
