@@ -60,7 +60,7 @@ class Jobs(Thread):
         super().__init__(name="jobs", daemon=True)
         self._definition, self._placing, self._figures, self._stop_event = definition, placing, figures, stop
         self._paused: dict[int, bool] = {}
-        membership = Membership(again or (lambda: definition), definition, placing, figures, stop)
+        membership = Membership(again or (lambda: definition), definition, placing, stop)
         self._keeping = Keeping(membership, placing, definition.name, definition.catalog.url, stop)
         self.at_end: Callable[[], None] | None = None
         """Called before the reader ends because everything that it is there for is copied."""

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import structlog
 
-from cdc import metrics
 from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
 from cdc.errors import CdcError
@@ -85,12 +84,11 @@ class Membership:
         again: Callable[[], Definition],
         definition: Definition,
         placing: Placing,
-        figures: metrics.Figures,
         stop: Event,
     ) -> None:
         """again: reads the definition anew; of a changed one the rules for tables count, no more."""
         self._again, self._definition = again, definition
-        self._placing, self._figures, self._stop = placing, figures, stop
+        self._placing, self._stop = placing, stop
         self._refused: dict[str, str] = {}
         self._unread: str | None = None
 
