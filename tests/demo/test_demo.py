@@ -14,15 +14,6 @@ SECONDS = 40
 """Of workload: a cold JVM on a busy machine has the first rows of every sink by then."""
 
 
-@pytest.fixture(name="folder")
-def _folder(tmp_path: Path) -> Path:
-    """A folder that anybody may enter, as Postgres' own user must."""
-    for place in (tmp_path, *tmp_path.parents):
-        if place.owner() == tmp_path.owner() and place.stat().st_mode & 0o005 != 0o005:
-            place.chmod(0o755)
-    return tmp_path
-
-
 @pytest.mark.slow
 def test_the_demo_copies_back_replays_and_proves_every_target_equal(folder: Path) -> None:
     with chdir(folder):

@@ -12,15 +12,6 @@ from cdc.config.sinks import Keeping
 from cdc.demo.ground import FOLDER, Ground, free_port, ground
 
 
-@pytest.fixture(name="folder")
-def _folder(tmp_path: Path) -> Path:
-    """A folder that anybody may enter, as Postgres' own user must."""
-    for place in (tmp_path, *tmp_path.parents):
-        if place.owner() == tmp_path.owner() and place.stat().st_mode & 0o005 != 0o005:
-            place.chmod(0o755)
-    return tmp_path
-
-
 def test_the_state_goes_with_the_demo(folder: Path) -> None:
     with ground(folder, keep=False) as place:
         place.log.mkdir()
