@@ -14,7 +14,7 @@ from typing import Any, Final
 from cdc import durable
 from cdc.errors import LogCorrupt
 from cdc.log.bucket import Root, located
-from cdc.log.moment import Moment
+from cdc.log.noted import Noted
 from cdc.position import Position
 
 FOLDER: Final = "_consumers"
@@ -38,7 +38,7 @@ class Consumer:
     seen_at: int = 0
     """Microseconds UTC of its last word."""
     boot: str = ""
-    """Of the machine that it said it on, as `up_us` is: see cdc.log.moment."""
+    """Of the machine that it said it on, as `up_us` is: see cdc.log.noted."""
     up_us: int = 0
 
     def __post_init__(self) -> None:
@@ -55,9 +55,9 @@ class Consumer:
             "seen_at": self.seen_at,
         }
 
-    def silent_us(self, now: Moment) -> int:
+    def silent_us(self, now: Noted) -> int:
         """Microseconds since its last word."""
-        return now.since(Moment(self.seen_at, self.boot, self.up_us))
+        return now.since(Noted(self.seen_at, self.boot, self.up_us))
 
 
 def register(root: str | Root, consumer: Consumer) -> None:

@@ -18,7 +18,7 @@ from cdc import durable
 from cdc.errors import LogCorrupt
 from cdc.log.bucket import Root, located
 from cdc.log.layout import CHANGES, COMPACTED, segment_of
-from cdc.log.moment import Moment
+from cdc.log.noted import Noted
 
 FOLDER: Final = "_leaving"
 """Under the log's root."""
@@ -41,7 +41,7 @@ class Leaving:
     size: int = 0
     """Bytes of all of them; 0 where an older version did not say."""
     boot: str = ""
-    """Of the machine that saw it, as `up_us` is: see cdc.log.moment."""
+    """Of the machine that saw it, as `up_us` is: see cdc.log.noted."""
     up_us: int = 0
 
     def __post_init__(self) -> None:
@@ -72,13 +72,13 @@ class Leaving:
         """Put it into a file; durable when it returns."""
         durable.replace(note, json.dumps(asdict(self)).encode())
 
-    def seen(self, now: Moment) -> Self:
+    def seen(self, now: Noted) -> Self:
         """The same once it was seen."""
         return replace(self, seen_at=now.clock_us, boot=now.boot, up_us=now.up_us)
 
-    def age_us(self, now: Moment) -> int:
+    def age_us(self, now: Noted) -> int:
         """Microseconds since it was seen, 0 if it never was."""
-        return 0 if self.seen_at is None else now.since(Moment(self.seen_at, self.boot, self.up_us))
+        return 0 if self.seen_at is None else now.since(Noted(self.seen_at, self.boot, self.up_us))
 
 
 def note(root: Root, table: str, files: Mapping[str, int], version: int) -> None:

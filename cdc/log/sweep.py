@@ -11,7 +11,7 @@ import pyarrow as pa
 from cdc.log import consumers, leaving
 from cdc.log.bucket import Root, located
 from cdc.log.leaving import Leaving
-from cdc.log.moment import SECOND, Moment
+from cdc.log.noted import SECOND, Noted
 from cdc.log.storage import is_table, open_table
 from cdc.log.trimming import Retention, deletable, in_force
 
@@ -30,7 +30,7 @@ def sweep(root: str | Root, retention: Retention, *, dry_run: bool = False) -> S
 
     Any process may do it, also beside another one. What nobody has swept since it left begins its grace now.
     """
-    root, now = located(root), Moment.now()
+    root, now = located(root), Noted.now()
     # in this order: what a note announces may be committed while this runs, and is seen to be then
     notes = leaving.notes(root)
     held = {table: _held(root / table) for table in {note.table for note in notes.values()}}
@@ -60,7 +60,7 @@ def _held(path: Root) -> set[str]:
     return set(pa.table(open_table(path).get_add_actions())["path"].to_pylist())
 
 
-def _seen(file: Root, note: Leaving, held: Mapping[str, set[str]], now: Moment) -> Leaving:
+def _seen(file: Root, note: Leaving, held: Mapping[str, set[str]], now: Noted) -> Leaving:
     if note.seen_at is not None or not in_force(note, held):
         return note
     note = note.seen(now)
@@ -68,7 +68,7 @@ def _seen(file: Root, note: Leaving, held: Mapping[str, set[str]], now: Moment) 
     return note
 
 
-def _pinned(root: Root, now: Moment, max_age_us: int) -> int | None:
+def _pinned(root: Root, now: Noted, max_age_us: int) -> int | None:
     """The lowest version that one of the consumers holds who have said something lately."""
     known = consumers.ls(root)
     return min((c.pinned for c in known if c.pinned is not None and c.silent_us(now) <= max_age_us), default=None)

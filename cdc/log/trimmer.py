@@ -21,7 +21,7 @@ from cdc.log import consumers
 from cdc.log.bucket import BucketPath, Root, located
 from cdc.log.compacted import secured_horizon
 from cdc.log.layout import COMPACTED
-from cdc.log.moment import SECOND
+from cdc.log.noted import SECOND
 from cdc.log.read import LogReader
 from cdc.log.settled import Rewrites, Settling
 from cdc.log.sweep import sweep

@@ -12,7 +12,7 @@ from operator import attrgetter
 from cdc.log.consumers import Consumer
 from cdc.log.layout import COMPACTED, LogFile
 from cdc.log.leaving import Leaving
-from cdc.log.moment import SECOND, Moment
+from cdc.log.noted import SECOND, Noted
 from cdc.position import Position
 
 
@@ -59,7 +59,7 @@ def deletable(
     *,
     pinned: int | None,
     grace: float,
-    now: Moment,
+    now: Noted,
 ) -> list[Leaving]:
     """Of files that left their table, the notes whose files may be deleted now.
 

@@ -19,7 +19,7 @@ from cdc.errors import CdcError
 from cdc.log import consumers
 from cdc.log.bucket import Root, located
 from cdc.log.consumers import Consumer
-from cdc.log.moment import Moment
+from cdc.log.noted import Noted
 from cdc.log.read import LogReader
 from cdc.position import Position
 
@@ -51,7 +51,7 @@ class Registered:
         if self._said is not None and not at_once and age < (MOVED_EVERY if moved else ALIVE_EVERY):
             return
         self._said, self._said_at = (position, pinned), time.monotonic()
-        now = Moment.now()
+        now = Noted.now()
         said = Consumer(self.uuid, self._name, position, pinned, now.clock_us, now.boot, now.up_us)
         try:
             consumers.register(self._root, said)

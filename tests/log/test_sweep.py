@@ -13,7 +13,7 @@ from cdc.errors import LogCorrupt
 from cdc.log.append import LogWriter
 from cdc.log.consumers import Consumer, register
 from cdc.log.leaving import note, notes
-from cdc.log.moment import Moment
+from cdc.log.noted import Noted
 from cdc.log.read import LogReader
 from cdc.log.segments import SegmentLimits
 from cdc.log.sweep import sweep, waiting
@@ -111,7 +111,7 @@ def test_runs_that_a_consumer_has_pinned_stay_until_it_is_long_gone(tmp_path: Pa
 
 @pytest.mark.usefixtures("writer")
 def test_a_clock_that_is_set_meanwhile_takes_no_pin_away(tmp_path: Path):
-    now = Moment.now()
+    now = Noted.now()
     before = Consumer("c", "lake", Position(0), 1, now.clock_us - 2 * HOUR, now.boot, now.up_us)
     register(tmp_path, before)
     assert sweep(tmp_path, AT_ONCE).files == 2

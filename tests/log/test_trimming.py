@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cdc.log.consumers import Consumer
 from cdc.log.layout import COMPACTED, LogFile
 from cdc.log.leaving import Leaving
-from cdc.log.moment import SECOND, Moment
+from cdc.log.noted import SECOND, Noted
 from cdc.log.trimming import deletable, trimmable
 from cdc.position import Position
 
@@ -98,7 +98,7 @@ def note(seen_at: int | None = NOW - 60 * SECOND, table: str = COMPACTED) -> Lea
 
 
 def deleted(one: Leaving, held: Collection[str] = (), pinned: int | None = None, grace: float = 60.0) -> bool:
-    return deletable([one], {one.table: held}, pinned=pinned, grace=grace, now=Moment(NOW)) == [one]
+    return deletable([one], {one.table: held}, pinned=pinned, grace=grace, now=Noted(NOW)) == [one]
 
 
 def test_files_are_deleted_once_their_grace_is_over():
