@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
 from cdc.config.definition import Undecodable
+from cdc.pgoutput.copy_text import Lines
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.undecodable import CopyMender, FrameMender
 from cdc.position import Position
@@ -14,7 +15,7 @@ from cdc.table import TableSchema
 
 T = TypeVar("T")
 MendFrames: TypeAlias = Callable[[FrameBatch], FrameBatch]
-MendLines: TypeAlias = Callable[[TableSchema], Callable[[bytes], bytes]]
+MendLines: TypeAlias = Callable[[TableSchema], Callable[[Lines], Lines]]
 
 
 def unchanged(value: T) -> T:

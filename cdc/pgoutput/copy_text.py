@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import pyarrow as pa
 
@@ -11,6 +13,9 @@ from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, pack
 from cdc.pgoutput.layout import Layout
 from cdc.position import Position
 from cdc.table import TableSchema
+
+Lines: TypeAlias = bytes | memoryview
+"""Text of a COPY."""
 
 
 class CopyDecoder:
@@ -40,16 +45,21 @@ class CopyDecoder:
         """Of the row after the last one given out."""
         return int(self._state[kernel.ORDINAL])
 
-    def feed(self, chunk: bytes) -> pa.RecordBatch | None:
-        """Rows of all lines that ended by now, None if none did; raises MalformedFrame."""
-        cut = chunk.rfind(b"\n") + 1
+    def feed(self, chunk: Lines) -> pa.RecordBatch | None:
+        """Rows of all lines that ended by now, None if none did; keeps no part of the chunk's memory.
+
+        Raises MalformedFrame.
+        """
+        if not self._tail and chunk[-1:] == b"\n":
+            return self._rows(chunk)
+        piece = bytes(chunk)
+        cut = piece.rfind(b"\n") + 1
         if cut == 0:
-            if chunk:
-                self._tail.append(chunk)
+            if piece:
+                self._tail.append(piece)
             return None
-        whole = not self._tail and cut == len(chunk)
-        lines = chunk if whole else b"".join((*self._tail, chunk[:cut]))
-        self._tail = [chunk[cut:]] if cut < len(chunk) else []
+        lines = b"".join((*self._tail, piece[:cut]))
+        self._tail = [piece[cut:]] if cut < len(piece) else []
         return self._rows(lines)
 
     def finish(self) -> None:
@@ -57,7 +67,7 @@ class CopyDecoder:
         if self._tail:
             raise MalformedFrame(f"copy of {self._layout.topic!r} ended inside the line of row {self.rows}")
 
-    def _rows(self, lines: bytes) -> pa.RecordBatch:
+    def _rows(self, lines: Lines) -> pa.RecordBatch:
         self._state[kernel.CURSOR] = self._state[kernel.ROWS] = 0
         text = np.frombuffer(lines, np.uint8)
         count = int(kernel.lines_in(text))

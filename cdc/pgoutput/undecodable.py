@@ -18,6 +18,7 @@ from typing import Final
 
 from cdc.config.definition import Undecodable
 from cdc.errors import MalformedFrame, UndecodableValue
+from cdc.pgoutput.copy_text import Lines
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Begin, Relation
 from cdc.pgoutput.parse import HEADER, parse_frame
@@ -141,8 +142,9 @@ class CopyMender:
         self._policy, self._schema = policy, schema
         self._row = 0
 
-    def __call__(self, lines: bytes) -> bytes:
+    def __call__(self, lines: Lines) -> Lines:
         """The same lines, values mended; raises UndecodableValue under FAIL."""
+        lines = bytes(lines)
         if is_clean(lines, self._policy):
             self._row += lines.count(b"\n")
             return lines

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import select
-import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -20,10 +18,6 @@ from cdc.table import TableSchema
 
 CHUNK: Final = 1 << 20
 """Bytes of one chunk, about."""
-REST: Final = 0.001
-"""Seconds from the first new byte to the read: the server sends 8 kB at a time, and each read has its price."""
-READS: Final = 16
-"""Socket reads before what came is taken out."""
 _USABLE: Final = {pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS}
 _KIND: Final = "SELECT relkind FROM pg_class WHERE oid = %s AND relkind IN ('r', 'p')"
 
@@ -68,8 +62,8 @@ def hold_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]
         raise SnapshotVoid(f"truncated or rewritten under the snapshot: {', '.join(sorted(name for (name,) in found))}")
 
 
-def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[bytes]:
-    """The rows of one table in COPY's text format, sent columns in their order; chunks are whole lines.
+def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memoryview]:
+    """The rows of one table in COPY's text format, sent columns in their order; chunks as those of copy_rows.
 
     Of a table with children by inheritance only its own rows, of a partitioned one those of all
     partitions: as pgoutput sends them. Text of an SQL_ASCII database comes as it is stored (see
@@ -96,8 +90,11 @@ def source_of(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
     return sql.SQL("{}{}").format(only, sql.Identifier(schema.schema, schema.name))
 
 
-def copy_rows(conn: psycopg.Connection, query: sql.Composed) -> Iterator[bytes]:
-    """The rows of a query in COPY's text format, in chunks of whole lines. Leaving early cancels the statement."""
+def copy_rows(conn: psycopg.Connection, query: sql.Composed) -> Iterator[memoryview]:
+    """The rows of a query in COPY's text format, in chunks of whole lines; each lasts until the next is asked for.
+
+    Leaving early cancels the statement.
+    """
     statement = sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(conn)
     with mapped():
         if is_raw(conn):
@@ -108,13 +105,13 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed) -> Iterator[bytes]:
         raise failure_of(answer)
     status, drain = libpq.PENDING, libpq.LineDrain(conn.pgconn)
     try:
-        for status in _statuses(conn, drain):
+        for status in _statuses(drain):
             if drain.nbytes >= CHUNK or (status < libpq.PENDING and drain.nbytes):
                 yield drain.take()
     finally:
         if status >= libpq.PENDING:
             conn.cancel_safe()
-            for _ in _statuses(conn, drain):
+            for _ in _statuses(drain):
                 drain.take()
         failures = _finish(conn)
         if is_raw(conn) and conn.info.transaction_status in _USABLE:  # a failed transaction takes the SET back itself
@@ -124,22 +121,13 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed) -> Iterator[bytes]:
         raise failures[0]
 
 
-def _statuses(conn: psycopg.Connection, drain: libpq.LineDrain) -> Iterator[int]:
-    """What each gathering says, until the copy ended, waiting for input in between."""
-    poll = select.poll()
-    poll.register(conn.pgconn.socket, select.POLLIN)
-    while (status := drain.gather(CHUNK)) >= libpq.PENDING:
+def _statuses(drain: libpq.LineDrain) -> Iterator[int]:
+    """What each gathering says, until the copy ended."""
+    status = libpq.PENDING
+    while status >= libpq.PENDING:
+        with mapped():
+            status = drain.gather(CHUNK)
         yield status
-        if status == libpq.PENDING:
-            poll.poll()
-            time.sleep(REST)
-            with mapped():
-                conn.pgconn.consume_input()
-                for _ in range(READS):
-                    if not poll.poll(0):
-                        break
-                    conn.pgconn.consume_input()
-    yield status
 
 
 def _finish(conn: psycopg.Connection) -> list[Exception]:

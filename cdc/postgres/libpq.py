@@ -1,7 +1,7 @@
 """libpq's PQgetCopyData in a compiled loop: all that it has buffered becomes one FrameBatch, no object per message.
 
 psycopg has no call for this, so the functions are taken by address from the very libpq that psycopg
-loaded; `PQgetCopyData` with async = 1 never blocks and touches nothing but the connection, whose only
+loaded; `PQgetCopyData` with async = 1 and `PQconsumeInput` never block and touch nothing but the connection, whose only
 user is the calling thread.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import select
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +33,15 @@ PENDING: Final = 0
 ENDED: Final = -1
 """The server ended the copy; PQgetResult says how."""
 FAILED: Final = -2
+_BROKEN: Final = -3
+"""The connection is; libpq says why when it is asked once more."""
+
+PATIENCE_MS: Final = 200
+"""Milliseconds that a gathering waits for a first new byte."""
+REST_US: Final = 1_000
+"""Microseconds from that byte to the read: the server sends 8 kB at a time, and each read has its price."""
+READS: Final = 16
+"""Socket reads before what came is taken out."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,11 +72,11 @@ def _call(typing_context: Any, address: Any, first: Any, second: Any, third: Any
 def _drain(
     addresses: np.ndarray, limit: int, buffer: np.ndarray, offsets: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, int, int, bool]:
-    """Addresses: PGconn, PQgetCopyData, PQfreemem, memcpy; what comes goes behind the first `count` messages.
+    """Addresses: PGconn, PQgetCopyData, PQfreemem, memcpy, …; what comes goes behind the first `count` messages.
 
     Gives bytes and offsets (larger arrays where those were too small), the number of messages, status, reply request.
     """
-    connection, get_copy_data, free, copy = addresses
+    connection, get_copy_data, free, copy = addresses[0], addresses[1], addresses[2], addresses[3]
     message = np.zeros(1, np.int64)
     used = offsets[count]
     reply = False
@@ -93,6 +103,28 @@ def _drain(
     return buffer, offsets, count, length, reply
 
 
+@numba.njit(nogil=True, cache=True)
+def _gather(
+    addresses: np.ndarray, waiting: np.ndarray, limit: int, held: tuple[np.ndarray, np.ndarray, int]
+) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """As _drain, and waits for input in between; PENDING if none comes for PATIENCE_MS.
+
+    Addresses: those of _drain, then PQconsumeInput, poll, usleep; waiting: a `pollfd`; held: bytes, offsets, messages.
+    """
+    buffer, offsets, count = held
+    connection, consume, poll, rest = addresses[0], addresses[4], addresses[5], addresses[6]
+    while True:
+        buffer, offsets, count, status, _ = _drain(addresses, limit, buffer, offsets, count)
+        if status != PENDING or np.int32(_call(poll, waiting.ctypes.data, 1, PATIENCE_MS)) <= 0:
+            return buffer, offsets, count, status
+        _call(rest, REST_US, 0, 0)
+        for _ in range(READS):
+            if np.int32(_call(consume, connection, 0, 0)) != 1:
+                return buffer, offsets, count, _BROKEN
+            if np.int32(_call(poll, waiting.ctypes.data, 1, 0)) <= 0:
+                break
+
+
 class CopyDrain:
     """Takes COPY messages off one connection in COPY BOTH mode; never blocks."""
 
@@ -114,7 +146,7 @@ class CopyDrain:
 
 
 class LineDrain:
-    """Takes the lines of a COPY off one connection in COPY OUT mode; never blocks.
+    """Takes the lines of a COPY off one connection in COPY OUT mode.
 
     They are gathered in memory that is used again: fresh pages for all that comes cost more than copying it does.
     """
@@ -131,24 +163,44 @@ class LineDrain:
         return int(self._offsets[self._count])
 
     def gather(self, limit: int) -> int:
-        """Add what libpq has buffered, until there are so many bytes; the status, as of Drained."""
+        """Add what comes until there are so many bytes, or nothing came for a moment; the status, as of Drained.
+
+        Raises OperationalError if the connection breaks.
+        """
         if self._functions is None:
-            frames, status, _ = _plain(self._pgconn, limit)
+            return self._gather_plain(limit)
+        addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
+        held = self._buffer, self._offsets, self._count
+        self._buffer, self._offsets, self._count, status = _gather(
+            addresses, _waiting(self._pgconn.socket), limit, held
+        )
+        if status == _BROKEN:
+            self._pgconn.consume_input()
+        return status
+
+    def take(self) -> memoryview:
+        """What was gathered, in memory that the next gathering overwrites."""
+        lines = self._buffer[: self.nbytes].data
+        self._count = 0
+        return lines
+
+    def _gather_plain(self, limit: int) -> int:
+        poll = select.poll()
+        poll.register(self._pgconn.socket, select.POLLIN)
+        while True:
+            frames, status, _ = _plain(self._pgconn, limit - self.nbytes)
             held = self._buffer[: self.nbytes]
             self._offsets = np.append(self._offsets[: self._count], frames.offsets + held.size)
             self._buffer, self._count = np.append(held, frames.buffer), self._count + len(frames)
-            return status
-        addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
-        self._buffer, self._offsets, self._count, status, _ = _drain(
-            addresses, limit, self._buffer, self._offsets, self._count
-        )
-        return status
+            if status != PENDING or not poll.poll(PATIENCE_MS):
+                return status
+            self._pgconn.consume_input()
 
-    def take(self) -> bytes:
-        """What was gathered."""
-        lines = self._buffer[: self.nbytes].tobytes()
-        self._count = 0
-        return lines
+
+def _waiting(descriptor: int) -> np.ndarray:
+    """A C `pollfd` that waits for input, as its bytes."""
+    fields = [("fd", np.int32), ("events", np.int16), ("revents", np.int16)]
+    return np.array([(descriptor, select.POLLIN, 0)], fields).view(np.uint8)
 
 
 def _room(nbytes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -172,15 +224,17 @@ def _plain(pgconn: Any, limit: int) -> Drained:
 
 
 @lru_cache(maxsize=1)
-def functions() -> tuple[int, int, int] | None:
-    """Addresses of PQgetCopyData, PQfreemem and memcpy in this process; None where they cannot be told."""
+def functions() -> tuple[int, ...] | None:
+    """Addresses of what is called here, in the order of _gather, in this process; None where they cannot be told."""
     try:
         library, standard = ctypes.CDLL(_loaded_libpq()), ctypes.CDLL(None)
         if library.PQlibVersion() != pq.version() or ctypes.sizeof(ctypes.c_void_p) != np.dtype(np.int64).itemsize:
             raise OSError("the libpq that was found is not the one that psycopg uses")  # noqa: TRY301 - one way out
         # compiled here, seconds on the first run of an installation, and not while a server waits for us
         _drain(np.zeros(4, np.int64), 0, *_room(1), 0)
-        return _address(library.PQgetCopyData), _address(library.PQfreemem), _address(standard.memcpy)
+        _gather(np.zeros(7, np.int64), _waiting(0), 0, (*_room(1), 0))
+        called = (library.PQgetCopyData, library.PQfreemem, standard.memcpy, library.PQconsumeInput)
+        return tuple(map(_address, (*called, standard.poll, standard.usleep)))
     except (OSError, AttributeError, TypeError) as error:
         _log.warning("receiving message by message, at half the speed: %s", error)
         return None

@@ -53,12 +53,12 @@ def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication
     }
 
 
-def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[TableSchema], Iterator[bytes]]:
+def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[TableSchema], Iterator[memoryview]]:
     """Reads the rows that it sends of a table, as copy_table gives them; which tables it filters is asked once."""
     with mapped():
         filtered = {TableName(*row) for row in conn.execute(_FILTERED, [publication])}
 
-    def rows_of(schema: TableSchema) -> Iterator[bytes]:
+    def rows_of(schema: TableSchema) -> Iterator[memoryview]:
         if (schema.schema, schema.name) not in filtered:
             return copy_table(conn, schema)
         with mapped():

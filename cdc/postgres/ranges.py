@@ -87,7 +87,7 @@ def range_query(
 
 def range_rows(
     conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None
-) -> Iterator[bytes]:
+) -> Iterator[memoryview]:
     """Those rows as copy_table gives them."""
     yield from copy_rows(conn, range_query(conn, schema, publication, within))
 

@@ -27,7 +27,7 @@ from cdc.log.layout import CommitInfo, Lineage
 from cdc.log.read import LogReader
 from cdc.mending import line_mender
 from cdc.metrics import SNAPSHOT_ROWS, Figures
-from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.pgoutput.copy_text import CopyDecoder, Lines
 from cdc.position import Position
 from cdc.postgres.chunk import table_sizes
 from cdc.postgres.connection import connect
@@ -149,7 +149,7 @@ class _Copy:
         self._waiting_bytes = 0
         self._ended: list[TableSchema] = []
 
-    def table(self, schema: TableSchema, chunks: Iterator[bytes]) -> None:
+    def table(self, schema: TableSchema, chunks: Iterator[Lines]) -> None:
         """Take one table: its schema row, then its rows."""
         self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
         decoder = CopyDecoder(

@@ -61,7 +61,7 @@ class ConsistentCut:
     sinks: Mapping[str, Kept]
     publication: str
     """Which columns and rows of the source are meant to be in the sinks."""
-    rows_of: Callable[[TableSchema], Iterator[bytes]]
+    rows_of: Callable[[TableSchema], Iterator[memoryview]]
     """Reads those rows of a table, as copy_table gives them."""
 
 

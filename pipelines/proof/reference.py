@@ -74,7 +74,7 @@ class SourceTable:
         """Reads the columns of a range, or of all rows, as canonical text."""
         schema = wanted.schema
 
-        def chunks() -> Iterator[bytes]:
+        def chunks() -> Iterator[memoryview]:
             if within is None:
                 return self._cut.rows_of(schema)
             return range_rows(self._cut.source, schema, self._cut.publication, within)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-from psycopg import generators
+import os
+import socket
 
-from cdc.errors import SnapshotVoid
+import pytest
+from psycopg import OperationalError, generators, sql
+
+from cdc.errors import SnapshotVoid, SourceError
 from cdc.postgres import libpq
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import begin_snapshot, copy_table, hold_tables
+from cdc.postgres.copy import begin_snapshot, copy_rows, copy_table, hold_tables
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import match_tables, read_schema
 from tests.fixtures.postgres import run_sql
@@ -20,6 +23,12 @@ TABLES = (
     "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
     "INSERT INTO parted SELECT generate_series(1, 3)",
 )
+ENDLESS = sql.SQL("SELECT repeat('x', 10000) FROM generate_series(1, 300000)").format()
+
+
+def take_all(drain: libpq.LineDrain) -> None:
+    while drain.gather(1 << 20) >= libpq.PENDING:
+        drain.take()
 
 
 @pytest.mark.parametrize("rewrite", ["TRUNCATE plain", "TRUNCATE parted_1", "ALTER TABLE plain ALTER id TYPE bigint"])
@@ -59,9 +68,37 @@ def test_the_compiled_loop_is_in_use_and_the_plain_one_gives_the_same_lines(data
                 drain._functions = None
             while drain.gather(100_000) >= libpq.PENDING:
                 if drain.nbytes >= 100_000:
-                    parts.append(drain.take())
-                conn.pgconn.consume_input()
+                    parts.append(bytes(drain.take()))
             taken.append(b"".join([*parts, drain.take()]))
             while conn.pgconn.get_result() is not None:
                 pass
     assert taken[0] == taken[1] == b"".join(b"%d\t%s\n" % (i, b"x" * (i * i % 3001)) for i in range(1, 2001))
+
+
+def test_a_copy_waits_for_a_server_that_takes_its_time(database: str):
+    slow = sql.SQL("SELECT i, pg_sleep(0.3)::text FROM generate_series(1, 3) i").format()
+    with connect(database) as conn:
+        assert b"".join(copy_rows(conn, slow)) == b"1\t\n2\t\n3\t\n"
+
+
+def test_a_copy_whose_server_process_is_ended_is_an_error_of_the_source(database: str):
+    with connect(database) as conn, connect(database) as other:
+        chunks = copy_rows(conn, ENDLESS)
+        next(chunks)
+        other.execute("SELECT pg_terminate_backend(%s)", [conn.info.backend_pid])
+        with pytest.raises(SourceError):
+            list(chunks)
+        assert conn.closed
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_connection_that_breaks_amid_a_copy_is_noticed(database: str, plain: bool):
+    with connect(database) as conn:
+        conn.pgconn.send_query(b"COPY (" + ENDLESS.as_bytes(conn) + b") TO STDOUT")
+        conn.wait(generators.execute(conn.pgconn))
+        drain = libpq.LineDrain(conn.pgconn)
+        if plain:
+            drain._functions = None
+        socket.socket(fileno=os.dup(conn.pgconn.socket)).shutdown(socket.SHUT_RDWR)
+        with pytest.raises(OperationalError, match="closed the connection"):
+            take_all(drain)

@@ -74,10 +74,10 @@ def test_a_copy_that_is_left_early_frees_the_connection(database: str) -> None:
     run_sql(database, "CREATE TABLE t AS SELECT i, repeat('x', 1000) FROM generate_series(1, 30000) i")
     with connect(database) as conn:
         chunks = copy_table(conn, schema_of(database))
-        assert next(chunks).endswith(b"\n")
+        assert bytes(next(chunks)).endswith(b"\n")
         chunks.close()  # type: ignore[attr-defined]
         assert conn.execute("SELECT 1").fetchone() == (1,)
-        assert sum(chunk.count(b"\n") for chunk in copy_table(conn, schema_of(database))) == 30000
+        assert sum(bytes(chunk).count(b"\n") for chunk in copy_table(conn, schema_of(database))) == 30000
 
 
 def test_a_copy_without_the_right_to_read_is_refused(database: str) -> None:
