@@ -23,6 +23,9 @@ _LOG: Final = "_delta_log"
 PIECE: Final = 1 << 17
 """Bytes that are written at once: Linux takes one large page of its cache for a larger piece, and it may have to be
 made: 4 MB in one piece took ten times as long on a virtual machine that gives back what is free."""
+TOGETHER: Final = 1 << 19
+"""Bytes of a file that are handed to Python at once: a column has a few pages, and for each a busy process waits for
+Python's lock."""
 WHOLE: Final = 8 << 20
 """Bytes of a file of an object store up to which it is fetched in one request: as fast as asking for a part of it."""
 
@@ -108,7 +111,8 @@ class _Pieces:
 def encode(rows: pa.Table, order: pa.Array | None = None, group: int = GROUP) -> list[bytes]:
     """What write_parquet would write, in pieces."""
     sink = _Pieces()
-    _write(rows, sink, order, group)
+    with pa.BufferedOutputStream(pa.PythonFile(sink, mode="w"), TOGETHER) as stream:
+        _write(rows, stream, order, group)
     return sink.written
 
 
