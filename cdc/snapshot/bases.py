@@ -23,8 +23,7 @@ def without_base(root: Root, relation: int, after: Position, upto: Position, *, 
     """Keys of partial images in (after, upto], distinct; with moved only of those that came from another key."""
     log, keys = LogReader(root), set[tuple[str, ...]]()
     for file in log.files(after, upto):
-        # a column of bits tells of most files, which the copy itself has brought, that there is nothing in them
-        if not pc.any(read_file(file, after, upto, ["partial"])["partial"]).as_py():
+        if not file.partial:  # as most are, which the copy itself has brought
             continue
         rows = read_file(file, after, upto, _COLUMNS)
         wanted = pc.and_(pc.equal(rows["relation"], relation), rows["partial"])
