@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from cdc.catalog.database import Database
 from cdc.catalog.models import CommandRow
@@ -76,9 +76,11 @@ class Commands:
     def record(self, command: int, result: Mapping[str, Any]) -> None:
         """Say how far it has come; a command that is finished already, or unknown, stays as it is."""
         with self._database.writing() as session:
-            row = session.get(CommandRow, command)
-            if row is not None and row.state == CommandState.PENDING.value:
-                row.result = dict(result)
+            session.execute(
+                update(CommandRow)
+                .where(CommandRow.id == command, CommandRow.state == CommandState.PENDING.value)
+                .values(result=dict(result))
+            )
 
     def ls(self, pipeline: str, kind: str, limit: int | None = None) -> list[Command]:
         """Commands of the kind, newest first: all, or so many."""
