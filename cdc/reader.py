@@ -49,7 +49,7 @@ class Reader:
         self._figures, self._stop = figures, stop
         self._frames: Pipe[FrameBatch] = Pipe(FRAMES_WAITING)
         self._rows: Pipe[Decoded | Position] = Pipe(ROWS_WAITING)
-        self._batches: Pipe[Batch] = Pipe(1)  # one waits while another is written
+        self._batches: Pipe[Batch] = Pipe(3)  # so many wait while another is written
         self._failure: BaseException | None = None
         self._reached = placing.reached
         self._handed_over, self._appended, self._appended_at = 0, 0, 0.0

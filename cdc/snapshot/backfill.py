@@ -25,6 +25,7 @@ from cdc.postgres.keys import check_keys
 from cdc.postgres.predicate import check_predicate
 from cdc.postgres.publication import wait_for_older
 from cdc.postgres.published import published_schema
+from cdc.priority import give_way
 from cdc.snapshot.bases import moved_from, without_base
 from cdc.snapshot.chunks import Chunks, Slots, Stopped, Surroundings
 from cdc.snapshot.cuts import ByBlocks, ByKey, ByList, Cut, Read
@@ -201,7 +202,8 @@ class Backfill:
         self._slots, self._unrecorded = Slots(self._around.in_hand), 0
         readers = [self._chunks(schema, n) for n in range(len(self._conns) if cut.parallel else 1)]
         try:
-            with ThreadPoolExecutor(len(readers), thread_name_prefix="copy") as pool:
+            # they wait for what the stream's threads do with their rows, and whoever changes rows waits for those too
+            with ThreadPoolExecutor(len(readers), thread_name_prefix="copy", initializer=give_way) as pool:
                 running = {pool.submit(reader.copy, cut, self._slots, note) for reader in readers}
                 try:
                     self._oversee(running)

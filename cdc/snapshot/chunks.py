@@ -37,7 +37,7 @@ from cdc.snapshot.stream import PATIENCE, Stream
 from cdc.snapshot.versions import became, renewed, said
 from cdc.table import CAPTURED, TableSchema
 
-AHEAD: Final = 4
+AHEAD: Final = 8
 """Chunks on their way to the log beside those that connections read: some share a commit, and all are read again after
 a crash."""
 SLOT_PAUSE: Final = 0.1
