@@ -20,7 +20,7 @@ from tests.faults.capture import fold
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import rows_of, run_sql
 
-ROWS, CHUNK_ROWS = 6_000, 1_000
+ROWS, CHUNK_ROWS = 6_000, 200
 
 
 @pytest.mark.parametrize(
