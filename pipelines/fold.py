@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -55,10 +56,10 @@ def fold(rows: pa.Table, *, sink: str) -> pa.Table:
     Rows addressed to another sink are passed over; rows before the last `t` of their relation, or before the
     generation that a `g` ends, are dropped.
     """
-    rows = rows.filter(addressed_to(rows["address"], sink))
+    rows = kept(rows, addressed_to(rows["address"], sink))
     is_row = pc.is_in(rows["op"], _ROWS)
     controls = rows.filter(pc.and_(pc.invert(is_row), pc.not_equal(rows["op"], Operation.MESSAGE.value)))
-    images = after_fences(rows.filter(is_row), controls)
+    images = after_fences(kept(rows, is_row), controls)
     keyed, keyless = by_key(images)
     whole, in_lives = apart_from_partial(keyed)
     parts = [_stated(latest_per_key(whole)), changes(keyless), _as_folded(controls, complete=None)]
@@ -68,11 +69,26 @@ def fold(rows: pa.Table, *, sink: str) -> pa.Table:
 def latest_per_key(rows: pa.Table) -> pa.Table:
     """Rows with `text` → the latest of each (relation, text)."""
     ordered = rows.select(["relation", "text", "position", "ordinal"]).append_column("row", _numbers(rows.num_rows))
-    if rows.num_rows:  # pyarrow sorts stably and groups in the order it meets
+    if not _is_ordered(rows):  # pyarrow sorts stably and groups in the order it meets
         ordered = ordered.sort_by(_PLACE)
     # one thread: `last` means the last row only then
     latest = ordered.group_by(_KEY, use_threads=False).aggregate([("row", "last")])
-    return rows.take(latest["row_last"])
+    is_latest = np.zeros(rows.num_rows, np.bool_)
+    is_latest[latest["row_last"].to_numpy()] = True
+    # of many pieces, as files are read in, filter copies what stays, and take would copy all of them first
+    return rows.filter(pa.array(is_latest))
+
+
+def kept(rows: pa.Table, wanted: pa.ChunkedArray) -> pa.Table:
+    """The rows that are wanted; mostly those are all, and none is copied."""
+    return rows if pc.all(wanted, min_count=0).as_py() else rows.filter(wanted)
+
+
+def _is_ordered(rows: pa.Table) -> bool:
+    """Whether rows stand in the order of the log, as those of one table do that are read from it."""
+    position, ordinal = rows["position"].to_numpy(), rows["ordinal"].to_numpy()
+    later, same = position[1:] > position[:-1], position[1:] == position[:-1]
+    return bool((later | (same & (ordinal[1:] >= ordinal[:-1]))).all())
 
 
 def _numbers(count: int) -> pa.Array:
@@ -89,7 +105,7 @@ def after_fences(images: pa.Table, controls: pa.Table) -> pa.Table:
 def by_key(images: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Rows of tables with a key, their key added as one `text`, and those of keyless ones."""
     has_key = pc.is_valid(images["key"])
-    keyed = images.filter(has_key)
+    keyed = kept(images, has_key)
     # Postgres text never holds a NUL
     return keyed.append_column("text", pc.binary_join(keyed["key"], "\0")), images.filter(pc.invert(has_key))
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from cdc.log.append import LogWriter
 from cdc.log.read import LogReader
 from cdc.position import Position
-from pipelines.folding.by_size import SMALL, RangeFold
+from pipelines.folding.by_size import SMALL, WHOLE_BYTES, RangeFold
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 
 LARGE = Position(20)  # the range up to here has more than SMALL rows
@@ -29,8 +29,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def folding(root: Path) -> RangeFold:
-    return RangeFold(LogReader(root), "lake", ("shop.*",))
+def folding(root: Path, whole_bytes: int = 0) -> RangeFold:
+    found = RangeFold(LogReader(root), "lake", ("shop.*",))
+    found.whole_bytes = whole_bytes
+    return found
+
+
+def latest(images: pa.Table) -> dict[str, int]:
+    return {row["key"][0]: row["ordinal"] for row in images.to_pylist()}
 
 
 def test_a_small_range_is_folded_without_a_frame_and_only_its_tables(root: Path) -> None:
@@ -50,5 +56,14 @@ def test_a_large_range_is_folded_in_spark_within_its_ends(spark: SparkSession, r
     frame = spark.read.format("cdc").option("path", str(root)).option("tables", "shop.*").load()
 
     images = folding(root)(frame, Position(10), LARGE).images
-    last = {row["key"][0]: row["ordinal"] for row in images.to_pylist()}
-    assert last == {str(n): SMALL + n for n in range(100)}
+    assert latest(images) == {str(n): SMALL + n for n in range(100)}
+    here = folding(root, WHOLE_BYTES)(None, Position(10), LARGE).images
+    assert here.num_rows == images.num_rows
+    assert latest(here) == latest(images)
+
+
+def test_a_large_range_with_a_partial_image_is_sparks(root: Path) -> None:
+    assert folding(root, WHOLE_BYTES).is_small(Position(10), LARGE)
+    writer = LogWriter(root, LIMITS)
+    writer.commit(writer.stage(table(row(21, op="u", partial=True))), info(21))
+    assert not folding(root, WHOLE_BYTES).is_small(Position(10), Position(21))
