@@ -93,7 +93,7 @@ class Writers:
         if isinstance(target, SparkTarget):
             return Choice(spark=True)
         held = target.files()[1] if key else 0
-        work = Work(source.num_rows, (source if batch.rows is None else batch.rows).nbytes, held, held)
+        work = Work(source.num_rows, source.nbytes, held, held)
         if work.by_delta_rs() >= LEARNS_FROM:
             work = replace(work, candidates=candidates(target.actions, source, key) if key else 0)
         if self.costs.is_small(work) or (self._spark is not None and not self.by_spark):
