@@ -180,6 +180,13 @@ def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...
     target.refresh()
 
 
+def frame_of(spark: SparkSession, rows: pa.Table) -> DataFrame:
+    """Rows as a frame of the same types: unasked, Spark takes a timestamp without a zone for one with."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return spark.createDataFrame(rows, from_arrow_schema(rows.schema, prefer_timestamp_ntz=True))
+
+
 def _spark_merge(spark: SparkSession, uri: str, source: DataFrame, spec: MergeSpec) -> None:
     from delta.tables import DeltaTable as SparkDeltaTable
 

@@ -23,7 +23,7 @@ from cdc.position import Position
 from cdc.table import TableState
 from pipelines.rows import sent_cells, typed_keys
 from pipelines.sinks.delta_evolution import reading, rewritten, sources
-from pipelines.sinks.delta_merge import double_quoted
+from pipelines.sinks.delta_merge import double_quoted, frame_of
 from pipelines.sinks.delta_shards import columns_of
 from pipelines.sinks.delta_source import Shape, as_upserts, source_frame, source_rows, split
 from pipelines.sinks.delta_table import Reads
@@ -77,7 +77,7 @@ def frame_source(
     if not partial.num_rows:
         return source
     rows = table_source(decided(partial), before, shape)
-    return source.unionByName(frame.sparkSession.createDataFrame(rows))
+    return source.unionByName(frame_of(frame.sparkSession, rows))
 
 
 def complete(images: pa.Table, before: Before, shape: Shape) -> pa.Table:

@@ -19,6 +19,7 @@ from pipelines.sinks.delta_features import AWAY, lacking, unsupported
 from pipelines.sinks.delta_layout import Layout
 from pipelines.sinks.delta_merge import (
     Mark,
+    frame_of,
     merge_with_delta_rs,
     merge_with_spark,
     reaches,
@@ -112,7 +113,7 @@ class Writers:
             began = time.monotonic()
             if choice.spark:
                 spark = require_delta(self._spark)
-                frame = spark.createDataFrame(source) if isinstance(source, pa.Table) else source
+                frame = frame_of(spark, source) if isinstance(source, pa.Table) else source
                 merge_with_spark(target, frame, key, mark)
             else:
                 merge_with_delta_rs(target, source, key, mark)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -370,3 +371,17 @@ def test_rows_on_executors_give_what_rows_on_the_driver_give(spark, tmp_path):
         found.append(sorted(rows, key=lambda row: row["id"]))
 
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.usefixtures("with_delta")
+@pytest.mark.parametrize("shaped", [lambda _, b: b, as_frame], ids=["on the driver", "on executors"])
+def test_a_timestamp_without_a_zone_is_no_moment_for_spark(spark, tmp_path, shaped):
+    schema = replace(ORDERS, columns=(ID, column(2, "at", "timestamp", oid=1114), PRICE))
+    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", Writer.SPARK), spark)
+    sink.open(LOG)
+    sink.apply(shaped(spark, batch([put(1, "2026-01-01 00:00:00", 10)], 0, 20, schema)))
+    later = [put(1, "2026-03-29 02:30:00.5", 30), part(2, 31, {2: "2026-10-25 02:30:00"}, base=("1",))]
+    record = sink.apply(shaped(spark, batch(later, 20, 40, schema)))
+
+    rows = read_target(record.target, record.version).read_all().sort_by("id").to_pylist()
+    assert [row["at"] for row in rows] == [datetime(2026, 3, 29, 2, 30, 0, 500_000), datetime(2026, 10, 25, 2, 30)]  # noqa: DTZ001
