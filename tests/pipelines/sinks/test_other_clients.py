@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.exceptions import DeltaError
+from deltalake.schema import PrimitiveType
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from cdc.stores.lake import read_target
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from cdc.stores.published import TableRecord
+from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta_partial import Before
 from pipelines.sinks.delta_table import DeltaTarget
 from pipelines.sinks.sink import TableBatch
 from tests.contracts.folded import batch, gone, put
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 Client = Callable[[DeltaTable], object]
+LATER = batch([put(1, "A", 70), gone(3, 71), put(5, "e", 72)], 60, 80)
+EXPECTED = {1: "A", 2: "b", 4: "d", 5: "e"}
 
 
 class Disturbed(DeltaSink):
@@ -25,12 +38,36 @@ class Disturbed(DeltaSink):
     disturb: Client | None = None
     attempts = 0
 
-    def _bring(self, target: DeltaTarget, batch: TableBatch) -> None:
+    def _source(self, target: DeltaTarget, batch: TableBatch, before: Before) -> pa.Table | DataFrame:
         self.attempts += 1
-        if self.disturb is not None:
-            doing, self.disturb = self.disturb, None
-            doing(DeltaTable(target.uri))
-        super()._bring(target, batch)
+        source = super()._source(target, batch, before)
+        doing, self.disturb = self.disturb, None
+        return source if doing is None else self.disturbed(source, target.uri, doing)
+
+    def disturbed(self, source: pa.Table | DataFrame, uri: str, doing: Client) -> pa.Table | DataFrame:
+        """The source, when the other client has been there."""
+        doing(DeltaTable(uri))
+        return source
+
+
+class DisturbedInSpark(Disturbed):
+    """The same where Spark merges: its merge has chosen a version of the target before it reads the source."""
+
+    def __init__(self, settings: DeltaSettings, spark: SparkSession) -> None:
+        super().__init__(settings, spark)
+        self._spark = spark
+
+    def disturbed(self, source: pa.Table | DataFrame, uri: str, doing: Client) -> DataFrame:
+        came = Path(uri).with_name("came")
+
+        def read(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with suppress(FileExistsError):  # the source may be read twice
+                came.touch(exist_ok=False)
+                doing(DeltaTable(uri))
+            yield from rows
+
+        frame = self._spark.createDataFrame(source).coalesce(1)
+        return frame.mapInArrow(read, frame.schema)
 
 
 def optimize(table: DeltaTable) -> None:
@@ -65,36 +102,81 @@ def optimize_and_vacuum(table: DeltaTable) -> None:
     assert table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
 
 
-@pytest.mark.parametrize(
-    ("client", "theirs"),
-    [
-        (optimize, {}),
-        (cluster, {}),
-        (optimize_and_vacuum, {}),
-        (update, {2: "theirs"}),
-        (update_the_same_row, {}),
-        (delete, {2: None}),
-        (append, {9: "b"}),
-    ],
-)
-def test_what_another_client_and_the_batch_did_are_both_there(tmp_path: Path, client: Client, theirs: dict[int, str]):
-    sink = Disturbed(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
-    sink.open("log-1")
-    sink.apply(batch([put(1, "a", 10), put(2, "b", 11), put(3, "c", 12)], 0, 20, generation=1))
-    target = sink.apply(batch([put(4, "d", 30)], 20, 40)).target
+def name(table: DeltaTable) -> None:
+    table.alter.set_table_properties({"theirs": "too"}, raise_if_not_exists=False)
+
+
+def add_a_column(table: DeltaTable) -> None:
+    table.alter.add_columns(Field("theirs", PrimitiveType("string")))
+
+
+WRITERS = (Writer.DELTA_RS, Writer.SPARK)
+CHANGES: dict[Client, dict[int, str | None]] = {
+    optimize: {},
+    cluster: {},
+    optimize_and_vacuum: {},
+    update: {2: "theirs"},
+    update_the_same_row: {},
+    delete: {2: None},
+    append: {9: "b"},
+}
+"""What another client does to rows and files, and what is different then."""
+
+
+@pytest.fixture(name="sink")
+def _sink(request: pytest.FixtureRequest, tmp_path: Path, writer: Writer) -> Disturbed:
+    """An open one, whose target of four rows in several small files delta-rs has written."""
+    settings = DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", Writer.DELTA_RS)
+    filler = DeltaSink(settings)
+    filler.open("log-1")
+    filler.apply(batch([put(1, "a", 10), put(2, "b", 11), put(3, "c", 12)], 0, 20, generation=1))
+    target = filler.apply(batch([put(4, "d", 30)], 20, 40)).target
     write_deltalake(target, pa.table(DeltaTable(target).scan(predicate="id = 4")), mode="append")  # two small files
     DeltaTable(target).delete("id = 4")
-    sink.apply(batch([put(4, "d", 50)], 40, 60))
-    later = batch([put(1, "A", 70), gone(3, 71), put(5, "e", 72)], 60, 80)
-    sink.disturb, sink.attempts = client, 0
-    try:
-        record = sink.apply(later)
-    except DeltaError:
-        record = sink.apply(later)  # as the driver does, which opens the sink anew
+    filler.apply(batch([put(4, "d", 50)], 40, 60))
+    if writer is Writer.SPARK:
+        request.getfixturevalue("with_delta")
+        settings = DeltaSettings("lake", settings.path, Writer.SPARK)
+        sink: Disturbed = DisturbedInSpark(settings, request.getfixturevalue("spark"))
+    else:
+        sink = Disturbed(settings)
+    sink.open("log-1")
+    return sink
 
+
+def merged_beside(sink: Disturbed, client: Client) -> tuple[TableRecord, dict[int, str]]:
+    """The record of a batch in whose middle another client came, and the rows at its version."""
+    sink.disturb = client
+    try:
+        record = sink.apply(LATER)
+    except (DeltaError, PySparkException, Py4JJavaError):
+        record = sink.apply(LATER)  # as the driver does, which opens the sink anew
+    assert sink.disturb is None
     rows = read_target(record.target, record.version).read_all()
-    found = dict(zip(rows["id"].to_pylist(), rows["item"].to_pylist(), strict=True))
-    expected = {1: "A", 2: "b", 4: "d", 5: "e"} | theirs
+    assert record.position == LATER.upto
+    return record, dict(zip(rows["id"].to_pylist(), rows["item"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("client", CHANGES)
+@pytest.mark.parametrize("writer", [Writer.DELTA_RS, pytest.param(Writer.SPARK, marks=pytest.mark.slow)])
+def test_what_another_client_and_the_batch_did_are_both_there(sink: Disturbed, writer: Writer, client: Client) -> None:
+    _, found = merged_beside(sink, client)
+
+    expected = EXPECTED | CHANGES[client]
     assert found == {key: item for key, item in expected.items() if item is not None}
-    assert record.position == 80
-    assert (sink.attempts > 1) == (client is not append)
+    # Spark has read what an append may belong to, delta-rs takes it as no concern of the batch
+    assert (sink.attempts > 1) == (client is not append or writer is Writer.SPARK)
+
+
+@pytest.mark.parametrize("client", [name, add_a_column])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_batch_is_merged_again_into_a_target_that_was_described_anew_meanwhile(
+    sink: Disturbed, client: Client
+) -> None:
+    record, found = merged_beside(sink, client)
+
+    assert found == EXPECTED
+    assert sink.attempts > 1
+    table = DeltaTable(record.target, version=record.version)
+    kept = table.metadata().configuration if client is name else [field.name for field in table.schema().fields]
+    assert "theirs" in kept
