@@ -1,6 +1,7 @@
-"""`python -m tests.faults.driven_lake FOLDER`: a driver without Spark that brings FOLDER/lake to the end of FOLDER/log.
+"""`python -m tests.faults.driven_lake FOLDER WRITER`: a driver that brings FOLDER/lake to the end of FOLDER/log.
 
-It publishes after every few transactions, and goes on from the record as any driver does.
+It publishes after every few transactions, and goes on from the record as any driver does. Only the writer `spark` has
+it start a session.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from pipelines.apply import SinkLoop
 from pipelines.folding.by_size import RangeFold
 from pipelines.running.cuts import Cuts
 from pipelines.running.progress import Progress
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.session import SparkSettings, spark_session
+from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
 
-FEW = 6
-"""Transactions of a batch."""
+FEW = {Writer.AUTO: 6, Writer.SPARK: 20}
+"""Transactions of a batch: Spark needs seconds for each."""
 
 
 def lake_in(folder: Path) -> str:
@@ -28,22 +30,23 @@ def lake_in(folder: Path) -> str:
     return f"{folder}/lake/{{schema}}/{{table}}"
 
 
-def drive(folder: Path) -> None:
+def drive(folder: Path, writer: Writer) -> None:
     """Apply what the log holds."""
-    log = LogReader(folder / "log")
+    log, few = LogReader(folder / "log"), FEW[writer]
+    spark = spark_session(SparkSettings()) if writer is Writer.SPARK else None
     with (
         Catalog.open(f"sqlite:///{folder}/catalog.db") as catalog,
-        closing(DeltaSink(DeltaSettings("lake", lake_in(folder)))) as sink,
+        closing(DeltaSink(DeltaSettings("lake", lake_in(folder), writer), spark)) as sink,
     ):
         progress = Progress("held", "lake", metrics.Figures())
         loop = SinkLoop(sink, RangeFold(log, "lake", ("*.*",)), Cuts(catalog, "held"), progress)
         loop.open()
         rows = log.rows(loop.position, log.durable or Position(0))
         ends = sorted({position for batch in rows for position in batch.column("position").to_pylist()})
-        for end in [*ends[FEW - 1 :: FEW], *ends[-1:]]:
+        for end in [*ends[few - 1 :: few], *ends[-1:]]:
             loop(None, Position(end))
         loop.drain()
 
 
 if __name__ == "__main__":
-    drive(Path(sys.argv[1]))
+    drive(Path(sys.argv[1]), Writer(sys.argv[2]))
