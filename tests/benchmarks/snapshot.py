@@ -6,10 +6,7 @@ when the commit with the table's `g` row stands on disk: neither Python's start 
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +26,7 @@ from cdc.postgres import heartbeat
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.slot import drop_slot, slot_status
-from tests.benchmarks import workloads
+from tests.benchmarks import replay, workloads
 from tests.benchmarks.commits import CopyEnd, lags
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.peers import Reader, ReaderPlace, copy_to_null, until
@@ -107,15 +104,13 @@ def _figures() -> dict[str, Figure]:
         **{f"time_vs_copy.parallel_{n}": Figure("ratio", at_most=bar) for n, bar in bars.items()},
         "rss_mib": Figure("MiB", at_most=512),
         "stream_p99_ratio": Figure("ratio", at_most=2),
-        "replay_vs_spark": Figure("ratio", at_least=0.4),
         "copy_seconds": Figure("s"),
         **{f"snapshot_seconds.parallel_{n}": Figure("s") for n in bars},
         **{f"snapshot_cpu_seconds.parallel_{n}": Figure("s") for n in bars},
         "snapshot_seconds.beside": Figure("s"),
         **{f"rss_mib.parallel_{n}": Figure("MiB") for n in bars},
         **{f"stream_p{cut}_ms.{when}": Figure("ms") for when in ("alone", "beside") for cut in (50, 99)},
-        "replay_rows_per_second": Figure("rows/s"),
-        "spark_rows_per_second": Figure("rows/s"),
+        **replay.figures(),
     }
 
 
@@ -161,17 +156,10 @@ class Bench:
 
     def replay(self) -> None:
         """The table's rows from the log into a new Delta table, then from that into another by Spark alone."""
-        with self._first_copy("bench_mixed.*", 2) as copied:
-            pass
-        folder = copied.place.folder
-        built = _spark_job("replay", copied.place.write(), "lake", folder / "new")
-        plain = _spark_job("rewrite", built["target"], folder / "plain")
-        if not built["rows"] == plain["rows"] == self._rows:
-            raise RuntimeError(f"of {self._rows:,} rows {built['rows']:,} were replayed, {plain['rows']:,} rewritten")
-        self._note("replay_rows_per_second", self._rows / built["seconds"])
-        self._note("spark_rows_per_second", self._rows / plain["seconds"])
-        self._note("replay_vs_spark", plain["seconds"] / built["seconds"])
-        shutil.rmtree(folder)
+        with self._first_copy("bench_mixed.*", 2, log=replay.log_settings(self._rows)) as copied:
+            for key, value in replay.measured(copied.place, TOPIC, self._rows).items():
+                self._note(key, value)
+        shutil.rmtree(copied.place.folder)
 
     def execute(self, *statements: str) -> None:
         """Run statements, each its own transaction."""
@@ -180,9 +168,14 @@ class Bench:
                 conn.execute(statement.encode())
 
     @contextmanager
-    def _first_copy(self, tables: str, parallel: int, load: Callable[[], Any] | None = None) -> Iterator[Copied]:
-        """A reader that has just copied into a new log, under load from the first COPY on; it runs in the block."""
-        place = self._place(tables, parallel)
+    def _first_copy(
+        self, tables: str, parallel: int, load: Callable[[], Any] | None = None, log: str = ""
+    ) -> Iterator[Copied]:
+        """A reader that has just copied into a new log, under load from the first COPY on; it runs in the block.
+
+        log: further lines of what the definition says of the log.
+        """
+        place = self._place(tables, parallel, log)
         with connect(self._dsn) as conn:
             with Reader(place) as reader:
                 until(lambda: reader.runs() and _began(conn), 120, pause=0.005)
@@ -198,14 +191,15 @@ class Bench:
             until(partial(_idle, conn, place.slot), 30)
             drop_slot(conn, place.slot)
 
-    def _place(self, tables: str, parallel: int) -> ReaderPlace:
+    def _place(self, tables: str, parallel: int, log: str) -> ReaderPlace:
         self._places += 1
         name = f"snapshot{self._places}"
         folder = self._folder / name
         folder.mkdir()
         more = [
+            *filter(None, [log]),
             f"snapshot: {{parallel: {parallel}, beside: 0}}",
-            f"sinks: [{{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}'}}]",
+            f"sinks: [{{type: delta, name: {replay.SINK}, path: '{folder}/{replay.SINK}/{{schema}}/{{table}}'}}]",
         ]
         return ReaderPlace(name, folder, self._dsn, tables, f"{name}_pub", "\n".join(more))
 
@@ -239,13 +233,6 @@ class Bench:
 
     def _note(self, key: str, value: float) -> None:
         self._figures[key].values.append(value)
-
-
-def _spark_job(job: str, *arguments: object) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.benchmarks.spark_jobs", job, *map(str, arguments)]
-    done = subprocess.run(command, check=True, timeout=900, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @contextmanager
