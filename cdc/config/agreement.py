@@ -49,7 +49,6 @@ def disagreements(definition: Definition) -> Iterator[Disagreement]:
     yield from _storage(definition)
     yield from _modes(definition)
     yield from _routes(definition)
-    yield from _transforms(definition)
     if not definition.catalog.url:
         yield Disagreement(("catalog",), "required key is missing: catalog.url, for the log is not on this machine")
     if is_remote(definition.spark.checkpoint):
@@ -121,8 +120,10 @@ def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disag
     """said: by the sink or a rule; meant: what it comes to."""
     transform = said.transform if isinstance(said, SinkRule) else None
     if transform is not None and meant.keeping is not Keeping.LATEST:
-        for name in sorted({"computed", "where", "python"} & transform.model_fields_set):
-            yield Disagreement((*key, "transform", name), f"cannot stand beside {meant.keeping.value!r}, as it is kept")
+        for name in ("python", "computed", "where"):
+            if getattr(transform, name):
+                found = f"cannot stand beside {meant.keeping.value!r}: it needs a target of the latest state of rows"
+                yield Disagreement((*key, "transform", name), found)
     yield from _dropping(said, meant, key)
     for group in INSTEAD:
         both = sorted(name for name in group & said.model_fields_set if getattr(said, name))
@@ -185,20 +186,6 @@ def _routes(definition: Definition) -> Iterator[Disagreement]:
                 yield Disagreement(key, f"the directory above the first placeholder overlaps that of {found}")
             elif whole and any(r.path and _overlap(r.path, rule.path) for r in sink.rules[:number]):
                 yield Disagreement(key, "another rule's directory: every table has its own")
-
-
-def _transforms(definition: Definition) -> Iterator[Disagreement]:
-    for place, sink in enumerate(definition.sinks):
-        if not isinstance(sink, DeltaSink):
-            continue
-        for number, rule in enumerate(sink.rules):
-            made = rule.transform
-            if made is None or settings_under(sink, rule).keeping is Keeping.LATEST:
-                continue
-            key: Key = ("sinks", place, "rules", number, "transform")
-            for name in ("python", "computed", "where"):
-                if getattr(made, name):
-                    yield Disagreement((*key, name), "needs a target that keeps the latest state of rows and no other")
 
 
 def _schema(glob: str) -> str | None:

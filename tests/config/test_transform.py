@@ -177,9 +177,11 @@ def test_two_rules_do_not_share_a_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", ["stored_as_scd_type: 2", "mode: append", "mode: soft_delete"])
 @pytest.mark.parametrize("said", ["where: 'a'", "computed: {b: 'a'}", "python: 'm:f'"])
 def test_what_sees_whole_rows_needs_a_target_of_their_latest_state(tmp_path: Path, kept: str, said: str) -> None:
-    key = f"rules.0.transform.{said.partition(':')[0]}: needs a target that keeps the latest state"
+    (found,) = check(write(tmp_path, ruled(f"transform: {{{said}}}", kept)), ENVIRONMENT).flaws
+    mode = kept.rpartition(" ")[2].replace("2", "scd2")
 
-    assert key in flaws(tmp_path, ruled(f"transform: {{{said}}}", kept))
+    assert found.key == f"sinks.0.rules.0.transform.{said.partition(':')[0]}"
+    assert found.message == f"cannot stand beside {mode!r}: it needs a target of the latest state of rows"
     assert check(write(tmp_path, ruled("transform: {mask: {a: redact}}", kept)), ENVIRONMENT).definition is not None
 
 
