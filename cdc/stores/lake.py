@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable
+from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable, TargetUnfit
 from cdc.naming import RELATION_COLUMN, name_of_segment, published_uri
 from cdc.position import Position
 from cdc.stores.cuts import ListedCut, chosen
+from cdc.stores.features import lacking, named_in, widened
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import parted, topic
 
@@ -84,6 +85,7 @@ class Lake:
     """One Delta sink's targets, opened for reading; every call sees what is published now."""
 
     def __init__(self, template: str) -> None:
+        self._template = template
         self._published_uri = published_uri(template)
 
     @classmethod
@@ -129,8 +131,9 @@ class Lake:
         """Run a SELECT over the tables, named `schema.table`, or `table` where that is unambiguous.
 
         A target that several tables share is one more, named as its directory. at: also a record that `cut` gave. Only
-        tables that the text names are opened. Raises ConfigError for SQL that DataFusion refuses, and CutUnavailable
-        for a moment without a cut or a table that does not belong to it.
+        tables that the text names are opened. Raises ConfigError for SQL that DataFusion refuses, CutUnavailable for a
+        moment without a cut or a table that does not belong to it, and TargetUnfit for a table that was given features
+        which delta-rs does not read.
         """
         if at is At.LATEST:
             tables = self.tables()
@@ -139,14 +142,34 @@ class Lake:
             tables = sorted(cut.tables.values(), key=lambda table: table.topic)
             versions = cut.versions
         text, wanted = bound(sql, {**shared(tables), **{table.topic: [table] for table in tables}})
-        builder = QueryBuilder()
-        for alias, parts in wanted.items():
-            version = None if at is At.LATEST else min(versions[in_cut(part).target] for part in parts)
-            _register(builder, alias, _table(parts[0].target, version), parts)
+        builder, opened = QueryBuilder(), dict[str, DeltaTable]()
         try:
+            for alias, parts in wanted.items():
+                version = None if at is At.LATEST else min(versions[in_cut(part).target] for part in parts)
+                table = opened[parts[0].topic] = self._opened(parts[0], version)
+                _register(builder, alias, table, parts)
             return pa.RecordBatchReader.from_stream(builder.execute(text))
         except DeltaError as exc:
+            if (features := named_in(str(exc))) is not None:
+                unread = [topic for topic, table in opened.items() if lacking(table, to_read=True)] or [*opened]
+                raise self._unread(unread[0], features, widened(opened[unread[0]])) from exc
             raise ConfigError(f"query refused: {exc}", remedy=_known(tables)) from exc
+
+    def _opened(self, part: TableRecord, version: int | None) -> DeltaTable:
+        try:
+            return _table(part.target, version)
+        except SinkUnavailable as exc:
+            if (features := named_in(str(exc.__cause__))) is None:
+                raise
+            raise self._unread(part.topic, features) from exc
+
+    def _unread(self, topic: str, features: str, columns: Sequence[str] = ()) -> TargetUnfit:
+        which = f" (the type of column {', '.join(map(repr, columns))} was widened)" if columns else ""
+        return TargetUnfit(
+            f"the target of table {topic!r} has table features that delta-rs does not read: {features}{which}",
+            remedy=f"Spark with Delta reads it: pipelines.lake.at(spark, {self._template!r})[{topic!r}]; or move the "
+            f"table away and build it anew without them: 'cdc replay SINK --tables {topic}'",
+        )
 
     def _record(self) -> DeltaTable | None:
         try:

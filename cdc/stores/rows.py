@@ -6,7 +6,6 @@ version of a row (`scd2`), every change (`append`), or deleted rows too, marked 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,13 +15,12 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc.errors import SinkUnavailable
 from cdc.naming import RELATION_COLUMN
+from cdc.stores.features import NAMED
 
 MODE: Final = "cdc.mode"
 """The property of a target."""
 APPEND: Final = "append"
 _CURRENT: Final = {"scd1": None, "scd2": '"__END_AT" IS NULL', "soft_delete": 'NOT "_deleted"'}
-_FEATURES: Final = re.compile(r"Unsupported table features required: \[[^\]]*\]")
-"""What delta-rs says of a table whose features it does not read; of type widening for instance."""
 # the places of control rows are looked up once, not for every row
 _LATEST: Final = """
     WITH marks AS (
@@ -64,7 +62,7 @@ class CurrentRows:
             schema = pa.RecordBatchReader.from_stream(self._table.scan()).schema
             self.kinds = dict(zip(schema.names, schema.types, strict=True))
         except DeltaError as exc:
-            if (found := _FEATURES.search(str(exc))) is None:
+            if (found := NAMED.search(str(exc))) is None:
                 raise
             self.unread = found[0]
         self._mine = f"{RELATION_COLUMN} = {int(relation)}" if RELATION_COLUMN in self.kinds else None

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.stores.features import lacking
 from pipelines.sinks.delta_evolution import Plan
-from pipelines.sinks.delta_features import lacking, unsupported
+from pipelines.sinks.delta_features import unsupported
 from pipelines.sinks.delta_merge import backticked, transaction
 from pipelines.sinks.delta_table import DeltaTarget
 

@@ -24,10 +24,11 @@ from deltalake.transaction import AddAction
 from cdc.errors import SchemaNotApplicable, SinkFenced
 from cdc.failpoint import hit
 from cdc.naming import parked_uri, published_uri
+from cdc.stores.features import lacking
 from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
-from pipelines.sinks.delta_features import AWAY, lacking, unsupported
+from pipelines.sinks.delta_features import AWAY, unsupported
 from pipelines.sinks.delta_layout import MODE, TRANSFORM, partition_text
 from pipelines.sinks.delta_merge import ERASED, ROWS
 from pipelines.sinks.delta_parked import ParkedTable

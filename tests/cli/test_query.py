@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from cdc.stores.published import Published
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from tests.cli.command import run
 from tests.contracts.folded import ORDERS, batch, put
+from tests.pipelines.sinks.asked import ask, commit
 
 ITEMS = replace(ORDERS, relation=2, oid=2, name="items")
 
@@ -27,10 +29,15 @@ def _definition(tmp_path_factory: pytest.TempPathFactory) -> Path:
         orders = sink.apply(batch([put(upto, "o", upto)], after, upto, generation=None if after else 1))
         items = sink.apply(batch([put(upto, "i", upto)], after, upto, ITEMS))
         sink.publish(Published(upto, upto * 1_000_000, {1: orders, 2: items}))
-    definition = tmp_path / "shop.yaml"
+    return written(tmp_path, path)
+
+
+def written(folder: Path, path: str) -> Path:
+    """A definition whose lake lies there."""
+    definition = folder / "shop.yaml"
     definition.write_text(
         "version: 1\nname: shop\nsource: {dsn: 'postgresql://nobody@127.0.0.1:1/no'}\ntables: [{match: 'shop.*'}]\n"
-        f"log: {{path: '{tmp_path}/log'}}\nsinks: [{{type: delta, name: lake, path: '{path}'}}]\n"
+        f"log: {{path: '{folder}/log'}}\nsinks: [{{type: delta, name: lake, path: '{path}'}}]\n"
     )
     return definition
 
@@ -82,3 +89,46 @@ def test_what_cannot_be_answered_is_an_error_that_says_what_can(
 
     assert outcome.status == expected[0]
     assert expected[1] in outcome.errors + outcome.output
+
+
+def test_a_table_that_delta_rs_does_not_read_is_named_with_its_columns_and_who_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = f"{tmp_path}/lake/{{schema}}/{{table}}"
+    definition, sink = written(tmp_path, template), DeltaSink(DeltaSettings("lake", template))
+    sink.open("log-1")
+    records = [sink.apply(batch([put(1, "o", 20)], 0, 20, schema, generation=1)) for schema in (ORDERS, ITEMS)]
+    sink.publish(Published(20, 20_000_000, {1: records[0], 2: records[1]}))
+    widen(records[0].target, "price")
+
+    outcome = run(capsys, "query", "select * from orders, items", "-c", definition, "--at", "latest", "--json")
+    error = outcome.envelope["error"]
+    assert (outcome.status, error["code"]) == (1, "CDC-3017")
+    assert error["message"] == (
+        "the target of table 'shop.orders' has table features that delta-rs does not read: TypeWidening "
+        "(the type of column 'price' was widened)"
+    )
+    assert error["suggestion"].startswith(
+        f"Spark with Delta reads it: pipelines.lake.at(spark, {template!r})['shop.orders']; or move the table away"
+    )
+    assert error["suggestion"].endswith("'cdc replay SINK --tables shop.orders'")
+    for sql, at in (("select id from items", "latest"), ("select id from orders", "published")):
+        assert run(capsys, "query", sql, "-c", definition, "--at", at, "--json").envelope["result"]["rows"] == [[1]]
+
+    ask(records[0].target, ["unheard"])
+    unopened = run(capsys, "query", "select * from orders", "-c", definition, "--at", "latest")
+    assert unopened.status == 1
+    assert "CDC-3017 the target of table 'shop.orders' has table features" in unopened.errors
+    assert "unheard" in unopened.errors
+
+
+def widen(uri: str, column: str) -> None:
+    """As Spark leaves a table of which it widened a column."""
+    (first, *_) = sorted((Path(uri) / "_delta_log").glob("*.json"))
+    actions = map(json.loads, first.read_text().splitlines())
+    (metadata,) = (action["metaData"] for action in actions if "metaData" in action)
+    schema = json.loads(metadata["schemaString"])
+    (widened,) = (field for field in schema["fields"] if field["name"] == column)
+    widened["metadata"]["delta.typeChanges"] = [{"fromType": "decimal(8,2)", "toType": widened["type"]}]
+    ask(uri, ["typeWidening"])
+    commit(uri, {"metaData": {**metadata, "schemaString": json.dumps(schema)}})
