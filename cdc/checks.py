@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from cdc.config import Definition
-from cdc.errors import LogError, LogInaccessible, LogUnreachable, PreflightFailed
+from cdc.errors import ConfigError, LogError, LogInaccessible, LogUnreachable, PreflightFailed, SourceError
 from cdc.log.bucket import BucketPath, keeps_what_is_there
 from cdc.log.intent import declared
 from cdc.log.read import LogReader
 from cdc.postgres.connection import connect
 from cdc.postgres.history import source_state
 from cdc.postgres.preflight import Problem, Wants, preflight
+from cdc.postgres.tables import matched_schemas
 from cdc.resume import captured, check_source
+from cdc.table import TableSchema
+from cdc.targets import tables_in
 
 
 def problems(definition: Definition) -> list[Problem]:
@@ -28,6 +31,18 @@ def problems(definition: Definition) -> list[Problem]:
         create_publication=source.publication.create,
     )
     return [*storage_problems(definition), *preflight(source.current_dsn(), wants)]
+
+
+def tables_of(definition: Definition) -> list[TableSchema]:
+    """The tables that the definition means: those of the source, or of the log where the source does not answer."""
+    try:
+        return matched_schemas(definition.source.current_dsn(), definition.patterns, definition.excludes)
+    except (SourceError, ConfigError):
+        pass  # `problems` says why
+    try:
+        return tables_in(LogReader(definition.log.root))
+    except LogError:
+        return []
 
 
 def storage_problems(definition: Definition) -> list[Problem]:

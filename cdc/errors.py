@@ -109,7 +109,8 @@ class ConfigError(CdcError):
     @classmethod
     def of(cls, flaws: tuple[Flaw, ...]) -> Self:
         """One error for all flaws of a definition; the message has one line per flaw."""
-        error = cls("\n".join(map(str, flaws)))
+        fixes = dict.fromkeys(flaw.fix for flaw in flaws if flaw.fix)
+        error = cls("\n".join(map(str, flaws)), remedy="; ".join(fixes) or None)
         error.flaws = flaws
         return error
 

@@ -20,6 +20,8 @@ class Flaw:
     suggestion: str | None = None
     """What was probably meant."""
     code: str = "CDC-1002"
+    fix: str | None = None
+    """What to do, where it is more than to correct what is said there."""
     fatal: bool = True
     """False for advice, which stops nothing."""
 

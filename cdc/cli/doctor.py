@@ -1,19 +1,26 @@
-"""`cdc doctor`: everything that keeps the source from being captured, each with the SQL that mends it."""
+"""`cdc doctor`: what keeps the source from being captured or a target from being filled, each with what mends it."""
 
 from __future__ import annotations
 
+import json as encoder
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, Envelope, ErrorReport, JsonOption, Mark, line
-from cdc.errors import ExitCode, PreflightFailed
+from cdc.errors import ChildFailed, ExitCode, Flaw, InvalidDefinition, SinkUnavailable
 
 if TYPE_CHECKING:
+    from cdc.config import Definition
     from cdc.postgres.preflight import Problem
 
 SqlOption = Annotated[bool, typer.Option("--sql", help="Print nothing but the statements that mend it.")]
+RulesOption = Annotated[
+    bool, typer.Option("--rules", help="Also have Spark resolve the rules' expressions and columns; takes seconds.")
+]
+GOOD = "the source can be captured, and the targets can be filled"
 
 
 def register(app: typer.Typer) -> None:
@@ -21,34 +28,86 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def doctor(config: ConfigOption = DEFAULT_CONFIG, sql: SqlOption = False, json: JsonOption = False) -> None:
-    """Check the source: rights, settings, slot, publication, tables. Changes nothing."""
+def doctor(
+    config: ConfigOption = DEFAULT_CONFIG, sql: SqlOption = False, rules: RulesOption = False, json: JsonOption = False
+) -> None:
+    """Check source and targets: rights, settings, slot, publication, tables; places and columns. Changes nothing.
+
+    Exit status 3 while the source cannot be captured, 2 if only what the definition says of its sinks is wrong.
+    """
     from cdc.checks import problems as problems_of
-    from cdc.config import load
+    from cdc.checks import tables_of
+    from cdc.config import load, placed
+    from cdc.targets import judged
 
     definition = load(config)
-    problems = problems_of(definition)
+    problems, tables = problems_of(definition), [] if sql else tables_of(definition)
+    found = judged(definition, tables)
+    problems += [_of_store(one.error) for one in found if isinstance(one.error, SinkUnavailable)]
+    flaws = list(placed(config, [one for one in found if not isinstance(one.error, SinkUnavailable)]))
+    if rules and tables:
+        unresolved, failed = _by_spark(config)
+        flaws = sorted([*flaws, *unresolved], key=lambda flaw: (flaw.line, flaw.column))
+        problems += failed
     fatal = [problem for problem in problems if problem.fatal]
     if json:
-        _print_envelope(problems, fatal)
+        _print_envelope(problems, flaws)
     elif sql:
         _print_statements(problems)
     else:
-        _print_lines(problems, definition.name)
-    if fatal:
-        raise typer.Exit(ExitCode.ENVIRONMENT.value)
+        _print_lines(problems, flaws, _next(definition, config, rules=rules))
+    if fatal or flaws:
+        raise typer.Exit((ExitCode.ENVIRONMENT if fatal else ExitCode.USAGE).value)
 
 
-def _print_envelope(problems: list[Problem], fatal: list[Problem]) -> None:
-    found = f"{len(fatal)} to mend, {len(problems) - len(fatal)} to know"
-    summary = found if problems else "the source can be captured"
-    result = {"problems": [asdict(problem) for problem in problems]}
+def _of_store(error: Any) -> Problem:
+    from cdc.postgres.preflight import Problem
+
+    return Problem(code=error.code, subject="sinks", message=f"{error.message}; {error.fix}")
+
+
+def _by_spark(config: Path) -> tuple[list[Flaw], list[Problem]]:
+    """What Spark does not resolve, or why it could not be asked."""
+    import subprocess
+    import sys
+
+    from cdc.postgres.preflight import Problem
+
+    # a child of its own: this package knows nothing of Spark
+    command = [sys.executable, "-m", "pipelines", "check", "-c", str(config), "--json"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        answer = encoder.loads(ended.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
+        return [], [Problem(ChildFailed.code, "rules", f"Spark could not be asked: {last}")]
+    if answer["ok"] or (answer["result"] or {}).get("flaws"):
+        return [Flaw(**flaw) for flaw in answer["result"]["flaws"]], []
+    told = answer["error"]
+    return [], [Problem(told["code"], "rules", f"Spark could not be asked: {told['message']}; {told['suggestion']}")]
+
+
+def _next(definition: Definition, config: Path, *, rules: bool) -> str:
+    """What a person does who is told that all is well."""
+    made = (rule for sink in definition.sinks for rule in getattr(sink, "rules", ()))
+    unasked = not rules and any(rule.transform or rule.partition_by or rule.cluster_by for rule in made)
+    run = f"cdc run -c {config}"
+    return f"cdc doctor --rules -c {config}  has Spark look at the rules; then  {run}" if unasked else run
+
+
+def _print_envelope(problems: list[Problem], flaws: list[Flaw]) -> None:
+    fatal = [problem for problem in problems if problem.fatal]
+    mend = len(fatal) + len(flaws)
+    summary = f"{mend} to mend, {len(problems) - len(fatal)} to know" if problems or flaws else GOOD
+    result = {"problems": [asdict(problem) for problem in problems], "flaws": [asdict(flaw) for flaw in flaws]}
     error = None
     if fatal:
         first = fatal[0]
-        fix = first.sql or PreflightFailed.remedy
+        fix = first.sql or "mend what it names, and run 'cdc doctor' again"
         error = ErrorReport(code=first.code, message=f"{first.subject}: {first.message}", suggestion=fix)
-    print(Envelope(command="doctor", ok=not fatal, summary=summary, result=result, error=error))
+    elif flaws:
+        error = ErrorReport.of(InvalidDefinition.of(tuple(flaws)))
+    print(Envelope(command="doctor", ok=not mend, summary=summary, result=result, error=error))
 
 
 def _print_statements(problems: list[Problem]) -> None:
@@ -58,9 +117,11 @@ def _print_statements(problems: list[Problem]) -> None:
             print(problem.sql.rstrip().rstrip(";") + ";")
 
 
-def _print_lines(problems: list[Problem], name: str) -> None:
+def _print_lines(problems: list[Problem], flaws: list[Flaw], following: str) -> None:
     for problem in problems:
         mark = Mark.BAD if problem.fatal else Mark.ADVICE
         line(mark, f"{problem.code} {problem.subject}: {problem.message}", fix=problem.sql)
-    if not problems:
-        line(Mark.GOOD, f"the source of {name!r} can be captured", fix="cdc run")
+    for flaw in flaws:
+        line(Mark.BAD, f"{flaw.code} {flaw}", fix=flaw.fix)
+    if not problems and not flaws:
+        line(Mark.GOOD, GOOD, fix=following)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from cdc.config.agreement import disagreements
+from cdc.config.columns import MEND, Misfit
 from cdc.config.definition import Definition
 from cdc.config.document import FAULTY, Document, Key, read
 from cdc.config.flaws import flaws_of
-from cdc.errors import Flaw, InvalidDefinition, UnsetVariable
+from cdc.errors import Flaw, InvalidDefinition, TransformRefused, UnsetVariable
+
+_BY_SPARK: Final = {"transform", "partition_by", "cluster_by"}
+"""Keys of which only Spark finds everything that is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,19 @@ def check(path: Path, environment: Mapping[str, str] | None = None, content: byt
     flaws = tuple(sorted(document.flaws, key=lambda flaw: (flaw.line, flaw.column)))
     sound = definition is not None and not any(flaw.fatal for flaw in flaws)
     return Checked(definition if sound else None, flaws, document.values)
+
+
+def placed(path: Path, misfits: Iterable[Misfit]) -> tuple[Flaw, ...]:
+    """What was found once the tables were known, at its places in the file, in the order of the file."""
+    document, flaws = read(path, os.environ), list[Flaw]()
+    for key, error in misfits:
+        # before anything is written there is nothing to start or to build again
+        mend = "mend the rule" if error.fix in {MEND, TransformRefused.remedy} else error.fix
+        again = "cdc doctor --rules" if _BY_SPARK & set(key) else "cdc doctor"
+        fix = f"{mend}, then see that '{again} -c {path}' finds nothing more"
+        # the key stands before the message already
+        flaws.append(document.flaw(key, error.message.removeprefix(f"{key[-1]}: "), code=error.code, fix=fix))
+    return tuple(sorted(flaws, key=lambda flaw: (flaw.line, flaw.column)))
 
 
 def _validated(document: Document, path: Path, environment: Mapping[str, str]) -> Definition | None:

@@ -16,6 +16,7 @@ from cdc.lsn import Lsn
 from cdc.pgoutput.messages import Relation
 from cdc.postgres.alignment import align
 from cdc.postgres.catalogue import Catalogued, look_up, types
+from cdc.postgres.connection import connect
 from cdc.postgres.drift import Sight, look
 from cdc.postgres.sqlstate import mapped
 from cdc.table import TableSchema, matches, topic
@@ -63,6 +64,15 @@ def match_tables(
     with mapped():
         found = [(row[0], TableName(row[1], row[2])) for row in conn.execute(_TABLES)]
     return [(oid, table) for oid, table in found if matches(str(table), patterns) and not matches(str(table), exclude)]
+
+
+def matched_schemas(dsn: str, patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[TableSchema]:
+    """The tables that match_tables finds, by name, as read_schemas reads them."""
+    with connect(dsn, application_name="cdc tables") as conn:
+        oids = [oid for oid, _ in match_tables(conn, patterns, exclude)]
+        with mapped():
+            found = read_schemas(conn, oids)
+    return [found[oid] for oid in oids if oid in found]
 
 
 def read_schema(

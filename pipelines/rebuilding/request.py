@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from cdc.config import Definition, DeltaSink, SearchSink, rule_of
+from cdc.config.routes import routed
 from cdc.errors import ConfigError, SinkUnavailable
 from cdc.log import instants
 from cdc.log.read import LogReader
@@ -18,7 +19,6 @@ from cdc.stores.published import Published
 from cdc.stores.search import SearchIndex
 from cdc.table import exactly, named
 from pipelines.rebuilding.contents import TableContents, contents
-from pipelines.sinks.delta_shapes import routed
 
 BEGINNING: Final = "beginning"
 LATEST: Final = "latest"

@@ -24,6 +24,7 @@ from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from cdc.config import DeadLetters, SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
+from cdc.config.routes import routed
 from cdc.config.sinks import Keeping
 from cdc.errors import TargetUnfit
 from cdc.failpoint import hit
@@ -52,7 +53,7 @@ from pipelines.sinks.delta_merge import (
 from pipelines.sinks.delta_parked import ParkedTable, refused, refused_changes
 from pipelines.sinks.delta_partial import Before, frame_source, table_source
 from pipelines.sinks.delta_published import PublishedTable
-from pipelines.sinks.delta_shapes import Shapes, routed
+from pipelines.sinks.delta_shapes import Shapes
 from pipelines.sinks.delta_shards import ShardTarget, part_of
 from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.delta_statistics import DataFile

@@ -25,6 +25,7 @@ from cdc.errors import SchemaNotApplicable, SinkFenced
 from cdc.failpoint import hit
 from cdc.naming import parked_uri, published_uri
 from cdc.stores.features import lacking
+from cdc.stores.places import STAGED
 from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
@@ -36,7 +37,7 @@ from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_shapes import moved
 from pipelines.sinks.delta_shards import keep_only, part_id, shards_of
 from pipelines.sinks.delta_statistics import spelled
-from pipelines.sinks.delta_table import GENERATION, KEYLESS, RELATION, STAGED, STATISTICS, DeltaTarget
+from pipelines.sinks.delta_table import GENERATION, KEYLESS, RELATION, STATISTICS, DeltaTarget
 
 _NTZ: Final = "timestampNtz"
 

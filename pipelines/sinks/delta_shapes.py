@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
@@ -14,7 +13,7 @@ import pyarrow.compute as pc
 
 from cdc.config import SinkRule, rule_of
 from cdc.errors import TransformRefused, ValueNotRepresentable
-from cdc.naming import RELATION_COLUMN, column_name, target_uri
+from cdc.naming import RELATION_COLUMN, column_name
 from cdc.table import TableSchema
 from pipelines.rows import sent_cells
 from pipelines.sinks.delta_layout import PLAIN, Layout, has_bounds, parts_files
@@ -161,22 +160,6 @@ def _columns(
                 f"{key}: column {name!r} of the target of {shape.schema.topic!r} is {kind!s}: expected {expected}"
             )
     return names
-
-
-def routed(template: str, rules: Sequence[SinkRule], schema: TableSchema) -> str:
-    """Where the target of a table lies; raises TransformRefused for a table that the rule's pattern does not match."""
-    rule = rule_of(schema.topic, rules)
-    if rule is None or rule.path is None:
-        return target_uri(template, schema.schema, schema.name)
-    if rule.pattern is None:
-        return target_uri(rule.path, schema.schema, schema.name)
-    found = re.fullmatch(rule.pattern, schema.topic)
-    groups = {} if found is None else found.groupdict()
-    if found is None or not all(groups.values()):
-        raise TransformRefused(
-            f"pattern {rule.pattern!r} does not match table {schema.topic!r}, which the rule matches"
-        )
-    return target_uri(rule.path, schema.schema, schema.name, groups)
 
 
 def moved(rules: Sequence[SinkRule], below: str) -> tuple[SinkRule, ...]:

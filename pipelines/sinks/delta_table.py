@@ -14,18 +14,17 @@ from typing import Any, Final, Self, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import structlog
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
+from deltalake.exceptions import DeltaError
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction
 
 from cdc.config import SchemaChanges
-from cdc.errors import SchemaNotApplicable, TargetUnfit
+from cdc.errors import SchemaNotApplicable
 from cdc.failpoint import hit
 from cdc.naming import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, START_COLUMN, column_name
+from cdc.stores.places import LOG_ID, check_free, check_owner, strange
 from cdc.table import TableSchema
 from pipelines.sinks.delta_evolution import COPY_AGAIN, Filled, Plan, check_key, plan, rewritten, without_ids
 from pipelines.sinks.delta_features import asking
@@ -34,7 +33,6 @@ from pipelines.sinks.delta_log import is_newest
 from pipelines.sinks.delta_statistics import DataFile
 
 APP_ID: Final = "cdc.app_id"
-LOG_ID: Final = "cdc.log_id"
 RELATION: Final = "cdc.relation"
 GENERATION: Final = "cdc.generation"
 """B of the last generation end applied; while it is missing the first full copy has not ended."""
@@ -58,10 +56,6 @@ _PROPERTIES: Final = {
     # a commit per second is 86,400 log files a day, and every open of the table lists them
     "delta.logRetentionDuration": "interval 1 days",
 }
-STAGED: Final = "replay-"
-"""Of the folder of a staged table inside the table it replaces, and of its record beside the sink's."""
-_HIDDEN: Final = ("_", ".")
-_ELSEWHERE: Final = "give the sink, or a rule for the table, another path, or move what lies there to another place"
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
 Reads = Callable[[int, Sequence[str], str | None, pa.Array], pa.RecordBatchReader]
@@ -102,7 +96,7 @@ class DeltaTarget:
 
         One of many tables is nobody's at first: see delta_shards. Raises TargetUnfit where something else lies.
         """
-        _check_free(uri)
+        check_free(uri)
         identity = {LOG_ID: log_id, APP_ID: str(uuid.uuid4())}
         if layout.merged:
             columns = without_ids(columns)
@@ -140,12 +134,7 @@ class DeltaTarget:
 
     def check_log(self, log_id: str) -> None:
         """Raise TargetUnfit for a table that was not filled from this log."""
-        if (found := self._property(LOG_ID)) is None:
-            raise _strange(self.uri, LOG_ID)
-        if found != log_id:
-            raise TargetUnfit(
-                f"the Delta table at {self.uri!r} is filled from log {found!r}: expected {log_id!r}", remedy=_ELSEWHERE
-            )
+        check_owner(self.uri, self._property(LOG_ID), log_id)
 
     @property
     def merged(self) -> bool:
@@ -208,7 +197,7 @@ class DeltaTarget:
         """What every commit of ours names that changes rows; the beginning of every `txn` identity."""
         found = self._property(APP_ID)
         if found is None:
-            raise _strange(self.uri, APP_ID)
+            raise strange(self.uri, APP_ID)
         return found
 
     @property
@@ -395,23 +384,6 @@ class DeltaTarget:
     def _property(self, name: str) -> str | None:
         found = self.table.metadata().configuration.get(name)
         return None if found is None else str(found)
-
-
-def _check_free(uri: str) -> None:
-    """Raise TargetUnfit where files lie that no Delta table has; a replay's folder and hidden ones are none."""
-    try:
-        store = pafs.PyFileSystem(DeltaStorageHandler(uri))
-    except TableNotFoundError:  # no such directory
-        return
-    lying = sorted(found.base_name for found in store.get_file_info(pafs.FileSelector("", allow_not_found=True)))
-    if strange := [name for name in lying if not name.startswith((*_HIDDEN, STAGED))]:
-        raise TargetUnfit(f"{uri!r} is no Delta table, and not empty: it has {strange[0]!r}", remedy=_ELSEWHERE)
-
-
-def _strange(uri: str, name: str) -> TargetUnfit:
-    return TargetUnfit(
-        f"at {uri!r} lies a Delta table that cdc did not make: it has no property {name!r}", remedy=_ELSEWHERE
-    )
 
 
 def _counted(actions: pa.Table) -> tuple[int, int]:

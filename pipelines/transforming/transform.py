@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import Transform
+from cdc.config.columns import unfit
 from cdc.config.transform import KEEP_LAST, REDACT, SHA256
 from cdc.errors import TransformRefused
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
@@ -85,7 +86,8 @@ class TableTransform:
     @classmethod
     def of(cls, rule: Transform, schema: TableSchema) -> Self:
         """Raises TransformRefused for a column that the table does not have, and for what would undo its key."""
-        _check(rule, schema)
+        if (found := next(unfit(rule, schema), None)) is not None:
+            raise found.error
         salt = b"" if rule.salt is None else rule.salt.reveal().encode()
         masks = {column.id: Mask(rule.mask[column.name], salt) for column in schema.sent if column.name in rule.mask}
         columns = tuple(_rewritten(column, rule) for column in schema.columns if column.name not in rule.drop)
@@ -192,23 +194,6 @@ def _rewritten(column: Column, rule: Transform) -> Column:
         base_typmod=-1,
         labels=(),
     )
-
-
-def _check(rule: Transform, schema: TableSchema) -> None:
-    topic = schema.topic
-    known = {column.name for column in schema.sent}
-    for kind, named in (("drop", rule.drop), ("rename", rule.rename), ("mask", rule.mask)):
-        if unknown := sorted(set(named) - known):
-            raise TransformRefused(f"{kind}: table {topic!r} has no column {unknown[0]!r}, or does not send it")
-    keys = {column.name for column in schema.key}
-    if lost := sorted(keys & {*rule.drop, *rule.mask}):
-        raise TransformRefused(f"column {lost[0]!r} is of the key of table {topic!r}: it is neither dropped nor masked")
-    made = [column_name(rule.rename.get(name, name)).casefold() for name in known - set(rule.drop)]
-    made += [name.casefold() for name in rule.computed]
-    if twice := sorted({name for name in made if made.count(name) > 1}):
-        raise TransformRefused(f"two columns of the target of table {topic!r} would be called {twice[0]!r}")
-    if rule.in_spark and not keys:
-        raise TransformRefused(f"table {topic!r} has no key: its rows are counted as they are, not computed")
 
 
 def _imported(path: str) -> Callable[[pa.Table], pa.Table]:

@@ -1,13 +1,17 @@
-"""cdc doctor: what is wrong with the source, said for people, for programs and for psql."""
+"""cdc doctor: what is wrong with source and targets, said for people, for programs and for psql."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
+from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from tests.cli.command import run
 from tests.config.definitions import SOUND, write
+from tests.contracts.folded import batch, put
 from tests.fixtures.postgres import run_sql
 
 CANARY = "c4n4ryS3cret"
@@ -51,3 +55,127 @@ def test_statements_alone_can_be_given_to_psql(
     mended = [problem for problem in problems if problem["sql"]]
     assert printed.count("-- CDC-") == len(mended)
     assert mended
+
+
+def sound(directory: Path, dsn: str, *rules: str) -> Path:
+    """A definition whose source can be captured, with rules for its lake; a table shop.orders and one shop.items."""
+    run_sql(dsn, "CREATE SCHEMA shop")
+    run_sql(
+        dsn, "CREATE TABLE shop.orders (id int PRIMARY KEY, mail text)", "CREATE TABLE shop.items (id int PRIMARY KEY)"
+    )
+    text = SOUND.replace("postgresql://cdc@localhost/shop", dsn)
+    return write(directory, text + ("    rules:\n" if rules else "") + "".join(f"      - {rule}\n" for rule in rules))
+
+
+def test_what_lies_in_a_targets_place_is_told_with_place_table_and_fix(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sound(tmp_path, database, "{match: shop.items, path: 'parts/{table}'}")
+    theirs, files = tmp_path / "lake/shop/orders", tmp_path / "parts/items"
+    write_deltalake(str(theirs), pa.table({"id": [1]}))
+    files.mkdir(parents=True)
+    (files / "notes.txt").write_text("theirs")
+
+    outcome = run(capsys, "doctor", "-c", path, "--json")
+    told = {flaw["key"]: flaw for flaw in outcome.envelope["result"]["flaws"]}
+    assert (outcome.status, outcome.envelope["ok"], outcome.envelope["summary"]) == (2, False, "2 to mend, 0 to know")
+    assert {(flaw["code"], flaw["path"]) for flaw in told.values()} == {("CDC-3017", str(path))}
+    assert told["sinks.0.path"]["message"] == (
+        f"table 'shop.orders' cannot go there: at {str(theirs)!r} lies a Delta table that cdc did not make: "
+        "it has no property 'cdc.log_id'"
+    )
+    assert told["sinks.0.rules.0.path"]["message"] == (
+        f"table 'shop.items' cannot go there: {str(files)!r} is no Delta table, and not empty: it has 'notes.txt'"
+    )
+    assert [(told[key]["line"], told[key]["column"]) for key in ("sinks.0.path", "sinks.0.rules.0.path")] == [
+        (11, 5),
+        (13, 29),
+    ]
+    assert (outcome.envelope["error"]["code"], outcome.envelope["error"]["line"]) == ("CDC-1002", 11)
+
+    said = run(capsys, "doctor", "-c", path)
+    fix = f"or move what lies there to another place, then see that 'cdc doctor -c {path}' finds nothing more"
+    assert (said.status, said.output.count(fix)) == (2, 2)
+    assert f"✗ CDC-3017 {path}:11:5: sinks.0.path: table 'shop.orders'" in said.output
+    assert DeltaTable(str(theirs)).version() == 0
+
+
+def test_a_target_of_a_log_that_is_not_this_pipelines_is_told_and_an_empty_place_is_none(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sound(tmp_path, database)
+    assert run(capsys, "doctor", "-c", path).output == (
+        f"✓ the source can be captured, and the targets can be filled\n  → cdc run -c {path}\n"
+    )
+    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/lake/{{schema}}/{{table}}"))
+    sink.open("log-1")
+    sink.apply(batch([put(1, "a", 10)], 0, 20))
+
+    (flaw,) = run(capsys, "doctor", "-c", path, "--json").envelope["result"]["flaws"]
+    assert "is filled from log 'log-1': this pipeline has no log yet" in flaw["message"]
+
+
+def test_a_store_that_does_not_answer_is_status_3_and_said_once(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, said in {"ENDPOINT_URL": "http://127.0.0.1:1", "ALLOW_HTTP": "true", "REGION": "x"}.items():
+        monkeypatch.setenv(f"AWS_{name}", said)
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"AWS_{name}", CANARY)
+    path = sound(tmp_path, database)
+    path.write_text(path.read_text().replace("lake/{schema}", "s3://nowhere/{schema}"))
+
+    outcome = run(capsys, "doctor", "-c", path, "--json")
+    (problem,) = outcome.envelope["result"]["problems"]
+    assert (outcome.status, problem["code"], outcome.envelope["result"]["flaws"]) == (3, "CDC-3003", [])
+    assert "'s3://nowhere/shop/items' cannot be seen" in problem["message"]
+    assert CANARY not in outcome.output + outcome.errors
+
+
+def test_a_rule_that_names_no_column_of_its_table_is_told_at_its_key(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sound(
+        tmp_path,
+        database,
+        "{match: shop.orders, column_list: [id, mali]}",
+        "{match: shop.items, transform: {drop: [id]}}",
+    )
+    outcome = run(capsys, "doctor", "-c", path, "--json")
+    told = [(flaw["code"], flaw["key"], flaw["line"], flaw["message"]) for flaw in outcome.envelope["result"]["flaws"]]
+    assert outcome.status == 2
+    assert told == [
+        ("CDC-3005", "sinks.0.rules.0.column_list", 13, "table 'shop.orders' has no column 'mali'"),
+        (
+            "CDC-3010",
+            "sinks.0.rules.1.transform.drop",
+            14,
+            "column 'id' is of the key of table 'shop.items': it is neither dropped nor masked",
+        ),
+    ]
+    said = run(capsys, "doctor", "-c", path).output
+    assert f"→ mend the rule, then see that 'cdc doctor -c {path}' finds nothing more" in said
+    assert f"→ mend the rule, then see that 'cdc doctor --rules -c {path}' finds nothing more" in said
+
+
+@pytest.mark.slow
+def test_an_expression_that_spark_does_not_resolve_is_told_when_it_is_asked_for(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sound(tmp_path, database, "{match: shop.orders, transform: {where: 'mali is not null'}}")
+    unasked = run(capsys, "doctor", "-c", path)
+    assert unasked.status == 0
+    assert f"→ cdc doctor --rules -c {path}  has Spark look at the rules" in unasked.output
+
+    outcome = run(capsys, "doctor", "-c", path, "--rules", "--json")
+    (flaw,) = outcome.envelope["result"]["flaws"]
+    assert (outcome.status, flaw["code"], flaw["key"], flaw["line"]) == (
+        2,
+        "CDC-3010",
+        "sinks.0.rules.0.transform.where",
+        13,
+    )
+    assert "UNRESOLVED_COLUMN" in flaw["message"]
+    path.write_text(path.read_text().replace("mali", "mail"))
+    mended = run(capsys, "doctor", "-c", path, "--rules")
+    assert (mended.status, f"→ cdc run -c {path}\n" in mended.output) == (0, True)
