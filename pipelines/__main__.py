@@ -1,19 +1,21 @@
-"""`python -m pipelines VERB -c FILE`: apply, verify, replay, compact, as the connector's commands start them."""
+"""`python -m pipelines VERB -c FILE`: apply, verify, replay, compact, check, as the connector's commands start them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, Mark, fail, line
+from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, Mark, emit, fail, line
 from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
-from cdc.config import Definition, load
+from cdc.config import Definition, load, placed
 from cdc.config.quantities import seconds
-from cdc.errors import CdcError, ExitCode, SinkError
+from cdc.errors import CdcError, ExitCode, InvalidDefinition, SinkError
 from cdc.verification import Against, Mode
 
 INTERRUPTED: Final = 130
@@ -53,7 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     compact.set_defaults(run=_compact)
     compact.add_argument("--everything", "--all", action="store_true", help="also the segment that is being written")
     compact.add_argument("--json", action="store_true", help="print one JSON envelope")
-    for verb in (apply, verify, replay, compact):
+    check = verbs.add_parser("check", help="have Spark resolve what rules say of columns, as 'cdc doctor --rules' does")
+    check.set_defaults(run=_check)
+    check.add_argument("--json", action="store_true", help="print one JSON envelope")
+    for verb in (apply, verify, replay, compact, check):
         verb.add_argument("-c", "--config", type=Path, default=DEFAULT_CONFIG, help="the definition")
     return parser
 
@@ -94,9 +99,31 @@ def _replay_parser(verbs: Any) -> argparse.ArgumentParser:
 
 
 def _apply(asked: argparse.Namespace) -> int:
-    definition = _narrowed(load(asked.config), asked.sink, asked.trigger)
+    whole = load(asked.config)
+    definition = _narrowed(whole, asked.sink, asked.trigger)
     # late: verify must not wait for Spark, apply not for what verify reads with
-    return int(import_module("pipelines.driver").main(definition, once=asked.trigger == ONCE))
+    driver, checking = import_module("pipelines.driver"), import_module("pipelines.checking")
+    begun = checking.Beginning(whole, asked.config, {sink.name for sink in definition.sinks})
+    return int(driver.main(definition, once=asked.trigger == ONCE, check=begun.check))
+
+
+def _check(asked: argparse.Namespace) -> int:
+    definition, checking = load(asked.config), import_module("pipelines.checking")
+    starting, there = import_module("pipelines.session"), import_module("cdc.checks").tables_of(definition)
+    tables = list(import_module("cdc.targets").fed(definition, there, {sink.name for sink in definition.sinks}))
+    with ExitStack() as ended:
+
+        @cache
+        def session() -> Any:
+            made = starting.spark_session(checking.local_settings(definition))
+            ended.callback(made.stop)
+            return made
+
+        found = checking.unresolved(tables, session)
+    if found:
+        raise InvalidDefinition.of(placed(asked.config, found))
+    emit("check", json=asked.json, summary=f"rules of {len(tables)} targets resolved", result={"flaws": []})
+    return int(ExitCode.OK.value)
 
 
 def _narrowed(definition: Definition, wanted: Sequence[str], trigger: str | None) -> Definition:

@@ -75,6 +75,9 @@ ATTEMPTS: Final = 5
 
 log = structlog.get_logger("apply")
 
+Check = Callable[[LogReader, Callable[[], SparkSession]], None]
+"""What holds the definition against the log once there is one; the session is there when it is asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -84,12 +87,14 @@ class Ending:
     """Set by a signal."""
     once: bool = False
     """Also as soon as every sink has all that was durable when the process began."""
+    check: Check | None = None
+    """Ends it as well, by what it raises, before any sink is opened."""
 
 
-def main(definition: Definition, *, once: bool = False) -> int:
+def main(definition: Definition, *, once: bool = False, check: Check | None = None) -> int:
     """Run until SIGTERM or SIGINT; a batch that has begun is finished first.
 
-    once: until every sink has all that is durable now. Raises what kept a sink from it for good.
+    once: until every sink has all that is durable now. Raises what kept a sink from it for good, and what check raises.
     """
     stop = Event()
 
@@ -102,7 +107,7 @@ def main(definition: Definition, *, once: bool = False) -> int:
         board = Board(catalog, definition.name, metrics.Figures(), stop)
         board.start()
         try:
-            _run(definition, catalog, board, Ending(stop, once))
+            _run(definition, catalog, board, Ending(stop, once, check))
         except CdcError as exc:
             board.state, board.error = "failed", exc
             raise
@@ -121,6 +126,8 @@ def _run(definition: Definition, catalog: Catalog, board: Board, ending: Ending)
         upkeep = Upkeep(definition, catalog, board.figures, starting.result, ended)
         try:
             if _wait_for_log(definition, ending):
+                if ending.check is not None:
+                    ending.check(LogReader(definition.log.root), starting.result)
                 if not ending.once:
                     upkeep.start()
                 _look_after(definition, board, SinkParts(cuts, pauses, board.figures, starting, holds, catalog), ending)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
-from cdc.errors import ExitCode
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, fail, line
+from cdc.errors import ChildFailed, ExitCode
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog
@@ -75,7 +75,11 @@ def run(
     supervisor.handle_signals()
     if not json:
         line(Mark.GOOD, f"running {definition.name!r}, ^C stops it", fix=f"cdc status -c {config}")
-    code = supervisor.run()
+    try:
+        code = supervisor.run()
+    except ChildFailed as failed:
+        fail("run", failed, json=json)
+        raise typer.Exit(ExitCode.USAGE.value) from failed  # the child's own, which said why
     if code:
         raise typer.Exit(code)
     emit("run", json=json, summary=f"stopped {definition.name!r}", result={"restarts": supervisor.restarts})

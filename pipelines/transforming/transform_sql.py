@@ -159,6 +159,7 @@ def _analysed(frame: DataFrame, name: str, sql: str, what: str) -> tuple[pa.Fiel
 def _refusing_to_resolve(what: str) -> Iterator[None]:
     from pyspark.errors import AnalysisException
 
+    _hush()
     try:
         yield
     except AnalysisException as exc:
@@ -176,10 +177,8 @@ def refusing(topic: str) -> Iterator[None]:
     Spark says it by an SQLSTATE of class 22, data exception; everything else is raised as it is.
     """
     from pyspark.errors import PySparkException
-    from pyspark.logger import PySparkLogger
 
-    for name in _TELLING:
-        PySparkLogger.getLogger(name).disabled = True
+    _hush()
     try:
         yield
     except PySparkException as exc:
@@ -189,6 +188,13 @@ def refusing(topic: str) -> Iterator[None]:
     else:
         return
     raise TransformRefused(f"an expression for table {topic!r} fails on a row: {said}")
+
+
+def _hush() -> None:
+    from pyspark.logger import PySparkLogger
+
+    for name in _TELLING:
+        PySparkLogger.getLogger(name).disabled = True
 
 
 def refusing_empty(name: str) -> Column:
