@@ -6,6 +6,7 @@ What a type refuses is refused for one of the reasons that pipelines/types/READM
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from itertools import product
 from typing import Any
 
@@ -40,6 +41,20 @@ KINDS: dict[str, tuple[str, ...]] = {
     for kind, values in {**MORE, **SAMPLES}.items()
     if kind not in {"xml", "json", "jsonb", "regclass"} and all(len(value) < 1000 for value in values)
 } | {"json": ('{"a": [1,2]}', "null"), "numeric": ("1.50", "NaN", "-Infinity", "1e-50")}
+WIDER = [
+    ("int2", "int4"),
+    ("int4", "int8"),
+    ("int2", "numeric(7,2)"),
+    ("int4", "numeric(10)"),
+    ("int8", "numeric(19)"),
+    ("float4", "float8"),
+    ("numeric(12,4)", "numeric(20,6)"),
+    ("int8", "text"),
+    ("oid", "text"),
+    ("numeric(12,4)", "text"),
+    ("numeric(20,10)", "varchar"),
+    ("date", "text"),
+]
 REFUSED = re.compile(r"infinity|BC|NaN|(?:\b|[{\"])\d{5,}-\d\d-\d\d")
 
 
@@ -127,14 +142,38 @@ def test_a_column_that_becomes_text_reads_as_postgres_prints_it(tables):
             assert values is None or printed(values).to_pylist() == [sent], kind
 
 
+@pytest.mark.parametrize(("kind", "wider"), WIDER)
+def test_a_column_that_becomes_wider_holds_what_postgres_makes_of_its_values(dsn, tables, kind, wider):
+    name = re.sub(r"\W", "_", f"{kind} as {wider}")
+    run_sql(
+        dsn,
+        f"CREATE TABLE {name} AS SELECT id, v FROM t{list(KINDS).index(kind)}",
+        f"ALTER TABLE {name} ALTER v TYPE {wider}",
+    )
+    with connect(dsn) as conn:
+        after, texts = read(conn, name)
+    (one, other) = (of.column("v") for of in (tables[kind][0], after))
+    assert one is not None
+    assert other is not None
+    convert = widening(*(family_of(of, TypePolicy.EXACT).arrow for of in (one, other)), recast=True)
+    assert convert is not None
+    expected = zip(accepted(one, tables[kind][1]["v"]), accepted(other, texts["v"]), strict=True)
+    for held, made in expected:
+        # as text, for which NaN is NaN and -0 is not 0
+        assert held is None or (made is not None and str(convert(held)) == str(made))
+
+
 def test_arrays_of_other_forms_are_refused_and_stay_whole_as_text(dsn):
     run_sql(
         dsn,
         "CREATE TYPE mood AS ENUM ('so so', 'fine')",
         "CREATE DOMAIN many AS text[]",
-        "CREATE TABLE odd (id serial PRIMARY KEY, a int[], b box[], m mood[], d many, k int2vector)",
+        "CREATE DOMAIN prices AS numeric(6,2)[]",
+        "CREATE DOMAIN few AS prices",
+        "CREATE TABLE odd (id serial PRIMARY KEY, a int[], b box[], m mood[], d many, p few, k int2vector)",
         "INSERT INTO odd (a) VALUES ('{{1,2},{3,4}}'), ('[0:1]={1,2}'), ('{{{1}}}')",
-        "INSERT INTO odd (b, m, d, k) VALUES ('{(1,2),(3,4);(5,6),(7,8)}', '{fine,so so,NULL}', '{a,NULL}', '1 2')",
+        "INSERT INTO odd (b, m, d, p, k) "
+        "VALUES ('{(1,2),(3,4);(5,6),(7,8)}', '{fine,so so,NULL}', '{a,NULL}', '{1.5,NULL}', '1 2')",
     )
     with connect(dsn) as conn:
         schema, texts = read(conn, "odd")
@@ -143,8 +182,9 @@ def test_arrays_of_other_forms_are_refused_and_stay_whole_as_text(dsn):
     assert accepted(columns["a"], texts["a"])[:3] == [None, None, None]
     assert family_of(columns["a"], TypePolicy.TEXT) is TEXT
     assert family_of(columns["b"], TypePolicy.EXACT) is family_of(columns["k"], TypePolicy.EXACT) is TEXT
-    last = {name: accepted(columns[name], texts[name])[-1] for name in ("m", "d")}
+    last = {name: accepted(columns[name], texts[name])[-1] for name in ("m", "d", "p")}
     assert {name: values and values.to_pylist() for name, values in last.items()} == {
         "m": [["fine", "so so", None]],
         "d": [["a", None]],
+        "p": [[Decimal("1.50"), None]],
     }

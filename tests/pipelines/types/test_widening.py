@@ -23,7 +23,9 @@ EXACT = [
     ([-(2**31), None], pa.int32(), pa.int64()),
     ([1.5, None], pa.float32(), pa.float64()),
     ([Decimal("1.50"), None], pa.decimal128(10, 2), pa.decimal128(12, 4)),
+    ([-(2**15)], pa.int16(), pa.decimal128(7, 2)),
     ([-(2**63)], pa.int64(), pa.decimal128(19, 0)),
+    ([[1, None], None], NUMBERS, NUMBERS),
 ]
 INEXACT = [
     (pa.int64(), pa.int32()),
@@ -31,6 +33,8 @@ INEXACT = [
     (pa.int64(), pa.decimal128(18, 0)),
     (pa.float64(), pa.float32()),
     (pa.float64(), pa.decimal128(38, 10)),
+    (pa.int32(), pa.decimal128(10, 1)),
+    (pa.bool_(), pa.int32()),
     (pa.decimal128(10, 2), pa.decimal128(10, 3)),
     (pa.decimal128(10, 2), pa.decimal128(10, 1)),
     (pa.string(), pa.int32()),
@@ -40,7 +44,7 @@ INEXACT = [
 AS_TEXT = [
     ([True, False, None], pa.bool_(), ["t", "f", None], False),
     ([7, None], pa.int16(), ["7", None], True),
-    ([Decimal("0.0000000001")], pa.decimal128(20, 10), ["0.0000000001"], True),
+    ([Decimal("0.0000000001"), None], pa.decimal128(20, 10), ["0.0000000001", None], True),
     ([date(1, 2, 3)], pa.date32(), ["0001-02-03"], True),
     ([b"\x00a", None], pa.binary(), ["\\x0061", None], False),
     ([0, 100], pa.timestamp("us"), ["1970-01-01 00:00:00", "1970-01-01 00:00:00.0001"], False),
@@ -67,8 +71,9 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("values", "before", "after"), EXACT)
-def test_a_wider_type_holds_every_value(values, before, after):
-    convert = widening(before, after, recast=True)
+@pytest.mark.parametrize("recast", [True, False])
+def test_a_wider_type_holds_every_value(values, before, after, recast):
+    convert = widening(before, after, recast=recast)
 
     assert convert is not None
     assert convert(pa.array(values, before)).equals(pa.array(values, after))
