@@ -10,7 +10,7 @@ publishes on a store where Spark cannot fence (local, S3) that there is one rest
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -30,7 +30,7 @@ from cdc.errors import TargetUnfit
 from cdc.failpoint import hit
 from cdc.naming import column_name, parked_uri, published_uri
 from cdc.stores.parked import Image
-from cdc.table import TableSchema
+from cdc.table import Column, TableSchema
 from pipelines.rebuilding.latest_files import Folder
 from pipelines.running.cadence import Pace
 from pipelines.running.foreign import Foreign
@@ -41,7 +41,7 @@ from pipelines.sinks.delta_default import default_expression
 from pipelines.sinks.delta_evolution import check_left_out, dropped, held_as, held_before
 from pipelines.sinks.delta_features import asking
 from pipelines.sinks.delta_foreign import Watch
-from pipelines.sinks.delta_history import HistoryTarget, all_columns, changed_upto, refill
+from pipelines.sinks.delta_history import HistoryTarget, all_columns, changed_upto, first_columns, note_older, refill
 from pipelines.sinks.delta_keyless import counted_source
 from pipelines.sinks.delta_layout import Layout
 from pipelines.sinks.delta_merge import (
@@ -351,13 +351,14 @@ class DeltaSink:
         if self._settings.of(batch.schema.topic).keeping is not Keeping.LATEST:
             self._bring_history(target, batch, shape)
             return
-        before = replace(self._before(target, batch), truncated=batch.truncated)
+        before, known = replace(self._before(target, batch), truncated=batch.truncated), self._known(batch.schema)
         if target.columns_of <= batch.upto:
-            settings, known = self._settings.of(batch.schema.topic), self._known(batch.schema)
+            settings = self._settings.of(batch.schema.topic)
             gone = dropped(settings.dropped_columns, target.columns, batch.schema, known)
             replaced = self._replaced(target, batch)
             target.follow(shape.columns, settings.schema_changes, batch.upto, replaced=replaced, gone=gone)
-        target.refill(self._defaults(batch.schema, shape), self._began(batch))
+        if known is not None:  # else every row is of this range
+            target.refill(_defaults(shape, known.columns), self._began(batch))
         source = self._source(target, batch, before)
         merges = not isinstance(source, pa.Table) or source.num_rows > 0
         choice = self._writers.choice(target, batch, source, shape.key) if merges else None
@@ -372,12 +373,14 @@ class DeltaSink:
         hit("delta_after_merge")
 
     def _bring_history(self, target: DeltaTarget, batch: TableBatch, shape: Shape) -> None:
-        settings = self._settings.of(batch.schema.topic)
+        settings, known = self._settings.of(batch.schema.topic), self._known(batch.schema)
+        defaults = _defaults(shape, first_columns(target, shape.schema) if known is None else known.columns)
         if target.columns_of <= batch.upto:
             # older versions stay, so that no copy replaces every row
             columns = all_columns(shape, settings.keeping)
+            note_older(target, columns, defaults.keys())
             target.follow(columns, settings.schema_changes, batch.upto, replaced=False)
-        refill(target, self._defaults(batch.schema, shape), settings.keeping)
+        refill(target, defaults, settings.keeping)
 
         def write(source: pa.Table, finds: tuple[str, ...], mark: Mark) -> None:
             self._writers.merge(target, source, finds, mark, self._writers.choice(target, batch, source, finds))
@@ -437,18 +440,6 @@ class DeltaSink:
             older = DeltaTable(target.uri, version=self._versions[known.target])
             return Before(older, part=target.part, reads=target.reads)
         return Before(DeltaTable(target.uri), exact=False, part=target.part, reads=target.reads)
-
-    def _defaults(self, schema: TableSchema, shape: Shape) -> dict[str, str]:
-        """Delta column → expression, for columns with a default that are new since the last record."""
-        known = self._known(schema)
-        if known is None:
-            return {}
-        held = {column.id for column in known.columns}
-        return {
-            column_name(column.name): default_expression(column, shape.missing(column) or "", shape.policy)
-            for column in shape.schema.sent
-            if column.missing is not None and column.id not in held
-        }
 
     def _source(self, target: DeltaTarget, batch: TableBatch, before: Before) -> pa.Table | DataFrame:
         """What to merge: a frame where the batch is one and Spark writes."""
@@ -546,6 +537,16 @@ def _opened(uri: str, relation: int) -> DeltaTarget | None:
     """What one table has there."""
     whole = DeltaTarget.open(uri)
     return whole and part_of(whole, relation)
+
+
+def _defaults(shape: Shape, held: Iterable[Column]) -> dict[str, str]:
+    """Delta column → expression, for columns with a default that are not among those that were held."""
+    ids = {column.id for column in held}
+    return {
+        column_name(column.name): default_expression(column, shape.missing(column) or "", shape.policy)
+        for column in shape.schema.sent
+        if column.missing is not None and column.id not in ids
+    }
 
 
 @lru_cache(maxsize=1024)

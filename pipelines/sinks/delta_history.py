@@ -11,13 +11,14 @@ Honest ceiling: the changes of one batch are in this process at once, and of one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import CommitProperties, Transaction
 
 from cdc.config import TableSettings
 from cdc.config.sinks import Keeping
@@ -35,11 +36,13 @@ from cdc.naming import (
 )
 from cdc.position import Position
 from cdc.stores.parked import Key
+from cdc.table import Column, TableSchema
 from pipelines.fold import FOLDED_ARROW
 from pipelines.folding.history import Ending
 from pipelines.folding.multiset import identities
 from pipelines.rows import typed_keys
 from pipelines.sinks.delta_columns import tracked
+from pipelines.sinks.delta_evolution import column_id
 from pipelines.sinks.delta_merge import OP, ROWS, Mark, double_quoted
 from pipelines.sinks.delta_partial import rows_with
 from pipelines.sinks.delta_source import Shape
@@ -54,6 +57,8 @@ _OPEN: Final = {
 }
 """Which rows are there at the source."""
 
+OLDER: Final = "/older/"
+"""Behind a target's `txn` identity, with the id of a column: up to where rows are older than the column."""
 _NEVER: Final = int(np.iinfo(np.int64).max)
 
 Write = Callable[[pa.Table, tuple[str, ...], Mark], None]
@@ -70,14 +75,43 @@ def changed_upto(target: DeltaTarget) -> int:
     return max(target.applied or 0, target.transaction(ROWS) or 0)
 
 
+def first_columns(target: DeltaTarget, schema: TableSchema) -> list[Column]:
+    """The columns that no row of the target is older than, as far as its own notes tell."""
+    if not changed_upto(target):
+        return list(schema.columns)
+    fields = {column_id(field): field for field in target.columns}
+    there = [(column, fields.get(str(column.id).encode())) for column in schema.columns]
+    return [c for c, field in there if field is not None and target.transaction(_older_than(field)) is None]
+
+
+def note_older(target: DeltaTarget, columns: pa.Schema, names: Collection[str]) -> None:
+    """Note up to where the rows are older than the columns of these names, before the target has them."""
+    there, stands = {column_id(field) for field in target.columns}, changed_upto(target)
+    new = [_older_than(columns.field(name)) for name in names if column_id(columns.field(name)) not in there]
+    if new and stands:
+        marks = CommitProperties(app_transactions=[Transaction(target.app_id + suffix, stands) for suffix in new])
+        target.table.create_write_transaction([], "append", target.table.schema(), commit_properties=marks)
+        target.refresh()
+
+
 def refill(target: DeltaTarget, defaults: Mapping[str, str], keeping: Keeping) -> None:
-    """Give older rows the defaults of new columns: Delta column → SQL expression. Rows of deletes do not say them."""
-    if not defaults or not target.files()[0]:
-        return
-    older = f"{POSITION_COLUMN} <= {changed_upto(target)}"
+    """Give the rows that were noted as older the defaults of new columns: Delta column → SQL expression.
+
+    Rows of deletes do not say them. Younger ones, perhaps of an attempt before a crash, hold their own values.
+    """
     images = f" AND {OP_COLUMN} IN ('c', 'u', 'r')" if keeping is Keeping.CHANGES else ""
-    updates = {double_quoted(name): expression for name, expression in defaults.items()}
-    target.table.update(updates=updates, predicate=older + images, commit_properties=target.signed)
+    for name, expression in defaults.items():
+        older = target.transaction(_older_than(target.columns.field(name)))
+        if older is not None and target.files()[0]:
+            target.table.update(
+                updates={double_quoted(name): expression},
+                predicate=f"{POSITION_COLUMN} <= {older}{images}",
+                commit_properties=target.signed,
+            )
+
+
+def _older_than(field: pa.Field) -> str:
+    return OLDER + (column_id(field) or b"").decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ TABLE = TableSchema(
     columns=(column(1, "id", "bigint", oid=20, key=0), column(2, "plain"), column(3, "large"), column(4, "huge")),
 )
 """The table of tests.pipelines.lives."""
-NAMES = {held.id: held.name for held in TABLE.columns}
 
 
 class Lake:
@@ -118,8 +117,8 @@ class Table:
 
 
 def ours(rows: Iterable[Row]) -> list[Row]:
-    """The rows that are not meant for another sink."""
-    return [row for row in rows if row["address"] in (None, SINK)]
+    """The rows that are not meant for another sink, and say something of rows."""
+    return [row for row in rows if row["address"] in (None, SINK) and row["op"] != "s"]
 
 
 def transactions(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
@@ -146,6 +145,14 @@ def versions(rows: Iterable[Row], tracked: Sequence[int] = (2, 3, 4)) -> list[tu
     return closed + [(image, start, None) for image, start in current.values()]
 
 
+def latest(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
+    """(position, ordinal, image) of every row of the table as it stands in the end."""
+    table = Table()
+    for row in ours(rows):
+        table.apply(row)
+    return [(*place, image) for place, image in table.rows.values()]
+
+
 def marked(rows: Iterable[Row]) -> list[tuple[Image, bool]]:
     """(image, whether it is deleted) of every key that ever had a row."""
     table = Table()
@@ -167,14 +174,14 @@ def every(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
     return found
 
 
-def image_of(row: dict[str, Any]) -> Image:
+def image_of(row: dict[str, Any], schema: TableSchema = TABLE) -> Image:
     """The source's columns of a target's row, as text, without nulls of a row that has no image."""
-    return {id_: None if row[name] is None else str(row[name]) for id_, name in NAMES.items()}
+    return {held.id: None if row[held.name] is None else str(row[held.name]) for held in schema.columns}
 
 
-def whole(image: Image) -> Image:
+def whole(image: Image, schema: TableSchema = TABLE) -> Image:
     """An image with every column."""
-    return {id_: image.get(id_) for id_ in NAMES}
+    return {held.id: image.get(held.id) for held in schema.columns}
 
 
 SETTINGS: Final = {
@@ -182,6 +189,8 @@ SETTINGS: Final = {
     Keeping.MARKED: TableSettings(mode=Mode.SOFT_DELETE),
     Keeping.CHANGES: TableSettings(mode=Mode.APPEND),
 }
+"""Of the modes that keep more of a row than its latest state."""
+ALL_SETTINGS: Final = {Keeping.LATEST: TableSettings(), **SETTINGS}
 
 
 def in_order(found: list[Any]) -> list[Any]:
@@ -189,18 +198,31 @@ def in_order(found: list[Any]) -> list[Any]:
     return sorted(found, key=repr)
 
 
-def kept(lake: Lake, keeping: Keeping) -> list[Any]:
-    """What a target holds, as its model tells it."""
-    rows = lake.rows()
+def kept(lake: Lake, keeping: Keeping, schema: TableSchema = TABLE) -> list[Any]:
+    """What a target holds, as its model tells it; schema: the columns to look at, by their names there."""
+    rows = [(row, image_of(row, schema)) for row in lake.rows()]
     if keeping is Keeping.VERSIONS:
-        return in_order([(image_of(row), row["__START_AT"], row["__END_AT"]) for row in rows])
+        return in_order([(image, row["__START_AT"], row["__END_AT"]) for row, image in rows])
     if keeping is Keeping.MARKED:
-        return in_order([(image_of(row), row["_deleted"]) for row in rows])
-    return in_order([(row["_position"], row["_ordinal"], row["_op"], image_of(row)) for row in rows])
+        return in_order([(image, row["_deleted"]) for row, image in rows])
+    op = ("_op",) if keeping is Keeping.CHANGES else ()
+    return in_order([(*(row[name] for name in ("_position", "_ordinal", *op)), image) for row, image in rows])
 
 
-MODELS: Final[dict[Keeping, Callable[[list[Row]], list[Any]]]] = {
-    Keeping.VERSIONS: lambda rows: in_order([(whole(image), *times) for image, *times in versions(rows)]),
-    Keeping.MARKED: lambda rows: in_order([(whole(image), gone) for image, gone in marked(rows)]),
-    Keeping.CHANGES: lambda rows: in_order([(*place, whole(image)) for *place, image in every(rows)]),
+def _tracked(schema: TableSchema) -> list[int]:
+    return [held.id for held in schema.columns if held.key is None]
+
+
+def _with_images(found: list[tuple[Any, ...]], schema: TableSchema) -> list[Any]:
+    return in_order([(*place, whole(image, schema)) for *place, image in found])
+
+
+MODELS: Final[dict[Keeping, Callable[..., list[Any]]]] = {
+    Keeping.LATEST: lambda rows, schema=TABLE: _with_images(latest(rows), schema),
+    Keeping.VERSIONS: lambda rows, schema=TABLE: in_order(
+        [(whole(image, schema), *times) for image, *times in versions(rows, _tracked(schema))]
+    ),
+    Keeping.MARKED: lambda rows, schema=TABLE: in_order([(whole(image, schema), gone) for image, gone in marked(rows)]),
+    Keeping.CHANGES: lambda rows, schema=TABLE: _with_images(every(rows), schema),
 }
+"""What a target holds of a log (rows), whose columns in the end are those of schema, however it was applied."""

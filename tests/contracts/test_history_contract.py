@@ -1,4 +1,4 @@
-"""Targets that keep versions, marked rows or every change: the same table by any batches, held against a model."""
+"""Targets that keep versions, marked rows or every change: what each keeps, and what it refuses."""
 
 from __future__ import annotations
 
@@ -13,50 +13,16 @@ from cdc.config import SinkRule, TableSettings
 from cdc.config.sinks import Keeping
 from cdc.errors import HistoryTrimmed, MissingBase, SchemaNotApplicable
 from cdc.table import TableState
-from pipelines.sinks.delta import Writer
 from tests.contracts.folded import column
-from tests.contracts.histories import MODELS, RELATION, SETTINGS, TABLE, Lake, batch, kept
-from tests.pipelines.lives import Row, Source, log_row
+from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake, batch, kept
+from tests.contracts.stories import log
+from tests.pipelines.lives import Row, log_row
 
 
 def history(seed: int, transactions: int) -> tuple[list[Row], list[int]]:
     """(the log of a small table, the positions that a batch can end at)."""
-    source = Source(RELATION, Random(seed))
-    for _ in range(transactions):
-        source.transaction()
-    return source.log, sorted({row["position"] for row in source.log})
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("keeping", SETTINGS)
-def test_any_cut_of_a_history_and_any_batch_come_again_give_the_same_table(
-    tmp_path: Path, keeping: Keeping, seed: int
-) -> None:
-    rows, positions = history(seed, 24)
-    random = Random(f"{keeping}-{seed}")
-    lake, after = Lake(str(tmp_path), SETTINGS[keeping]), 0
-    while after < positions[-1]:
-        upto = random.choice([end for end in positions if end > after][:8])
-        record = lake.apply(rows, after, upto)
-        if random.random() < 0.3:  # a crash before it was published: the same, or a longer range, comes again
-            lake.start()
-            upto = random.choice([end for end in positions if end >= upto])
-            record = lake.apply(rows, after, upto)
-        lake.publish(record, upto)
-        after = upto
-
-    assert kept(lake, keeping) == MODELS[keeping](rows)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keeping", SETTINGS)
-def test_spark_writes_what_delta_rs_writes(tmp_path: Path, keeping: Keeping, spark: Any) -> None:
-    rows, positions = history(7, 16)
-    lake, after = Lake(str(tmp_path), SETTINGS[keeping], Writer.SPARK, spark), 0
-    for upto in [*positions[4::5], positions[-1]]:
-        lake.publish(lake.apply(rows, after, upto), upto)
-        after = upto
-    assert kept(lake, keeping) == MODELS[keeping](rows)
+    rows = log(Random(seed), transactions)
+    return rows, sorted({row["position"] for row in rows})
 
 
 def test_one_transaction_makes_one_version_of_a_row_at_most(tmp_path: Path) -> None:
@@ -195,6 +161,29 @@ def test_an_added_column_is_filled_in_old_versions_and_begins_none(tmp_path: Pat
     lake.publish(lake.apply(later, 6, 7, wider), 7)
     found = sorted((row["grade"], row["__START_AT"], row["__END_AT"]) for row in lake.rows())
     assert found == [("better", 7, None), ("new", 5, 7)]
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("keeping", SETTINGS)
+def test_after_a_crash_a_default_goes_to_the_rows_that_are_older_than_its_column_and_to_no_other(
+    tmp_path: Path, keeping: Keeping, told: bool
+) -> None:
+    wider = replace(TABLE, columns=(*TABLE.columns, column(5, "grade", missing="new")))
+    rows = [
+        log_row(RELATION, (5, 0), "c", key=["1"], after={1: "1"}),
+        log_row(RELATION, (6, 0), "s", payload=wider.to_json()),
+        log_row(RELATION, (6, 1), "c", key=["2"], after={1: "2", 5: "own"}),
+        log_row(RELATION, (6, 2), "c", key=["3"], after={1: "3", 5: None}),
+    ]
+    lake, began = Lake(str(tmp_path), SETTINGS[keeping]), 5 if told else 0
+    record = lake.apply(rows, 0, 5)
+    if told:
+        lake.publish(record, 5)
+    for upto in (6, 7):  # neither was told of, and the next driver begins where the last one did
+        lake.start()
+        lake.apply(rows, began, upto, wider)
+
+    assert sorted((row["id"], row["grade"]) for row in lake.rows()) == [(1, "new"), (2, "own"), (3, None)]
 
 
 def test_changes_that_the_log_has_only_as_what_they_come_to_begin_a_history_and_never_go_on_with_one(
