@@ -1,0 +1,74 @@
+"""As test_any_batches, where Spark writes the target or computes columns of it and says which rows it has."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from random import Random
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc.config.sinks import Keeping
+from pipelines.sinks.delta import Writer
+from tests.contracts.histories import ALL_SETTINGS, MODELS, Lake, kept
+from tests.contracts.stories import HUGE, drive, evolving, log, ruled, sent_whole
+from tests.pipelines.lives import PLAIN, Image
+
+COMPUTED = {"computed": {"label": "concat(coalesce(long, '-'), '/', coalesce(plain, 0))", "twice": "plain * 2"}}
+FILTERED = {**COMPUTED, "where": "plain IS NULL OR plain % 3 <> 0"}
+
+
+def computed(image: Image) -> tuple[str, int | None]:
+    """(label, twice) of a row."""
+    number, long = image[PLAIN], image[HUGE]
+    return f"{'-' if long is None else long}/{number or 0}", None if number is None else 2 * int(number)
+
+
+def kept_by(image: Image) -> bool:
+    """Whether the filter lets a row in."""
+    number = image[PLAIN]
+    return number is None or int(number) % 3 != 0
+
+
+def held(lake: Lake) -> dict[int, tuple[str, int | None]]:
+    """(label, twice) by key."""
+    return {row["id"]: (row["label"], row["twice"]) for row in lake.rows()}
+
+
+SHORT = [(Writer.DELTA_RS, False, 0), (Writer.DELTA_RS, True, 0), (Writer.SPARK, True, 0)]
+CASES = [
+    pytest.param(writer, filtered, seed, marks=[] if (writer, filtered, seed) in SHORT else pytest.mark.slow)
+    for writer, filtered, seed in product((Writer.DELTA_RS, Writer.SPARK), (False, True), range(6))
+]
+
+
+@pytest.mark.usefixtures("with_delta")
+@pytest.mark.parametrize(("writer", "filtered", "seed"), CASES)
+def test_any_batches_give_the_same_computed_columns_and_filtered_rows(
+    tmp_path: Path, spark: SparkSession, writer: Writer, filtered: bool, seed: int
+) -> None:
+    random = Random(f"{filtered} {seed}")
+    rows = log(random, 10)
+    story = ruled(evolving(sent_whole(rows) if filtered else rows, random), **(FILTERED if filtered else COMPUTED))
+    lake = Lake(str(tmp_path), ALL_SETTINGS[Keeping.LATEST], writer, spark, story.rules)
+    drive(lake, story, random)
+
+    expected = [row for row in MODELS[Keeping.LATEST](story.told, story.shown) if not filtered or kept_by(row[-1])]
+    assert kept(lake, Keeping.LATEST, story.shown) == expected
+    assert held(lake) == {int(image[1] or 0): computed(image) for *_, image in expected}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_delta")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("keeping", ALL_SETTINGS)
+def test_spark_writes_the_same_table_of_any_batches_while_its_columns_change(
+    tmp_path: Path, spark: SparkSession, keeping: Keeping, seed: int
+) -> None:
+    random = Random(f"{keeping} {seed}")
+    story = ruled(evolving(log(random), random))
+    lake = Lake(str(tmp_path), ALL_SETTINGS[keeping], Writer.SPARK, spark, story.rules)
+    drive(lake, story, random)
+
+    assert kept(lake, keeping, story.shown) == MODELS[keeping](story.told, story.shown)
