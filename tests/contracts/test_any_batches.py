@@ -26,9 +26,12 @@ STORIES: dict[str, Callable[[Random], Story]] = {
     "changed columns": lambda random: evolving(log(random), random),
     "changed columns under a rule": lambda random: ruled(evolving(log(random), random)),
 }
+QUICK = {0, 2, 18}
+"""Among them some whose rows outlast a new column, with a crash behind it."""
+SEEDS = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in range(30)]
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 30))])
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", STORIES)
 @pytest.mark.parametrize("keeping", ALL_SETTINGS)
 def test_any_batches_of_a_log_and_any_of_them_again_give_the_same_table(
