@@ -38,15 +38,24 @@ from pipelines.running.standing import applied_state, placed, reason
 from pipelines.sinks.delta_columns import check_kept, check_named, selected
 from pipelines.sinks.delta_cost import rewritten
 from pipelines.sinks.delta_default import default_expression
-from pipelines.sinks.delta_evolution import check_left_out, dropped, held_as, held_before
+from pipelines.sinks.delta_evolution import check_left_out, column_id, dropped, held_as, held_before
 from pipelines.sinks.delta_features import asking
 from pipelines.sinks.delta_foreign import Watch
-from pipelines.sinks.delta_history import HistoryTarget, all_columns, changed_upto, first_columns, note_older, refill
+from pipelines.sinks.delta_history import (
+    HistoryTarget,
+    all_columns,
+    changed_upto,
+    first_columns,
+    note_before,
+    note_older,
+    refill,
+)
 from pipelines.sinks.delta_keyless import counted_source
 from pipelines.sinks.delta_layout import Layout
 from pipelines.sinks.delta_merge import (
     ERASED,
     OP,
+    ROWS,
     Mark,
     merge_with_spark,
 )
@@ -57,7 +66,7 @@ from pipelines.sinks.delta_shapes import Shapes
 from pipelines.sinks.delta_shards import ShardTarget, part_of
 from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.delta_statistics import DataFile
-from pipelines.sinks.delta_table import DeltaTarget
+from pipelines.sinks.delta_table import COLUMNS, DeltaTarget
 from pipelines.sinks.delta_upkeep import Upkeep, UpkeepSettings
 from pipelines.sinks.delta_writers import Writer as Writer  # noqa: PLC0414 - a setting
 from pipelines.sinks.delta_writers import Writers
@@ -334,6 +343,8 @@ class DeltaSink:
     def _attempt(self, batch: TableBatch) -> TableRecord:
         """One try, safe to repeat: it begins with what the target says of itself now."""
         target, topic = self._target(batch.schema), batch.schema.topic
+        if batch.schema.relation not in self._records:
+            self._begin(target, batch)
         self._watch.before(target, topic, self._versions.get(target.uri))
         if (target.applied or -1) < batch.upto:
             held = target.actions
@@ -375,11 +386,13 @@ class DeltaSink:
     def _bring_history(self, target: DeltaTarget, batch: TableBatch, shape: Shape) -> None:
         settings, known = self._settings.of(batch.schema.topic), self._known(batch.schema)
         defaults = _defaults(shape, first_columns(target, shape.schema) if known is None else known.columns)
+        columns = all_columns(shape, settings.keeping)
         if target.columns_of <= batch.upto:
             # older versions stay, so that no copy replaces every row
-            columns = all_columns(shape, settings.keeping)
             note_older(target, columns, defaults.keys())
             target.follow(columns, settings.schema_changes, batch.upto, replaced=False)
+        else:
+            note_before(target, columns, batch.upto)
         refill(target, defaults, settings.keeping)
 
         def write(source: pa.Table, finds: tuple[str, ...], mark: Mark) -> None:
@@ -517,6 +530,15 @@ class DeltaSink:
         check_kept(schema, layout.keeping)
         shape = self.shape(schema)
         return DeltaTarget.create(uri, self._log_id, shape.schema, all_columns(shape, layout.keeping), layout)
+
+    def _begin(self, target: DeltaTarget, batch: TableBatch) -> None:
+        """Give a target that nothing was written to the columns of the range: a longer one, before a crash, made it."""
+        marks = (target.transaction(suffix) for suffix in ("", ROWS, ERASED, COLUMNS))
+        if target.part is not None or target.files()[0] or any(mark is not None for mark in marks):
+            return
+        columns = all_columns(self.shape(batch.schema), self._settings.of(batch.schema.topic).keeping)
+        younger = {column_id(field) for field in target.columns} - {None, *map(column_id, columns)}
+        target.follow(columns, SchemaChanges.EVOLVE, batch.upto, replaced=True, gone=frozenset(filter(None, younger)))
 
     def _record(self, batch: TableBatch, target: DeltaTarget, position: int) -> TableRecord:
         schema = batch.schema

@@ -88,8 +88,19 @@ def note_older(target: DeltaTarget, columns: pa.Schema, names: Collection[str]) 
     """Note up to where the rows are older than the columns of these names, before the target has them."""
     there, stands = {column_id(field) for field in target.columns}, changed_upto(target)
     new = [_older_than(columns.field(name)) for name in names if column_id(columns.field(name)) not in there]
-    if new and stands:
-        marks = CommitProperties(app_transactions=[Transaction(target.app_id + suffix, stands) for suffix in new])
+    if stands:
+        _note(target, new, stands)
+
+
+def note_before(target: DeltaTarget, columns: pa.Schema, upto: int) -> None:
+    """Note that the rows up to there are older than columns which the target has, and not they, from before a crash."""
+    theirs = {None, *map(column_id, columns)}
+    _note(target, [_older_than(field) for field in target.columns if column_id(field) not in theirs], upto)
+
+
+def _note(target: DeltaTarget, suffixes: Sequence[str], upto: int) -> None:
+    if suffixes:
+        marks = CommitProperties(app_transactions=[Transaction(target.app_id + suffix, upto) for suffix in suffixes])
         target.table.create_write_transaction([], "append", target.table.schema(), commit_properties=marks)
         target.refresh()
 

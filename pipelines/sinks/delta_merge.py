@@ -122,10 +122,15 @@ class Mark:
 
 
 def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, mark: Mark) -> None:
-    """Append rows; a column of the target that they do not have, which is another table's, is null."""
+    """Append rows; a column of the target that they do not have, which is another table's, is null.
+
+    What the target says of its columns stays: of rows from before a change that it has already, they would say another.
+    """
     for field in target.columns:
         if field.name not in rows.column_names:
             rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    said = {field.name: field.metadata for field in target.columns}
+    rows = pa.table(rows.columns, schema=pa.schema([field.with_metadata(said[field.name]) for field in rows.schema]))
     write_deltalake(target.table, rows, mode="append", commit_properties=mark.properties)
     target.refresh()
 

@@ -98,8 +98,7 @@ def drive(lake: Lake, story: Story, random: Random, most: int = 8) -> None:
         # a table that stands further than the cut is brought there first, as the loop does it
         later = [end for end in ends if after < end <= (ahead if ahead > after else ends[-1])][:most]
         if random.random() < 0.4:
-            least = _die(lake, story, random, (after, random.choice(later)))
-            later = [end for end in later if end >= least]
+            _die(lake, story, random, (after, random.choice(later)))
         upto = random.choice(later)
         record = lake.apply(story.rows, after, upto, story.schema_at(upto))
         lake.publish(record, upto)
@@ -110,18 +109,13 @@ def drive(lake: Lake, story: Story, random: Random, most: int = 8) -> None:
             lake.apply(story.rows, *again, story.schema_at(again[1]))
 
 
-def _die(lake: Lake, story: Story, random: Random, span: tuple[int, int]) -> int:
-    """A driver that goes no further than its batch, or than the columns of that: one row of it is no row.
-
-    Returns where the next batch may end. Known gap: where columns changed in the batch, a range that ends before
-    it is not tried, for the target may have been given the columns and not yet the rows.
-    """
+def _die(lake: Lake, story: Story, random: Random, span: tuple[int, int]) -> None:
+    """A driver that goes no further than its batch, or than the columns of that: one row of it is no row."""
     after, upto = span
     rows = [log_row(RELATION, (upto, MANY), "c", key=["?"], after={1: "?"})] if random.random() < 0.5 else []
     with suppress(ValueNotRepresentable):
         lake.apply([*story.rows, *rows], after, upto, story.schema_at(upto))
     lake.start()
-    return upto if story.schema_at(upto) != story.schema_at(after) else 0
 
 
 def _of_type(schema: TableSchema, oid: int, name: str) -> TableSchema:
