@@ -76,7 +76,7 @@ def _drain(
 
     Gives bytes and offsets (larger arrays where those were too small), the number of messages, status, reply request.
     """
-    connection, get_copy_data, free, copy = addresses[0], addresses[1], addresses[2], addresses[3]
+    connection, get_copy_data, free, copy = addresses[:4]
     message = np.zeros(1, np.int64)
     used = offsets[count]
     reply = False

@@ -38,7 +38,7 @@ from pipelines.running.standing import applied_state, placed, reason
 from pipelines.sinks.delta_columns import check_kept, check_named, selected
 from pipelines.sinks.delta_cost import rewritten
 from pipelines.sinks.delta_default import default_expression
-from pipelines.sinks.delta_evolution import check_left_out, column_id, dropped, held_as, held_before
+from pipelines.sinks.delta_evolution import check_left_out, dropped, held_as, held_before, only_in
 from pipelines.sinks.delta_features import asking
 from pipelines.sinks.delta_foreign import Watch
 from pipelines.sinks.delta_history import (
@@ -537,8 +537,8 @@ class DeltaSink:
         if target.part is not None or target.files()[0] or any(mark is not None for mark in marks):
             return
         columns = all_columns(self.shape(batch.schema), self._settings.of(batch.schema.topic).keeping)
-        younger = {column_id(field) for field in target.columns} - {None, *map(column_id, columns)}
-        target.follow(columns, SchemaChanges.EVOLVE, batch.upto, replaced=True, gone=frozenset(filter(None, younger)))
+        younger = only_in(target.columns, columns)
+        target.follow(columns, SchemaChanges.EVOLVE, batch.upto, replaced=True, gone=younger)
 
     def _record(self, batch: TableBatch, target: DeltaTarget, position: int) -> TableRecord:
         schema = batch.schema

@@ -201,6 +201,11 @@ def column_id(field: pa.Field) -> bytes | None:
     return None if field.metadata is None else field.metadata.get(COLUMN_ID_KEY)
 
 
+def only_in(present: pa.Schema, wanted: pa.Schema) -> frozenset[bytes]:
+    """Ids of the source columns that `present` has, and not `wanted`."""
+    return frozenset(_by_id(present).keys() - _by_id(wanted).keys())
+
+
 def without_ids(columns: pa.Schema) -> pa.Schema:
     """The columns as a target of many tables has them: each table has ids of its own."""
     types = [_type_name(field) for field in columns]

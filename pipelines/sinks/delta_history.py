@@ -42,7 +42,7 @@ from pipelines.folding.history import Ending
 from pipelines.folding.multiset import identities
 from pipelines.rows import typed_keys
 from pipelines.sinks.delta_columns import tracked
-from pipelines.sinks.delta_evolution import column_id
+from pipelines.sinks.delta_evolution import column_id, only_in
 from pipelines.sinks.delta_merge import OP, ROWS, Mark, double_quoted
 from pipelines.sinks.delta_partial import rows_with
 from pipelines.sinks.delta_source import Shape
@@ -94,8 +94,7 @@ def note_older(target: DeltaTarget, columns: pa.Schema, names: Collection[str]) 
 
 def note_before(target: DeltaTarget, columns: pa.Schema, upto: int) -> None:
     """Note that the rows up to there are older than columns which the target has, and not they, from before a crash."""
-    theirs = {None, *map(column_id, columns)}
-    _note(target, [_older_than(field) for field in target.columns if column_id(field) not in theirs], upto)
+    _note(target, [OLDER + column.decode() for column in sorted(only_in(target.columns, columns))], upto)
 
 
 def _note(target: DeltaTarget, suffixes: Sequence[str], upto: int) -> None:
