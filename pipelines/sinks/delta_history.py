@@ -39,10 +39,10 @@ from cdc.stores.parked import Key
 from cdc.table import Column, TableSchema
 from pipelines.fold import FOLDED_ARROW
 from pipelines.folding.history import Ending
-from pipelines.folding.multiset import identities
 from pipelines.rows import typed_keys
 from pipelines.sinks.delta_columns import tracked
 from pipelines.sinks.delta_evolution import column_id, only_in
+from pipelines.sinks.delta_keys import latest, numbered
 from pipelines.sinks.delta_merge import OP, ROWS, Mark, double_quoted
 from pipelines.sinks.delta_partial import rows_with
 from pipelines.sinks.delta_source import Shape
@@ -206,7 +206,7 @@ class HistoryTarget:
         where = _OPEN[Keeping.VERSIONS] if self._keeping is Keeping.VERSIONS else None
         rows = rows_with(self.target.table, keys, columns, where).combine_chunks()
         if self._keeping is Keeping.CHANGES:
-            rows = _latest(rows.filter(pc.is_in(rows[OP_COLUMN], pa.array(["c", "d", "r", "u"]))), self.shape.key)
+            rows = latest(rows.filter(pc.is_in(rows[OP_COLUMN], pa.array(["c", "d", "r", "u"]))), self.shape.key)
             return Held(rows, pc.not_equal(rows[OP_COLUMN], "d").to_numpy())
         alive = np.ones(rows.num_rows, bool)
         return Held(rows, ~rows[DELETED_COLUMN].to_numpy() if self._keeping is Keeping.MARKED else alive)
@@ -285,21 +285,11 @@ def _among(rows: pa.Table, keys: pa.Table) -> np.ndarray:
 def _first_of(rows: pa.Table, keys: pa.Table, positions: np.ndarray) -> np.ndarray:
     """For each row the first of the positions of its key, -1 if it has none; of each of the keys there is one."""
     names = keys.column_names
-    both = pa.concat_tables([rows.select(names), keys])
-    numbers = identities(both.columns, both.num_rows)
+    numbers = numbered(pa.concat_tables([rows.select(names), keys]))
     first = np.full(int(numbers.max(initial=-1)) + 1, _NEVER)
     np.minimum.at(first, numbers[rows.num_rows :], positions)
     found = first[numbers[: rows.num_rows]]
     return np.where(found == _NEVER, -1, found)
-
-
-def _latest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The latest row of each key."""
-    numbers = identities((rows[name] for name in key), rows.num_rows)
-    order = np.lexsort((rows[ORDINAL_COLUMN].to_numpy(), rows[POSITION_COLUMN].to_numpy()))
-    last = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
-    last[numbers[order]] = order  # of several the last one stays
-    return rows.take(pa.array(last))
 
 
 def _closed(ending: Ending, keeping: Keeping) -> dict[str, str]:

@@ -23,6 +23,7 @@ from cdc.position import Position
 from cdc.table import TableState
 from pipelines.rows import sent_cells, typed_keys
 from pipelines.sinks.delta_evolution import reading, rewritten, sources
+from pipelines.sinks.delta_keys import comparable, comparable_keys, one_of_each, one_of_each_in_spark
 from pipelines.sinks.delta_merge import double_quoted, frame_of
 from pipelines.sinks.delta_shards import columns_of
 from pipelines.sinks.delta_source import Shape, as_upserts, source_frame, source_rows, split
@@ -60,9 +61,9 @@ def table_source(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
     """Folded rows, op `u` and `d`, as a merge's source; arguments and errors as of complete."""
     whole, partial = split(images)
     source = source_rows(whole, shape)
-    if not partial.num_rows:
-        return source
-    return pa.concat_tables([source, as_upserts(complete(partial, before, shape), shape)])
+    if partial.num_rows:
+        source = pa.concat_tables([source, as_upserts(complete(partial, before, shape), shape)])
+    return one_of_each(source, shape.key)
 
 
 def frame_source(
@@ -74,10 +75,10 @@ def frame_source(
     """
     partial = frame.where("op = 'u' AND NOT complete").toArrow()
     source = source_frame(frame.where("op = 'd' OR coalesce(complete, true)"), shape)
-    if not partial.num_rows:
-        return source
-    rows = table_source(decided(partial), before, shape)
-    return source.unionByName(frame_of(frame.sparkSession, rows))
+    if partial.num_rows:
+        rows = table_source(decided(partial), before, shape)
+        source = source.unionByName(frame_of(frame.sparkSession, rows))
+    return one_of_each_in_spark(source, shape.key)
 
 
 def complete(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
@@ -163,7 +164,7 @@ def rows_with(
     columns = reading(held, wanted)
     name_of = {column.field.name: column.held for column in columns if column.held is not None}
     first = next(iter(keys.column_names), None)
-    values = None if first is None else pc.unique(keys[first])
+    values = None if first is None else pc.unique(comparable(keys[first]))
     same = first in name_of and held.field(name_of[first]).type == keys.schema.field(first).type
     narrowing = _predicate(name_of[first], values) if first is not None and same else None
     predicate = " AND ".join(condition for condition in (mine, narrowing, where) if condition) or None
@@ -171,7 +172,7 @@ def rows_with(
     for batch in pa.RecordBatchReader.from_stream(table.scan(columns=list(name_of.values()), predicate=predicate)):
         # the engine's string views have no filter yet: the wanted types first
         rows = pa.Table.from_batches([rewritten(batch, held, columns)])
-        found.append(rows if first is None else rows.filter(pc.is_in(rows[first], values)))
+        found.append(rows if first is None else rows.filter(pc.is_in(comparable(rows[first]), values)))
     return pa.concat_tables(found) if found else wanted.empty_table()
 
 
@@ -205,8 +206,8 @@ def _predicate(name: str, values: pa.Array) -> str | None:
 def _match(keys: pa.Table, held: pa.Table) -> pa.Array:
     """For every key the row of `held` with it, null where there is none."""
     names = keys.column_names
-    left = keys.append_column(_PLACE, pa.array(np.arange(keys.num_rows)))
-    right = held.select(names).append_column(_ROW, pa.array(np.arange(held.num_rows)))
+    left = comparable_keys(keys).append_column(_PLACE, pa.array(np.arange(keys.num_rows)))
+    right = comparable_keys(held.select(names)).append_column(_ROW, pa.array(np.arange(held.num_rows)))
     joined = left.join(right, names, join_type="left outer").sort_by(_PLACE)
     return joined[_ROW].combine_chunks()
 

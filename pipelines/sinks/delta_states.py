@@ -25,8 +25,8 @@ from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
 from cdc.table import TableState
 from pipelines.folding.history import Ending
-from pipelines.folding.multiset import identities
 from pipelines.rows import sent_cells, typed_keys
+from pipelines.sinks.delta_keys import numbered
 from pipelines.sinks.delta_source import Shape
 
 _NONE: Final = -1
@@ -205,8 +205,7 @@ def _numbered(images: pa.Table, typed: pa.Table, held: Held, shape: Shape) -> tu
     names = list(shape.key)
     moved = pc.is_valid(images["base"]).to_numpy()
     left = typed_keys(images["base"].filter(pa.array(moved)), shape.schema, shape.policy)
-    every = pa.concat_tables([held.rows.select(names), typed.select(names), left.select(names)])
-    numbers = identities(every.columns, every.num_rows)
+    numbers = numbered(pa.concat_tables([held.rows.select(names), typed.select(names), left.select(names)]))
     base[moved] = numbers[there + rows :]
     return numbers[: there + rows], base
 

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from cdc.errors import CutUnavailable
 from cdc.failpoint import VARIABLE
 from cdc.position import Position
 from cdc.stores.lake import Lake
@@ -41,7 +42,10 @@ def balances(folder: Path) -> list[int]:
     """The one sum that all tables come to, of each kept cut to which all four belong; fails where they differ."""
     lake, found = Lake.open(lake_in(folder)), []
     for listed in lake.cuts():
-        cut = lake.cut(Position(listed.position))
+        try:
+            cut = lake.cut(Position(listed.position))
+        except CutUnavailable:
+            continue  # of many of one moment the driver has thinned it out since they were listed
         if len(cut.tables) == len(BALANCES) and all(t.state == TargetState.STREAMING for t in cut.tables.values()):
             (row,) = lake.query(SUMS, cut).read_all().to_pylist()
             assert len(set(row.values())) == 1, (cut.position, row)
