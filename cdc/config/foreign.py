@@ -10,7 +10,8 @@ _NULLS: Final = "here a NULL and a column that was not sent are two things, and 
 AUTO_CDC: Final = {
     "keys": f"{_EVERY_ROW}: its key is the primary key at the source, or its replica identity",
     "sequence_by": f"{_EVERY_ROW}: the log is in the order of commits",
-    "apply_as_deletes": f"{_EVERY_ROW}: a delete at the source is one here; 'mode: soft_delete' keeps the row, marked",
+    "apply_as_deletes": f"{_EVERY_ROW}: a delete at the source is one here; 'mode: soft_delete' keeps the row, marked, "
+    "and 'transform: {where: …}' lets go of others",
     "apply_as_truncates": f"{_EVERY_ROW}: a truncate at the source is one here",
     "ignore_null_updates": _NULLS,
     "ignore_null_updates_column_list": _NULLS,
