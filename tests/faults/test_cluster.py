@@ -44,7 +44,7 @@ from tests.fixtures.s3 import KEY, KEY_ID, S3
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(270)]
 
 MANY = 120_000
-"""Rows: more than the driver folds by itself."""
+"""Rows: with a partial image among them more than the driver folds by itself."""
 SLOW = 240.0
 """Seconds for a cluster of several JVMs on a busy machine."""
 
@@ -130,7 +130,10 @@ def add_many(pipeline: Pipeline, first: int = 1) -> None:
     """A transaction that no driver folds alone, in the log."""
     with connect(pipeline.dsn) as conn:
         rows = "SELECT n, 'note ' || n FROM generate_series(%s::int, %s::int) n"
-        conn.execute(f"INSERT INTO shop.many {rows}", [first, first + MANY - 1])
+        with conn.transaction():
+            conn.execute(f"INSERT INTO shop.many {rows}", [first, first + MANY - 1])
+            conn.execute("UPDATE shop.many SET large = repeat('large ', 800) WHERE id = %s", [first])
+            conn.execute("UPDATE shop.many SET note = note WHERE id = %s", [first])  # without what is large
     pipeline.settle()
 
 
@@ -160,7 +163,8 @@ def latest_rows(files: Sequence[LogFile], upto: Position) -> pa.Table:
 def _shop(pipeline: Pipeline) -> Pipeline:
     prepare(pipeline)
     with connect(pipeline.dsn) as conn:
-        conn.execute("CREATE TABLE shop.many (id int PRIMARY KEY, note text)")
+        conn.execute("CREATE TABLE shop.many (id int PRIMARY KEY, note text, large text)")
+        conn.execute("ALTER TABLE shop.many ALTER large SET STORAGE EXTERNAL")
     return pipeline
 
 
