@@ -45,7 +45,7 @@ def statistics(rows: pa.Table, columns: Sequence[str]) -> str:
 
 
 def spelled(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
-    """Bounds as Delta spells them; None for types that JSON has no exact spelling for."""
+    """Bounds as Delta spells them, None those that it cannot; None for types that JSON has no exact spelling for."""
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_string(kind):
         whole: list[Any] = values.to_pylist()
@@ -53,9 +53,9 @@ def spelled(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
     if pa.types.is_date(kind):
         return [None if day is None or day.startswith("-") else day for day in values.cast(pa.string()).to_pylist()]
     if pa.types.is_timestamp(kind):
-        # Delta's statistics end at the millisecond, and its readers know
-        texts = values.cast(pa.timestamp("ms", tz=kind.tz), safe=False).cast(pa.string()).to_pylist()
-        return [None if text is None or text.startswith("-") else text.replace(" ", "T") for text in texts]
+        # Delta's statistics end at the millisecond, and its readers know: of either bound the one before it
+        texts = pc.floor_temporal(values, unit="millisecond").cast(pa.timestamp("ms", tz=kind.tz)).cast(pa.string())
+        return [None if text is None or text.startswith("-") else text.replace(" ", "T") for text in texts.to_pylist()]
     return None
 
 

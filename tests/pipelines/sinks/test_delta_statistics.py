@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from pipelines.sinks.delta_statistics import LONGEST, statistics
 
@@ -40,6 +41,14 @@ def test_a_type_without_an_exact_spelling_has_no_bounds_but_its_nulls() -> None:
     found = told(ROWS, "price", "active", "empty")
     assert (found["minValues"], found["maxValues"]) == ({}, {})
     assert found["nullCount"] == {"price": 2, "active": 1, "empty": 3}
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_a_moment_before_1970_is_never_before_its_bound(zone: str | None) -> None:
+    moments = pa.array([-1, -1_500, -62_135_596_799_999_999], pa.timestamp("us", tz=zone))
+    for moment in moments:
+        least = told(pa.table({"made": pa.array([moment.as_py()], moments.type)}), "made")["minValues"]["made"]
+        assert pa.array([least.removesuffix("Z").replace("T", " ")]).cast(pa.timestamp("us"))[0].value <= moment.value
 
 
 def test_nothing_is_said_of_columns_that_were_not_asked_for_or_are_not_there() -> None:
