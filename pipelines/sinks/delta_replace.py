@@ -37,7 +37,7 @@ from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_shapes import moved
 from pipelines.sinks.delta_shards import keep_only, part_id, shards_of
 from pipelines.sinks.delta_statistics import spelled
-from pipelines.sinks.delta_table import GENERATION, KEYLESS, RELATION, STATISTICS, DeltaTarget
+from pipelines.sinks.delta_table import COLUMNS, GENERATION, KEYLESS, RELATION, STATISTICS, DeltaTarget
 
 _NTZ: Final = "timestampNtz"
 
@@ -177,8 +177,8 @@ def _make_ready(target: DeltaTarget, staged: DeltaTarget) -> None:
 def _marks(target: DeltaTarget, records: Sequence[TableRecord]) -> list[Transaction]:
     """Where the target stands once it has the rows of the records, also of a table whose rows go for good."""
     if not target.merged:
-        # a replay may end before the old target's changes did
-        return [Transaction(target.app_id + suffix, records[0].position) for suffix in ("", ROWS, ERASED)]
+        # a replay may end before the old target's changes did, or those of its columns
+        return [Transaction(target.app_id + suffix, records[0].position) for suffix in ("", ROWS, ERASED, COLUMNS)]
     stands = dict.fromkeys(shards_of(target.columns), 0) | {record.relation: record.position for record in records}
     ids = {part_id(target.app_id, part): position for part, position in stands.items()}
     return [Transaction(id_ + suffix, position) for id_, position in ids.items() for suffix in ("", ERASED)]

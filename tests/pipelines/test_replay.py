@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.catalog import Catalog, ProcessReport
-from cdc.config import DeltaSink, load
+from cdc.config import DeltaSink, SchemaChanges, load
 from cdc.errors import ConfigError, SinkFenced, SinkHeld
 from cdc.stores.lake import read_target
 from cdc.stores.parked import read_parked
@@ -26,9 +26,12 @@ from pipelines.driver import SinkParts, SinkQuery, delta_settings
 from pipelines.rebuilding.into import check_into, filled
 from pipelines.rebuilding.request import ReplayOptions
 from pipelines.replay import replay
+from pipelines.rows import target_schema
 from pipelines.running.cuts import Cuts
 from pipelines.running.pauses import Pauses, paused, sole_replay
 from pipelines.sinks.delta_replace import StagedDelta
+from pipelines.sinks.delta_table import DeltaTarget
+from pipelines.types import TypePolicy
 from tests.fixtures.waiting import until
 from tests.log.rows import row, schema_of
 from tests.pipelines.replayed import END, FIGURES, ITEMS, ORDERS, Ground, change, delta_rows, made
@@ -46,6 +49,7 @@ def again(ground: Ground, sink: str = "lake", **options: Any) -> None:
 
 
 ID = Column(id=1, name="id", type_oid=23, type_name="integer", key=0)
+NOTE = Column(id=2, name="note", type_oid=25, type_name="text")
 AT = Column(id=3, name="at", type_oid=1114, type_name="timestamp without time zone")
 
 
@@ -211,6 +215,24 @@ def test_columns_that_came_and_went_are_those_of_now(ground: Ground) -> None:
     ground.drive("lake", 1_600)
     times = {row["id"]: row["at"] for row in ground.lake()["shop.orders"] if row["at"] is not None}
     assert times == {9: datetime(2026, 1, 31, 12, 0, 0, 250_000), 10: datetime(2026, 2, 1)}  # noqa: DTZ001 - naive
+
+
+def test_columns_that_a_crash_had_brought_to_the_old_target_come_to_the_new_one_in_their_turn(ground: Ground) -> None:
+    ground.drive("lake")
+    now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, NOTE, AT))
+    wider = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())
+    for position, rows in ((1_500, [wider]), (1_600, [])):
+        image = [(1, "9"), (2, "x"), (3, "2026-02-01 00:00:00")]
+        ground.append(position, [*rows, change(position, 1, 9, None, op="u", after=image)])
+    target = DeltaTarget.open(str(ground.folder / "lake/shop/orders"))
+    assert target is not None
+    target.follow(target_schema(now, TypePolicy.EXACT), SchemaChanges.EVOLVE, 1_600, replaced=False)
+    again(ground, tables=("shop.orders",))
+    assert "at" not in ground.lake()["shop.orders"][0]
+    ground.drive("lake", 1_600)
+
+    assert states(ground) == {"shop.orders": "streaming", "shop.items": "streaming"}
+    assert [row["id"] for row in ground.lake()["shop.orders"] if row["at"] is not None] == [9]
 
 
 def test_where_columns_are_dropped_the_stream_leaves_those_of_a_replay(ground: Ground) -> None:
