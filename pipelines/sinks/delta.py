@@ -54,6 +54,7 @@ from pipelines.sinks.delta_keyless import counted_source
 from pipelines.sinks.delta_layout import Layout
 from pipelines.sinks.delta_merge import (
     ERASED,
+    ONE_SPARK_WRITE,
     OP,
     ROWS,
     Mark,
@@ -235,7 +236,7 @@ class DeltaSink:
         target = self._target(batch.schema)
         shape = self.shape(batch.schema)
         source = shape.finished_frame(rows.selectExpr("*", f"'u' AS {OP}"))
-        with self._writers.one_spark_write, refusing(batch.schema.topic):
+        with ONE_SPARK_WRITE, refusing(batch.schema.topic):
             merge_with_spark(target, source, shape.key, Mark(target.app_id, batch.upto))
         return self._filled(batch, target)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 from cdc.stores.features import lacking
 from pipelines.sinks.delta_evolution import Plan
 from pipelines.sinks.delta_features import unsupported
-from pipelines.sinks.delta_merge import backticked, transaction
+from pipelines.sinks.delta_merge import ONE_SPARK_WRITE, backticked, transaction
 from pipelines.sinks.delta_table import DeltaTarget
 
 if TYPE_CHECKING:
@@ -47,11 +46,10 @@ class SparkTarget(DeltaTarget):
     Its columns stay as they are: Spark's DDL has no way to say by which id the log knows one.
     """
 
-    def __init__(self, whole: DeltaTarget, spark: SparkSession, one_write: Lock) -> None:
-        """one_write: held by whoever has the session write with a `txn`."""
+    def __init__(self, whole: DeltaTarget, spark: SparkSession) -> None:
         super().__init__(whole.uri, whole.table)
         self.cluster_by = whole.cluster_by
-        self._spark, self._one_write = spark, one_write
+        self._spark = spark
         if lacking(self.table, to_read=True):
             self.reads = SparkReads(spark, self.uri)
 
@@ -66,7 +64,7 @@ class SparkTarget(DeltaTarget):
     def _delete(self, condition: str, upto: int, suffix: str) -> None:
         from delta.tables import DeltaTable as SparkDeltaTable
 
-        with self._one_write, transaction(self._spark, self.app_id + suffix, upto):
+        with ONE_SPARK_WRITE, transaction(self._spark, self.app_id + suffix, upto):
             SparkDeltaTable.forPath(self._spark, self.uri).delete(condition)
         self.refresh()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -31,6 +32,8 @@ PLACE: Final = (POSITION_COLUMN, ORDINAL_COLUMN)
 SOURCE: Final = "s"
 TARGET: Final = "t"
 
+ONE_SPARK_WRITE: Final = Lock()
+"""Held around `transaction`: the `txn` stands in the session, which all threads and all sinks of a process share."""
 _TXN_APP: Final = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION: Final = "spark.databricks.delta.write.txnVersion"
 
@@ -232,7 +235,10 @@ def require_delta(spark: SparkSession | None) -> SparkSession:
 
 @contextmanager
 def transaction(spark: SparkSession, app_id: str, version: int) -> Iterator[None]:
-    """Every Delta write of the session inside the block carries this `txn`; it is skipped if the table has it."""
+    """Every Delta write of the session inside the block carries this `txn`; it is skipped if the table has it.
+
+    Called with ONE_SPARK_WRITE held.
+    """
     spark.conf.set(_TXN_APP, app_id)
     # a position prints itself as Postgres does
     spark.conf.set(_TXN_VERSION, str(int(version)))

@@ -6,7 +6,6 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from pipelines.sinks.delta_cost import LEARNS_FROM, Choice, Costs, Work, candida
 from pipelines.sinks.delta_features import AWAY, unsupported
 from pipelines.sinks.delta_layout import Layout
 from pipelines.sinks.delta_merge import (
+    ONE_SPARK_WRITE,
     Mark,
     frame_of,
     merge_with_delta_rs,
@@ -52,8 +52,6 @@ class Writers:
         """path: the sink's template, which says in what store its targets are."""
         self.wanted, self._path = wanted, path
         self.costs = Costs()
-        self.one_spark_write = Lock()
-        """Spark takes the `txn` of a commit from the session, which all threads share."""
         self.by_spark = False
         """Whether there is a session that can write the targets, and may."""
         self._spark: SparkSession | None = None
@@ -81,7 +79,7 @@ class Writers:
         if layout.merged or layout.keeping is not Keeping.LATEST:
             raise unsupported(whole.uri, features, "Spark writes the latest rows of a single table only", remedy=AWAY)
         if self.by_spark and self._spark is not None:
-            return SparkTarget(whole, self._spark, self.one_spark_write)
+            return SparkTarget(whole, self._spark)
         if self._spark is None and self.wanted is Writer.AUTO:
             raise SparkAwaited(f"target {whole.uri!r} has table features that delta-rs does not write")
         raise unsupported(whole.uri, features)
@@ -110,7 +108,7 @@ class Writers:
         self, target: DeltaTarget, source: pa.Table | DataFrame, key: tuple[str, ...], mark: Mark, choice: Choice
     ) -> None:
         """Merge the source in one commit that carries the mark."""
-        with self.one_spark_write if choice.spark else nullcontext():
+        with ONE_SPARK_WRITE if choice.spark else nullcontext():
             began = time.monotonic()
             if choice.spark:
                 spark = require_delta(self._spark)
