@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _WANTED: Final = "_wanted"
+_AGAIN: Final = "/again"
+"""Behind a target's `txn` identity: the version of the target at which what was erased before was erased again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,11 @@ class SparkTarget(DeltaTarget):
     def _delete(self, condition: str, upto: int, suffix: str) -> None:
         from delta.tables import DeltaTable as SparkDeltaTable
 
-        with ONE_SPARK_WRITE, transaction(self._spark, self.app_id + suffix, upto):
+        application, version = self.app_id + suffix, upto
+        if (self.transaction(suffix) or 0) >= upto:
+            # a crash left it behind a longer range, parts of which came since: Spark would pass over the erasure
+            application, version = self.app_id + _AGAIN, self.version
+        with ONE_SPARK_WRITE, transaction(self._spark, application, version):
             SparkDeltaTable.forPath(self._spark, self.uri).delete(condition)
         self.refresh()
 
