@@ -468,8 +468,12 @@ class DeltaSink:
         if batch.schema.key:
             return self._shapes.finished(table_source(self._shapes.decided(images, shape), before, shape), shape)
         # an earlier attempt may have gone into the range: what came or went once must not do so again
-        behind = images.filter(pc.greater(images["position"], target.applied or 0))
-        return self._shapes.finished(counted_source(behind, target.table, shape, batch.truncated), shape)
+        applied = target.applied or 0
+        behind = images.filter(pc.greater(images["position"], applied))
+        # a row that goes is not there while its table is copied, or where a crash left it erased
+        lenient = batch.copying or self._erased_upto(target, batch.schema.relation) > applied
+        made = counted_source(behind, target.table, shape, batch.truncated, lenient=lenient)
+        return self._shapes.finished(made, shape)
 
     def _target(self, schema: TableSchema) -> DeltaTarget:
         uri, shape = self._uri(schema), self.shape(schema)

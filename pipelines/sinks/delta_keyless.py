@@ -14,7 +14,6 @@ from deltalake import DeltaTable
 from cdc.errors import MissingBase, SchemaNotApplicable
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
-from cdc.table import TableState
 from pipelines.folding.multiset import identities, latest_of, netted
 from pipelines.sinks.delta_merge import OP
 from pipelines.sinks.delta_partial import is_after, rows_with
@@ -22,35 +21,37 @@ from pipelines.sinks.delta_source import Shape, as_upserts
 
 
 def counted_source(
-    images: pa.Table, held: DeltaTable, shape: Shape, truncated: tuple[int, int] | None = None
+    images: pa.Table, held: DeltaTable, shape: Shape, truncated: tuple[int, int] | None = None, *, lenient: bool
 ) -> pa.Table:
     """Folded rows that the target does not have yet → the merge's source, by place.
 
-    truncated: place of a truncate in the range; an older row is gone by itself. While the table is being copied, a
-    delete of a row that is not there takes none. Raises MissingBase for one otherwise, SchemaNotApplicable for rows
-    with a key.
+    truncated: place of a truncate in the range; an older row is gone by itself. lenient: a delete of a row that is not
+    there takes none. Raises MissingBase for one otherwise, SchemaNotApplicable for rows with a key.
     """
     if images["key"].null_count < images.num_rows:
         raise SchemaNotApplicable(f"table {shape.schema.topic!r} lost its key in the midst of what is to be applied")
     left = netted(images, shape.schema)
     came, went = (left.filter(pc.equal(left["op"], op)) for op in ("u", "d"))
     rows = as_upserts(shape.rows(came), shape)
-    return pa.concat_tables([rows, _leaving(went, held, shape, truncated)]) if went.num_rows else rows
-
-
-def _leaving(went: pa.Table, held: DeltaTable, shape: Shape, truncated: tuple[int, int] | None) -> pa.Table:
+    if not went.num_rows:
+        return rows
     typed = shape.rows(went)
-    rows = rows_with(held, _telling(typed), shape.columns)
+    there = rows_with(held, _telling(typed), shape.columns)
     if truncated is not None:
-        rows = rows.filter(is_after(rows, truncated))
+        there = there.filter(is_after(there, truncated))
+    return pa.concat_tables([rows, _leaving(typed, there, shape, lenient=lenient)])
+
+
+def _leaving(typed: pa.Table, rows: pa.Table, shape: Shape, *, lenient: bool) -> pa.Table:
+    """Of each row that went one that is equal to it among those of the target, by its place."""
     names = [name for name in shape.columns.names if name not in (POSITION_COLUMN, ORDINAL_COLUMN)]
     both = pa.concat_tables([typed, rows])
     ids = identities((both[name] for name in names), both.num_rows)
     asked, there = ids[: typed.num_rows], ids[typed.num_rows :]
     kinds = int(ids.max()) + 1
     wanted, present = np.bincount(asked, minlength=kinds), np.bincount(there, minlength=kinds)
-    if (wanted > present).any() and shape.schema.state is not TableState.SNAPSHOTTING:
-        first = Position(went["position"][int(np.flatnonzero((wanted > present)[asked])[0])].as_py())
+    if (wanted > present).any() and not lenient:
+        first = Position(typed[POSITION_COLUMN][int(np.flatnonzero((wanted > present)[asked])[0])].as_py())
         raise MissingBase(
             f"table {shape.schema.topic!r} lacks {int((wanted - present).clip(0).sum())} of the rows "
             f"that were deleted, from {first} on"

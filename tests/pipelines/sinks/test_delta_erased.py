@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from cdc.stores.lake import read_target
 from cdc.stores.published import Published, TableRecord
 from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
 from pipelines.sinks.delta_merge import ERASED
+from pipelines.sinks.delta_table import DeltaTarget
 from pipelines.sinks.sink import TableBatch
-from tests.contracts.folded import ORDERS, batch, put
+from tests.contracts.folded import FOLDED, ID, ITEM, ORDERS, PRICE, Row, batch, folded, put
 from tests.pipelines.parking.parked import LOG
 
+BAG = replace(ORDERS, columns=tuple(replace(column, key=None) for column in (ID, ITEM, PRICE)))
 TRUNCATED = (35, 0)
 """In the range (20, 60], of which the parts are (20, 30] and (30, 60]."""
+
+
+def erased(uri: str) -> None:
+    """Leave a target as a driver does that is killed before it merges what else the range (20, 60] has."""
+    target = DeltaTarget.open(uri)
+    assert target is not None
+    target.erase(TRUNCATED, None, 60, ERASED)
 
 
 def opened(folder: Path, writer: Writer = Writer.DELTA_RS) -> DeltaSink:
@@ -28,6 +41,27 @@ def applied(sink: DeltaSink, said: TableBatch) -> TableRecord:
     record = sink.apply(said)
     sink.publish(Published(said.upto, 0, {record.relation: record}))
     return record
+
+
+def bag(after: int, upto: int, came: list[Row], went: list[Row], **control: Any) -> TableBatch:
+    """A batch of the same table without a key."""
+    images = folded([*came, *went])
+    told = {
+        "op": pa.array(["u"] * len(came) + ["d"] * len(went)),
+        "key": pa.nulls(images.num_rows, FOLDED.field("key").type),
+    }
+    rows = pa.table([told.get(name, images[name]) for name in FOLDED.names], schema=FOLDED)
+    return TableBatch(schema=BAG, rows=rows, frame=None, after=after, upto=upto, **control)
+
+
+def test_of_a_table_without_a_key_a_row_may_go_that_is_gone_already(tmp_path: Path) -> None:
+    target = applied(opened(tmp_path), bag(0, 20, [put(1, "a", 10), put(2, "b", 11)], [], generation=1)).target
+    erased(target)
+    sink = opened(tmp_path)
+    applied(sink, bag(20, 30, [put(3, "c", 26)], [put(1, "a", 25)]))
+    record = applied(sink, bag(30, 60, [put(4, "d", 50)], [], truncated=TRUNCATED))
+
+    assert [row["item"] for row in read_target(record.target).read_all().to_pylist()] == ["d"]
 
 
 @pytest.mark.slow
