@@ -146,7 +146,7 @@ class SinkLoop:
                     schema=schema,
                     rows=batch.rows_of(relation),
                     frame=None,
-                    after=min(before.position, upto) if before else 0,
+                    after=min(before.position, self.position, upto) if before else 0,
                     upto=upto,
                     truncated=controls.truncated,
                     generation=controls.generation,

@@ -98,7 +98,7 @@ class Parking:
         sink, relation = self._sink, batch.schema.relation
         if not isinstance(sink, Parks) or batch.frame is not None:
             return sink.apply(batch)
-        stands = before.position if before is not None else sink.stands(batch.schema)
+        stands = _stands(sink, before, batch)
         if sink.keeps_changes(batch.schema):
             # its batches may be parts of what is published, or come again with what ended rows missing
             stands = max(stands, sink.stands(batch.schema), self._applied.get(relation, 0))
@@ -139,6 +139,16 @@ class Parking:
             for key, verb in asked.items():
                 if self._due.pop((relation, key), None) is not None:
                     self._merged[relation, key] = _became(verb, held.get(key), left.get(key))
+
+
+def _stands(sink: Parks, before: TableRecord | None, batch: TableBatch) -> int:
+    """The position up to which the target has all rows of a table."""
+    if before is None:
+        return sink.stands(batch.schema)
+    if before.position <= batch.after:
+        return before.position
+    # a crash left it ahead: perhaps only what a truncate ended is gone from it up to there
+    return min(before.position, max(batch.after, sink.stands(batch.schema)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Driver:
         self.sink = self.made(folder, DeadLetters(stop_at=stop_at, ratio=ratio), **said)
         self.parking = Parking(self.sink)
         opened = self.sink.open(LOG) or Published(0, 0)
+        self.position = opened.position
         self.tables = self.parking.listed(opened.tables)
 
     def made(self, folder: Path, dead_letters: DeadLetters, **said: Any) -> Parks:
@@ -44,14 +46,18 @@ class Driver:
     def merge(self, *rows: Any, upto: int, **control: Any) -> TableRecord:
         """Apply what came up to there, and publish nothing."""
         schema = control.pop("schema", ORDERS)
-        before = self.tables.get(ORDERS.relation)
-        return self.parking.apply(before, batch(list(rows), before.position if before else 0, upto, schema, **control))
+        return self.parking.apply(*self._behind(batch(list(rows), 0, upto, schema, **control)))
 
     def merge_folded(self, images: pa.Table, upto: int) -> TableRecord:
         """As merge, of rows as the fold hands them on."""
+        whole = TableBatch(schema=ORDERS, rows=images, frame=None, after=0, upto=upto)
+        return self.parking.apply(*self._behind(whole))
+
+    def _behind(self, whole: TableBatch) -> tuple[TableRecord | None, TableBatch]:
+        """(where the table stood, the batch as that which came after the last one that was published)."""
         before = self.tables.get(ORDERS.relation)
-        after = min(before.position, upto) if before else 0
-        return self.parking.apply(before, TableBatch(schema=ORDERS, rows=images, frame=None, after=after, upto=upto))
+        after = min(before.position, self.position, whole.upto) if before else 0
+        return before, replace(whole, after=after)
 
     def take(self, *rows: Any, upto: int, **control: Any) -> list[str]:
         """Apply and publish; the keys that are parked then."""
@@ -60,7 +66,7 @@ class Driver:
 
     def publish(self, record: TableRecord, upto: int) -> None:
         """Make what was applied the published cut."""
-        self.tables = {ORDERS.relation: record}
+        self.tables, self.position = {ORDERS.relation: record}, upto
         self.sink.publish(Published(upto, 0, self.tables))
         self.parking.published()
 

@@ -16,7 +16,7 @@ from pipelines.sinks.delta_merge import ERASED
 from pipelines.sinks.delta_table import DeltaTarget
 from pipelines.sinks.sink import TableBatch
 from tests.contracts.folded import FOLDED, ID, ITEM, ORDERS, PRICE, Row, batch, folded, put
-from tests.pipelines.parking.parked import LOG
+from tests.pipelines.parking.parked import LOG, NAN, Driver
 
 BAG = replace(ORDERS, columns=tuple(replace(column, key=None) for column in (ID, ITEM, PRICE)))
 TRUNCATED = (35, 0)
@@ -52,6 +52,18 @@ def bag(after: int, upto: int, came: list[Row], went: list[Row], **control: Any)
     }
     rows = pa.table([told.get(name, images[name]) for name in FOLDED.names], schema=FOLDED)
     return TableBatch(schema=BAG, rows=rows, frame=None, after=after, upto=upto, **control)
+
+
+def test_a_row_that_does_not_fit_waits(tmp_path: Path) -> None:
+    first = Driver(tmp_path)
+    first.take(put(1, "a", 10), upto=20)
+    erased(first.record.target)
+    second = Driver(tmp_path)
+    second.take(put(2, "b", 25), upto=30)
+
+    assert second.take(put(5, "e", 50, price=NAN), put(6, "f", 51), upto=60, truncated=TRUNCATED) == ["5"]
+    assert second.items() == {"6": "f"}
+    assert Driver(tmp_path).keys() == ["5"]
 
 
 def test_of_a_table_without_a_key_a_row_may_go_that_is_gone_already(tmp_path: Path) -> None:
