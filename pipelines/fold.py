@@ -119,9 +119,10 @@ def apart_from_partial(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
     old = pa.table({"relation": moved["relation"], "text": pc.binary_join(moved["old_key"], "\0")})
     touched = pa.concat_tables([partial.select(_KEY), old]).group_by(_KEY).aggregate([])
     numbered = keyed.select(_KEY).append_column("row", _numbers(keyed.num_rows))
-    in_lives = numbered.join(touched, _KEY, join_type="left semi")["row"]
-    others = numbered.join(touched, _KEY, join_type="left anti")["row"]
-    return keyed.take(others), keyed.take(in_lives)
+    in_lives = np.zeros(keyed.num_rows, np.bool_)
+    in_lives[numbered.join(touched, _KEY, join_type="left semi")["row"].to_numpy()] = True
+    # not take, which joins the pieces first: of an image more than 2 GiB are not to be had in one
+    return keyed.filter(pa.array(~in_lives)), keyed.filter(pa.array(in_lives))
 
 
 def _stated(latest: pa.Table) -> pa.Table:

@@ -23,6 +23,8 @@ TYPE_KEY: Final = b"postgres.type"
 COLUMN_ID_KEY: Final = b"cdc.column_id"
 """Field metadata: the log's id of the column, decimal; names may change, ids do not."""
 
+MOST_TEXT: Final = 1 << 30
+"""Bytes of images that are taken apart at once: an array of text, and of maps of it, holds 2 GiB."""
 _ABSENT: Final = -1
 
 
@@ -52,6 +54,24 @@ def typed_rows(images: pa.Table, schema: TableSchema, policy: Policy) -> pa.Tabl
     null); for incomplete images that is a place holder, to be laid over their base: see sent_cells.
     Raises ValueNotRepresentable naming column, type and position of the first value that does not fit.
     """
+    return pa.concat_tables([_typed_part(part, schema, policy) for part in _parts(images)])
+
+
+def _parts(images: pa.Table) -> list[pa.Table]:
+    """Images in parts of which each has no more text than one array can hold."""
+    if images.column("after").nbytes <= MOST_TEXT:
+        return [images]
+    held, parts = 0, list[list[pa.RecordBatch]]()
+    for batch in images.to_batches():
+        held += batch.nbytes
+        if not parts or held > MOST_TEXT:
+            parts.append([])
+            held = batch.nbytes
+        parts[-1].append(batch)
+    return [pa.Table.from_batches(part) for part in parts]
+
+
+def _typed_part(images: pa.Table, schema: TableSchema, policy: Policy) -> pa.Table:
     positions = images.column("position")
     columns = [
         _typed(texts, column, family_of(column, policy), positions)
