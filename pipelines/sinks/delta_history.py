@@ -303,7 +303,10 @@ def _closed(ending: Ending, keeping: Keeping) -> dict[str, str]:
 
 
 def _older(ending: Ending) -> str:
+    """SQL that is true for the rows that it took away, and for those that another hand put there without a place."""
+    placeless = f"{POSITION_COLUMN} IS NULL"
     if ending.began is not None:
-        return f"{POSITION_COLUMN} < {int(ending.began)}"
+        return f"{placeless} OR {POSITION_COLUMN} < {int(ending.began)}"
     position, ordinal = int(ending.position), int(ending.ordinal)
-    return f"{POSITION_COLUMN} < {position} OR ({POSITION_COLUMN} = {position} AND {ORDINAL_COLUMN} < {ordinal})"
+    within = f"{POSITION_COLUMN} = {position} AND {ORDINAL_COLUMN} < {ordinal}"
+    return f"{placeless} OR {POSITION_COLUMN} < {position} OR ({within})"

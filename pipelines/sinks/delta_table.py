@@ -283,7 +283,7 @@ class DeltaTarget:
             self._set_property(GENERATION, str(position))
 
     def erase(self, truncated: tuple[int, int] | None, generation: int | None, upto: int, suffix: str) -> None:
-        """Delete every row older than the truncate and the generation; once more changes nothing.
+        """Delete every row older than the truncate and the generation, or without a place; once more changes nothing.
 
         The commit carries the `txn` of a range ending at upto, or the one that the suffix names.
         """
@@ -296,7 +296,8 @@ class DeltaTarget:
         if generation is not None:
             older.append(f"{POSITION_COLUMN} < {int(generation)}")
         if older and self.files()[0]:
-            condition = " OR ".join(f"({condition})" for condition in older)
+            # another hand put a row there without a place: at the source it is not
+            condition = " OR ".join(f"({condition})" for condition in (*older, f"{POSITION_COLUMN} IS NULL"))
             self._delete(self._of_part(condition), upto, suffix)
 
     def _delete(self, condition: str, upto: int, suffix: str) -> None:

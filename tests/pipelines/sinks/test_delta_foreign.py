@@ -12,8 +12,10 @@ from deltalake import DeltaTable, write_deltalake
 from structlog.testing import capture_logs
 
 from cdc import metrics
+from cdc.config.sinks import Keeping
 from cdc.log.layout import commit_file
 from cdc.stores.published import Published, TableRecord
+from pipelines.folding.history import Ending
 from pipelines.running.foreign import ForeignCommit
 from pipelines.running.progress import Progress
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
@@ -21,6 +23,7 @@ from pipelines.sinks.delta_table import DeltaTarget
 from pipelines.sinks.delta_upkeep import COMPACT_ABOVE
 from pipelines.sinks.sink import TableBatch
 from tests.contracts.folded import ORDERS, batch, gone, part, put
+from tests.contracts.histories import ALL_SETTINGS
 
 LOG = "log-1"
 TOPIC = ORDERS.topic
@@ -191,3 +194,20 @@ def test_a_foreign_commit_is_counted_and_stands_beside_its_table(sink: DeltaSink
     (table,) = progress.to_tables()
     assert table.reason is not None
     assert "(DELETE): 'cdc verify' says what differs" in table.reason
+
+
+@pytest.mark.parametrize("began", [None, 35], ids=["truncate", "generation end"])
+@pytest.mark.parametrize("keeping", [Keeping.LATEST, Keeping.VERSIONS, Keeping.MARKED])
+def test_a_row_without_a_place_goes_with_older_ones(tmp_path: Path, keeping: Keeping, began: int | None) -> None:
+    settings = DeltaSettings("lake", f"{tmp_path}/lake/{{schema}}/{{table}}", table=ALL_SETTINGS[keeping])
+    sink = DeltaSink(settings)
+    sink.open(LOG)
+    uri = sink.apply(batch([put(1, "a", 10)], 0, 20)).target
+    columns = {field.name: pa.nulls(1, field.type) for field in pa.schema(DeltaTable(uri).schema().to_arrow())}
+    columns |= {"id": pa.array([77])} | ({"_deleted": pa.array([False])} if keeping is Keeping.MARKED else {})
+    write_deltalake(uri, pa.table(columns), mode="append")
+    ended = {"truncated": (35, 0)} if began is None else {"generation": began}
+    sink.apply(batch([put(3, "c", 50)], 20, 60, endings=(Ending(36, 0, 36, began),), **ended))
+
+    current = {Keeping.LATEST: "true", Keeping.VERSIONS: '"__END_AT" IS NULL', Keeping.MARKED: "NOT _deleted"}[keeping]
+    assert pa.table(DeltaTable(uri).scan(columns=["id"], predicate=current))["id"].to_pylist() == [3]
