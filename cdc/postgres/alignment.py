@@ -58,13 +58,14 @@ def align(
         schema=message.schema or "pg_catalog",
         name=message.name,
         replica_identity=ReplicaIdentity(message.replica_identity),
-        columns=_keyed(columns, _key(message, found.ids, _key_orders(now, live, known))),
+        columns=_keyed(columns, _key(message, found.ids, _key_orders(None if told else now, live, known))),
         root=now.root if now else known.root if known else None,
         standing=known.standing if known else None,
         witness=known.witness if known and told else None,
     )
     schema = _with_generated(schema, live)
-    return marked(schema, known, found.doubt or (unseen(known, schema, live) if known else None))
+    doubt = found.doubt or (unseen(known, schema, live) if known else None)
+    return marked(schema, known, doubt or _lacking(schema, now))
 
 
 def tell(told: Catalogued, known: TableSchema | None, oid: int, epoch: int) -> TableSchema:
@@ -261,9 +262,19 @@ def _key(message: Relation, ids: Sequence[int], orders: Sequence[tuple[int, ...]
     if message.replica_identity == ReplicaIdentity.NOTHING:
         return ()
     if message.replica_identity == ReplicaIdentity.FULL:
-        return next((order for order in orders if order and set(order) <= set(ids)), ())
+        # none is one too: once its primary key is gone a table may hold rows of equal keys
+        return next((order for order in orders if set(order) <= set(ids)), ())
     flagged = tuple(i for i, column in zip(ids, message.columns, strict=True) if column.key)
     return next((order for order in orders if set(order) == set(flagged)), flagged)
+
+
+def _lacking(schema: TableSchema, now: Catalogued | None) -> str | None:
+    """Why rows are not known by the key that the message says; None if they are."""
+    if now is None or schema.replica_identity in {ReplicaIdentity.FULL, ReplicaIdentity.NOTHING}:
+        return None
+    unsent = {column.name for column in schema.columns if column.generated}
+    lacking = [a.name for a in now.live if a.number in now.key and a.name in unsent]
+    return f"the computed columns {lacking} of its key are not sent" if lacking else None
 
 
 def _keyed(columns: Sequence[Column], key: Sequence[int]) -> tuple[Column, ...]:

@@ -41,6 +41,7 @@ WITNESS: Final = """
     HAVING count(*) = 3
 """
 """The event triggers of `migrations/source`, by OID and xmin; no row unless all of them are there and fire always."""
+# before the end of a transaction two rows may have the same deferrable key: by that a row cannot be known
 _CLASS: Final = f"""
     SELECT c.oid, n.nspname, c.relname, c.relreplident::text, k.columns, k.size,
            CASE WHEN c.relkind = 'p' OR c.relispartition THEN pg_partition_root(c.oid)::oid END AS root,
@@ -53,8 +54,7 @@ _CLASS: Final = f"""
         WHERE i.indrelid = c.oid AND i.indisvalid AND CASE c.relreplident
             WHEN 'i' THEN i.indisreplident
             WHEN 'n' THEN false
-            WHEN 'd' THEN i.indisprimary AND i.indimmediate
-            ELSE i.indisprimary END
+            ELSE i.indisprimary AND i.indimmediate END
     ) k ON true
     WHERE c.oid = ANY(%(relations)s) AND c.relkind IN ('r', 'p')
 """

@@ -15,7 +15,7 @@ from cdc.postgres.chunk import whole_query
 from cdc.postgres.copy import copy_rows, copy_table
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import TableName, read_schemas
-from cdc.table import Column, TableSchema
+from cdc.table import Column, ReplicaIdentity, TableSchema
 
 # to_jsonb: column lists and filters came with version 15
 _SENT: Final = """
@@ -28,8 +28,8 @@ _FILTERED: Final = """
     SELECT t.schemaname, t.tablename FROM pg_publication_tables t
     WHERE t.pubname = %s AND to_jsonb(t) ->> 'rowfilter' IS NOT NULL
 """
-_COMPUTED_SENT: Final = 180000
-"""Computed columns can be published from here on; 15 lists them all the same."""
+COMPUTED_SENT: Final = 180000
+"""Server version from which on computed columns can be published; 15 lists them all the same."""
 
 
 def published_schema(
@@ -46,9 +46,11 @@ def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication
     with mapped():
         found = conn.execute(_SENT, [publication, list(oids)]).fetchall()
     listed = {oid: columns for oid, columns in found if columns is not None}
-    computed = conn.info.server_version >= _COMPUTED_SENT
+    computed = conn.info.server_version >= COMPUTED_SENT
     return {
-        oid: replace(schema, columns=_sent(schema.columns, listed[oid], computed=computed)) if oid in listed else schema
+        oid: _known_by_sent(
+            replace(schema, columns=_sent(schema.columns, listed[oid], computed=computed)) if oid in listed else schema
+        )
         for oid, schema in schemas.items()
     }
 
@@ -66,6 +68,13 @@ def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[Tabl
         return copy_rows(conn, query)
 
     return rows_of
+
+
+def _known_by_sent(schema: TableSchema) -> TableSchema:
+    """Without a key of which a part is not sent; whole rows are, and by those the table's are known then."""
+    if schema.replica_identity is not ReplicaIdentity.FULL or not any(column.generated for column in schema.key):
+        return schema
+    return replace(schema, columns=tuple(replace(column, key=None) for column in schema.columns))
 
 
 def _sent(columns: Sequence[Column], listed: Collection[str], *, computed: bool) -> tuple[Column, ...]:

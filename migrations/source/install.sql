@@ -26,8 +26,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
             WHERE i.indrelid = c.oid AND i.indisvalid AND CASE c.relreplident
                 WHEN 'i' THEN i.indisreplident
                 WHEN 'n' THEN false
-                WHEN 'd' THEN i.indisprimary AND i.indimmediate
-                ELSE i.indisprimary END),
+                ELSE i.indisprimary AND i.indimmediate END),
         'attributes', (
             SELECT jsonb_agg(jsonb_build_array(
                 a.attnum, a.attname, a.attisdropped, a.atttypid::bigint, a.atttypmod, a.attnotnull,
