@@ -13,6 +13,7 @@ from psycopg import sql
 from cdc.errors import CdcError, ConfigError, InvalidDefinition, PreflightFailed, SlotInvalidated, SourceError
 from cdc.postgres.connection import connect
 from cdc.postgres.publication import addition_sql, creation_sql, missing_tables
+from cdc.postgres.published import COMPUTED_SENT
 from cdc.postgres.slot import PLUGIN, SlotStatus, slot_status
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import TableName, match_tables
@@ -21,6 +22,8 @@ OLDEST: Final = 140000
 """Server version from which on pgoutput sends logical messages."""
 DECODING_STANDBY: Final = 160000
 """Server version from which on a standby can have logical slots."""
+_VIRTUAL: Final = "v"
+"""`pg_attribute.attgenerated` of a column that is computed whenever it is read, and never sent."""
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}\Z", re.ASCII)
 _SETTINGS: Final = """
     SELECT current_setting('wal_level'), current_setting('max_replication_slots')::int,
@@ -29,7 +32,7 @@ _SETTINGS: Final = """
            (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
            has_database_privilege(current_database(), 'CREATE')
 """
-_RIGHTS: Final = """
+_RIGHTS: Final = r"""
     SELECT c.oid, has_schema_privilege(c.relnamespace, 'USAGE'), has_table_privilege(c.oid, 'SELECT'),
            pg_has_role(c.relowner, 'USAGE'), c.relowner::regrole::text, c.relreplident::text,
            CASE c.relreplident
@@ -38,10 +41,25 @@ _RIGHTS: Final = """
                WHEN 'd' THEN EXISTS (
                    SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate)
                ELSE false END,
+           u.attname::text, u.attgenerated::text,
            c.relrowsecurity AND NOT pg_has_role(c.relowner, 'USAGE') AND NOT (
                SELECT rolbypassrls OR rolsuper FROM pg_roles WHERE rolname = current_user)
-    FROM pg_class c WHERE c.oid = ANY(%s)
+    FROM pg_class c CROSS JOIN (SELECT current_setting('server_version_num')::int AS version) server LEFT JOIN LATERAL (
+        SELECT a.attname, a.attgenerated FROM pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> ''
+        AND CASE WHEN c.relreplident = 'f' THEN version >= 180000 ELSE EXISTS (
+            SELECT FROM pg_index i WHERE i.indrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+            AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary ELSE false END) END
+        AND NOT (version >= 180000 AND a.attgenerated = 's' AND EXISTS (
+            SELECT FROM pg_publication p WHERE p.pubname = %(publication)s
+            AND (to_jsonb(p) ->> 'pubgencols' = 's' OR EXISTS (
+                SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid
+                AND to_jsonb(r) ->> 'prattrs' ~ format('\m%%s\M', a.attnum)))))
+        ORDER BY a.attgenerated DESC, a.attnum LIMIT 1
+    ) u ON true
+    WHERE c.oid = ANY(%(tables)s)
 """
+"""The last but one: a computed column of the replica identity that is not sent, those first that never are."""
 _PUBLICATION: Final = """
     SELECT puballtables, pubviaroot, pubinsert AND pubupdate AND pubdelete AND pubtruncate,
            pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s
@@ -132,7 +150,8 @@ def _read(conn: psycopg.Connection, wants: Wants) -> _Source:
     settings: tuple[Any, ...] | None = conn.execute(_SETTINGS).fetchone()
     assert settings is not None  # noqa: S101 - a SELECT without FROM has one row
     tables = match_tables(conn, wants.patterns, wants.exclude)
-    rights = {row[0]: row[1:] for row in conn.execute(_RIGHTS, [[oid for oid, _ in tables]])}
+    asked = {"tables": [oid for oid, _ in tables], "publication": wants.publication}
+    rights = {row[0]: row[1:] for row in conn.execute(_RIGHTS, asked)}
     slot = slot_status(conn, wants.slot)
     fields: list[Any] = [conn, wants, *settings, slot, tables, rights]
     return _Source(*fields)
@@ -213,7 +232,7 @@ def _tables(source: _Source) -> Iterator[Problem]:
 
 
 def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterator[Problem]:
-    usage, select, _owner, _owner_name, identity, identified, hidden = rights
+    usage, select, _owner, _owner_name, identity, identified, computed, kind, hidden = rights
     name = sql.Identifier(*table)
     if not usage:
         grant = sql.SQL("GRANT USAGE ON SCHEMA {} TO {};").format(sql.Identifier(table.schema), source.grantee)
@@ -228,12 +247,32 @@ def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterat
             f"has {what}: once it is published, updates and deletes of it fail at the source",
             sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(name),
         )
+    if computed is not None:
+        yield _failed(str(table), *_computed(source, name, computed, kind))
     if hidden:
         yield _failed(
             str(table),
             f"has row level security, which hides rows from role {source.role!r} in the first copy",
             sql.SQL("ALTER ROLE {} BYPASSRLS;").format(source.grantee),
         )
+
+
+def _computed(source: _Source, table: sql.Identifier, column: str, kind: str) -> tuple[str, sql.Composed | None]:
+    """What is wrong with a computed column of a table's replica identity that is not sent, and what mends it."""
+    what = f"has the computed column {column!r} in its replica identity, which is not sent: "
+    if source.conn.info.server_version < COMPUTED_SENT:
+        whole = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(table)
+        return f"{what}rows that differ in nothing else of it would be one", whole
+    what += "once the table is published, updates and deletes of it fail at the source"
+    if kind == _VIRTUAL:
+        return f"{what}; it never is, so the identity has to be an index without it", None
+    there = source.conn.execute("SELECT FROM pg_publication WHERE pubname = %s", [source.wants.publication]).fetchone()
+    statement = (
+        "CREATE PUBLICATION {} WITH (publish_via_partition_root = true, publish_generated_columns = stored);"
+        if there is None
+        else "ALTER PUBLICATION {} SET (publish_generated_columns = stored);"
+    )
+    return what, sql.SQL(statement).format(sql.Identifier(source.wants.publication))
 
 
 def _publication(source: _Source) -> Iterator[Problem]:

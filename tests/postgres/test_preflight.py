@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from cdc.lsn import Lsn
@@ -104,3 +105,35 @@ def test_a_publication_that_lacks_tables_or_operations_is_told_with_its_sql(any_
             if problem.sql and problem.subject == "publication pub":
                 conn.execute(problem.sql)  # type: ignore[call-overload]
     assert subjects(preflight(any_database, wants)) == {"slot pre"}
+
+
+def test_a_computed_column_of_the_replica_identity_is_told_and_the_sql_mends_it(any_database: str) -> None:
+    run_sql(
+        any_database,
+        "CREATE TABLE t (a int, b int, g int GENERATED ALWAYS AS (b % 10) STORED, n int, PRIMARY KEY (a, g))",
+        "CREATE TABLE fine (a int PRIMARY KEY, g int GENERATED ALWAYS AS (a % 10) STORED)",
+        "INSERT INTO t VALUES (1, 1), (1, 2)",
+    )
+    (problem,) = preflight(any_database, WANTS)
+    assert (problem.subject, problem.fatal) == ("public.t", True)
+    assert "has the computed column 'g' in its replica identity" in problem.message
+    run_sql(any_database, problem.sql or "")  # type: ignore[arg-type]
+    assert preflight(any_database, WANTS) == []
+
+
+def test_computed_columns_of_a_whole_row_are_told_where_they_would_stop_the_source(database: str) -> None:
+    for name, kind in (("kept", "STORED"), ("made", "VIRTUAL")):
+        run_sql(
+            database,
+            f"CREATE TABLE {name} (a int PRIMARY KEY, g int GENERATED ALWAYS AS (a % 10) {kind})",  # type: ignore[arg-type]
+            f"ALTER TABLE {name} REPLICA IDENTITY FULL",  # type: ignore[arg-type]
+            f"INSERT INTO {name} VALUES (1)",  # type: ignore[arg-type]
+        )
+    run_sql(database, "CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    with pytest.raises(psycopg.Error, match="unpublished generated columns"):
+        run_sql(database, "UPDATE kept SET a = 2")
+    told = {problem.subject: problem.sql for problem in preflight(database, WANTS)}
+    assert told.keys() == {"public.kept", "public.made"}
+    assert told["public.made"] is None  # such a column is never sent
+    run_sql(database, told["public.kept"] or "", "UPDATE kept SET a = 2")  # type: ignore[arg-type]
+    assert subjects(preflight(database, WANTS)) == {"public.made"}
