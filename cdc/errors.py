@@ -43,7 +43,8 @@
     │   ├── HistoryTrimmed          quarantine: single changes that a target keeps are not in the log any more
     │   ├── TargetUnfit             quarantine: what lies at a target's place is nothing to go on with, or is gone
     │   ├── CutUnavailable          no kept cut is at the moment asked for, or a table is not in it
-    │   └── DeltaJarMissing         exit 3
+    │   ├── DeltaJarMissing         exit 3
+    │   └── SparkUnavailable        exit 3: no Java, or a master or a setting that Spark refuses
     ├── LogError              CDC-4xxx           the change log
     │   ├── LogFenced               another writer committed: stop and re-read
     │   ├── LogCorrupt
@@ -146,7 +147,6 @@ class MalformedDsn(ConfigError, ValueError):
     """Text that is no connection string; the message repeats no part of it, for it may be the password's."""
 
     code = "CDC-1005"
-    exit_code = ExitCode.USAGE
     remedy = "write postgresql://user:password@host:port/database; in user and password write @ : / ? # % as %40 %3A …"
 
 
@@ -429,7 +429,15 @@ class DeltaJarMissing(SinkError):
 
     code = "CDC-3006"
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "give the jars with --delta-jars; until then delta-rs writes Delta alone"
+    remedy = "name the jars in spark.delta_jars of the definition; until then delta-rs writes Delta alone"
+
+
+class SparkUnavailable(SinkError):
+    """Spark does not start: there is no Java, or a master, a setting or a jar is wrong."""
+
+    code = "CDC-3018"
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "correct what 'spark' of the definition says, and see that 'java -version' says 17 or later"
 
 
 class LogError(CdcError):
@@ -553,10 +561,7 @@ class Unauthorized(ServiceError):
 
 
 class RequestRefused(ServiceError):
-    """The API does not take the request from where it comes, or in the form that it has.
-
-    Without a token only this machine may change something, and no page of another site may make its browser do it.
-    """
+    """The API does not take the request from where it comes, or in the form that it has."""
 
     code = "CDC-5013"
     exit_code = ExitCode.USAGE

@@ -16,6 +16,7 @@ from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
 from cdc.config import Definition, load, placed
 from cdc.config.quantities import seconds
 from cdc.errors import CdcError, ExitCode, InvalidDefinition, SinkError
+from cdc.service.logs import configure_by_environment
 from cdc.verification import Against, Mode
 
 INTERRUPTED: Final = 130
@@ -187,4 +188,5 @@ def _print_replay(report: Any) -> None:
 
 
 if __name__ == "__main__":
+    configure_by_environment()
     sys.exit(main())

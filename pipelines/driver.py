@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Final
 
 import structlog
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -53,7 +54,7 @@ from pipelines.running.holds import LEASE, Holds
 from pipelines.running.pauses import Pauses
 from pipelines.running.progress import Board, Progress
 from pipelines.running.registered import Registered, pinned_in
-from pipelines.running.standing import too_late
+from pipelines.running.standing import reason, too_late
 from pipelines.session import SparkSettings, spark_session
 from pipelines.sinks.delta import DeltaSettings, Writer
 from pipelines.sinks.delta import DeltaSink as DeltaTarget
@@ -134,9 +135,16 @@ def _run(definition: Definition, catalog: Catalog, board: Board, ending: Ending)
         finally:
             ended.set()
             holds.close()
-            starting.result().stop()
+            _stop(starting)
             if upkeep.is_alive():
                 upkeep.join(LEAVES_WITHIN)
+
+
+def _stop(starting: Future[SparkSession]) -> None:
+    """End Spark if it is there; a signal to the whole process group may have ended its JVM before."""
+    if starting.exception() is None:
+        with suppress(Py4JError, OSError):
+            starting.result().stop()
 
 
 def _session(settings: SparkSettings) -> SparkSession:
@@ -156,7 +164,7 @@ def _look_after(definition: Definition, board: Board, parts: SinkParts, ending: 
     with ThreadPoolExecutor(max(1, len(queries)), thread_name_prefix="sink") as pool:
         tended = [pool.submit(_tend, query, ended) for query in queries]
         try:
-            while not ending.asked.wait(STEP) and not any(one.done() for one in tended):
+            while not ending.asked.wait(STEP) and not parts.without_spark and not any(one.done() for one in tended):
                 if goal is not None and all(query.has(goal) for query in queries):
                     break
         finally:
@@ -165,6 +173,8 @@ def _look_after(definition: Definition, board: Board, parts: SinkParts, ending: 
         one.result()
     for query in queries:
         query.stop()
+    if parts.without_spark and not ending.asked.is_set():
+        parts.starting.result()  # raises why
     if goal is not None and (failed := [query.given_up for query in queries if query.given_up is not None]):
         raise failed[0]
 
@@ -233,6 +243,11 @@ class SinkParts:
     batch_rows: int = MAX_ROWS
     """Rows of a batch at most, about."""
 
+    @property
+    def without_spark(self) -> bool:
+        """Whether Spark did not start, which ends the process."""
+        return self.starting.done() and self.starting.exception() is not None
+
 
 class SinkQuery:
     """One sink's streaming query; started again from the sink's own record when it stops.
@@ -291,7 +306,7 @@ class SinkQuery:
         """
         if not self._may_be_open():
             return
-        if self._halted or time.monotonic() < self._due:
+        if self._halted or self._parts.without_spark or time.monotonic() < self._due:
             return
         if self._query is not None and not self._query.isActive:
             self._try(self._raise_failure)
@@ -464,7 +479,13 @@ class SinkQuery:
             self._attempts += 1
             self._due = time.monotonic() + min(30.0, 0.5 * 2 ** min(self._attempts, 6))
             self.progress.failed(error)
-            log.exception("sink stopped", sink=self._wanted.name, code=error.code, halted=self._halted)
+            log.exception(
+                "sink stopped",
+                sink=self._wanted.name,
+                reason=reason(error),
+                halted=self._halted,
+                exc_info=not isinstance(exc, CdcError),
+            )
 
     def _fate(self, exc: Exception) -> tuple[CdcError, bool]:
         """(what is told of a failure, whether it would come again)."""

@@ -7,15 +7,18 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import which
 from typing import Final, Self
 
 import pyspark
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from cdc.cluster.job import DELTA_PACKAGE, SHIPPED_BY_SPARK
 from cdc.config import Definition
+from cdc.errors import SparkUnavailable
 from pipelines.running.shipping import ship
 
 NEEDED_JARS: Final = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")
@@ -113,9 +116,23 @@ def spark_session(settings: SparkSettings) -> SparkSession:
 
     Under spark-submit the JVM is already there with its own jars, and the submitted settings win, the master first.
     The executors of a cluster are sent this process' own code.
-    Raises FileNotFoundError for a path in delta_jars that does not exist. A Delta jar that cannot
+    Raises SparkUnavailable, also for a path in delta_jars that does not exist. A Delta jar that cannot
     be had is no error: one line on stderr says so, and delta-rs goes on writing.
     """
+    try:
+        return _started(settings)
+    except FileNotFoundError as exc:
+        raise SparkUnavailable(f"spark.delta_jars: {exc}", remedy="correct spark.delta_jars, or leave it out") from exc
+    except (PySparkException, Py4JError) as exc:
+        if not os.environ.get("JAVA_HOME") and which("java") is None:
+            raise SparkUnavailable(
+                "Spark needs Java, and there is none: JAVA_HOME is not set, and no 'java' is on the PATH",
+                remedy="install Java 17 or later, or set JAVA_HOME where this process gets its environment from",
+            ) from exc
+        raise SparkUnavailable(f"Spark does not start: {_said(exc)}") from exc
+
+
+def _started(settings: SparkSettings) -> SparkSession:
     _prepare_environment(settings)
     _start_jvm(settings)
     delta = _has_class(_EXTENSION)
@@ -127,6 +144,13 @@ def spark_session(settings: SparkSettings) -> SparkSession:
     if not _is_local(session.sparkContext.master):
         ship(session)
     return session
+
+
+def _said(exc: Exception) -> str:
+    """What is wrong, without the stack of the JVM, which Py4J puts into its text behind the exception's own line."""
+    lines = str(exc).splitlines() or [type(exc).__name__]
+    told = next((text for text in lines if text.startswith(": ")), lines[0])
+    return told.removeprefix(": ")[:300]
 
 
 def has_delta(session: SparkSession) -> bool:
@@ -248,7 +272,7 @@ def _sql_settings(settings: SparkSettings, *, delta: bool) -> dict[str, str]:
 
 
 def _say_without_delta() -> None:
-    _say("Spark runs without Delta: give its jars with --delta-jars; until then delta-rs writes Delta alone")
+    _say("Spark runs without Delta: name its jars in spark.delta_jars; until then delta-rs writes Delta alone")
 
 
 def _say(line: str) -> None:

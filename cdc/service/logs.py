@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from enum import StrEnum
 
@@ -45,5 +46,12 @@ def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO") -> None:
     root = logging.getLogger()
     root.handlers[:] = [lines]
     root.setLevel(number)
-    # its steps are of interest to nobody who did not ask for a migration
-    logging.getLogger("alembic").setLevel(max(number, logging.WARNING))
+    # the steps of both are of interest to nobody who did not ask for a migration, or for what Spark is told
+    for library in ("alembic", "py4j"):
+        logging.getLogger(library).setLevel(max(number, logging.WARNING))
+
+
+def configure_by_environment() -> None:
+    """Set up as CDC_LOG_FORMAT says, for a process without the option; what it does not know is for people."""
+    known = {form.value: form for form in LogFormat}
+    configure(known.get(os.environ.get("CDC_LOG_FORMAT", ""), LogFormat.CONSOLE))

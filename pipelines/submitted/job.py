@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from cdc.service.logs import configure_by_environment
 from pipelines.__main__ import main
 
 
 def job() -> None:
     """Run the verb of the command line; raises SystemExit unless all went well, as schedulers want to hear it."""
+    configure_by_environment()
     if status := main(submitted=True):
         sys.exit(status)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -70,6 +74,39 @@ def test_what_a_run_cannot_do_is_told_before_anything_starts(
 ) -> None:
     assert main(["apply", "-c", str(ground.folder / "shop.yaml"), *options]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spark", "says"),
+    [
+        ("", "Spark needs Java, and there is none: JAVA_HOME is not set, and no 'java' is on the PATH\n  → install"),
+        ("spark: {delta_jars: [/no.jar]}", "spark.delta_jars: no such Delta jar: '/no.jar'\n  → correct spark"),
+    ],
+)
+@pytest.mark.parametrize("trigger", ["0s", "once"])
+def test_without_a_spark_that_starts_the_process_ends_and_says_why_once(
+    ground: Ground, spark: str, says: str, trigger: str
+) -> None:
+    config = ground.folder / "shop.yaml"
+    config.write_text(f"{config.read_text(encoding='utf-8')}\n{spark}\n", encoding="utf-8")
+    bare = {"JAVA_HOME": "", "PATH": str(ground.folder / "nothing")}
+    done = forked.run("pipelines", "apply", "-c", config, "--trigger", trigger, environment=bare, timeout=240)
+
+    assert done.status == 3, done.output + done.errors
+    assert done.errors.count(f"✗ CDC-3018 {says}") == 1, done.errors
+    assert "Traceback" not in done.output + done.errors
+
+
+def test_a_stop_while_spark_starts_is_a_stop_also_when_it_ends_spark(ground: Ground) -> None:
+    command = [sys.executable, "-m", "pipelines", "apply", "-c", str(ground.folder / "shop.yaml")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()  # of the JVM, which is there then and its session not yet
+        os.killpg(process.pid, signal.SIGTERM)
+        said += process.stderr.read()
+
+    assert process.returncode == 0, said
+    assert "Traceback" not in said
 
 
 def test_a_sink_that_cannot_go_on_is_given_up_and_one_that_may_is_not(ground: Ground, tmp_path: Path) -> None:
