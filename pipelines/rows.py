@@ -101,13 +101,16 @@ def typed_keys(
     """Keys (list of text, in key order) as a table of the key columns under their Delta names, in key order.
 
     `positions`, of the same length, only names the place in an error. Raises ValueNotRepresentable
-    as typed_rows does, and ValueError when a key does not have one part per key column.
+    as typed_rows does, and SchemaNotApplicable when a key does not have one part per key column: it is another one.
     """
     keys = _flat(keys)
     width = len(schema.key)
     lengths = keys.value_lengths()
     if keys.null_count or (len(keys) and lengths.unique().to_pylist() != [width]):
-        raise ValueError(f"keys of table {schema.topic!r} do not have {width} parts")
+        raise SchemaNotApplicable(
+            f"the key of table {schema.topic!r} changed in the midst of what is to be applied: expected {width} parts",
+            remedy="copy the table again: 'cdc tables resync'; it goes on by itself once the copy has ended",
+        )
     parts = keys.flatten()
     rows = np.arange(len(keys), dtype=np.int64) * width
     columns = [

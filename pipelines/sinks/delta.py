@@ -49,6 +49,7 @@ from pipelines.sinks.delta_history import (
     note_before,
     note_older,
     refill,
+    since_copied,
 )
 from pipelines.sinks.delta_keyless import counted_source
 from pipelines.sinks.delta_layout import Layout
@@ -361,7 +362,7 @@ class DeltaSink:
         batch = self._as_held(target, batch)
         shape = self.shape(batch.schema)
         if self._settings.of(batch.schema.topic).keeping is not Keeping.LATEST:
-            self._bring_history(target, batch, shape)
+            self._bring_history(target, since_copied(batch, self._known(batch.schema)), shape)
             return
         before, known = replace(self._before(target, batch), truncated=batch.truncated), self._known(batch.schema)
         if target.columns_of <= batch.upto:

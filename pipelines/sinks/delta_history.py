@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 from deltalake import CommitProperties, Transaction
 
 from cdc.config import TableSettings
@@ -59,6 +60,8 @@ _OPEN: Final = {
 
 OLDER: Final = "/older/"
 """Behind a target's `txn` identity, with the id of a column: up to where rows are older than the column."""
+log = structlog.get_logger("apply")
+
 _NEVER: Final = int(np.iinfo(np.int64).max)
 
 Write = Callable[[pa.Table, tuple[str, ...], Mark], None]
@@ -68,6 +71,23 @@ Write = Callable[[pa.Table, tuple[str, ...], Mark], None]
 def all_columns(shape: Shape, keeping: Keeping) -> pa.Schema:
     """All columns of a target."""
     return pa.schema([*shape.columns, *ADDED[keeping]])
+
+
+def since_copied(batch: TableBatch, before: TableSchema | None) -> TableBatch:
+    """The batch without changes from before a full copy under another key: no row is found by theirs any more.
+
+    before: the table when it was last published. What the target has of such rows ends with the copy.
+    """
+    if batch.rows is None or not batch.copied:
+        return batch
+    ids = [column.id for column in batch.schema.key]
+    same = before is None or [column.id for column in before.key] == ids
+    if same and pc.all(pc.equal(pc.list_value_length(batch.rows["key"]), len(ids)), min_count=0).as_py():
+        return batch
+    rows = batch.rows.filter(pc.greater_equal(batch.rows["position"], batch.generation))
+    if left := batch.rows.num_rows - rows.num_rows:
+        log.warning("changes under another key are not kept", table=batch.schema.topic, changes=left)
+    return replace(batch, rows=rows)
 
 
 def changed_upto(target: DeltaTarget) -> int:

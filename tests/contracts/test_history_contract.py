@@ -202,3 +202,26 @@ def test_changes_that_the_log_has_only_as_what_they_come_to_begin_a_history_and_
         lake.sink.apply(batch(rows, 0, 5, since=5))  # nothing came after 4
         lake.sink.apply(batch(rows, 5, 9))
         assert len(lake.rows()) == (1 if keeping is Keeping.MARKED else 2)
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["a longer key", "another column"])
+@pytest.mark.parametrize("keeping", SETTINGS)
+def test_a_table_goes_on_once_it_was_copied_under_another_key(tmp_path: Path, keeping: Keeping, *, wide: bool) -> None:
+    first, second, *others = TABLE.columns
+    columns = (first if wide else replace(first, key=None), replace(second, key=int(wide)), *others)
+    images = {str(n): {1: str(n), 2: f"p{n}", 3: "l", 4: "h"} for n in range(3)}
+    rows = [log_row(RELATION, (5, int(n)), "c", key=[n], after=image) for n, image in images.items()]
+    rows += [log_row(RELATION, (8, 0), "u", key=["1"], after=images["1"] | {3: "lost"})]
+    rows += [
+        log_row(RELATION, (12, int(n)), "r", key=[n, f"p{n}"] if wide else [f"p{n}"], after=image | {3: "new"})
+        for n, image in images.items()
+    ]
+    rows += [log_row(RELATION, (14, 0), "g", payload=b"10")]
+    lake = Lake(str(tmp_path), SETTINGS[keeping])
+    lake.publish(lake.apply(rows, 0, 6), 6)
+    lake.apply(rows, 6, 15, replace(TABLE, columns=columns))
+
+    said = [(row["id"], row["plain"], row["large"]) for row in lake.rows() if row["large"] is not None]
+    copied = [(n, f"p{n}", "new") for n in range(3)]
+    kept_before = [] if keeping is Keeping.MARKED else [(n, f"p{n}", "l") for n in range(3)]
+    assert sorted(said) == sorted([*copied, *kept_before])
