@@ -63,6 +63,7 @@ from pipelines.sinks.delta_merge import (
 )
 from pipelines.sinks.delta_parked import ParkedTable, refused, refused_changes
 from pipelines.sinks.delta_partial import Before, frame_source, table_source
+from pipelines.sinks.delta_parts import check_parts
 from pipelines.sinks.delta_published import PublishedTable
 from pipelines.sinks.delta_shapes import Shapes
 from pipelines.sinks.delta_shards import ShardTarget, part_of
@@ -398,6 +399,7 @@ class DeltaSink:
         refill(target, defaults, settings.keeping)
 
         def write(source: pa.Table, finds: tuple[str, ...], mark: Mark) -> None:
+            check_parts(source, shape.parted, batch.schema.topic)
             self._writers.merge(target, source, finds, mark, self._writers.choice(target, batch, source, finds))
 
         HistoryTarget(target, shape, settings, write).bring(batch)

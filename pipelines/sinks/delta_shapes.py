@@ -12,15 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import SinkRule, rule_of
-from cdc.errors import TransformRefused, ValueNotRepresentable
+from cdc.errors import TransformRefused
 from cdc.naming import RELATION_COLUMN, column_name
 from cdc.table import TableSchema
 from pipelines.rows import sent_cells
 from pipelines.sinks.delta_layout import PLAIN, Layout, has_bounds, parts_files
+from pipelines.sinks.delta_parts import check_parts
 from pipelines.sinks.delta_source import Shape
 from pipelines.sinks.sink import SparkAwaited
 from pipelines.transforming.transform import TableTransform, renamed
-from pipelines.transforming.transform_sql import empty_part, resolved
+from pipelines.transforming.transform_sql import resolved
 from pipelines.types import Policy
 
 if TYPE_CHECKING:
@@ -131,14 +132,9 @@ class Shapes:
         return images.set_column(images.column_names.index("op"), "op", ops)
 
     def finished(self, source: pa.Table, shape: Shape) -> pa.Table:
-        """A merge's source in the target's columns; raises ValueNotRepresentable for an empty text that parts files."""
+        """A merge's source in the target's columns; raises ValueNotRepresentable as check_parts does."""
         made = source if shape.expressions is None else shape.expressions.finished(source, self._session())
-        for name in shape.parted:
-            if pc.any(pc.equal(made[name], "")).as_py():
-                raise ValueNotRepresentable(
-                    f"table {shape.schema.topic!r}: {empty_part(name)}",
-                    remedy="leave the column out of partition_by and build the table anew, or compute one for it",
-                )
+        check_parts(made, shape.parted, shape.schema.topic)
         return shape.named(made)
 
     def _session(self) -> SparkSession:

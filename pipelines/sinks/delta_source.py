@@ -14,8 +14,9 @@ from cdc.stores.parked import Image
 from cdc.table import Column, TableSchema
 from pipelines.rows import target_schema, typed_keys, typed_rows
 from pipelines.sinks.delta_merge import OP, PLACE
+from pipelines.sinks.delta_parts import refusing_parts
 from pipelines.transforming.transform import TableTransform
-from pipelines.transforming.transform_sql import Expressions, refusing_empty
+from pipelines.transforming.transform_sql import Expressions
 from pipelines.types import Policy
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Shape:
     transform: TableTransform | None = None
     expressions: Expressions | None = None
     parted: tuple[str, ...] = ()
-    """Text columns by which the target's files are parted; Delta tells an empty text there from NULL no more."""
+    """Text columns by which the target's files are parted, as pipelines.sinks.delta_parts says."""
     part: int | None = None
     """The table, if its rows lie in a target of many, each with the table's number."""
 
@@ -69,7 +70,7 @@ class Shape:
         """A merge's source in the target's columns, as Shapes.finished."""
         made = source if self.expressions is None else self.expressions.finished_frame(source)
         for name in self.parted:
-            made = made.withColumn(name, refusing_empty(name))
+            made = made.withColumn(name, refusing_parts(name))
         return made if self.part is None else made.selectExpr("*", f"{int(self.part)}L AS {RELATION_COLUMN}")
 
     def named(self, rows: pa.Table) -> pa.Table:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from cdc.config import Transform
 from cdc.config.expression import BARE, names
-from cdc.errors import TransformRefused, ValueNotRepresentable
+from cdc.errors import TransformRefused
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 
 if TYPE_CHECKING:
@@ -195,19 +195,6 @@ def _hush() -> None:
 
     for name in _TELLING:
         PySparkLogger.getLogger(name).disabled = True
-
-
-def refusing_empty(name: str) -> Column:
-    """The column of that name; a row in which it is an empty text fails the frame."""
-    from pyspark.sql import functions as F
-
-    message = F.lit(f"{ValueNotRepresentable.__name__}: {empty_part(name)}")
-    return F.when(F.col(_quoted(name)) == "", F.raise_error(message)).otherwise(F.col(_quoted(name)))
-
-
-def empty_part(name: str) -> str:
-    """Why an empty text is refused in a column by which files are parted."""
-    return f"column {name!r} has an empty text, which Delta cannot tell from NULL in a column of partition_by"
 
 
 def _quoted(name: str) -> str:
