@@ -11,7 +11,7 @@ the two equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -40,7 +40,9 @@ FOLDED_ARROW: Final = pa.schema(
 
 op is `u` (the row is as `after` says), `d` (gone), a control letter `s t g`, or `b`, the boundary of a batch.
 position, ordinal and committed_at are those of the latest change. `complete`: after holds every column that is
-sent; else the target's row under `base`, or under the key itself when base is null, has the others. A table without
+sent; else the target's row under `base`, or under the key itself when base is null, has the others. A base of nulls is
+no row's: where a publication has a row filter, an update that lets a row in is sent as an insert, without what did not
+change, and what an older row of that key held is not its. A table without
 a key is not folded: its rows have a null key, `u` says that one more row is as `after`, `d` that one less is, and an
 update is both. How many are left of equal ones is for pipelines.folding.multiset.
 """
@@ -168,7 +170,7 @@ class Life:
     image: Mapping[int, str | None] = field(default_factory=dict)
     complete: bool = True
     """Whether the image has every column."""
-    base: list[str] | None = None
+    base: Sequence[str | None] | None = None
     """The key under which the target held the row before the range, if not under its own."""
 
     def goes_on(self, row: Mapping[str, Any]) -> Life:
@@ -183,6 +185,11 @@ class Life:
         return replace(self.goes_on(row), base=base)
 
 
+def nowhere(key: Sequence[str]) -> list[None]:
+    """The base of a row that has none."""
+    return [None] * len(key)
+
+
 def last_lives(rows: pa.Table) -> pa.Table:
     """Rows of keys with partial images → FOLDED_ARROW, one by one in the order of the log."""
     lives: dict[tuple[int, tuple[str, ...]], Life] = {}
@@ -195,6 +202,8 @@ def last_lives(rows: pa.Table) -> pa.Table:
             life = Life(row, True)
         elif not row["partial"]:
             life = Life(row, False, _image(row))
+        elif row["op"] == Operation.CREATE:
+            life = Life(row, False, _image(row), False, nowhere(row["key"]))
         elif row["old_key"] is None:
             life = (found or Life(row, False, complete=False)).goes_on(row)
         else:

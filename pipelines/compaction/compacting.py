@@ -123,11 +123,14 @@ def _states(latest: pa.Table) -> pa.Table:
 
 def _lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
     """Rows of keys with partial images → their states, laid over the latest row of each."""
-    told = last_lives(rows.take(in_lives[_NUMBER])).select([*_PLACE, "after", "complete"])
+    told = last_lives(rows.take(in_lives[_NUMBER])).select([*_PLACE, "after", "complete", "base"])
     told = told.filter(pc.greater(told["position"], after)).sort_by(ORDER)
     latest = in_lives.select([*_PLACE, _NUMBER]).join(told.select(_PLACE), _PLACE, join_type="left semi")
     latest = _taken(rows, latest.sort_by(ORDER), after)
-    return _with(latest, after=told["after"], partial=pc.invert(told["complete"]), before=None, old_key=None)
+    # a row that came without a part of it stays new: nothing older is under it
+    based = pc.or_(pc.is_null(told["base"]), pc.is_valid(pc.list_element(told["base"].combine_chunks(), 0)))
+    said = {"op": pc.if_else(based, latest["op"], Operation.CREATE.value), "after": told["after"]}
+    return _with(latest, **said, partial=pc.invert(told["complete"]), before=None, old_key=None)
 
 
 def _controls(controls: pa.Table, after: int) -> pa.Table:

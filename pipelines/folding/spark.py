@@ -135,7 +135,8 @@ def _fact_columns() -> tuple[Column, tuple[Column, ...]]:
     is_row = F.col("op").isin(*sorted(ROW_OPERATIONS))
     # control rows are groups of one: nothing may hide them
     apart = F.when(~is_row, _order())
-    is_delete = F.col("op") == Operation.DELETE.value
+    is_delete, is_new = (F.col("op") == op.value for op in (Operation.DELETE, Operation.CREATE))
+    nowhere = F.transform("key", lambda _: F.lit(None).cast("string"))
     columns = (
         *map(F.col, ("relation", "key")),
         apart.alias("apart"),
@@ -143,7 +144,7 @@ def _fact_columns() -> tuple[Column, tuple[Column, ...]]:
         F.when(is_row & ~is_delete, F.lit("u")).otherwise(F.col("op")).alias("op"),
         F.when(~is_delete, F.col("after")).alias("after"),
         *map(F.col, ("payload", "partial")),
-        F.when(F.col("partial"), F.col("old_key")).alias("moved_from"),
+        F.when(F.col("partial"), F.when(is_new, nowhere).otherwise(F.col("old_key"))).alias("moved_from"),
     )
     return F.col("op") != Operation.MESSAGE.value, columns
 

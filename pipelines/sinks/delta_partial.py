@@ -139,7 +139,7 @@ def _found(images: pa.Table, before: Before, shape: Shape) -> tuple[pa.Array, pa
 
 
 def _moved(images: pa.Table) -> pa.Array:
-    return images["base"].combine_chunks().is_valid()
+    return pc.list_element(images["base"].combine_chunks(), 0).is_valid()
 
 
 def _waiting(images: pa.Table, places: pa.Array, before: Before) -> np.ndarray:
@@ -192,7 +192,9 @@ def _rows(before: Before, table: DeltaTable, keys: pa.Table, wanted: pa.Schema) 
 
 def _predicate(name: str, values: pa.Array) -> str | None:
     """SQL that the wanted rows fulfil, None where the key's type has no plain literal."""
-    column = double_quoted(name)
+    column, values = double_quoted(name), values.drop_null()
+    if not len(values):
+        return "false"
     if pa.types.is_integer(values.type):
         if len(values) <= MAX_LISTED:
             return f"{column} IN ({', '.join(str(value) for value in values.to_pylist())})"

@@ -189,6 +189,26 @@ def test_two_keys_that_swap_through_a_third_name_each_other(folded: Fold) -> Non
     ]
 
 
+def test_a_row_that_came_in_parts_has_nothing_of_an_older_one_of_its_key_wherever_it_moves(folded: Fold) -> None:
+    rows = [
+        change(0, "d", "a"),
+        change(1, "c", "a", after={1: "a"}, partial=True),
+        partial(2, "a", {2: "x"}),
+        change(3, "c", "b", after={1: "b"}, partial=True),
+        change(4, "d", "b"),
+        partial(5, "c", {1: "c"}, old="b"),
+        change(6, "c", "d", after={1: "d"}, partial=True),
+        change(7, "r", "d", after={1: "d", 2: "y"}),
+    ]
+
+    assert sorted(state(folded(rows)), key=lambda row: row[1]) == [
+        ("u", ["a"], {1: "a", 2: "x"}, False, [None]),
+        ("d", ["b"], None, True, None),
+        ("u", ["c"], {1: "c"}, False, [None]),
+        ("u", ["d"], {1: "d", 2: "y"}, True, None),
+    ]
+
+
 def test_a_row_that_is_copied_later_completes_the_images_that_came_before_it(folded: Fold) -> None:
     """A whole copy in one range: an image of a key not read yet, and one that moved to another key."""
     whole = {2: "x", 3: "y", 4: "z"}

@@ -161,6 +161,15 @@ def test_partial_images_become_one_that_says_whether_it_is_whole() -> None:
     assert found == [("u", 6, {1: "a", 2: None, 3: "y"}, False), ("u", 6, {1: "b", 3: "y", 4: "z"}, True)]
 
 
+def test_a_row_that_came_in_parts_stays_new_whatever_is_under_it() -> None:
+    older = compacted(to_arrow([change((1, 0), "r", "a", after={1: "a", 2: "old"})]))
+    came = [change((5, 0), "d", "a"), change((6, 0), "c", "a", after={1: "a"}, partial=True)]
+    later = compacted(to_arrow([*came, partial((7, 0), "a", {3: "x"})]))
+    for rows in (later, compacted(pa.concat_tables([older, later]))):
+        (row,) = listed(rows)
+        assert (row["op"], dict(row["after"]), row["partial"], row["old_key"]) == ("c", {1: "a", 3: "x"}, True, None)
+
+
 def test_a_move_without_its_base_is_completed_from_older_rows_which_do_not_come_again() -> None:
     older = [change((5, 0), "c", "a", after={1: "a", 2: "x"}), log_row(1, (4, 0), "t")]
     moves = [change((9, 0), "d", "a"), partial((9, 1), "b", {1: "b"}, old="a")]
