@@ -13,6 +13,7 @@ from typer.main import get_command
 from cdc.cli.app import app
 from cdc.cli.output import fail
 from cdc.errors import CdcError, ConfigError, ExitCode
+from cdc.remedy import literal
 
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""
@@ -45,8 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(command: Any, given: list[str], error: CdcError) -> int:
+    error.fix = literal(error.fix, file=_definition(given))
     fail(_words(command, given), error, json="--json" in given)
     return int(error.exit_code.value)
+
+
+def _definition(given: list[str]) -> str | None:
+    """The file that was named; a command that is to be run next finds the default and that of CDC_CONFIG by itself."""
+    own = given[: given.index("--")] if "--" in given else given
+    for place, word in enumerate(own[:-1]):
+        if word in {"-c", "--config"}:
+            return own[place + 1]
+    return next((word.partition("=")[2] for word in own if word.startswith("--config=")), None)
 
 
 def _misused(command: Any, given: list[str], error: Any) -> int:

@@ -328,7 +328,7 @@ class SinkError(CdcError):
     """A derived store."""
 
     code = "CDC-3000"
-    remedy = "run 'cdc status'"
+    remedy = "read what the log of the apply process says of it"
 
 
 class ValueNotRepresentable(SinkError):
@@ -336,7 +336,7 @@ class ValueNotRepresentable(SinkError):
 
     code = "CDC-3001"
     reaction = Reaction.QUARANTINE
-    remedy = "see 'cdc dlq ls'; or give the column the policy 'text' in the sink's definition and rebuild the table"
+    remedy = "see 'cdc dlq ls'; or give the column the policy 'text', then 'cdc replay SINK --tables TABLE'"
 
 
 class MissingBase(SinkError):
@@ -344,7 +344,7 @@ class MissingBase(SinkError):
 
     code = "CDC-3002"
     reaction = Reaction.QUARANTINE
-    remedy = "nothing while 'cdc backfill ls' shows that it is asked for; if the table stopped, rebuild it in this sink"
+    remedy = "nothing while 'cdc backfill ls' has it; if the table stopped: 'cdc replay SINK --tables TABLE'"
 
 
 class SinkUnavailable(SinkError):
@@ -367,7 +367,7 @@ class SchemaNotApplicable(SinkError):
 
     code = "CDC-3005"
     reaction = Reaction.QUARANTINE
-    remedy = "rebuild the table in this sink"
+    remedy = "build the table anew in this sink: 'cdc replay SINK --tables TABLE'"
 
 
 class TransformRefused(SinkError):
@@ -375,7 +375,7 @@ class TransformRefused(SinkError):
 
     code = "CDC-3010"
     reaction = Reaction.QUARANTINE
-    remedy = "mend the rule in the sink's definition, start again, and build the table anew with 'cdc replay'"
+    remedy = "mend the rule in the definition, start again, then 'cdc replay SINK --tables TABLE'"
 
 
 class SinkFenced(SinkError):
@@ -398,7 +398,7 @@ class TooManyParked(SinkError):
 
     code = "CDC-3012"
     reaction = Reaction.QUARANTINE
-    remedy = "mend what the reason names, or raise a limit of dead_letters, and rebuild the table with 'cdc replay'"
+    remedy = "mend what the reason names, or raise a limit of dead_letters, then 'cdc replay SINK --tables TABLE'"
 
 
 class CutUnavailable(SinkError):
@@ -413,7 +413,7 @@ class HistoryTrimmed(SinkError):
 
     code = "CDC-3016"
     reaction = Reaction.QUARANTINE
-    remedy = "keep the target for what it holds and build a new one with 'cdc replay', which begins where the log does"
+    remedy = "keep the target for what it holds and build a new one: 'cdc replay SINK --tables TABLE --into PATH'"
 
 
 class TargetUnfit(SinkError):
@@ -579,7 +579,7 @@ class VerifyMismatch(Finding):
     """A target does not equal its source."""
 
     code = "CDC-6001"
-    remedy = "run 'cdc verify --repair', which has the keys that differ read again, or rebuild the table: 'cdc replay'"
+    remedy = "run 'cdc verify --repair', which has what differs read again, or 'cdc replay SINK --tables TABLE'"
 
 
 class LogDamaged(Finding):

@@ -16,6 +16,7 @@ from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
 from cdc.config import Definition, load, placed
 from cdc.config.quantities import seconds
 from cdc.errors import CdcError, ExitCode, InvalidDefinition, SinkError
+from cdc.remedy import literal
 from cdc.service.logs import configure_by_environment
 from cdc.verification import Against, Mode
 
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> 
     try:
         return int(asked.run(asked))
     except CdcError as error:
+        error.fix = literal(error.fix, file=str(asked.config))
         fail(asked.verb, error, json=getattr(asked, "json", False))
         return int(error.exit_code.value)
     except KeyboardInterrupt:
@@ -153,7 +155,7 @@ def _replay(asked: argparse.Namespace) -> int:
         summary, result = report.summary, report.to_json()
         print(Envelope(command="replay", ok=report.ok, summary=summary, result=result, error=error), flush=True)  # noqa: T201
     else:
-        _print_replay(report)
+        _print_replay(asked, report)
     return int((ExitCode.OK if report.ok else ExitCode.RUNTIME).value)
 
 
@@ -177,13 +179,14 @@ def _compact(asked: argparse.Namespace) -> int:
     return int(ExitCode.OK.value)
 
 
-def _print_replay(report: Any) -> None:
+def _print_replay(asked: argparse.Namespace, report: Any) -> None:
     for table in report.tables:
         if report.dry_run:
             estimate = f"{table.rows:>14,} rows {table.bytes:>16,} bytes {table.seconds:>8,.0f} s"
             line(Mark.GOOD, f"{table.topic:32} {estimate}")
         elif table.reason:
-            line(Mark.BAD, f"{table.topic}: {table.state}, {table.reason}")
+            why = literal(table.reason, sink=asked.sink, topic=table.topic, file=str(asked.config))
+            line(Mark.BAD, f"{table.topic}: {table.state}, {why}")
     line(Mark.GOOD if report.ok else Mark.BAD, report.summary)
 
 

@@ -12,6 +12,8 @@ from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit,
 from cdc.errors import ChildFailed, ExitCode
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cdc.catalog import Catalog
     from cdc.service.holdings import LogStatus
     from cdc.service.status import PipelineStatus
@@ -129,22 +131,22 @@ def status(
     definition = load(config)
     log = LogWatch(definition.log.root, str(config))
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        found = _print_status(catalog, definition.name, log.within(LOG_ANSWERS), json=json)
+        found = _print_status(catalog, definition.name, log.within(LOG_ANSWERS), file=config, json=json)
         while watch:
             time.sleep(WATCH_EVERY)
             if not json and sys.stdout.isatty():
                 print(_CLEAR, end="")
-            found = _print_status(catalog, definition.name, log.latest(), json=json)
+            found = _print_status(catalog, definition.name, log.latest(), file=config, json=json)
     if exit_code and found.state != "running":
         raise typer.Exit(ExitCode.FINDING.value)
 
 
-def _print_status(catalog: Catalog, name: str, log: LogStatus | None, *, json: bool) -> PipelineStatus:
+def _print_status(catalog: Catalog, name: str, log: LogStatus | None, *, file: Path, json: bool) -> PipelineStatus:
     from datetime import UTC, datetime
 
     from cdc.service.status import pipeline_status
 
-    found = pipeline_status(catalog, name, datetime.now(UTC), log)
+    found = pipeline_status(catalog, name, datetime.now(UTC), log, file=str(file))
     summary = f"{name} is {found.state}"
     if json:
         emit("status", json=True, summary=summary, result=found.to_json(), ok=found.state == "running")

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from cdc.errors import every_error
+from cdc.errors import SchemaNotApplicable, every_error
 from cdc.metrics import (
     APPLY_ROWS,
     CHANGES,
@@ -27,6 +27,7 @@ from cdc.metrics import (
     Metric,
 )
 from cdc.position import Position
+from cdc.remedy import literal
 from cdc.service.copying import TableStatus, table_statuses
 from cdc.service.holdings import LogState, LogStatus, wal_between
 from cdc.service.problem import Problem
@@ -40,6 +41,8 @@ REPORT_LIFE: Final = 5.0
 """Seconds; processes report every second, so five missed reports are no hiccup."""
 WORKING: Final = ("reader", "apply")
 """The processes whose absence makes a pipeline not run; the server is the one that is asking."""
+_SILENT: Final = frozenset({"stale", "stopped", "failed"})
+"""Processes that say no more how their work goes on."""
 FAILED_STATES: Final = frozenset({"failed", "stale", "stopped", "needs_resync"})
 _REASON: Final = re.compile(r"(CDC-\d{4}) (.*?)(?: → (.*))?", re.DOTALL)
 _REMEDIES: Final[Mapping[str, str]] = {error.code: error.remedy for error in every_error()}
@@ -114,11 +117,16 @@ class PipelineStatus:
         return asdict(self)
 
 
-def pipeline_status(catalog: Catalog, name: str, now: datetime, log: LogStatus | None = None) -> PipelineStatus:
-    """The status of one pipeline, log is what was seen of its log; raises CatalogUnavailable."""
+def pipeline_status(
+    catalog: Catalog, name: str, now: datetime, log: LogStatus | None = None, *, file: str | None = None
+) -> PipelineStatus:
+    """The status of one pipeline; raises CatalogUnavailable.
+
+    log: what was seen of its log. file: its definition, for commands that can be copied.
+    """
     reports = {report.process: report for report in catalog.processes.ls(name)}
     processes = tuple(_process(p, reports.get(p), now) for p in [*WORKING, *sorted(set(reports) - set(WORKING))])
-    silence = {p.process: p.age_seconds if p.state == "stale" and p.age_seconds else 0.0 for p in processes}
+    silence = {p.process: p.age_seconds if p.state in _SILENT and p.age_seconds else 0.0 for p in processes}
     figures = {process: Readings(report.figures) for process, report in reports.items()}
     source = _source(figures.get("reader", Readings(())), silence["reader"])
     durable = figures.get("reader", Readings(())).get(LOG_POSITION)
@@ -130,7 +138,8 @@ def pipeline_status(catalog: Catalog, name: str, now: datetime, log: LogStatus |
     told = () if log is None else log.problems
     verified = verified_statuses(catalog.verified.ls(name))
     of_tables = (*_table_problems(tables), *mismatches(verified))
-    problems = (*_process_problems(processes), *told, *_sink_problems(sinks), *of_tables)
+    found = (*_process_problems(processes), *told, *_sink_problems(sinks), *of_tables)
+    problems = tuple(replace(problem, remedy=literal(problem.remedy, file=file)) for problem in found)
     return PipelineStatus(
         name=name,
         state=_verdict(processes, problems),
@@ -206,7 +215,7 @@ def _sink(progress: Any, figures: Readings, durable: float | None, silence: floa
     behind = None if durable is None else wal_between(Position(progress.position), Position(int(durable)))
     return SinkStatus(
         name=progress.sink,
-        state="stale" if silence else progress.state,
+        state="stale" if silence and progress.state != "failed" else progress.state,
         reason=progress.reason,
         position=str(Position(progress.position)),
         committed_at=None if progress.committed_at is None else progress.committed_at.isoformat(),
@@ -252,9 +261,9 @@ def _table_problems(tables: Iterable[TableStatus]) -> Iterable[Problem]:
     for t in tables:
         if t.state in FAILED_STATES:
             subject = f"table {t.topic} in {t.sink}" if t.sink else f"table {t.topic}"
-            yield _explained(
-                subject, t.reason or t.state, "rebuild the table in this sink" if t.sink else "resync the table"
-            )
+            otherwise = SchemaNotApplicable.remedy if t.sink else "have it copied again: 'cdc tables resync TABLE'"
+            problem = _explained(subject, t.reason or t.state, otherwise)
+            yield replace(problem, remedy=literal(problem.remedy, sink=t.sink or None, topic=t.topic))
 
 
 def _explained(subject: str, reason: str, otherwise: str) -> Problem:

@@ -51,6 +51,7 @@ class View:
         self.ending = False
         """Set when the server stops, so that endless answers end."""
         self._clock = clock
+        self._file = None if file is None else str(file)
         named = "FILE" if file is None else shlex.quote(str(file))
         self.log = LogWatch(definition.log.root, named, clock)
         """Looks only while somebody asks."""
@@ -67,7 +68,7 @@ class View:
         """Take one sample and report that the server lives; a catalog that does not answer is no sample."""
         try:
             self.catalog.processes.report(ProcessReport(self.name, "server", os.getpid(), "running"))
-            status = pipeline_status(self.catalog, self.name, self._clock(), self.log.seen)
+            status = pipeline_status(self.catalog, self.name, self._clock(), self.log.seen, file=self._file)
         except CdcError as error:
             log.warning("catalog is unreachable", code=error.code, message=error.message)
             return
@@ -85,11 +86,11 @@ class View:
 
     def status(self) -> PipelineStatus:
         """The status of this moment by the catalog alone; raises CatalogUnavailable."""
-        return pipeline_status(self.catalog, self.name, self._clock())
+        return pipeline_status(self.catalog, self.name, self._clock(), file=self._file)
 
     def whole(self) -> PipelineStatus:
         """The same with the log as it was last seen; raises CatalogUnavailable."""
-        return pipeline_status(self.catalog, self.name, self._clock(), self.log.latest())
+        return pipeline_status(self.catalog, self.name, self._clock(), self.log.latest(), file=self._file)
 
     def status_of(self, name: str) -> PipelineStatus:
         """The status of any pipeline of the catalog, the log of this one only; raises CatalogUnavailable."""

@@ -234,7 +234,7 @@ def _told(exc: CdcError, sink: str) -> str:
         return exc.fix
     mend = "mend the value at the source or give its column the policy 'text', then "
     mend = mend if isinstance(exc, ValueNotRepresentable) else ""
-    return f"no row of this table is parked: {mend}run 'cdc replay {sink}'"
+    return f"no row of this table is parked: {mend}run 'cdc replay {sink} --tables TABLE'"
 
 
 def _size(held: Held) -> int:

@@ -125,7 +125,7 @@ def _check_moves(rows: pa.Table, parked: Container[Key], schema: TableSchema) ->
             raise MissingBase(
                 f"table {schema.topic!r}: a partial image at {Position(row['position'])} is of a row that moved "
                 "from or to a key that is parked",
-                remedy="rebuild the table with 'cdc replay', with the policy 'text' for the column that is refused",
+                remedy="give the column that is refused the policy 'text', then 'cdc replay SINK --tables TABLE'",
             )
 
 

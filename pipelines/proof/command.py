@@ -12,6 +12,7 @@ from cdc.cli.output import Envelope, ErrorReport, Mark, line
 from cdc.config import load
 from cdc.config.quantities import seconds
 from cdc.errors import ConfigError, ExitCode, VerifyMismatch
+from cdc.remedy import literal
 from cdc.verification import Against, Mode
 from pipelines.proof.continuous import Continuous, Rhythm, Told
 from pipelines.proof.repair import Mended, repair
@@ -42,9 +43,9 @@ def run(asked: argparse.Namespace) -> int:
         return _continuously(asked, options, rhythm)
     if asked.repair:
         mended = repair(load(asked.config), options)
-        return _told(mended.report, mended.mended, asked.json, mended.to_json(), mended.summary)
+        return _told(asked, mended.report, mended.mended, mended.to_json(), mended.summary)
     report = verify(load(asked.config), options)
-    return _told(report, (), asked.json, report.to_json(), report.summary)
+    return _told(asked, report, (), report.to_json(), report.summary)
 
 
 def _rhythm(asked: argparse.Namespace) -> Rhythm | None:
@@ -99,8 +100,15 @@ def _summary(told: Told) -> str:
     return f"{text} from {told.found.first or 'the beginning'} to {told.found.ended or 'the end'}"
 
 
-def _told(report: Report, mended: Sequence[Mended], as_json: bool, result: object, summary: str) -> int:  # noqa: FBT001
-    if as_json:
+def _next(report: Report, file: str) -> str:
+    """What to do; where one table alone is wrong, about that one."""
+    wrong = [(verdict.sink, verdict.topic) for verdict in report.tables if not verdict.equal]
+    sink, topic = wrong[0] if len(wrong) == 1 else (None, None)
+    return literal(VerifyMismatch.remedy, sink=sink, topic=topic, file=file)
+
+
+def _told(asked: argparse.Namespace, report: Report, mended: Sequence[Mended], result: object, summary: str) -> int:
+    if asked.json:
         error = None if report.equal else ErrorReport.of(VerifyMismatch(summary))
         _emit(Envelope(command="verify", ok=report.equal, summary=summary, result=result, error=error))
     else:
@@ -109,7 +117,7 @@ def _told(report: Report, mended: Sequence[Mended], as_json: bool, result: objec
         for verdict in report.tables:
             line(Mark.GOOD if verdict.equal else Mark.BAD, f"{verdict.sink} {verdict.topic}: {words(verdict)}")
             _print_keys(verdict)
-        fix = None if report.equal else VerifyMismatch.remedy
+        fix = None if report.equal else _next(report, str(asked.config))
         line(Mark.GOOD if report.equal else Mark.BAD, report.summary, fix=fix)
     return int((ExitCode.OK if report.equal else ExitCode.FINDING).value)
 
@@ -133,7 +141,7 @@ def words(verdict: TableVerdict) -> str:
         found[0] = found[0] if verdict.complete else f"at least {found[0]}"
         return f"{verdict.rows:,} rows, {', '.join(found)}{apart}"
     if not verdict.compared:
-        return f"{verdict.state}, {verdict.reason}"
+        return f"{verdict.state}, {literal(verdict.reason or '', sink=verdict.sink, topic=verdict.topic)}"
     if not verdict.equal:
         why = f", {verdict.reason}" if verdict.reason else ""
         return f"{verdict.rows:,} rows and {verdict.target_rows:,} in the target{why}"

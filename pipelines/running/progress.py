@@ -13,6 +13,7 @@ import structlog
 from cdc import metrics
 from cdc.catalog import Catalog, DeadLetter, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import CdcError
+from cdc.remedy import literal
 from cdc.stores.published import Published, TableRecord
 from pipelines.running.cadence import Cadence, Pace
 from pipelines.running.foreign import Foreign
@@ -113,7 +114,7 @@ class Progress:
                     sink=self.sink,
                     topic=table.topic,
                     state=table.state,
-                    reason=table.reason or self._worth_knowing(table),
+                    reason=literal(table.reason or "", sink=self.sink, topic=table.topic) or self._worth_knowing(table),
                     position=table.position,
                     version=table.version,
                     rows=self._rows.get(table.relation, 0),

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import CdcError, LogTrimmed, SchemaNotApplicable
+from cdc.remedy import literal
 from cdc.stores.published import TableRecord, TargetState
-from cdc.table import CAPTURED, TableSchema
+from cdc.table import CAPTURED, TableSchema, TableState
 from pipelines.sinks.sink import TableBatch
+
+STAYS: Final = "nothing to do: its rows stay in the target; one that was made anew: 'cdc replay SINK --tables TABLE'"
+"""What to do about a table that is gone from the source, or no longer captured."""
 
 
 def check_captured(schema: TableSchema) -> None:
     """Raise SchemaNotApplicable for a table whose changes the log does not have, or not all of them."""
     if schema.state not in CAPTURED:
-        raise SchemaNotApplicable(f"{schema.topic!r} is {schema.state}: {schema.reason}")
+        copied_again = schema.state == TableState.NEEDS_RESYNC
+        raise SchemaNotApplicable(
+            f"{schema.topic!r} is {schema.state}: {schema.reason}",
+            remedy="have it copied again: 'cdc tables resync TABLE'" if copied_again else STAYS,
+        )
 
 
 def applied_state(batch: TableBatch, before: TableRecord | None, *, complete: bool) -> TargetState:
@@ -57,7 +66,7 @@ def failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> Ta
         position=position,
         version=version,
         state=TargetState.FAILED.value,
-        reason=reason(exc),
+        reason=literal(reason(exc), topic=schema.topic),
         schema=before.schema if before else schema.to_json().decode(),
         parked=before.parked if before else (),
     )

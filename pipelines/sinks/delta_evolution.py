@@ -22,7 +22,7 @@ from pipelines.rows import COLUMN_ID_KEY, TYPE_KEY
 from pipelines.types import Policy, declared_as, family_of
 from pipelines.types.widening import Conversion, widening
 
-COPY_AGAIN: Final = "copy the table again: 'cdc tables resync'; it goes on by itself once the copy has ended"
+COPY_AGAIN: Final = "copy the table again: 'cdc tables resync TABLE'; it goes on by itself once the copy has ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,12 @@ def plan(
     if changes is SchemaChanges.IGNORE and found.steps:
         raise SchemaNotApplicable(
             f"its columns changed, and are not the source's alone ({'; '.join(found.steps)}): they cannot be ignored",
-            remedy="rebuild the table in this sink, or give it another policy",
+            remedy="build the table anew: 'cdc replay SINK --tables TABLE'; or give it another policy",
         )
     if changes is SchemaChanges.EXCEPTION and (said := (*found.steps, *_dropped(present, wanted))):
         raise SchemaNotApplicable(
             f"its columns changed, which 'schema_changes: exception' forbids: {'; '.join(said)}",
-            remedy="rebuild the table in this sink, or give it another policy",
+            remedy="build the table anew: 'cdc replay SINK --tables TABLE'; or give it another policy",
         )
     return found
 
@@ -113,8 +113,7 @@ def held_as(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, pol
         elif column.key is not None:
             raise SchemaNotApplicable(
                 f"column {column.name!r} is part of the key of {schema.topic!r} now, and 'schema_changes: ignore' "
-                "leaves new columns out",
-                remedy="rebuild the table in this sink",
+                "leaves new columns out"
             )
     return replace(schema, columns=tuple(columns))
 
@@ -142,8 +141,7 @@ def check_left_out(wanted: TableSchema, before: TableSchema | None, present: pa.
     for column in wanted.sent:
         if column.id in known and _id(column) not in found:
             raise SchemaNotApplicable(
-                f"column {column.name!r} was left out of the target so far, and its older rows lack it",
-                remedy="rebuild the table in this sink",
+                f"column {column.name!r} was left out of the target so far, and its older rows lack it"
             )
 
 
@@ -279,7 +277,7 @@ class _Making:
         if not self._lenient and column_id(field) is None:
             raise SchemaNotApplicable(
                 f"column {field.name!r} was added at the source, and the target has one of that name by another hand",
-                remedy="rename or drop the target's column, or rebuild the table in this sink",
+                remedy="rename or drop the target's column, or 'cdc replay SINK --tables TABLE'",
             )
         if not stays:
             self._steps.append(f"column {field.name!r} was dropped and its name given to another")

@@ -59,22 +59,22 @@ class Layout:
         if (held := configuration.get(MODE) or Keeping.LATEST.value) != self.keeping.value:
             raise SchemaNotApplicable(
                 f"target {uri!r} was made as {held!r}: expected {self.keeping.value!r}",
-                remedy="build the table anew with 'cdc replay', or give the sink back what it said",
+                remedy="build the table anew: 'cdc replay SINK --tables TABLE', or give the sink back what it said",
             )
         if self.merged and configuration.get(MERGED) != "true":
             raise TransformRefused(
                 f"target {uri!r} holds one table, and the rule has merge_tables",
                 remedy="put the tables together with 'cdc replay SINK', at a path where none lies yet",
             )
-        anew = "build the table anew with 'cdc replay', or give the rule back what it said"
+        anew = "build the table anew: 'cdc replay SINK --tables TABLE', or give the rule back what it said"
         if (configuration.get(TRANSFORM) or "") != self.transform:
             raise TransformRefused(f"the rows of target {uri!r} were made by another transform", remedy=anew)
         if self.partition_by and tuple(partitions) != self.partition_by:
             made = f"target {uri!r} is partitioned by {list(partitions)!r}: expected {list(self.partition_by)!r}"
             way = (
-                "give the rule another path and run 'cdc replay'"
+                "give the rule another path and run 'cdc replay SINK'"
                 if self.merged
-                else "write it anew with 'cdc replay --into'"
+                else "write it anew with 'cdc replay SINK --tables TABLE --into PATH'"
             )
             raise TransformRefused(made, remedy=f"{way}, or give the rule back what it said")
         for name, wanted in self.properties.items():

@@ -270,5 +270,5 @@ def _check_unchanged(known: Mapping[str, int], wanted: pa.Schema) -> None:
     if said:
         raise SchemaNotApplicable(
             f"its columns changed, which 'schema_changes: exception' forbids: {'; '.join(said)}",
-            remedy="rebuild the sink, or give the rule another policy",
+            remedy="build it anew: 'cdc replay SINK'; or give the rule another policy",
         )

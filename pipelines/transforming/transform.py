@@ -108,7 +108,7 @@ class TableTransform:
             raise TransformRefused(
                 f"table {self.schema.topic!r} sends updates without large values that did not change: "
                 f"{self.rule.python!r} takes whole rows",
-                remedy="ALTER TABLE … REPLICA IDENTITY FULL at the source, and 'cdc replay'",
+                remedy="ALTER TABLE … REPLICA IDENTITY FULL at the source, then 'cdc replay SINK --tables TABLE'",
             )
         typed = typed_rows(images, self.schema, policy)
         for place, column in enumerate(self.schema.sent):

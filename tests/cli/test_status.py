@@ -53,7 +53,7 @@ def test_what_is_damaged_is_said_with_the_next_command_and_the_rest_is_printed(
     outcome = run(capsys, "status", "--exit-code", "-c", folder.path)
     assert outcome.status == 4
     assert "CDC-4002 log: table 'compacted' of the log" in outcome.output
-    assert "'cdc log verify'" in outcome.output
+    assert f"'cdc log verify -c {folder.path}'" in outcome.output
     assert "shop.customers" in outcome.output
 
 

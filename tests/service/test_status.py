@@ -92,6 +92,41 @@ def test_a_failed_table_degrades_the_pipeline_and_names_the_way_out(catalog: Cat
     assert (problem.message, problem.remedy) == ("a value does not fit", "give the column the policy text")
 
 
+@pytest.mark.parametrize(
+    ("told", "command"),
+    [
+        (
+            "CDC-3010 no column 'a' → mend it, then 'cdc replay SINK --tables TABLE'",
+            "cdc replay lake --tables shop.orders",
+        ),
+        ("CDC-3005 'shop.orders' is needs_resync", "cdc replay lake --tables shop.orders"),
+        ("CDC-3005 it is not exact → 'cdc tables resync TABLE'", "cdc tables resync shop.orders"),
+    ],
+)
+def test_the_next_command_names_sink_table_and_definition(catalog: Catalog, told: str, command: str) -> None:
+    fill(catalog)
+    catalog.tables.record(NAME, [TableProgress("lake", "shop.orders", "failed", told, 7, 1, 3)])
+    (problem,) = pipeline_status(catalog, NAME, later(0), file="shop.yaml").problems
+    assert f"'{command} -c shop.yaml'" in problem.remedy
+
+
+def test_a_table_that_is_not_exact_at_the_source_is_to_be_copied_again(catalog: Catalog) -> None:
+    fill(catalog)
+    catalog.tables.record(NAME, [TableProgress("", "shop.orders", "needs_resync", "a type changed", 7, None, 3)])
+    (problem,) = pipeline_status(catalog, NAME, later(0), file="shop.yaml").problems
+    assert problem.remedy == "have it copied again: 'cdc tables resync shop.orders -c shop.yaml'"
+
+
+def test_nobody_vouches_for_a_sink_whose_process_has_ended_but_why_it_failed_stays(catalog: Catalog) -> None:
+    fill(catalog)
+    catalog.processes.report(ProcessReport(NAME, "apply", 1, "stopped"))
+    before = {sink.name: sink.lag_seconds or 0.0 for sink in pipeline_status(catalog, NAME, later(0)).sinks}
+    catalog.sinks.record(NAME, SinkProgress("find", 7, None, 3.0, "failed", "CDC-3003 no answer"))
+    sinks = {sink.name: sink for sink in pipeline_status(catalog, NAME, later(60)).sinks}
+    assert (sinks["lake"].state, sinks["find"].state) == ("stale", "failed")
+    assert (sinks["lake"].lag_seconds or 0.0) > before["lake"] + 55
+
+
 def test_a_failed_sink_is_a_problem(catalog: Catalog) -> None:
     fill(catalog)
     catalog.sinks.record(NAME, SinkProgress("lake", 7, None, 3.0, "failed", "CDC-3003 no answer"))

@@ -6,7 +6,6 @@ sections are rendered by the server only; the script replaces those whose text c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -15,6 +14,7 @@ from string import Template
 from typing import Final
 from urllib.parse import quote
 
+from cdc.remedy import COMMAND
 from cdc.service import figures
 from cdc.service.copying import TableStatus
 from cdc.service.page import backfills, log_section
@@ -27,7 +27,6 @@ SECTIONS: Final = ("headline", "problems", "totals", "flow", "log", "tables", "b
 """Ids of what `render` makes."""
 TABLES_SHOWN: Final = 500
 """More rows than a person scrolls through; the API has them all."""
-_COMMAND: Final = re.compile(r"'(cdc [^']+)'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def _problem(subject: str, code: str | None, message: str, remedy: str) -> str:
 
 def _copy(remedy: str) -> str:
     """A button for the command that the remedy names, if it names one."""
-    command = _COMMAND.search(remedy)
+    command = COMMAND.search(remedy)
     if command is None:
         return ""
     text = escape(command[1])
