@@ -96,6 +96,7 @@ class SinkLoop:
                 ahead = [table.position for table in self._published.tables.values()]
                 stops = (stop for stop in (*cuts, *ahead) if self._log.leads(self.position, Position(stop)))
                 upto = Position(min([end, *stops]))
+                self._progress.begins(upto)
                 self._apply(self._fold(rows, self.position, upto), Boundary(upto, self._log.committed_at(upto)))
                 self._keep_if_asked()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from threading import Event, Lock, Thread
@@ -27,10 +28,14 @@ log = structlog.get_logger("apply")
 class Progress:
     """The latest figures of one sink; the loop writes them, the board reads them."""
 
-    def __init__(self, pipeline: str, sink: str, figures: metrics.Figures) -> None:
-        self._pipeline, self.sink, self._figures = pipeline, sink, figures
+    def __init__(
+        self, pipeline: str, sink: str, figures: metrics.Figures, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._pipeline, self.sink, self._figures, self._clock = pipeline, sink, figures, clock
         self._record: Published | None = None
         self._lag = 0.0
+        self._pending: tuple[int, float] | None = None
+        """(end of the batch that is not published yet, since when), over any number of tries."""
         self._rows: dict[int, int] = {}
         self._error: CdcError | None = None
         self._letters: tuple[DeadLetter, ...] | None = None
@@ -41,20 +46,32 @@ class Progress:
         self.foreign: Foreign | None = None
         """What other clients changed in its targets, of a sink that can tell."""
 
+    def begins(self, end: int) -> None:
+        """A batch up to there is being made, perhaps not for the first time: the lag grows until it is published."""
+        with self._lock:
+            if self._pending is None:
+                self._pending = end, self._clock()
+
     def published(self, record: Published, *, lag: float | None, rows: Mapping[int, int]) -> None:
-        """A batch was published: rows merged by relation, lag in seconds of its median row."""
+        """A batch was published: rows merged by relation, lag in seconds of its median row; None: it has no rows.
+
+        Then the lag is at most that of its end, so that after a long copy an idle sink is not shown as late.
+        """
         with self._lock:
             self._record, self._error = record, None
-            if lag is not None:
-                self._lag = lag
+            if self._pending is not None and record.position >= self._pending[0]:
+                self._pending = None
+            if lag is None:
+                since = self._clock() - record.committed_at / 1e6 if record.committed_at else self._lag
+                lag = min(self._lag, max(0.0, since))
+            self._lag = lag
             for relation, count in rows.items():
                 self._rows[relation] = self._rows.get(relation, 0) + count
         labels = self._pipeline, self.sink
         self._figures.add(metrics.BATCHES, 1, *labels)
         self._figures.add(metrics.APPLY_ROWS, sum(rows.values()), *labels)
         self._figures.set(metrics.SINK_POSITION, record.position, *labels)
-        if lag is not None:
-            self._figures.set(metrics.SINK_LAG_SECONDS, lag, *labels)
+        self._figures.set(metrics.SINK_LAG_SECONDS, lag, *labels)
 
     def parked(self, letters: tuple[DeadLetter, ...]) -> None:
         """What the sink has set aside."""
@@ -95,12 +112,13 @@ class Progress:
             record, error, cadence = self._record, self._error, self._cadence
             if record is None and error is None:
                 return None
+            waits = 0.0 if self._pending is None else self._clock() - self._pending[1]
             moment = datetime.fromtimestamp(record.committed_at / 1e6, UTC) if record and record.committed_at else None
             return SinkProgress(
                 sink=self.sink,
                 position=record.position if record else 0,
                 committed_at=moment,
-                lag_seconds=self._lag,
+                lag_seconds=max(self._lag, waits),
                 state="failed" if error else "running",
                 reason=f"{error.code} {error.message} → {error.fix}" if error else str(cadence) if cadence else None,
             )
