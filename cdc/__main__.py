@@ -65,7 +65,7 @@ def _misused(command: Any, given: list[str], error: Any) -> int:
     if not given or type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return ExitCode.USAGE.value
-    message = error.format_message().rstrip(".")
+    message = error.format_message().rstrip(".").replace(": Value error, ", ": ")  # the words of what reads enums
     remedy = f"run '{' '.join(['cdc', *words.split(), '--help'])}'"
     return _failed(command, given, ConfigError(message[:1].lower() + message[1:], remedy=remedy))
 

@@ -23,7 +23,7 @@ def _named(command: str, sink: str | None, topic: str | None) -> str:
 
 
 def _of(command: str, file: str | None) -> str:
-    if file is None or command.startswith(_WITHOUT):
+    if file is None or command.startswith(_WITHOUT) or command.endswith(" --help"):
         return command
     if command == "cdc validate":
         return f"{command} {_word(file)}"

@@ -88,7 +88,7 @@ def chosen_sinks(definition: Definition, options: VerifyOptions) -> list[DeltaSi
     sinks = [sink for sink in definition.sinks if not options.sinks or sink.name in options.sinks]
     if unknown := set(options.sinks) - {sink.name for sink in sinks}:
         names = [sink.name for sink in definition.sinks]
-        raise ConfigError(f"unknown sink {min(unknown)!r}: expected one of {names!r}")
+        raise ConfigError(f"unknown sink {min(unknown)!r}: expected one of {names!r}", remedy="name one of these")
     if not sinks:
         raise ConfigError("the definition has no sink", remedy="add a sink under 'sinks'")
     return sinks

@@ -20,6 +20,7 @@ from cdc.remedy import COMMAND, literal
         ("run 'cdc log drop-file FILE'", "run 'cdc log drop-file FILE -c s.yaml'"),
         ("correct it and run 'cdc validate'", "correct it and run 'cdc validate s.yaml'"),
         ("see 'cdc dlq ls -c s.yaml'", "see 'cdc dlq ls -c s.yaml'"),
+        ("run 'cdc dlq ls --help'", "run 'cdc dlq ls --help'"),
         ("run 'cdc explain' for all codes", "run 'cdc explain' for all codes"),
         ("ALTER TABLE … at the source, and 'go on' with SINK", "ALTER TABLE … at the source, and 'go on' with SINK"),
     ],

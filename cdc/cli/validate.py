@@ -10,6 +10,7 @@ import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, JsonOption, Mark, line
 from cdc.errors import ConfigError, ExitCode, Flaw, InvalidDefinition
+from cdc.remedy import literal
 
 Paths = Annotated[list[Path] | None, typer.Argument(help="Definitions, or directories of them.")]
 Named = Annotated[list[Path] | None, typer.Option("--config", "-c", help="The same, as every other command takes it.")]
@@ -35,15 +36,16 @@ def validate(paths: Paths = None, config: Named = None, json: JsonOption = False
         error = ErrorReport.of(InvalidDefinition.of(fatal)) if fatal else None
         print(Envelope(command="validate", ok=not fatal, summary=summary, result=result, error=error))
     else:
-        _print(flaws, summary, ok=not fatal)
+        _print(flaws, summary, fix=InvalidDefinition.of(fatal).fix if fatal else None)
     if fatal:
         raise typer.Exit(ExitCode.USAGE.value)
 
 
-def _print(flaws: list[Flaw], summary: str, *, ok: bool) -> None:
+def _print(flaws: list[Flaw], summary: str, *, fix: str | None) -> None:
     for flaw in flaws:
         line(Mark.BAD if flaw.fatal else Mark.ADVICE, f"{flaw.code} {flaw}")
-    line(Mark.GOOD if ok else Mark.BAD, summary, fix=None if ok else "correct the definition and run 'cdc validate'")
+    file = flaws[0].path if fix and len({flaw.path for flaw in flaws}) == 1 else None
+    line(Mark.BAD if fix else Mark.GOOD, summary, fix=None if fix is None else literal(fix, file=file))
 
 
 def _files(path: Path) -> list[Path]:

@@ -7,20 +7,20 @@ from typing import Annotated
 import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption
+from cdc.verification import Against, Mode
 
 TablesArgument = Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="Globs over schema.table.")]
 SinksOption = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be repeated.")]
 ModeOption = Annotated[
-    str,
+    Mode,
     typer.Option(
         "--mode",
-        metavar="rows|checksum|count",
         help="rows names what differs; checksum takes no row from the source; count counts.",
     ),
 ]
 AgainstOption = Annotated[
-    str,
-    typer.Option("--against", metavar="source|log", help="By the log, neither the source nor 'cdc run' is asked."),
+    Against,
+    typer.Option("--against", help="By the log, neither the source nor 'cdc run' is asked."),
 ]
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=1, help="Seconds until the sinks stand at the cut.")]
 EveryOption = Annotated[
@@ -43,8 +43,8 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     tables: TablesArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     sink: SinksOption = None,
-    mode: ModeOption = "rows",
-    against: AgainstOption = "source",
+    mode: ModeOption = Mode.ROWS,
+    against: AgainstOption = Against.SOURCE,
     timeout: TimeoutOption = 60.0,
     every: EveryOption = None,
     rate: RateOption = None,
@@ -61,7 +61,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     import sys
 
     options = [f"--sink={name}" for name in sink or ()]
-    options += [f"--mode={mode}", f"--against={against}", f"--timeout={timeout}"]
+    options += [f"--mode={mode.value}", f"--against={against.value}", f"--timeout={timeout}"]
     options += [*([f"--every={every}"] if every is not None else []), *([f"--rate={rate}"] if rate is not None else [])]
     options += [*(["--repair"] if repair else []), *(["--json"] if json else []), "--", *(tables or ())]
     command = [sys.executable, "-m", "pipelines", "verify", "-c", str(config), *options]

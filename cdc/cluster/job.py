@@ -156,7 +156,9 @@ def chosen_sinks(definition: Definition, wanted: Collection[str]) -> tuple[Sink,
     """The sinks of those names, all if there are none; raises ConfigError for a name that is no sink's."""
     known = [sink.name for sink in definition.sinks]
     if unknown := sorted(set(wanted) - set(known)):
-        raise ConfigError(f"no sink is called {unknown[0]!r}: expected one of {', '.join(known)}")
+        raise ConfigError(
+            f"no sink is called {unknown[0]!r}: expected one of {', '.join(known)}", remedy="name one of these"
+        )
     return tuple(sink for sink in definition.sinks if not wanted or sink.name in wanted)
 
 

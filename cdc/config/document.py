@@ -86,7 +86,8 @@ def _text(path: Path, document: Document) -> str | None:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
-        document.note((), f"cannot be read: {(error.strerror or 'unknown reason').lower()}")
+        there = "name the definition with -c FILE" if isinstance(error, FileNotFoundError) else None
+        document.note((), f"cannot be read: {(error.strerror or 'unknown reason').lower()}", fix=there)
         return None
     return _decoded(content, document)
 

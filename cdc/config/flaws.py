@@ -110,6 +110,8 @@ _OURS: Final = {"wrong", "secret", "unset", "duration", "size"}
 _SHAPES: Final = {
     "^[a-z][a-z0-9_]{0,39}$": "expected at most 40 of a-z, 0-9 and _, a letter first",
     "^[a-z0-9_]{1,63}$": "expected 1 to 63 of a-z, 0-9 and _, as Postgres names slots",
+    r"^[A-Za-z][A-Za-z0-9_]{0,62}$": "expected at most 63 of A-Z, a-z, 0-9 and _, a letter first",
+    r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "expected module:function, for example company.rules:users",
     r"^https?://[^\s/]+(/[^\s]*)?$": "expected a URL that begins with https:// or http://",
     r"^(sqlite|postgresql(\+psycopg)?)://": "expected a URL that begins with sqlite:/// or postgresql+psycopg://",
 }

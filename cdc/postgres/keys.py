@@ -40,7 +40,10 @@ def check_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key
             keys, said = (rest, listed.refusal(rest)) if of_half is None else (half, of_half)
     if said is not None:
         shown = ",".join(keys[0]).encode(errors="replace").decode()
-        raise ConfigError(f"the key {shown!r} does not fit {schema.topic!r}: {said}")
+        raise ConfigError(
+            f"the key {shown!r} does not fit {schema.topic!r}: {said}",
+            remedy="write its columns' values as the source prints them, with commas between them",
+        )
 
 
 def absent(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key], publication: str) -> list[Key]:

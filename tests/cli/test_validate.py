@@ -33,6 +33,20 @@ def test_flaws_of_all_files_are_printed_with_their_places(tmp_path: Path, capsys
     ]
 
 
+def test_the_next_step_names_the_file_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, changed("name: shop", "nam: shop"))
+    assert run(capsys, "validate", path).output.endswith(f"  → correct the definition and run 'cdc validate {path}'\n")
+
+
+@pytest.mark.parametrize("command", [("validate",), ("status", "-c"), ("verify", "--against", "log", "-c")])
+def test_a_definition_that_is_not_there_is_to_be_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    outcome = run(capfd, *command, tmp_path / "none.yaml")
+    assert outcome.status == 2
+    assert (outcome.output + outcome.errors).endswith("  → name the definition with -c FILE\n")
+
+
 def test_the_envelope_holds_every_flaw_and_points_at_the_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,6 +117,14 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
         changed("lake/{schema}/{table}", "lake/{schema}"),
         "11:5: sinks.0.path: expected {table} in the path, for every table has its own directory",
     ),
+    "function without its module": (
+        changed("{table}", "{table}\n    rules: [{match: shop.orders, transform: {python: rules}}]"),
+        "12:46: sinks.0.rules.0.transform.python: expected module:function, for example company.rules:users",
+    ),
+    "name with a sign in it": (
+        changed("{table}", "{table}\n    rules: [{match: shop.orders, transform: {computed: {b-c: id}}}]"),
+        "12:57: sinks.0.rules.0.transform.computed.b-c.…: expected at most 63 of A-Z, a-z, 0-9 and _, a letter first",
+    ),
     "unknown placeholder": (
         changed("{schema}/{table}", "{db}/{table}"),
         "11:5: sinks.0.path: a placeholder is neither {schema} nor {table}",
