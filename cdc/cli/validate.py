@@ -10,7 +10,6 @@ import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, JsonOption, Mark, line
 from cdc.errors import ConfigError, ExitCode, Flaw, InvalidDefinition
-from cdc.remedy import literal
 
 Paths = Annotated[list[Path] | None, typer.Argument(help="Definitions, or directories of them.")]
 Named = Annotated[list[Path] | None, typer.Option("--config", "-c", help="The same, as every other command takes it.")]
@@ -42,6 +41,8 @@ def validate(paths: Paths = None, config: Named = None, json: JsonOption = False
 
 
 def _print(flaws: list[Flaw], summary: str, *, fix: str | None) -> None:
+    from cdc.remedy import literal
+
     for flaw in flaws:
         line(Mark.BAD if flaw.fatal else Mark.ADVICE, f"{flaw.code} {flaw}")
     file = flaws[0].path if fix and len({flaw.path for flaw in flaws}) == 1 else None

@@ -7,20 +7,21 @@ from typing import Annotated
 import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption
-from cdc.verification import Against, Mode
+from cdc.errors import ConfigError
 
 TablesArgument = Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="Globs over schema.table.")]
 SinksOption = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be repeated.")]
 ModeOption = Annotated[
-    Mode,
+    str,
     typer.Option(
         "--mode",
+        metavar="rows|checksum|count",
         help="rows names what differs; checksum takes no row from the source; count counts.",
     ),
 ]
 AgainstOption = Annotated[
-    Against,
-    typer.Option("--against", help="By the log, neither the source nor 'cdc run' is asked."),
+    str,
+    typer.Option("--against", metavar="source|log", help="By the log, neither the source nor 'cdc run' is asked."),
 ]
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=1, help="Seconds until the sinks stand at the cut.")]
 EveryOption = Annotated[
@@ -43,8 +44,8 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     tables: TablesArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     sink: SinksOption = None,
-    mode: ModeOption = Mode.ROWS,
-    against: AgainstOption = Against.SOURCE,
+    mode: ModeOption = "rows",
+    against: AgainstOption = "source",
     timeout: TimeoutOption = 60.0,
     every: EveryOption = None,
     rate: RateOption = None,
@@ -60,13 +61,26 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     """
     import sys
 
+    from cdc.verification import Against, Mode
+
+    _check("--mode", mode, [one.value for one in Mode])
+    _check("--against", against, [one.value for one in Against])
     options = [f"--sink={name}" for name in sink or ()]
-    options += [f"--mode={mode.value}", f"--against={against.value}", f"--timeout={timeout}"]
+    options += [f"--mode={mode}", f"--against={against}", f"--timeout={timeout}"]
     options += [*([f"--every={every}"] if every is not None else []), *([f"--rate={rate}"] if rate is not None else [])]
     options += [*(["--repair"] if repair else []), *(["--json"] if json else []), "--", *(tables or ())]
     command = [sys.executable, "-m", "pipelines", "verify", "-c", str(config), *options]
     # a child of its own: this package knows nothing of targets' types, and never will of Spark
     raise typer.Exit(_carried_out(command))
+
+
+def _check(option: str, word: str, known: list[str]) -> None:
+    """Here, where a person is told as of any other option: the child knows none of this command's."""
+    if word not in known:
+        expected = ", ".join(map(repr, known))
+        raise ConfigError(
+            f"invalid value for '{option}': {word!r} is not one of {expected}", remedy="run 'cdc verify --help'"
+        )
 
 
 def _carried_out(command: list[str]) -> int:
