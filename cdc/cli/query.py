@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -28,6 +28,9 @@ AtOption = Annotated[
 ]
 SinkOption = Annotated[str | None, typer.Option("--sink", help="Which Delta sink; default the first one.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Most rows to print.")]
+
+
+_ANY_WIDTH: Final = 1 << 20
 
 
 def register(app: typer.Typer) -> None:
@@ -115,6 +118,7 @@ def _plain_float(value: Any) -> bool:
 def _print(names: list[str], rows: list[list[Any]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -124,4 +128,20 @@ def _print(names: list[str], rows: list[list[Any]]) -> None:
         table.add_column(Text(shown(name)), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text("null", style="dim") if value is None else Text(shown(str(value))) for value in row))
-    Console().print(table)
+    console = Console()
+    width = Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).maximum
+    if not console.is_terminal:
+        Console(width=max(width, 1)).print(table)  # whoever reads it can cut, and nobody can put together again
+    elif width <= console.width:
+        console.print(table)
+    else:
+        _print_upright(names, rows)
+
+
+def _print_upright(names: list[str], rows: list[list[Any]]) -> None:
+    """A column in each line, for rows that are wider than the terminal."""
+    widest = max(len(shown(name)) for name in names)
+    for number, row in enumerate(rows, 1):
+        print(f"── row {number}")
+        for name, value in zip(names, row, strict=True):
+            print(f"  {shown(name):<{widest}}  {'null' if value is None else shown(str(value))}")

@@ -295,4 +295,5 @@ def _table(target: str, version: int | None) -> DeltaTable:
 
 
 def _known(tables: list[TableRecord]) -> str:
-    return f"tables are: {', '.join(table.topic for table in tables) or 'none yet'}"
+    names = sorted({*shared(tables), *(table.topic for table in tables)})
+    return f"tables are: {', '.join(names) or 'none yet'}"

@@ -72,6 +72,36 @@ def test_a_person_reads_which_cut_it_is_and_which_tables_do_not_belong_to_it(
     assert "1 row at 0/14, committed 1970-01-01T00:00:20.000Z; shop.items is not part of it: snapshotting" in printed
 
 
+COLUMNS = [f"'value {n}' as column_{n}" for n in range(12)]
+WIDE = f"select id, {', '.join(COLUMNS)} from orders order by id"
+
+
+def test_a_row_is_one_line_for_whoever_reads_the_output_however_wide_it_is(
+    definition: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = run(capsys, "query", WIDE, "-c", definition).output.splitlines()
+
+    rows = [line for line in lines if "value 0" in line]
+    assert len(rows) == 2
+    assert all(f"value {n}" in row for row in rows for n in range(12))
+
+
+def test_rows_that_are_wider_than_a_terminal_have_a_line_for_each_column(
+    definition: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    wide = run(capsys, "query", WIDE, "-c", definition).output
+    narrow = run(capsys, "query", "select id from orders order by id", "-c", definition).output
+
+    assert [line.split(maxsplit=1) for line in wide.splitlines()[:3]] == [
+        ["──", "row 1"],
+        ["id", "20"],
+        ["column_0", "value 0"],
+    ]
+    assert "── row" not in narrow
+
+
 @pytest.mark.parametrize(
     ("sql", "at", "expected"),
     [
