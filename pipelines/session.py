@@ -45,6 +45,8 @@ EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # INT96, the default, others read as nanoseconds, of which 64 bits end in 2262: for them 9999 would be in 1816
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # the default, 10 ms between two looks at the source, is fine; an idle query should not burn a core either
     "spark.sql.streaming.pollingDelay": "20ms",
     "spark.sql.streaming.metricsEnabled": "false",
@@ -54,7 +56,12 @@ EVERYWHERE: Final = {
 """Settings of every session; SparkSettings.conf overrides them."""
 
 DECISIVE: Final = frozenset(
-    {"spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.execution.arrow.pyspark.enabled"}
+    {
+        "spark.sql.session.timeZone",
+        "spark.sql.ansi.enabled",
+        "spark.sql.execution.arrow.pyspark.enabled",
+        "spark.sql.parquet.outputTimestampType",
+    }
 )
 """Those of them that results depend on: they stand against what was submitted, too."""
 
