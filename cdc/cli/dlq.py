@@ -128,8 +128,10 @@ def _say(names: list[str] | None, verb: Verb, reason: str | None, *, config: Pat
         posted = say(catalog, definition.name, letters, Wish(verb, getuser(), reason))
         outcomes = answers(catalog, posted)
     waiting = [letter.id for letter in letters if letter.id not in outcomes]
-    command, asked = f"dlq {verb.value}", f"asked to {verb.value} {len(letters)} of {len(known)}"
+    command = f"dlq {verb.value}"
     still = [letter for letter in letters if outcomes.get(letter.id) == "parked"]
+    asked = f"asked to {verb.value} {len(letters)} of {len(known)} dead letters"
+    asked += f", {len(still)} refused again" if still else ""
     if json:
         result = {"commands": posted, "letters": outcomes, "waiting": waiting}
         emit(command, json=True, summary=asked, result=result, ok=not still)

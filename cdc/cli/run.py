@@ -151,11 +151,11 @@ def _print_status(catalog: Catalog, name: str, log: LogStatus | None, *, file: P
     if json:
         emit("status", json=True, summary=summary, result=found.to_json(), ok=found.state == "running")
     else:
-        _print_lines(found, summary)
+        _print_lines(found, summary, file)
     return found
 
 
-def _print_lines(found: PipelineStatus, summary: str) -> None:
+def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
     from cdc.cli.retention import kept
     from cdc.snapshot.progress import said, tables_of
 
@@ -172,11 +172,7 @@ def _print_lines(found: PipelineStatus, summary: str) -> None:
     for sink in found.sinks:
         slowed = f"  {sink.reason}" if sink.reason and sink.state != "failed" else ""
         print(f"  {sink.name:<10}{sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}{slowed}")
-    for table in found.tables:
-        where, counted = (table.sink, "merged") if table.sink else ("source", "copied")
-        print(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")
-        if table.progress is not None and (words := said(table.progress)):
-            print(f"      {words}")
+    _print_tables(found, file)
     for verified in found.verified:
         through = verified.verified_through or f"not all of it yet, {verified.ranges} ranges"
         apart = f"  {verified.mismatched:,} rows differed" if verified.mismatched else ""
@@ -185,6 +181,28 @@ def _print_lines(found: PipelineStatus, summary: str) -> None:
         if backfill.pending:
             what = tables_of(backfill.request)
             print(f"  {backfill.kind:<9} {backfill.id:>4}  {backfill.state:<14}{what}  {said(backfill)}".rstrip())
+
+
+def _print_tables(found: PipelineStatus, file: Path) -> None:
+    from cdc.snapshot.progress import said
+
+    reasons = _reasons(found, file)
+    for table in found.tables:
+        where, counted = (table.sink, "merged") if table.sink else ("source", "copied")
+        print(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")
+        if table.progress is not None and (words := said(table.progress)):
+            print(f"      {words}")
+        if (reason := reasons.get((table.sink, table.topic))) is not None:
+            print(f"      {reason}")
+
+
+def _reasons(found: PipelineStatus, file: Path) -> dict[tuple[str, str], str]:
+    """By sink and topic, what is worth knowing of tables that go on: parked keys, another hand in the target."""
+    from cdc.remedy import literal
+    from cdc.service.status import FAILED_STATES
+
+    going = (table for table in found.tables if table.reason and table.state not in FAILED_STATES)
+    return {(table.sink, table.topic): literal(table.reason or "", file=str(file)) for table in going}
 
 
 def _seconds(lag: float | None) -> str:

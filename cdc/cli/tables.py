@@ -49,7 +49,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         emit("tables ls", json=True, summary=summary, result={"tables": [asdict(table) for table in tables]})
         return
     for table in tables:
-        _print(table)
+        _print(table, str(config))
     emit("tables ls", json=False, summary=summary)
 
 
@@ -242,7 +242,8 @@ def _print_answer(told: dict[str, Any] | None, refused: dict[str, str], trouble:
         line(Mark.GOOD, f"{topic}: no longer captured; what log and sinks hold of it stays")
 
 
-def _print(table: TableLine) -> None:
+def _print(table: TableLine, file: str) -> None:
+    from cdc.remedy import literal
     from cdc.snapshot.progress import said
 
     number = "–" if table.relation is None else str(table.relation)
@@ -252,4 +253,4 @@ def _print(table: TableLine) -> None:
         print(f"      {words}")
     for where, reason in (("", table.reason), *((f"{sink.sink}: ", sink.reason) for sink in table.sinks)):
         if reason:
-            line(Mark.ADVICE, f"{where}{reason}")
+            line(Mark.ADVICE, f"{where}{literal(reason, file=file)}")

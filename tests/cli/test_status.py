@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.catalog import Catalog, SinkProgress
+from cdc.catalog import Catalog, SinkProgress, TableProgress
 from cdc.config import load
 from tests.cli.command import run
 from tests.cli.trimmed import Folder
@@ -44,6 +44,17 @@ def test_the_line_of_a_sink_that_is_slowed_down_says_by_what(
     lines = run(capsys, "status", "-c", folder.path).output.splitlines()
     assert [line for line in lines if line.endswith(f"running  {slowed}")] != []
     assert all("batch every" not in line for line in lines if line.lstrip().startswith("find"))
+
+
+def test_a_table_that_goes_on_says_what_is_worth_knowing_of_it(
+    capsys: pytest.CaptureFixture[str], folder: Folder
+) -> None:
+    parked = "1 key is parked: 'cdc dlq ls' says why"
+    with Catalog.open(load(folder.path).catalog.url) as catalog:
+        catalog.tables.record(NAME, [TableProgress("lake", "shop.orders", "streaming", parked, 7, 1, 3)])
+    outcome = run(capsys, "status", "--exit-code", "-c", folder.path)
+    assert outcome.status == 0
+    assert f"      1 key is parked: 'cdc dlq ls -c {folder.path}' says why" in outcome.output.splitlines()
 
 
 def test_what_is_damaged_is_said_with_the_next_command_and_the_rest_is_printed(
