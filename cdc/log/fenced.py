@@ -74,11 +74,18 @@ class FencedTable:
 
     @staticmethod
     def create(path: Root, identity: LogIdentity) -> None:
-        """Make an empty table at path if there is none; the directory's name becomes the table's."""
+        """Make an empty table at path if there is none; the directory's name becomes the table's.
+
+        Raises LogUnwritable where no directory can be.
+        """
         torn.mend(path)
         if is_table(path):
             return
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as exc:
+            why = (exc.strerror or "refused").lower()
+            raise LogUnwritable(f"the log's directory {str(path)!r} cannot be made: {why}") from exc
         with told(path):
             DeltaTable.create(
                 str(path),

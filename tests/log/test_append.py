@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown
+from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown, LogUnwritable
 from cdc.log.append import LogWriter
 from cdc.log.checkpoint import checkpoint
 from cdc.log.fenced import CHECKPOINT_EVERY
@@ -189,3 +189,11 @@ def test_of_writers_that_live_for_one_commit_one_makes_the_checkpoint(tmp_path: 
 def test_a_log_of_an_unknown_format_is_refused(description: str):
     with pytest.raises(LogFormatUnknown):
         LogIdentity.from_description(description)
+
+
+def test_a_place_where_no_directory_can_be_is_told_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory", encoding="utf-8")
+    with pytest.raises(
+        LogUnwritable, match=r"the log's directory '.*/file/log/changes' cannot be made: not a directory"
+    ):
+        LogWriter.open(tmp_path / "file" / "log", IDENTITY, LIMITS)
