@@ -96,7 +96,7 @@ def test_a_target_that_is_gone_stops_its_table_and_comes_back_whole_when_it_is_p
     stopped = stands(ground, RELATION)
     assert stopped.reason == (
         f"CDC-3017 the rows of table 'shop.orders' are not at {str(place)!r} any more → "
-        "put them back and start again, or build it anew: 'cdc replay SINK --tables TABLE'"
+        "put them back and start again, or build it anew: 'cdc replay SINK --tables shop.orders'"
     )
     assert not place.exists()
     assert stands(ground, ITEMS).state == TargetState.STREAMING
