@@ -8,6 +8,7 @@ from typing import Final
 
 COMMAND: Final = re.compile(r"'(cdc [^']*)'")
 """A command in a remedy: in single quotes, with SINK, TABLE and FILE where one of those is meant."""
+_SPECIAL: Final = re.compile(r'([\\"$`])')
 _WITHOUT: Final = ("cdc config", "cdc demo", "cdc explain", "cdc version")
 """Those that take no definition."""
 
@@ -33,4 +34,5 @@ def _of(command: str, file: str | None) -> str:
 
 
 def _word(text: str) -> str:
-    return text if shlex.quote(text) == text else f'"{text}"'
+    """One word of a shell, in double quotes if it needs any: a name is data, and nothing in it is to be run."""
+    return text if shlex.quote(text) == text else '"' + _SPECIAL.sub(r"\\\1", text) + '"'

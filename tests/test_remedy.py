@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 
@@ -47,3 +48,11 @@ def test_a_command_in_a_remedy_is_one_of_ours_with_all_that_it_needs(error: type
             known = known.commands[words.pop(0)]
         words = [re.sub(r"^[A-Z]+$", "1", word) for word in words if word != "..."]
         known.make_context("cdc", [*words, *(["s.yaml"] if command == "cdc validate" else [])])
+
+
+@pytest.mark.parametrize("name", ["shop.a b", "shop.$(touch x)", "shop.`id`", 'shop."x"', "shop.a\\b", "shop.$HOME;id"])
+def test_a_shell_takes_a_name_as_it_is(name: str) -> None:
+    said = literal("run 'cdc tables resync TABLE'", topic=name)
+    command = said.removeprefix("run '").removesuffix("'")
+    script = f'set -- {command}; printf %s "$4"'
+    assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == name
