@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from cdc.change import Operation
@@ -216,6 +217,14 @@ def test_a_rotated_password_is_read_again_from_its_file_without_a_restart(
         pipeline.end()
 
 
+def place(dsn: str) -> psycopg.Connection | None:
+    """A walsender, None while all are taken, perhaps by one that is on its way out."""
+    try:
+        return connect(dsn, replication=True)
+    except SourceRefuses:
+        return None
+
+
 @pytest.mark.parametrize("made", [True, False])
 def test_a_server_without_a_place_for_a_walsender_is_named_and_waited_for(
     database: str, server: EmbeddedPostgres, made: bool
@@ -227,7 +236,7 @@ def test_a_server_without_a_place_for_a_walsender_is_named_and_waited_for(
     options = StreamOptions(slot=slot, publication="pub", start=Lsn(0))
     with ExitStack() as places:
         for _ in range(int(SETTINGS["max_wal_senders"])):
-            places.enter_context(connect(server.dsn(), replication=True))
+            places.enter_context(until(lambda: place(server.dsn()), "a place that another had before"))
         assert [p.subject for p in preflight(database, wants)] == ["max_wal_senders"]
         with pytest.raises(SourceRefuses, match="max_wal_senders") as refused:
             ReplicationStream.open(database, options)
