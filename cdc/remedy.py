@@ -6,6 +6,8 @@ import re
 import shlex
 from typing import Final
 
+RESYNC: Final = "have it copied again: 'cdc tables resync TABLE'"
+"""Of a table whose changes cannot be followed any more."""
 COMMAND: Final = re.compile(r"'(cdc [^']*)'")
 """A command in a remedy: in single quotes, with SINK, TABLE and FILE where one of those is meant."""
 _SPECIAL: Final = re.compile(r'([\\"$`])')

@@ -190,6 +190,11 @@ def nowhere(key: Sequence[str]) -> list[None]:
     return [None] * len(key)
 
 
+def named(bases: pa.ChunkedArray) -> pa.Array:
+    """Which bases name a key: neither null nor nowhere; bool."""
+    return pc.list_element(bases.combine_chunks(), 0).is_valid()
+
+
 def last_lives(rows: pa.Table) -> pa.Table:
     """Rows of keys with partial images → FOLDED_ARROW, one by one in the order of the log."""
     lives: dict[tuple[int, tuple[str, ...]], Life] = {}

@@ -23,6 +23,8 @@ TYPE_KEY: Final = b"postgres.type"
 COLUMN_ID_KEY: Final = b"cdc.column_id"
 """Field metadata: the log's id of the column, decimal; names may change, ids do not."""
 
+COPY_AGAIN: Final = "copy the table again: 'cdc tables resync TABLE'; it goes on by itself once the copy has ended"
+"""What to do about a table of which older rows do not go with newer ones."""
 MOST_TEXT: Final = 1 << 30
 """Bytes of images that are taken apart at once: an array of text, and of maps of it, holds 2 GiB."""
 _ABSENT: Final = -1
@@ -109,7 +111,7 @@ def typed_keys(
     if keys.null_count or (len(keys) and lengths.unique().to_pylist() != [width]):
         raise SchemaNotApplicable(
             f"the key of table {schema.topic!r} changed in the midst of what is to be applied: expected {width} parts",
-            remedy="copy the table again: 'cdc tables resync'; it goes on by itself once the copy has ended",
+            remedy=COPY_AGAIN,
         )
     parts = keys.flatten()
     rows = np.arange(len(keys), dtype=np.int64) * width

@@ -184,25 +184,18 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
 
 
 def _print_tables(found: PipelineStatus, file: Path) -> None:
+    from cdc.remedy import literal
+    from cdc.service.status import FAILED_STATES
     from cdc.snapshot.progress import said
 
-    reasons = _reasons(found, file)
     for table in found.tables:
         where, counted = (table.sink, "merged") if table.sink else ("source", "copied")
         print(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")
         if table.progress is not None and (words := said(table.progress)):
             print(f"      {words}")
-        if (reason := reasons.get((table.sink, table.topic))) is not None:
-            print(f"      {reason}")
-
-
-def _reasons(found: PipelineStatus, file: Path) -> dict[tuple[str, str], str]:
-    """By sink and topic, what is worth knowing of tables that go on: parked keys, another hand in the target."""
-    from cdc.remedy import literal
-    from cdc.service.status import FAILED_STATES
-
-    going = (table for table in found.tables if table.reason and table.state not in FAILED_STATES)
-    return {(table.sink, table.topic): literal(table.reason or "", file=str(file)) for table in going}
+        # parked keys, another hand in the target; why a table stands still is told among the problems
+        if table.reason and table.state not in FAILED_STATES:
+            print(f"      {literal(table.reason, file=str(file))}")
 
 
 def _seconds(lag: float | None) -> str:

@@ -27,7 +27,7 @@ from cdc.metrics import (
     Metric,
 )
 from cdc.position import Position
-from cdc.remedy import literal
+from cdc.remedy import RESYNC, literal
 from cdc.service.copying import TableStatus, table_statuses
 from cdc.service.holdings import LogState, LogStatus, wal_between
 from cdc.service.problem import Problem
@@ -261,7 +261,7 @@ def _table_problems(tables: Iterable[TableStatus]) -> Iterable[Problem]:
     for t in tables:
         if t.state in FAILED_STATES:
             subject = f"table {t.topic} in {t.sink}" if t.sink else f"table {t.topic}"
-            otherwise = SchemaNotApplicable.remedy if t.sink else "have it copied again: 'cdc tables resync TABLE'"
+            otherwise = SchemaNotApplicable.remedy if t.sink else RESYNC
             problem = _explained(subject, t.reason or t.state, otherwise)
             yield replace(problem, remedy=literal(problem.remedy, sink=t.sink or None, topic=t.topic))
 

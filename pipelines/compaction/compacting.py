@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from cdc.log.layout import ORDER
-from pipelines.fold import after_fences, apart_from_partial, by_key, last_lives, latest_per_key
+from pipelines.fold import after_fences, apart_from_partial, by_key, last_lives, latest_per_key, named
 from pipelines.folding.survey import marks
 
 SURVEYED: Final = ("relation", "op", "key", "old_key", "position", "ordinal", "partial", "payload")
@@ -128,7 +128,7 @@ def _lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
     latest = in_lives.select([*_PLACE, _NUMBER]).join(told.select(_PLACE), _PLACE, join_type="left semi")
     latest = _taken(rows, latest.sort_by(ORDER), after)
     # a row that came without a part of it stays new: nothing older is under it
-    based = pc.or_(pc.is_null(told["base"]), pc.is_valid(pc.list_element(told["base"].combine_chunks(), 0)))
+    based = pc.or_(told["base"].combine_chunks().is_null(), named(told["base"]))
     said = {"op": pc.if_else(based, latest["op"], Operation.CREATE.value), "after": told["after"]}
     return _with(latest, **said, partial=pc.invert(told["complete"]), before=None, old_key=None)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import CdcError, LogTrimmed, SchemaNotApplicable
-from cdc.remedy import literal
+from cdc.remedy import RESYNC, literal
 from cdc.stores.published import TableRecord, TargetState
 from cdc.table import CAPTURED, TableSchema, TableState
 from pipelines.sinks.sink import TableBatch
@@ -25,7 +25,7 @@ def check_captured(schema: TableSchema) -> None:
         copied_again = schema.state == TableState.NEEDS_RESYNC
         raise SchemaNotApplicable(
             f"{schema.topic!r} is {schema.state}: {schema.reason}",
-            remedy="have it copied again: 'cdc tables resync TABLE'" if copied_again else STAYS,
+            remedy=RESYNC if copied_again else STAYS,
         )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import pyarrow as pa
 
@@ -18,11 +17,9 @@ from cdc.config import DroppedColumns, SchemaChanges, Transform
 from cdc.errors import SchemaNotApplicable
 from cdc.naming import name_of_column
 from cdc.table import Column, TableSchema
-from pipelines.rows import COLUMN_ID_KEY, TYPE_KEY
+from pipelines.rows import COLUMN_ID_KEY, COPY_AGAIN, TYPE_KEY
 from pipelines.types import Policy, declared_as, family_of
 from pipelines.types.widening import Conversion, widening
-
-COPY_AGAIN: Final = "copy the table again: 'cdc tables resync TABLE'; it goes on by itself once the copy has ended"
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,12 +60,12 @@ _OPEN: Final = {
 
 OLDER: Final = "/older/"
 """Behind a target's `txn` identity, with the id of a column: up to where rows are older than the column."""
-log = structlog.get_logger("apply")
-
 _NEVER: Final = int(np.iinfo(np.int64).max)
 
 Write = Callable[[pa.Table, tuple[str, ...], Mark], None]
 """Merges rows, with the `_op` of a merge, by columns that find one; without such columns appends them as they are."""
+
+log = structlog.get_logger("apply")
 
 
 def all_columns(shape: Shape, keeping: Keeping) -> pa.Schema:

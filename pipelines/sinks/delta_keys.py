@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.multiset import identities
+from pipelines.sinks.delta_merge import backticked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,9 +57,5 @@ def one_of_each_in_spark(source: DataFrame, key: Sequence[str]) -> DataFrame:
     if not any(isinstance(source.schema[name].dataType, DoubleType | FloatType) for name in key):
         return source
     latest_first = [F.col(POSITION_COLUMN).desc(), F.col(ORDINAL_COLUMN).desc()]
-    same_key = Window.partitionBy(*(_quoted(name) for name in key)).orderBy(*latest_first)
+    same_key = Window.partitionBy(*(backticked(name) for name in key)).orderBy(*latest_first)
     return source.withColumn(_RANK, F.row_number().over(same_key)).where(F.col(_RANK) == 1).drop(_RANK)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

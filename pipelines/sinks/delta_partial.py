@@ -21,6 +21,7 @@ from cdc.errors import MissingBase
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from cdc.position import Position
 from cdc.table import TableState
+from pipelines.fold import named
 from pipelines.rows import sent_cells, typed_keys
 from pipelines.sinks.delta_evolution import reading, rewritten, sources
 from pipelines.sinks.delta_keys import comparable, comparable_keys, one_of_each, one_of_each_in_spark
@@ -95,7 +96,7 @@ def complete(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
             log.debug("images wait for the copy of their rows", table=schema.topic, images=waiting)
         images, places = images.filter(kept), places.filter(kept)
     if not before.exact:
-        places = pc.if_else(_moved(images), None, places)
+        places = pc.if_else(named(images["base"]), None, places)
     if places.null_count:
         first = int(np.flatnonzero(places.is_null().to_numpy(zero_copy_only=False))[0])
         position = Position(images["position"][first].as_py())
@@ -121,7 +122,7 @@ def baseless(images: pa.Table, before: Before, shape: Shape) -> np.ndarray:
     places, _ = _found(images, before, shape)
     lacking: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
     if not before.exact:
-        lacking = lacking | _moved(images).to_numpy(zero_copy_only=False)
+        lacking = lacking | named(images["base"]).to_numpy(zero_copy_only=False)
     if shape.schema.state is TableState.SNAPSHOTTING:
         lacking = lacking & ~_waiting(images, places, before)
     return lacking
@@ -138,16 +139,12 @@ def _found(images: pa.Table, before: Before, shape: Shape) -> tuple[pa.Array, pa
     return _match(keys, held), held
 
 
-def _moved(images: pa.Table) -> pa.Array:
-    return pc.list_element(images["base"].combine_chunks(), 0).is_valid()
-
-
 def _waiting(images: pa.Table, places: pa.Array, before: Before) -> np.ndarray:
     """Which images of a table that is being copied make no row: the copy brings theirs."""
     absent: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
     if before.exact:
         return absent
-    moved: np.ndarray = _moved(images).to_numpy(zero_copy_only=False)
+    moved: np.ndarray = named(images["base"]).to_numpy(zero_copy_only=False)
     return absent & ~moved
 
 

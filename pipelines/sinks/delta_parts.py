@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import ValueNotRepresentable
+from pipelines.sinks.delta_merge import backticked
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -41,7 +42,7 @@ def refusing_parts(name: str) -> Column:
     """The column of that name; a row in which it has a text that does not fit fails the frame."""
     from pyspark.sql import functions as F
 
-    column = made = F.col("`" + name.replace("`", "``") + "`")
+    column = made = F.col(backticked(name))
     kept = F.octet_length(F.regexp_replace(column, _ESCAPED, ""))
     unfit = [(F.octet_length(column) * 3 - kept * 2 > _room(name), _LONG)]
     unfit += [(column == text, why) for text, why in _LOST.items()]

@@ -26,7 +26,8 @@ from cdc.failpoint import hit
 from cdc.naming import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, START_COLUMN, column_name
 from cdc.stores.places import LOG_ID, check_free, check_owner, strange
 from cdc.table import TableSchema
-from pipelines.sinks.delta_evolution import COPY_AGAIN, Filled, Plan, check_key, plan, rewritten, without_ids
+from pipelines.rows import COPY_AGAIN
+from pipelines.sinks.delta_evolution import Filled, Plan, check_key, plan, rewritten, without_ids
 from pipelines.sinks.delta_features import asking
 from pipelines.sinks.delta_layout import MERGED, PLAIN, Layout
 from pipelines.sinks.delta_log import is_newest
