@@ -18,7 +18,7 @@ from cdc import metrics
 from cdc.checks import check_log
 from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
-from cdc.errors import CdcError, Reaction, UndecodableWal
+from cdc.errors import CdcError, Reaction, UndecodableWal, known
 from cdc.log.intent import EpochIntent, declare
 from cdc.log.read import LogReader
 from cdc.patience import pause
@@ -51,7 +51,7 @@ def main(definition: Definition, again: Callable[[], Definition] | None = None) 
     last.daemon = True
 
     def drain(_number: int, _frame: FrameType | None) -> None:
-        if not stop.is_set():
+        if last.ident is None:  # the first signal; stop may be set already, by a failure
             last.start()
         stop.set()
 
@@ -65,6 +65,7 @@ def main(definition: Definition, again: Callable[[], Definition] | None = None) 
     jobs.at_end = reporter.copied
     jobs.start()
     attempts = _Attempts(definition, figures)
+    failure: BaseException | None = None
     try:
         Retrying(
             retry=retry_if_exception(attempts.again),
@@ -74,17 +75,28 @@ def main(definition: Definition, again: Callable[[], Definition] | None = None) 
             before_sleep=reporter.waiting,
             reraise=True,
         )(_run, definition, figures, stop, reporter, placing)
-        if reporter.verdict is not None:
-            raise reporter.verdict
-    except CdcError as exc:
-        if stop.is_set() and exc.reaction is Reaction.RETRY:
-            return 0
-        reporter.failed(exc)
-        raise
-    finally:
-        stop.set()
-        reporter.end()
+    except BaseException as exc:  # noqa: BLE001 - raised below, once it is recorded
+        failure = exc
+    stop.set()
+    ending = outcome(reporter.verdict, failure)
+    if ending is not None:
+        reporter.failed(known(ending, "the reader"))
+    elif isinstance(failure, CdcError):
+        reporter.gave_up(failure)
+    reporter.end()
+    if ending is not None:
+        raise ending
     return 0
+
+
+def outcome(verdict: CdcError | None, failure: BaseException | None) -> BaseException | None:
+    """What the process ends with: nothing after a drain, or after an attempt that only a stop kept from being repeated.
+
+    A verdict comes first: the failure of the reader that it stopped is its consequence.
+    """
+    if verdict is not None:
+        return verdict
+    return None if isinstance(failure, CdcError) and failure.reaction is Reaction.RETRY else failure
 
 
 class _Attempts:

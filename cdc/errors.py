@@ -589,6 +589,13 @@ class LogDamaged(Finding):
     remedy = "restore the files that it names from a copy, or run 'cdc log drop-file FILE' for each"
 
 
+def known(failure: BaseException, process: str) -> CdcError:
+    """The failure as processes report it; of one that is no CdcError only the type: its text may have row values."""
+    if isinstance(failure, CdcError):
+        return failure
+    return CdcError(f"unexpected {type(failure).__name__} in {process}: its log has the traceback")
+
+
 def every_error() -> tuple[type[CdcError], ...]:
     """Every error class, parents before children."""
     found: list[type[CdcError]] = []

@@ -1,11 +1,15 @@
-"""Reporter: tells the catalog what the reader does, watches the slot, and sends heartbeats to an idle source."""
+"""Reporter: tells the catalog what the reader does, watches the slot, and sends heartbeats to an idle source.
+
+The last report is made by `end`, which the main thread calls once it knows the outcome: not when `stop` is set, for
+that happens before a failure is known, nor by the thread that asks the source, which may wait for an answer.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from contextlib import ExitStack, suppress
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any, Final
 
 import structlog
@@ -42,7 +46,7 @@ log = structlog.get_logger("reader")
 
 
 class Reporter(Thread):
-    """Runs beside the reader until stop is set; a source or a catalog that is away is logged and asked again."""
+    """Runs beside the reader until its end; a source or a catalog that is away is logged and asked again."""
 
     def __init__(self, definition: Definition, figures: metrics.Figures, stop: Event) -> None:
         super().__init__(name="reporter", daemon=True)
@@ -51,6 +55,7 @@ class Reporter(Thread):
         self._error: dict[str, str] | None = None
         self._beat_due = time.monotonic() + definition.source.heartbeat
         self._catalog: Catalog | None = None
+        self._ended, self._reporting = Event(), Lock()
         self._source: Any = None
         self._primary: Any = None
         self._open = ExitStack()
@@ -81,20 +86,38 @@ class Reporter(Thread):
 
     def failed(self, exc: CdcError) -> None:
         """The reader failed for good."""
-        self._tell("failed", exc)
+        if exc is not self.verdict:  # that one is recorded already
+            self._tell("failed", exc)
+
+    def gave_up(self, exc: CdcError) -> None:
+        """The reader was stopped before it could try again after this failure."""
+        if self._error != exc.to_json():
+            self._tell("stopped", exc)
 
     def end(self) -> None:
-        """Let it report for the last time; stop is set. What does not end in time ends with the process."""
-        self.join(LAST_REPORT)
+        """Make the last report: `stopped` or `copied`, or `failed`; with the last error, whatever it was.
+
+        A catalog that does not answer in time does not get it.
+        """
+        self._ended.set()
+        last = Thread(target=self._report_last, name="last report", daemon=True)
+        last.start()
+        last.join(LAST_REPORT)
 
     def run(self) -> None:
-        """Report until stop is set, and once more after it."""
+        """Report until the end."""
         with self._open:
-            while not self._stop_event.wait(REPORT_EVERY):
-                self._look_at_source()
-                self._look_at_log()
+            while not self._ended.wait(REPORT_EVERY):
+                if not self._stop_event.is_set():
+                    self._look_at_source()
+                    self._look_at_log()
                 self._report(self._state)
-            self._report(self._state if self._error else self._last)
+
+    def _report_last(self) -> None:
+        with self._reporting:
+            self._send("failed" if self._state == "failed" else self._last)
+            if self._catalog is not None:
+                self._catalog.close()
 
     def _look_at_log(self) -> None:
         """Show that the reader waits for its storage, and that it no longer does."""
@@ -111,6 +134,11 @@ class Reporter(Thread):
         log.warning("reader stopped", state=state, code=exc.code, message=exc.message, fix=exc.fix)
 
     def _report(self, state: str) -> None:
+        with self._reporting:
+            if not self._ended.is_set():  # nothing may follow the last report
+                self._send(state)
+
+    def _send(self, state: str) -> None:
         name = self._definition.name
         report = ProcessReport(
             pipeline=name,
@@ -122,7 +150,7 @@ class Reporter(Thread):
         )
         try:
             if self._catalog is None:
-                self._catalog = self._open.enter_context(Catalog.open(self._definition.catalog.url))
+                self._catalog = Catalog.open(self._definition.catalog.url)
             self._catalog.processes.report(report)
             if tables := self._tables(self._catalog):
                 self._catalog.tables.record(name, tables)
@@ -234,7 +262,9 @@ class Reporter(Thread):
 
     def _halt(self, verdict: CdcError) -> None:
         """Stop the reader; what is durable by then stays."""
-        self.verdict = verdict
+        if self.verdict is None:
+            self.verdict = verdict
+            self._tell("failed", verdict)
         self._stop_event.set()
 
     def _measure(self, slot: SlotStatus) -> None:

@@ -38,6 +38,7 @@ from cdc.errors import (
     Reaction,
     SinkError,
     SinkHeld,
+    known,
 )
 from cdc.failpoint import hit
 from cdc.log.read import LogReader
@@ -104,16 +105,19 @@ def main(definition: Definition, *, once: bool = False, check: Check | None = No
 
     signal.signal(signal.SIGTERM, drain)
     signal.signal(signal.SIGINT, drain)
+    # not `stop`, which a signal sets: what fails after that is to be in the last report as well
+    ended = Event()
     with Catalog.open(definition.catalog.url) as catalog:
-        board = Board(catalog, definition.name, metrics.Figures(), stop)
+        board = Board(catalog, definition.name, metrics.Figures(), ended)
         board.start()
         try:
             _run(definition, catalog, board, Ending(stop, once, check))
-        except CdcError as exc:
-            board.state, board.error = "failed", exc
+        except BaseException as exc:
+            board.state, board.error = "failed", known(exc, "apply")
             raise
         finally:
             stop.set()
+            ended.set()
             board.join()
     return 0
 

@@ -151,11 +151,12 @@ class Progress:
 
 
 class Board(Thread):
-    """Writes every sink's progress to the catalog until stop is set."""
+    """Writes every sink's progress to the catalog until the process' outcome is known."""
 
-    def __init__(self, catalog: Catalog, pipeline: str, figures: metrics.Figures, stop: Event) -> None:
+    def __init__(self, catalog: Catalog, pipeline: str, figures: metrics.Figures, ended: Event) -> None:
+        """ended: set once `state` and `error` are what the last report is to say."""
         super().__init__(name="board")
-        self._catalog, self._pipeline, self._stop_event = catalog, pipeline, stop
+        self._catalog, self._pipeline, self._ended = catalog, pipeline, ended
         self.figures = figures
         self.standby: Callable[[], bool] = lambda: False
         """Whether another process holds every sink: that one reports."""
@@ -167,7 +168,7 @@ class Board(Thread):
     def run(self) -> None:
         """Report, and once more at the end."""
         while True:
-            stopping = self._stop_event.wait(REPORT_EVERY)
+            stopping = self._ended.wait(REPORT_EVERY)
             try:
                 self._report("stopped" if stopping and self.error is None else self.state)
             except CdcError as exc:

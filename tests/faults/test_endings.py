@@ -1,0 +1,118 @@
+"""How a process ends: its last report has the reason, in whatever order failure, verdict and signal come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.catalog import Catalog, ProcessReport
+from cdc.connector import outcome
+from cdc.errors import (
+    LogCorrupt,
+    PublicationNarrowed,
+    SlotInUse,
+    SlotMissing,
+    SourceUnreachable,
+)
+from cdc.postgres.connection import connect
+from cdc.postgres.replication import ReplicationStream, StreamOptions
+from cdc.postgres.slot import drop_slot, slot_status
+from cdc.resume import confirmable
+from tests.cli.command import run
+from tests.faults.capture import Captured, ReaderProcess
+from tests.fixtures.postgres import run_sql
+from tests.fixtures.waiting import PATIENCE, until
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, either_database: str) -> Captured:
+    run_sql(either_database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+    held = Captured(tmp_path, either_database)
+    held.copy()
+    return held
+
+
+def last_report(held: Captured) -> ProcessReport | None:
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        return next((report for report in catalog.processes.ls("held") if report.process == "reader"), None)
+
+
+def reports(held: Captured, state: str) -> bool:
+    report = last_report(held)
+    return report is not None and report.state == state
+
+
+def is_read(held: Captured) -> bool:
+    with connect(held.dsn) as conn:
+        found = slot_status(conn, held.slot)
+    return found is not None and found.active
+
+
+def ended_with(held: Captured) -> tuple[str, str]:
+    """State and code of the last report."""
+    report = last_report(held)
+    assert report is not None
+    return report.state, (report.error or {}).get("code", "")
+
+
+def test_a_verdict_of_the_reporter_is_in_the_last_report(held: Captured, capsys: pytest.CaptureFixture[str]) -> None:
+    with ReaderProcess(held) as reader:
+        until(lambda: reports(held, "running") and is_read(held), reader.output)
+        run_sql(held.dsn, "ALTER PUBLICATION cdc_held_pub DROP TABLE u")
+        assert reader.child.wait(PATIENCE) != 0, reader.output()
+    assert ended_with(held) == ("failed", PublicationNarrowed.code)
+    assert PublicationNarrowed.code in run(capsys, "status", "-c", held.path).output
+
+
+def test_a_failure_of_the_reader_is_in_the_last_report(held: Captured) -> None:
+    with connect(held.dsn) as conn:
+        drop_slot(conn, held.slot)
+    with ReaderProcess(held) as reader:
+        assert reader.child.wait(PATIENCE) != 0, reader.output()
+    assert ended_with(held) == ("failed", SlotMissing.code)
+
+
+def test_a_reader_that_is_stopped_while_it_waits_keeps_the_reason(held: Captured) -> None:
+    options = StreamOptions(slot=held.slot, publication="cdc_held_pub", start=confirmable(0))
+    with ReplicationStream.open(held.dsn, options), ReaderProcess(held) as reader:
+        until(lambda: reports(held, "waiting"), reader.output)
+        reader.child.terminate()
+        assert reader.child.wait(PATIENCE) == 0, reader.output()
+    assert ended_with(held) == ("stopped", SlotInUse.code)
+
+
+def test_a_signal_between_the_failure_and_the_end_takes_nothing_away(held: Captured) -> None:
+    with ReaderProcess(held) as reader:
+        until(lambda: reports(held, "running") and is_read(held), reader.output)
+        run_sql(held.dsn, "ALTER PUBLICATION cdc_held_pub DROP TABLE u")
+        until(lambda: reports(held, "failed") or reader.child.poll() is not None, reader.output)
+        reader.child.terminate()
+        assert reader.child.wait(PATIENCE) != 0, reader.output()
+    assert ended_with(held) == ("failed", PublicationNarrowed.code)
+
+
+def test_a_reader_that_drained_well_says_stopped_and_nothing_more(held: Captured) -> None:
+    with ReaderProcess(held) as reader:
+        until(lambda: reports(held, "running") and is_read(held), reader.output)
+        reader.child.terminate()
+        assert reader.child.wait(PATIENCE) == 0, reader.output()
+    assert ended_with(held) == ("stopped", "")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "failure", "expected"),
+    [
+        (PublicationNarrowed("x"), None, PublicationNarrowed),
+        (PublicationNarrowed("x"), SourceUnreachable("x"), PublicationNarrowed),
+        (PublicationNarrowed("x"), LogCorrupt("x"), PublicationNarrowed),
+        (None, LogCorrupt("x"), LogCorrupt),
+        (None, ZeroDivisionError(), ZeroDivisionError),
+        (None, SourceUnreachable("x"), type(None)),
+        (None, None, type(None)),
+    ],
+)
+def test_the_outcome_is_the_verdict_then_the_failure_that_no_retry_repairs(
+    verdict: PublicationNarrowed | None, failure: Exception | None, expected: type
+) -> None:
+    assert type(outcome(verdict, failure)) is expected
