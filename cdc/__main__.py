@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from cdc.cli.app import app
-from cdc.cli.output import fail
+from cdc.cli.output import Invocation, fail
 from cdc.errors import CdcError, ConfigError, ExitCode
 from cdc.remedy import literal
 
@@ -27,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = get_command(app)
     try:
-        status = command.main(args=given, prog_name="cdc", standalone_mode=False)
+        status = command.main(
+            args=given, prog_name="cdc", standalone_mode=False, obj=Invocation(owns_process=arguments is None)
+        )
         return status if isinstance(status, int) else ExitCode.OK.value
     except CdcError as error:
         return _failed(command, given, error)

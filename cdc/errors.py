@@ -61,7 +61,9 @@
     │   ├── UnknownName
     │   ├── PortTaken               exit 3
     │   ├── Unauthorized            the API wants a token
-    │   └── RequestRefused          the API does not take a request from there, or of that form
+    │   ├── RequestRefused          the API does not take a request from there, or of that form
+    │   ├── QueryNotReadOnly        exit 2: a statement of 'cdc query' that is not a query
+    │   └── QueryFailed             a query that the engine began and could not end
     └── Finding               CDC-6xxx  exit 4   the work was done and what it found is bad
         ├── VerifyMismatch
         └── LogDamaged
@@ -566,6 +568,21 @@ class RequestRefused(ServiceError):
     code = "CDC-5013"
     exit_code = ExitCode.USAGE
     remedy = "ask on the machine itself at http://127.0.0.1, or set service.token in the definition"
+
+
+class QueryNotReadOnly(ServiceError):
+    """A statement of 'cdc query' is not a query; nothing was run."""
+
+    code = "CDC-5014"
+    exit_code = ExitCode.USAGE
+    remedy = "write one SELECT, WITH or VALUES; to keep its rows use 'cdc query … --json > FILE'"
+
+
+class QueryFailed(ServiceError):
+    """The engine began a query and could not end it: a value does not fit, or a file cannot be read."""
+
+    code = "CDC-5015"
+    remedy = "correct the expression, for example with try_cast(x AS type) or nullif(x, 0)"
 
 
 class Finding(CdcError):

@@ -23,6 +23,14 @@ DEFAULT_CONFIG: Final = Path("config/shop.yaml")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
 
 
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """How the application was started; the `obj` of its context."""
+
+    owns_process: bool
+    """Whether the process is for this one command, which may then restrict it."""
+
+
 class Mark(StrEnum):
     """The sign in front of a line."""
 

@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
 
 
 def query(  # noqa: PLR0913, PLR0917 - one parameter per option
+    context: typer.Context,
     sql: Sql,
     config: ConfigOption = DEFAULT_CONFIG,
     at: AtOption = "published",
@@ -46,12 +47,17 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     limit: LimitOption = 1_000,
     json: JsonOption = False,
 ) -> None:
-    """Run SQL over the Delta tables of the pipeline."""
+    """Run a SELECT over the Delta tables of the pipeline; nothing can be written."""
     from cdc.config import load
+    from cdc.landlock import deny_file_writes
+
+    definition = load(config)
+    if context.obj.owns_process:
+        deny_file_writes()  # the second barrier; the first is the engine's parser
     from cdc.stores.lake import At, Lake, parse_at
 
     moment = parse_at(at)
-    lake = Lake.open(_template(load(config), config, sink))
+    lake = Lake.open(_template(definition, config, sink))
     cut = None if moment is At.LATEST else lake.cut(moment)
     reader = lake.query(sql, cut or At.LATEST)
     rows, more = _first(reader, limit)

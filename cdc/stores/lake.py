@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final, Self, TypeVar
 
@@ -17,12 +18,13 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable, TargetUnfit
+from cdc.errors import ConfigError, CutUnavailable, QueryFailed, SinkUnavailable, TargetUnfit
 from cdc.naming import RELATION_COLUMN, name_of_segment, published_uri
 from cdc.position import Position
 from cdc.stores.cuts import ListedCut, chosen
 from cdc.stores.features import lacking, named_in, widened
 from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.stores.read_only import checked_rows, named_errors, require_query
 from cdc.table import parted, topic
 
 PUBLISHED_AT: Final = "published_at"
@@ -40,7 +42,7 @@ _TOKEN: Final = re.compile(
     rf"(?P<skip>'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/)|(?P<schema>{_NAME})\s*\.\s*(?P<table>{_NAME})|(?P<name>{_NAME})",
     re.DOTALL,
 )
-
+_MISSING: Final = re.compile(r"table '([^']*)' not found")
 
 _T = TypeVar("_T")
 
@@ -131,9 +133,10 @@ class Lake:
         """Run a SELECT over the tables, named `schema.table`, or `table` where that is unambiguous.
 
         A target that several tables share is one more, named as its directory. at: also a record that `cut` gave. Only
-        tables that the text names are opened. Raises ConfigError for SQL that DataFusion refuses, CutUnavailable for a
-        moment without a cut or a table that does not belong to it, and TargetUnfit for a table that was given features
-        which delta-rs does not read.
+        tables that the text names are opened. Raises ConfigError for SQL that DataFusion refuses, QueryNotReadOnly for
+        a statement that is not a query, QueryFailed for one that fails, also while its rows are read, CutUnavailable
+        for a moment without a cut or a table that does not belong to it, and TargetUnfit for a table that was given
+        features which delta-rs does not read.
         """
         if at is At.LATEST:
             tables = self.tables()
@@ -144,16 +147,20 @@ class Lake:
         text, wanted = bound(sql, {**shared(tables), **{table.topic: [table] for table in tables}})
         builder, opened = QueryBuilder(), dict[str, DeltaTable]()
         try:
-            for alias, parts in wanted.items():
-                version = None if at is At.LATEST else min(versions[in_cut(part).target] for part in parts)
-                table = opened[parts[0].topic] = self._opened(parts[0], version)
-                _register(builder, alias, table, parts)
-            return pa.RecordBatchReader.from_stream(builder.execute(text))
-        except DeltaError as exc:
-            if (features := named_in(str(exc))) is not None:
+            with named_errors():
+                for alias, parts in wanted.items():
+                    version = None if at is At.LATEST else min(versions[in_cut(part).target] for part in parts)
+                    table = opened[parts[0].topic] = self._opened(parts[0], version)
+                    _register(builder, alias, table, parts)
+                require_query(builder, text)
+                return checked_rows(builder.execute(text))
+        except (ConfigError, QueryFailed) as exc:
+            if (features := named_in(str(exc.__cause__))) is not None:
                 unread = [topic for topic, table in opened.items() if lacking(table, to_read=True)] or [*opened]
                 raise self._unread(unread[0], features, widened(opened[unread[0]])) from exc
-            raise ConfigError(f"query refused: {exc}", remedy=_known(tables)) from exc
+            if isinstance(exc, ConfigError):
+                exc.fix = _nearest(exc.message, tables) + _known(tables)
+            raise
 
     def _opened(self, part: TableRecord, version: int | None) -> DeltaTable:
         try:
@@ -292,6 +299,18 @@ def _table(target: str, version: int | None) -> DeltaTable:
         return DeltaTable(target, version=version)
     except (TableNotFoundError, DeltaError) as exc:
         raise SinkUnavailable(f"no readable table at {target!r}, version {version!r}") from exc
+
+
+def _nearest(message: str, tables: list[TableRecord]) -> str:
+    """A question after the name that is most like the one which was not found; empty without one."""
+    if (missing := _MISSING.search(message)) is None:
+        return ""
+    names = {
+        **{table.topic: table.topic for table in tables},
+        **{parted(table.topic)[1]: table.topic for table in tables},
+    }
+    near = get_close_matches(missing[1], names, n=1)
+    return f"did you mean {names[near[0]]!r}? " if near else ""
 
 
 def _known(tables: list[TableRecord]) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cdc.landlock import kernel_version
 from cdc.stores.published import Published
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from tests.cli.command import run
@@ -162,3 +165,87 @@ def widen(uri: str, column: str) -> None:
     widened["metadata"]["delta.typeChanges"] = [{"fromType": "decimal(8,2)", "toType": widened["type"]}]
     ask(uri, ["typeWidening"])
     commit(uri, {"metaData": {**metadata, "schemaString": json.dumps(schema)}})
+
+
+@pytest.mark.parametrize(
+    "sql", ["copy orders to '{file}' stored as csv", "explain analyze copy (select 1) to '{file}'", "drop table orders"]
+)
+def test_what_is_not_a_query_is_refused_and_no_file_is_touched(
+    definition: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, sql: str
+) -> None:
+    kept = tmp_path / "kept.csv"
+    kept.write_text("mine", encoding="utf-8")
+
+    outcome = run(capsys, "query", sql.format(file=kept), "-c", definition, "--json")
+
+    assert (outcome.status, outcome.envelope["error"]["code"]) == (2, "CDC-5014")
+    assert [*tmp_path.iterdir()] == [kept]
+    assert kept.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("select 1/0", (1, "CDC-5015", "query failed: Divide by zero error")),
+        ("select id / 0 from orders", (1, "CDC-5015", "query failed: Divide by zero error")),
+        ("select cast(item as int) from orders", (1, "CDC-5015", "query failed: Cannot cast string 'o' to value of")),
+        ("select itm from orders", (2, "CDC-1000", "query refused: No field named itm. Did you mean 'orders.item'?")),
+        ("select * from ordrs", (2, "CDC-1000", "query refused: table 'ordrs' not found")),
+    ],
+)
+def test_what_the_engine_cannot_do_is_one_line_with_a_code(
+    definition: Path, capsys: pytest.CaptureFixture[str], sql: str, expected: tuple[int, str, str]
+) -> None:
+    outcome = run(capsys, "query", sql, "-c", definition, "--json")
+
+    error = outcome.envelope["error"]
+    assert (outcome.status, error["code"]) == expected[:2]
+    assert error["message"].startswith(expected[2])
+    assert "\n" not in error["message"]
+
+
+def test_the_nearest_table_is_named(definition: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = run(capsys, "query", "select * from ordrs", "-c", definition)
+
+    assert "→ did you mean 'shop.orders'? tables are: shop.items, shop.orders" in outcome.errors
+
+
+UNPARSED = """
+import sys
+from cdc.stores import lake
+lake.require_query = lambda builder, sql: None
+from cdc.__main__ import main
+sys.exit(main())
+"""
+"""The command without its first barrier."""
+
+
+@pytest.mark.skipif(kernel_version() == 0, reason="the kernel has no Landlock")
+def test_the_process_of_a_query_cannot_write_even_where_the_parser_lets_it_pass(
+    definition: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept.csv"
+    kept.write_text("mine", encoding="utf-8")
+
+    for target in (kept, tmp_path / "made.csv"):
+        sql = f"copy (select id from orders where false) to '{target}' stored as csv"
+        done = subprocess.run(
+            [sys.executable, "-c", UNPARSED, "query", sql, "-c", str(definition)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, "CDC-5015 query failed: " in done.stderr) == (1, True)
+    assert [*tmp_path.iterdir()] == [kept]
+    assert kept.read_text(encoding="utf-8") == "mine"
+
+
+def test_the_rows_of_a_query_go_where_the_shell_sends_them(definition: Path, tmp_path: Path) -> None:
+    with (tmp_path / "rows.json").open("w") as file:
+        subprocess.run(
+            [sys.executable, "-m", "cdc", "query", "select id from orders", "-c", str(definition), "--json"],
+            stdout=file,
+            check=True,
+        )
+
+    assert json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["ok"]
