@@ -6,11 +6,20 @@ into Prometheus text. Units are base units: seconds, bytes, rows.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from threading import Lock
 from typing import Final
+
+BUCKET: Final = "_bucket"
+"""Ends the name of a histogram's series of counts, each with its upper bound as the last label."""
+SUM: Final = "_sum"
+"""Ends the name of the sum of its values."""
+INFINITE: Final = "+Inf"
+"""The bound of the bucket with all of them."""
 
 
 class Kind(StrEnum):
@@ -20,6 +29,8 @@ class Kind(StrEnum):
     COUNTER = "counter"
     #: Up and down.
     GAUGE = "gauge"
+    #: Counts of values by size, from 0 at the start of its process.
+    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +41,57 @@ class Metric:
     kind: Kind
     help: str
     labels: tuple[str, ...] = ("pipeline",)
+    bounds: tuple[float, ...] = ()
+    """Of a histogram: upper bounds of its buckets, ascending, without the infinite one."""
 
 
 _SINK: Final = ("pipeline", "sink")
 _TABLE: Final = ("pipeline", "table")
 _TARGET: Final = ("pipeline", "sink", "table")
 _CONSUMER: Final = ("pipeline", "consumer")
+_DURATIONS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Seconds: an append takes 10 ms on a local disk, a merge of a large table half a minute."""
+_LATENCIES: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""Seconds: a tenth on an idle machine; beyond half an hour a bucket more says nothing."""
+
+BUILD_INFO: Final = Metric(
+    "cdc_build_info", Kind.GAUGE, "1, with the versions that run as labels", ("pipeline", "version", "python")
+)
 
 HEALTH: Final = Metric(
     "cdc_health", Kind.GAUGE, "1 while the process does its work, 0 while it does not", ("pipeline", "process")
+)
+REPORT_AGE: Final = Metric(
+    "cdc_report_age_seconds",
+    Kind.GAUGE,
+    "since a process last reported, at the moment of the scrape; processes report every second",
+    ("pipeline", "process"),
 )
 TABLE_STATE: Final = Metric(
     "cdc_table_state", Kind.GAUGE, "1 for the state a table is in", ("pipeline", "sink", "table", "state")
 )
 SOURCE_LAG_SECONDS: Final = Metric(
-    "cdc_source_lag_seconds", Kind.GAUGE, "age of the last transaction made durable, at the moment it became so"
+    "cdc_source_lag_seconds",
+    Kind.GAUGE,
+    "age of the last transaction made durable, at the moment it became so; grows while the reader is silent or stalled",
+)
+SOURCE_LATENCY: Final = Metric(
+    "cdc_source_latency_seconds",
+    Kind.HISTOGRAM,
+    "commit at the source to durable in the log, of the last transaction of each commit to the log",
+    bounds=_LATENCIES,
+)
+SOURCE_UP: Final = Metric(
+    "cdc_source_up", Kind.GAUGE, "1 while the source answers the server process; while it is 0 its figures are absent"
 )
 SOURCE_LAG_BYTES: Final = Metric(
-    "cdc_source_lag_bytes", Kind.GAUGE, "server's WAL end minus this point", ("pipeline", "point")
+    "cdc_source_lag_bytes",
+    Kind.GAUGE,
+    "server's WAL end minus this point; read from the source by the server process",
+    ("pipeline", "point"),
+)
+WAL_RATE: Final = Metric(
+    "cdc_source_wal_bytes_per_second", Kind.GAUGE, "WAL that the source writes, over the last minute"
 )
 RECEIVED_BYTES: Final = Metric(
     "cdc_received_bytes_total", Kind.COUNTER, "bytes of replication messages taken from the socket"
@@ -59,13 +103,40 @@ CHANGES: Final = Metric("cdc_changes_total", Kind.COUNTER, "log rows made durabl
 TRANSACTIONS: Final = Metric("cdc_transactions_total", Kind.COUNTER, "transactions made durable")
 RECONNECTS: Final = Metric("cdc_reconnects_total", Kind.COUNTER, "replication connections opened after the first")
 FEEDBACK_AGE: Final = Metric(
-    "cdc_feedback_age_seconds", Kind.GAUGE, "time since the last status update to the server; above 60 it will hang up"
+    "cdc_feedback_age_seconds",
+    Kind.GAUGE,
+    "since the source last got a status update from the reader; above its wal_sender_timeout it hangs up",
 )
-SLOT_RETAINED: Final = Metric("cdc_slot_retained_bytes", Kind.GAUGE, "WAL that the server keeps for the slot")
+SLOT_ACTIVE: Final = Metric("cdc_slot_active", Kind.GAUGE, "1 while somebody streams from the slot")
+SLOT_WAL_STATUS: Final = Metric(
+    "cdc_slot_wal_status",
+    Kind.GAUGE,
+    "1 for the wal_status of the slot: reserved, extended, unreserved (lost at the next checkpoint), lost",
+    ("pipeline", "status"),
+)
+SLOT_RETAINED: Final = Metric(
+    "cdc_slot_retained_bytes", Kind.GAUGE, "WAL that the server keeps for the slot; read at the source"
+)
+SLOT_UNCONFIRMED: Final = Metric(
+    "cdc_slot_unconfirmed_seconds",
+    Kind.GAUGE,
+    "how long the source has had WAL that the reader has not confirmed; a healthy one confirms every heartbeat",
+)
+SLOT_SECONDS_LEFT: Final = Metric(
+    "cdc_slot_seconds_left",
+    Kind.GAUGE,
+    "until the slot is lost if nothing is confirmed, at the present rate of WAL; absent without a limit",
+)
 LOG_COMMITS: Final = Metric("cdc_log_commits_total", Kind.COUNTER, "Delta commits to the log")
 LOG_BYTES: Final = Metric("cdc_log_bytes_total", Kind.COUNTER, "bytes of data files committed to the log")
 LOG_APPEND_SECONDS: Final = Metric(
     "cdc_log_append_seconds", Kind.GAUGE, "duration of the last append, files and commit"
+)
+LOG_APPEND_DURATION: Final = Metric(
+    "cdc_log_append_duration_seconds",
+    Kind.HISTOGRAM,
+    "duration of each append, files and commit",
+    bounds=_DURATIONS,
 )
 LOG_BLOCKED: Final = Metric(
     "cdc_log_blocked", Kind.GAUGE, "1 while the log's storage takes no more and reading from the source pauses"
@@ -137,6 +208,20 @@ SINK_LAG_BYTES: Final = Metric("cdc_sink_lag_bytes", Kind.GAUGE, "log's durable 
 SINK_POSITION: Final = Metric("cdc_sink_position", Kind.GAUGE, "the sink's published position, as a number", _SINK)
 APPLY_ROWS: Final = Metric("cdc_apply_rows_total", Kind.COUNTER, "folded rows merged into the sink", _SINK)
 APPLY_SECONDS: Final = Metric("cdc_apply_seconds", Kind.GAUGE, "duration of the last batch from fold to publish", _SINK)
+APPLY_DURATION: Final = Metric(
+    "cdc_apply_duration_seconds",
+    Kind.HISTOGRAM,
+    "duration of each batch from fold to publish",
+    _SINK,
+    _DURATIONS,
+)
+SINK_LATENCY: Final = Metric(
+    "cdc_sink_latency_seconds",
+    Kind.HISTOGRAM,
+    "commit at the source to visible in the sink, of the median row of each batch",
+    _SINK,
+    _LATENCIES,
+)
 CADENCE: Final = Metric(
     "cdc_sink_cadence_seconds",
     Kind.GAUGE,
@@ -198,6 +283,24 @@ EVERY: Final[Mapping[str, Metric]] = {m.name: m for m in list(globals().values()
 """Metric by name."""
 
 
+READ_AT_SOURCE: Final = frozenset(
+    metric.name
+    for metric in (
+        SOURCE_UP,
+        SOURCE_LAG_BYTES,
+        WAL_RATE,
+        FEEDBACK_AGE,
+        SLOT_ACTIVE,
+        SLOT_WAL_STATUS,
+        SLOT_RETAINED,
+        SLOT_SAFE,
+        SLOT_UNCONFIRMED,
+        SLOT_SECONDS_LEFT,
+    )
+)
+"""Metrics that only the server process gives out, as it reads them itself: what others reported of them is old."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One figure at one moment."""
@@ -208,11 +311,33 @@ class Sample:
     value: float
 
 
+class Observed:
+    """The values of one histogram under one set of labels, by size."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._bounds = metric.bounds
+        self._counts = [0] * (len(metric.bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Count it in the bucket whose upper bound is the least that is not below it."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def series(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        """(suffix of the name, upper bound or nothing, value); buckets hold all values up to their bound."""
+        bounds = (*(str(bound) for bound in self._bounds), INFINITE)
+        for bound, count in zip(bounds, accumulate(self._counts), strict=True):
+            yield BUCKET, (bound,), float(count)
+        yield SUM, (), self._sum
+
+
 class Figures:
     """The current figures of one process; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._observed: dict[tuple[str, tuple[str, ...]], Observed] = {}
         self._lock = Lock()
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:
@@ -228,6 +353,12 @@ class Figures:
             place = metric.name, labels
             self._values[place] = self._values.get(place, 0.0) + value
 
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        """Count a value in a histogram."""
+        self._check(metric, labels)
+        with self._lock:
+            self._observed.setdefault((metric.name, labels), Observed(metric)).add(value)
+
     def value(self, metric: Metric, *labels: str) -> float | None:
         """The figure as it stands; None before it was first set."""
         with self._lock:
@@ -239,8 +370,14 @@ class Figures:
         return (Sample(EVERY[name], labels, value) for (name, labels), value in values)
 
     def to_json(self) -> list[list[object]]:
-        """[[name, [label…], value]…], for the catalog."""
-        return [[s.metric.name, list(s.labels), s.value] for s in self]
+        """[[name, [label…], value]…], for the catalog; of a histogram the series that Prometheus has of it."""
+        with self._lock:
+            observed = [
+                [f"{name}{suffix}", [*labels, *bound], value]
+                for (name, labels), histogram in sorted(self._observed.items())
+                for suffix, bound, value in histogram.series()
+            ]
+        return [*([s.metric.name, list(s.labels), s.value] for s in self), *observed]
 
     @staticmethod
     def _check(metric: Metric, labels: tuple[str, ...]) -> None:
@@ -268,6 +405,8 @@ def note_commit(figures: Figures, pipeline: str, position: int, added: Added) ->
     figures.add(LOG_COMMITS, 1, pipeline)
     figures.add(LOG_BYTES, added.nbytes, pipeline)
     figures.set(LOG_APPEND_SECONDS, added.seconds, pipeline)
+    figures.observe(LOG_APPEND_DURATION, added.seconds, pipeline)
     figures.set(LOG_POSITION, position, pipeline)
     if added.lag is not None:
         figures.set(SOURCE_LAG_SECONDS, added.lag, pipeline)
+        figures.observe(SOURCE_LATENCY, added.lag, pipeline)

@@ -22,9 +22,7 @@ from cdc.config import Definition
 from cdc.config.definition import OnWalBudget
 from cdc.errors import CdcError, LogError, LogUnwritable, SourceError, WalBudgetExceeded
 from cdc.log.read import LogReader
-from cdc.lsn import Lsn
 from cdc.marks import marks
-from cdc.position import Position
 from cdc.postgres import heartbeat
 from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.history import publication_status
@@ -205,7 +203,6 @@ class Reporter(Thread):
             log.warning("source is unreachable", code=exc.code)
             return
         if slot is not None:
-            self._measure(slot)
             self._budget(slot)
 
     def _beat(self) -> None:
@@ -266,14 +263,3 @@ class Reporter(Thread):
             self.verdict = verdict
             self._tell("failed", verdict)
         self._stop_event.set()
-
-    def _measure(self, slot: SlotStatus) -> None:
-        name, figures = self._definition.name, self._figures
-        figures.set(metrics.SLOT_RETAINED, slot.retained_bytes, name)
-        if slot.safe_wal_size is not None:
-            figures.set(metrics.SLOT_SAFE, slot.safe_wal_size, name)
-        durable = figures.value(metrics.LOG_POSITION, name)
-        points = {"durable": None if durable is None else Position(int(durable)).lsn, "confirmed": slot.confirmed_flush}
-        for point, lsn in points.items():
-            if lsn is not None:
-                figures.set(metrics.SOURCE_LAG_BYTES, max(0, slot.wal_end - Lsn(lsn)), name, point)

@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from cdc.metrics import CHANGES, EVERY, SINK_LAG_SECONDS, Figures, Kind, Metric
+from cdc.metrics import APPLY_DURATION, CHANGES, EVERY, SINK_LAG_SECONDS, Figures, Kind, Metric
 
 ALERTS = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "cdc.rules.yml"
 every_metric = pytest.mark.parametrize("metric", EVERY.values(), ids=lambda m: m.name)
@@ -38,6 +38,22 @@ def test_counters_add_and_gauges_replace() -> None:
         figures.set(SINK_LAG_SECONDS, value, "shop", "lake")
 
     assert {(s.metric.name, s.value) for s in figures} == {(CHANGES.name, 3.0), (SINK_LAG_SECONDS.name, 2.0)}
+
+
+def test_a_histogram_counts_each_value_in_every_bucket_that_is_not_below_it() -> None:
+    figures = Figures()
+    for seconds in (0.005, 0.02, 100.0):
+        figures.observe(APPLY_DURATION, seconds, "shop", "lake")
+    series = {(name, *labels): value for name, labels, value in json.loads(json.dumps(figures.to_json()))}
+    buckets = {bound: value for (name, *_, bound), value in series.items() if name.endswith("_bucket")}
+    assert (buckets["0.005"], buckets["0.01"], buckets["0.025"], buckets["60.0"], buckets["+Inf"]) == (1, 1, 2, 2, 3)
+    assert series["cdc_apply_duration_seconds_sum", "shop", "lake"] == pytest.approx(100.025)
+
+
+def test_buckets_of_a_histogram_ascend() -> None:
+    bounds = [metric.bounds for metric in EVERY.values() if metric.kind is Kind.HISTOGRAM]
+    assert bounds
+    assert all(found == tuple(sorted(set(found))) for found in bounds)
 
 
 def test_wrong_labels_are_refused() -> None:

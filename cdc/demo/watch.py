@@ -113,10 +113,10 @@ class Watch:
         return sorted(counts.items())
 
     def _figures(self) -> dict[str, float]:
-        """The reader's figures by metric; of one with several label values any will do for a line on a screen."""
+        """What reader and server report, by metric; of one with several label values any will do for a line."""
         found: dict[str, float] = {}
         for report in self._catalog.processes.ls(PIPELINE):
-            if report.process == "reader":
+            if report.process in {"reader", "server"}:
                 figures: Any = report.figures
                 found |= {name: float(value) for name, _, value in figures}
         return found

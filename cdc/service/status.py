@@ -21,8 +21,6 @@ from cdc.metrics import (
     LOG_HORIZON,
     LOG_POSITION,
     SINK_LAG_BYTES,
-    SLOT_RETAINED,
-    SOURCE_LAG_BYTES,
     SOURCE_LAG_SECONDS,
     Metric,
 )
@@ -30,8 +28,10 @@ from cdc.position import Position
 from cdc.remedy import RESYNC, literal
 from cdc.service.copying import TableStatus, table_statuses
 from cdc.service.holdings import LogState, LogStatus, wal_between
+from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
 from cdc.service.proven import VerifiedStatus, mismatches, verified_statuses
+from cdc.service.source_observation import SourceObservation
 from cdc.snapshot.progress import BackfillStatus, listing
 
 if TYPE_CHECKING:
@@ -73,6 +73,12 @@ class SourceStatus:
     rows: float
     """Log rows since the reader started."""
     slot_retained_bytes: float | None
+    observed: SourceObservation | None = None
+    """What the server process saw at the source itself; null while it has not asked."""
+    slot_seconds_left: float | None = None
+    """Until the slot is lost, at the present rate of WAL; null without a limit."""
+    slot_forecast: str | None = None
+    """What the server keeps for the slot and what is left, as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +199,54 @@ def _source(figures: Readings, silence: float) -> SourceStatus:
     return SourceStatus(
         position=None if position is None else str(Position(int(position))),
         lag_seconds=_grown(figures.get(SOURCE_LAG_SECONDS), silence),
-        lag_bytes=figures.get(SOURCE_LAG_BYTES, "durable"),
+        lag_bytes=None,
         rows=figures.get(CHANGES) or 0.0,
-        slot_retained_bytes=figures.get(SLOT_RETAINED),
+        slot_retained_bytes=None,
     )
+
+
+def with_source(
+    status: PipelineStatus, observed: SourceObservation | None, heartbeat: float, *, file: str | None = None
+) -> PipelineStatus:
+    """The status with what was seen at the source: what a process reports of it stops when the process hangs.
+
+    heartbeat: seconds between two, for that long a healthy reader confirms nothing; 0: nobody sends any.
+    """
+    if observed is None:
+        return status
+    lag, unconfirmed = status.source.lag_seconds, observed.unconfirmed_seconds or 0.0
+    if lag is not None and heartbeat and unconfirmed > 2 * heartbeat + REPORT_LIFE:
+        lag = max(lag, unconfirmed)
+    durable = None if status.source.position is None else Position.parse(status.source.position)
+    source = replace(
+        status.source,
+        lag_seconds=lag,
+        lag_bytes=None if durable is None or observed.wal_end is None else max(0, observed.wal_end - durable.lsn),
+        slot_retained_bytes=observed.retained_bytes,
+        observed=observed,
+        slot_seconds_left=observed.seconds_left,
+        slot_forecast=observed.forecast,
+    )
+    found = (replace(problem, remedy=literal(problem.remedy, file=file)) for problem in observed.problems())
+    problems = (*found, *status.problems)
+    return replace(status, source=source, problems=problems, state=_verdict(status.processes, problems))
+
+
+def with_delays(status: PipelineStatus, durable: PositionHistory, now: float) -> PipelineStatus:
+    """The status with sinks whose lag is at least as long as the log has had something that they do not show.
+
+    An apply process that reports and does nothing repeats the lag of its last batch.
+    """
+    sinks = tuple(_delayed(sink, durable, now) for sink in status.sinks)
+    return replace(status, sinks=sinks)
+
+
+def _delayed(sink: SinkStatus, durable: PositionHistory, now: float) -> SinkStatus:
+    if sink.position is None or sink.lag_seconds is None:
+        return sink
+    behind = durable.seconds_behind(int(Position.parse(sink.position)), now)
+    # below that the report is more exact: positions are looked at once a second
+    return replace(sink, lag_seconds=max(sink.lag_seconds, behind)) if behind > REPORT_LIFE else sink
 
 
 def _log(log: LogStatus, source: SourceStatus, applied: Readings) -> LogStatus:

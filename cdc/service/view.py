@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -16,10 +17,14 @@ import structlog
 from cdc.catalog import Catalog, ProcessReport
 from cdc.config import Definition
 from cdc.errors import CdcError
+from cdc.metrics import SLOT_RETAINED
+from cdc.position import Position
 from cdc.service.api.access import may_change
 from cdc.service.events import History
 from cdc.service.page.document import Surroundings, page, render
-from cdc.service.status import PipelineStatus, pipeline_status
+from cdc.service.position_history import PositionHistory
+from cdc.service.source_watch import SourceWatch
+from cdc.service.status import PipelineStatus, pipeline_status, with_delays, with_source
 from cdc.service.watch import LogWatch, utc_now
 
 LOCAL: Final = "local socket"
@@ -55,6 +60,10 @@ class View:
         named = "FILE" if file is None else shlex.quote(str(file))
         self.log = LogWatch(definition.log.root, named, clock)
         """Looks only while somebody asks."""
+        self.source = SourceWatch(definition)
+        """Asks all the time: a rate needs samples."""
+        self._heartbeat = definition.source.heartbeat or 0.0
+        self._durable = PositionHistory()
         self._surroundings = Surroundings(
             source=where(definition.source.dsn.reveal()),
             log=log_root,
@@ -63,15 +72,20 @@ class View:
             may_change=may_change(definition.service),
         )
         self._latest: PipelineStatus | None = None
+        self._turn = Lock()
 
     def take(self) -> None:
         """Take one sample and report that the server lives; a catalog that does not answer is no sample."""
         try:
-            self.catalog.processes.report(ProcessReport(self.name, "server", os.getpid(), "running"))
-            status = pipeline_status(self.catalog, self.name, self._clock(), self.log.seen, file=self._file)
+            self.source.latest()
+            report = ProcessReport(self.name, "server", os.getpid(), "running", figures=self._figures())
+            self.catalog.processes.report(report)
+            found = pipeline_status(self.catalog, self.name, self._clock(), self.log.seen, file=self._file)
         except CdcError as error:
             log.warning("catalog is unreachable", code=error.code, message=error.message)
             return
+        self._remember(found)
+        status = self._observed(found)
         self.history.add(status, self._clock())
         self._latest = status
         self.taken += 1
@@ -79,6 +93,7 @@ class View:
     def say_stopped(self) -> None:
         """Report that the server ended on purpose."""
         self.log.end()
+        self.source.end()
         try:
             self.catalog.processes.report(ProcessReport(self.name, "server", os.getpid(), "stopped"))
         except CdcError as error:
@@ -90,7 +105,9 @@ class View:
 
     def whole(self) -> PipelineStatus:
         """The same with the log as it was last seen; raises CatalogUnavailable."""
-        return pipeline_status(self.catalog, self.name, self._clock(), self.log.latest(), file=self._file)
+        found = pipeline_status(self.catalog, self.name, self._clock(), self.log.latest(), file=self._file)
+        self.source.latest()
+        return self._observed(found)
 
     def status_of(self, name: str) -> PipelineStatus:
         """The status of any pipeline of the catalog, the log of this one only; raises CatalogUnavailable."""
@@ -100,6 +117,28 @@ class View:
         """The status of the last sample, or of now before the first; the next sample will know the log."""
         self.log.latest()
         return self._latest or self.status()
+
+    def _remember(self, status: PipelineStatus) -> None:
+        """Add where the log is, and forget where every sink has been."""
+        if status.source.position is None:
+            return
+        with self._turn:
+            self._durable.add(self._clock().timestamp(), int(Position.parse(status.source.position)))
+            applied = [Position.parse(sink.position) for sink in status.sinks if sink.position is not None]
+            self._durable.forget(min(applied, default=Position(0)))
+
+    def _observed(self, status: PipelineStatus) -> PipelineStatus:
+        """The status with what this process measures itself, whatever the others report."""
+        with self._turn:
+            delayed = with_delays(status, self._durable, self._clock().timestamp())
+        return with_source(delayed, self.source.seen, self._heartbeat, file=self._file)
+
+    def _figures(self) -> list[list[object]]:
+        """What other processes may want to show of the source; empty while it does not answer."""
+        observed = self.source.seen
+        if observed is None or observed.retained_bytes is None:
+            return []
+        return [[SLOT_RETAINED.name, [self.name], observed.retained_bytes]]
 
     def page(self) -> str:
         """The page as HTML."""

@@ -72,6 +72,8 @@ class Progress:
         self._figures.add(metrics.APPLY_ROWS, sum(rows.values()), *labels)
         self._figures.set(metrics.SINK_POSITION, record.position, *labels)
         self._figures.set(metrics.SINK_LAG_SECONDS, lag, *labels)
+        if rows:
+            self._figures.observe(metrics.SINK_LATENCY, lag, *labels)
 
     def parked(self, letters: tuple[DeadLetter, ...]) -> None:
         """What the sink has set aside."""
@@ -88,6 +90,7 @@ class Progress:
         """How long the batch took; what it wrote again is told as well."""
         labels = self._pipeline, self.sink
         self._figures.set(metrics.APPLY_SECONDS, seconds, *labels)
+        self._figures.observe(metrics.APPLY_DURATION, seconds, *labels)
         for table, commits in {} if self.foreign is None else self.foreign.counted().items():
             self._figures.add(metrics.FOREIGN_COMMITS, commits, *labels, table)
         if self.pace is None:

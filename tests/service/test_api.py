@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import every_error
-from cdc.metrics import CADENCE, REWRITTEN_BYTES, Figures
+from cdc.metrics import CADENCE, REWRITTEN_BYTES, SINK_LATENCY, SLOT_RETAINED, Figures
 from cdc.service.api.app import create_app, news
 from tests.service.pipeline import NAME, definition, fill, write_log
 from tests.service.running import answering
@@ -121,6 +122,38 @@ def test_metrics_are_prometheus_text_and_agree_with_the_status(client: httpx.Cli
     assert found["cdc_sink_lag_seconds", "lake", NAME] == pytest.approx(0.61)
     assert found["cdc_health", "reader", NAME] == 1
     assert found["cdc_table_state", "lake", NAME, "shop.orders", "streaming"] == 1
+
+
+def test_histograms_of_the_processes_reach_the_metrics_as_histograms(client: httpx.Client, catalog: Catalog) -> None:
+    figures = Figures()
+    for seconds in (0.02, 0.3, 7.0):
+        figures.observe(SINK_LATENCY, seconds, NAME, "lake")
+    catalog.processes.report(ProcessReport(NAME, "apply", 4712, "running", None, figures.to_json()))
+    families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
+    found = families["cdc_sink_latency_seconds"]
+    assert found.type == "histogram"
+    counts = {sample.labels.get("le", sample.name): sample.value for sample in found.samples}
+    assert (counts["0.05"], counts["0.5"], counts["10.0"], counts["+Inf"]) == (1, 2, 3, 3)
+    assert counts["cdc_sink_latency_seconds_count"] == 3
+    assert counts["cdc_sink_latency_seconds_sum"] == pytest.approx(7.32)
+
+
+def test_the_build_and_the_age_of_each_report_are_in_the_metrics(client: httpx.Client, clock: Clock) -> None:
+    clock.ahead = 100
+    families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
+    (build,) = families["cdc_build_info"].samples
+    assert (build.value, build.labels["pipeline"], build.labels["version"]) == (1, NAME, version("cdc"))
+    ages = {sample.labels["process"]: sample.value for sample in families["cdc_report_age_seconds"].samples}
+    assert ages["reader"] == pytest.approx(100, abs=10)
+
+
+def test_what_a_reader_of_an_earlier_version_reports_of_the_slot_is_not_passed_on(
+    client: httpx.Client, catalog: Catalog
+) -> None:
+    figures = Figures()
+    figures.set(SLOT_RETAINED, 200.0, NAME)
+    catalog.processes.report(ProcessReport(NAME, "reader", 4711, "running", None, figures.to_json()))
+    assert "cdc_slot_retained_bytes" not in client.get("/metrics").text
 
 
 def test_a_sink_that_a_huge_table_slows_down_says_so_and_is_no_problem(client: httpx.Client, catalog: Catalog) -> None:

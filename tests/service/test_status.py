@@ -12,9 +12,11 @@ from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.metrics import COMPACTION_CHANGES, COMPACTION_SECONDS, LOG_HORIZON, LOG_POSITION, Figures
 from cdc.position import Position
 from cdc.service.holdings import Compaction, LogState, LogStatus
+from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
-from cdc.service.status import REPORT_LIFE, pipeline_status
-from tests.service.pipeline import NAME, fill
+from cdc.service.source_observation import SourceObservation
+from cdc.service.status import REPORT_LIFE, pipeline_status, with_delays, with_source
+from tests.service.pipeline import LOG_END, NAME, fill
 
 
 @pytest.fixture
@@ -132,6 +134,47 @@ def test_a_failed_sink_is_a_problem(catalog: Catalog) -> None:
     catalog.sinks.record(NAME, SinkProgress("lake", 7, None, 3.0, "failed", "CDC-3003 no answer"))
     status = pipeline_status(catalog, NAME, later(0))
     assert [(p.code, p.message) for p in status.problems] == [("CDC-3003", "no answer")]
+
+
+def test_a_sink_that_does_not_move_falls_behind_though_its_process_repeats_the_lag_of_its_last_batch(
+    catalog: Catalog,
+) -> None:
+    fill(catalog)
+    log = PositionHistory()
+    log.add(900.0, LOG_END - 800)
+    log.add(960.0, LOG_END)
+    status = with_delays(pipeline_status(catalog, NAME, later(0)), log, 1000.0)
+    assert {sink.name: sink.lag_seconds for sink in status.sinks} == {"lake": 100.0, "find": 40.0}
+
+
+def test_a_sink_that_moves_has_the_lag_that_it_reports(catalog: Catalog) -> None:
+    fill(catalog)
+    log = PositionHistory()
+    log.add(900.0, LOG_END - 52_000)
+    log.add(999.0, LOG_END)
+    reported = pipeline_status(catalog, NAME, later(0))
+    assert with_delays(reported, log, 1000.0).sinks == reported.sinks
+
+
+def test_the_lag_of_a_reader_that_confirms_nothing_grows_though_it_reports(catalog: Catalog) -> None:
+    fill(catalog)
+    reported = pipeline_status(catalog, NAME, later(0))
+    lags = {
+        seconds: with_source(
+            reported, SourceObservation(slot="s", up=True, wal_end=LOG_END + 7, unconfirmed_seconds=seconds), 10.0
+        ).source.lag_seconds
+        for seconds in (15.0, 300.0)
+    }
+    assert lags[15.0] == reported.source.lag_seconds
+    assert lags[300.0] == 300.0
+
+
+def test_without_an_answer_of_the_source_nothing_is_said_of_its_slot(catalog: Catalog) -> None:
+    fill(catalog)
+    unanswered = SourceObservation(slot="s", up=False, error="CDC-2001 refused")
+    status = with_source(pipeline_status(catalog, NAME, later(0)), unanswered, 10.0)
+    assert (status.source.slot_retained_bytes, status.source.lag_bytes) == (None, None)
+    assert status.state == "running"
 
 
 ABSENT = LogStatus(

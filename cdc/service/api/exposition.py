@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
@@ -16,6 +18,8 @@ from cdc.metrics import (
     BACKFILL_ESTIMATED,
     BACKFILL_ETA,
     BACKFILL_SHARE,
+    BUCKET,
+    BUILD_INFO,
     COMPACTED_AT,
     COMPACTED_BYTES,
     CONSUMER_HOLDS,
@@ -24,6 +28,7 @@ from cdc.metrics import (
     CONSUMER_LATE,
     CONSUMER_SILENT,
     EVERY,
+    FEEDBACK_AGE,
     HEALTH,
     HORIZON_LAG_BYTES,
     HORIZON_LAG_SECONDS,
@@ -31,24 +36,43 @@ from cdc.metrics import (
     LOG_HORIZON,
     LOG_OLDEST,
     LOG_SEGMENTS,
+    READ_AT_SOURCE,
+    REPORT_AGE,
     SINK_LAG_SECONDS,
     SINK_POSITION,
+    SLOT_ACTIVE,
+    SLOT_RETAINED,
+    SLOT_SAFE,
+    SLOT_SECONDS_LEFT,
+    SLOT_UNCONFIRMED,
+    SLOT_WAL_STATUS,
+    SOURCE_LAG_BYTES,
     SOURCE_LAG_SECONDS,
+    SOURCE_UP,
+    SUM,
     TABLE_STATE,
     VERIFIED_THROUGH,
     VERIFY_MISMATCHED,
     VERIFY_SUCCESS,
+    WAL_RATE,
     Kind,
     Metric,
 )
 from cdc.position import Position
 from cdc.service.holdings import ConsumerLine, LogState, LogStatus
-from cdc.service.status import PipelineStatus
+from cdc.service.status import PipelineStatus, SourceStatus
 from cdc.snapshot.progress import BackfillStatus
 
 MOST_TABLES: Final = 500
 """Above this many, only tables that are not streaming get a series: scrapes must not grow without end."""
 _QUIET: Final = frozenset({"streaming", "live", "copied"})
+_REPORTED: Final = frozenset(
+    f"{name}{suffix}"
+    for name, metric in EVERY.items()
+    if name not in READ_AT_SOURCE
+    for suffix in ((BUCKET, SUM) if metric.kind is Kind.HISTOGRAM else ("",))
+)
+"""Names that a process may report; what is read at the source is not taken from reports, which may be old."""
 
 
 class Figures(Collector):
@@ -58,20 +82,26 @@ class Figures(Collector):
         self._values: dict[str, dict[tuple[str, ...], float]] = {}
         for name, labels, value in figures:
             # a newer process may know more metrics than this server
-            if name in EVERY:
+            if name in _REPORTED:
                 self._values.setdefault(name, {})[tuple(labels)] = float(value)
         self._overlay(status)
 
     def collect(self) -> Iterator[Family]:
         """Every family that has a value, in the order of cdc.metrics."""
         for name, metric in EVERY.items():
-            if values := self._values.get(name):
+            if metric.kind is Kind.HISTOGRAM:
+                if buckets := self._values.get(f"{name}{BUCKET}"):
+                    yield _histogram(metric, buckets, self._values.get(f"{name}{SUM}", {}))
+            elif values := self._values.get(name):
                 yield _family(metric, values)
 
     def _overlay(self, status: PipelineStatus) -> None:
         """What the server knows better than the processes: that one is silent, and lags that grow meanwhile."""
+        self._set(BUILD_INFO, 1.0, status.name, version("cdc"), platform.python_version())
         for process in status.processes:
             self._set(HEALTH, float(process.state in {"running", "copied"}), status.name, process.process)
+            self._know(REPORT_AGE, process.age_seconds, status.name, process.process)
+        self._overlay_source(status.name, status.source)
         if status.source.lag_seconds is not None:
             self._set(SOURCE_LAG_SECONDS, status.source.lag_seconds, status.name)
         for sink in status.sinks:
@@ -87,9 +117,9 @@ class Figures(Collector):
         for backfill in filter(attrgetter("pending"), status.backfills):
             self._overlay_backfill(status.name, backfill)
         if status.log is not None and status.log.state is LogState.READ:
-            self._overlay_log(status.name, status.log)
+            self._overlay_log(status.name, status.log, datetime.fromisoformat(status.at))
 
-    def _overlay_log(self, pipeline: str, log: LogStatus) -> None:
+    def _overlay_log(self, pipeline: str, log: LogStatus, now: datetime) -> None:
         """What the log itself says; apply tells of its own compactions only."""
         figures = (
             (LOG_SEGMENTS, log.segment_count),
@@ -107,13 +137,36 @@ class Figures(Collector):
             self._know(LOG_HELD, size, pipeline, part)
         # of several that are called the same, the one that is furthest behind
         for line in sorted(log.consumers, key=lambda line: -Position.parse(line.position)):
-            self._overlay_consumer(pipeline, line)
+            self._overlay_consumer(pipeline, line, now)
 
-    def _overlay_consumer(self, pipeline: str, line: ConsumerLine) -> None:
+    def _overlay_source(self, pipeline: str, source: SourceStatus) -> None:
+        """What this process read at the source; nothing but that it does not answer while it does not."""
+        observed = source.observed
+        if observed is None:
+            return
+        self._set(SOURCE_UP, float(observed.up), pipeline)
+        figures = (
+            (WAL_RATE, observed.wal_bytes_per_second),
+            (FEEDBACK_AGE, observed.feedback_age_seconds),
+            (SLOT_ACTIVE, observed.slot_active),
+            (SLOT_RETAINED, observed.retained_bytes),
+            (SLOT_SAFE, observed.safe_bytes),
+            (SLOT_UNCONFIRMED, observed.unconfirmed_seconds),
+            (SLOT_SECONDS_LEFT, observed.seconds_left),
+        )
+        for metric, value in figures:
+            self._know(metric, value, pipeline)
+        self._know(SOURCE_LAG_BYTES, source.lag_bytes, pipeline, "durable")
+        self._know(SOURCE_LAG_BYTES, observed.unconfirmed_bytes, pipeline, "confirmed")
+        if observed.wal_status is not None:
+            self._set(SLOT_WAL_STATUS, 1.0, pipeline, observed.wal_status)
+
+    def _overlay_consumer(self, pipeline: str, line: ConsumerLine, now: datetime) -> None:
+        seen = (now - datetime.fromisoformat(line.seen_at)).total_seconds()
         figures = (
             (CONSUMER_LAG_BYTES, line.behind_bytes),
             (CONSUMER_LAG_SECONDS, line.behind_seconds),
-            (CONSUMER_SILENT, line.seen_seconds),
+            (CONSUMER_SILENT, max(0.0, seen)),
             (CONSUMER_HOLDS, line.holds_bytes),
             (CONSUMER_LATE, float(line.state == "late")),
         )
@@ -161,6 +214,18 @@ def exposition(status: PipelineStatus, figures: Iterable[Any]) -> bytes:
 
 def _unix(moment: str | None) -> float | None:
     return None if moment is None else datetime.fromisoformat(moment).timestamp()
+
+
+def _histogram(
+    metric: Metric, buckets: Mapping[tuple[str, ...], float], sums: Mapping[tuple[str, ...], float]
+) -> Family:
+    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    by_labels: dict[tuple[str, ...], list[tuple[str, float]]] = {}
+    for (*labels, bound), count in buckets.items():
+        by_labels.setdefault(tuple(labels), []).append((bound, count))
+    for found, counts in sorted(by_labels.items()):
+        family.add_metric(found, sorted(counts, key=lambda count: float(count[0])), sums.get(found, 0.0))
+    return family
 
 
 def _family(metric: Metric, values: Mapping[tuple[str, ...], float]) -> Family:

@@ -20,7 +20,7 @@ from cdc.service.copying import TableStatus
 from cdc.service.page import backfills, log_section
 from cdc.service.page.pill import TONES, pill
 from cdc.service.page.sparkline import sparkline
-from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus
+from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus, SourceStatus
 from cdc.table import parted
 
 SECTIONS: Final = ("headline", "problems", "totals", "flow", "log", "tables", "backfills", "processes")
@@ -111,9 +111,22 @@ def _totals(status: PipelineStatus, rates: Mapping[str, object]) -> str:
             _total("Slowest sink", *figures.seconds(max(lags, default=None)), "commit to visible"),
             _total("Changes", figures.rate(_number(rates.get("source"))), "rows/s", "into the log"),
             _total("Tables", f"{streaming}/{placed}" if placed else figures.UNKNOWN, "", "streaming, over all sinks"),
-            _total("Slot retains", *figures.size(status.source.slot_retained_bytes), "WAL kept by Postgres"),
+            _total("Slot retains", *figures.size(status.source.slot_retained_bytes), _slot_note(status.source)),
         )
     )
+
+
+def _slot_note(source: SourceStatus) -> str:
+    """What is left until the slot is lost, or why nothing of it is known."""
+    observed = source.observed
+    if observed is not None and not observed.up:
+        return "the source does not answer"
+    if observed is None or observed.safe_bytes is None:
+        return "WAL kept by Postgres"
+    left = f"{figures.said(figures.size(observed.safe_bytes))} left"
+    if observed.seconds_left is None:
+        return left
+    return f"{left}, {figures.said(figures.seconds(observed.seconds_left))} at the present rate"
 
 
 def _total(name: str, value: str, unit: str, note: str) -> str:

@@ -1,0 +1,114 @@
+"""SourceObservation: what the server process saw at the source, and what it means for the slot.
+
+Rule: an observation is of one moment and short-lived. Whoever shows one computes its ages for the moment of showing,
+and where the source does not answer there is no figure at all, never the last one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.errors import SlotInvalidated
+from cdc.service import figures
+from cdc.service.problem import Problem
+
+STALLED_AFTER: Final = 60.0
+"""Seconds without a confirmation, while WAL is written, after which a reader counts as one that does not move on."""
+SHORT_TIME: Final = 3600.0
+"""Seconds that are enough to do something: with less left a slot that does not move is in danger."""
+LOST: Final = frozenset({"lost"})
+"""`wal_status` of a slot that nobody can stream from any more."""
+DOOMED: Final = frozenset({"unreserved"})
+"""`wal_status` of a slot whose WAL goes with the next checkpoint."""
+RAISE_LIMIT: Final = "ALTER SYSTEM SET max_slot_wal_keep_size = '{megabytes}MB'; SELECT pg_reload_conf()"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceObservation:
+    """The source at one moment; figures are None where they do not exist or nobody knows them."""
+
+    slot: str
+    up: bool
+    """Whether the source answered."""
+    error: str | None = None
+    """Why it did not."""
+    slot_exists: bool = False
+    slot_active: bool | None = None
+    """Whether somebody streams from the slot."""
+    wal_status: str | None = None
+    """As in pg_replication_slots: reserved, extended, unreserved, lost."""
+    wal_end: int | None = None
+    """LSN where the server's WAL ends."""
+    confirmed: int | None = None
+    """LSN up to which the reader has confirmed."""
+    retained_bytes: int | None = None
+    safe_bytes: int | None = None
+    """WAL that may still be written before the slot is lost; None without max_slot_wal_keep_size."""
+    wal_bytes_per_second: float | None = None
+    """How fast the server writes WAL at present."""
+    feedback_age_seconds: float | None = None
+    """Since the walsender got a status update, or since nobody streams from the slot."""
+    unconfirmed_seconds: float | None = None
+    """How long the server's WAL has been beyond what the reader has confirmed."""
+
+    @property
+    def unconfirmed_bytes(self) -> int | None:
+        """WAL from what the reader has confirmed to the end."""
+        return None if self.wal_end is None or self.confirmed is None else max(0, self.wal_end - self.confirmed)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the slot is lost, if nothing is confirmed and WAL is written as fast as at present."""
+        if self.safe_bytes is None or not self.wal_bytes_per_second:
+            return None
+        return max(0.0, self.safe_bytes / self.wal_bytes_per_second)
+
+    @property
+    def is_at_risk(self) -> bool:
+        """Whether the slot may soon be lost: more of the limit is used than left, or it does not move and time runs."""
+        if self.wal_status in LOST | DOOMED:
+            return True
+        if self.safe_bytes is None or self.retained_bytes is None:
+            return False
+        left = self.seconds_left
+        stalled = self.slot_active is False or (self.unconfirmed_seconds or 0.0) > STALLED_AFTER
+        return self.safe_bytes < self.retained_bytes or (stalled and left is not None and left < SHORT_TIME)
+
+    @property
+    def forecast(self) -> str | None:
+        """What is kept and what is left, as a sentence; None where there is nothing to lose."""
+        if self.retained_bytes is None:
+            return None
+        kept = f"the server keeps {figures.said(figures.size(self.retained_bytes))} for slot {self.slot!r}"
+        if self.wal_status in LOST:
+            return f"slot {self.slot!r} is lost: the server has removed WAL that it needs"
+        if self.wal_status in DOOMED:
+            return f"{kept}, more than max_slot_wal_keep_size; the slot is lost at the next checkpoint"
+        if self.safe_bytes is None:
+            return kept
+        left = f"{figures.said(figures.size(self.safe_bytes))} are left"
+        if self.seconds_left is None:
+            return f"{kept}; {left}; then the slot is lost"
+        time_left = f"about {figures.said(figures.seconds(self.seconds_left))} at the present rate"
+        return f"{kept}; {left}, {time_left}; then the slot is lost"
+
+    @property
+    def remedy(self) -> str:
+        """What keeps the slot, or what follows its loss."""
+        if self.wal_status in LOST:
+            return SlotInvalidated.remedy
+        return f"start the reader or read why it does not move on; to gain time: {self.sql}"
+
+    @property
+    def sql(self) -> str:
+        """The statement that doubles the limit that is in use."""
+        used = (self.retained_bytes or 0) + (self.safe_bytes or 0)
+        return RAISE_LIMIT.format(megabytes=max(1, 2 * used // (1 << 20)))
+
+    def problems(self) -> tuple[Problem, ...]:
+        """The slot, if it is at risk or lost."""
+        if not self.is_at_risk or self.forecast is None:
+            return ()
+        code = SlotInvalidated.code if self.wal_status in LOST else None
+        return (Problem(f"slot {self.slot}", code, self.forecast, self.remedy),)

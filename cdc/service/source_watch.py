@@ -1,0 +1,190 @@
+"""SourceWatch: asks the source every few seconds what it keeps for the slot, in a thread that nobody waits for.
+
+The server process asks by itself, over an ordinary connection: what the reader reports stops exactly when it matters.
+What talks to Postgres is loaded with the first question, as the log is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from threading import Event, Lock, Thread
+from typing import Any, Final
+
+from cdc.config import Definition
+from cdc.errors import CdcError
+from cdc.service.position_history import PositionHistory
+from cdc.service.source_observation import SourceObservation
+
+ASK_EVERY: Final = 3.0
+"""Seconds between the beginnings of two questions."""
+ANSWER_WITHIN: Final = 3.0
+"""Seconds that an answer may take: catalogue queries take milliseconds."""
+SILENT_AFTER: Final = 6.0
+"""Seconds after which a question that is still open counts as not answered; connecting may take longer than that."""
+SHOWN_FOR: Final = 15.0
+"""Seconds for which an answer is shown while no other comes: a loaded machine may be late with the next question."""
+RATE_SPAN: Final = 60.0
+"""Seconds over which the rate of WAL is taken: shorter jumps with every checkpoint, longer hides that it rose."""
+RATE_NEEDS: Final = 0.5
+"""Seconds that two samples must be apart to give a rate."""
+MEASURE: Final = 1.0
+"""Seconds between the two samples of a command, which has no history."""
+_END: Final = 2.0
+"""Seconds to wait for an open question when the server stops."""
+
+
+class SourceWatch:
+    """One slot as it was last seen; safe to ask from any thread."""
+
+    def __init__(
+        self, definition: Definition, clock: Callable[[], float] = time.monotonic, *, every: float = ASK_EVERY
+    ) -> None:
+        """clock: monotonic seconds. every: seconds between two questions."""
+        self._source, self._clock, self._every = definition.source, clock, every
+        self._slot = definition.source.slot.name
+        self._observed: SourceObservation | None = None
+        self._observed_at = self._began_at = float("-inf")
+        self._asking: Thread | None = None
+        self._lock = Lock()
+        self._connection: Any = None
+        self._samples: deque[tuple[float, int]] = deque()
+        self._wal = PositionHistory()
+        self._reply: str | None = None
+        self._heard_at: float | None = None
+
+    def latest(self) -> SourceObservation | None:
+        """What the last answer said, with its ages as of now, and a question begins if the last one was some time ago.
+
+        None before the first answer. Never waits.
+        """
+        with self._lock:
+            if self._asking is None and self._clock() - self._began_at >= self._every:
+                self._began_at = self._clock()
+                self._asking = Thread(target=self._run, name="source watch", daemon=True)
+                self._asking.start()
+        return self.seen
+
+    @property
+    def seen(self) -> SourceObservation | None:
+        """The same without a question."""
+        now = self._clock()
+        if self._asking is not None and now - self._began_at > SILENT_AFTER:
+            return self._without(f"no answer for {now - self._began_at:.0f} s")
+        observed, age = self._observed, now - self._observed_at
+        if observed is None or age <= 0 or not observed.up:
+            return observed
+        if age > SHOWN_FOR:
+            return self._without(f"not asked for {age:.0f} s")
+        return _aged(observed, age)
+
+    def within(self, seconds: float) -> SourceObservation:
+        """The answer, once it came, or that none came in so many seconds."""
+        self.latest()
+        asking = self._asking
+        if asking is not None:
+            asking.join(seconds)
+        return self.seen or self._without(f"no answer for {seconds:.0f} s")
+
+    def measured(self, seconds: float) -> SourceObservation:
+        """The same with a rate, where the slot can be lost: two answers some time apart; for a command."""
+        first = self.within(seconds)
+        if first.safe_bytes is None:
+            return first
+        Event().wait(MEASURE)
+        self._began_at = float("-inf")
+        return self.within(seconds)
+
+    def end(self) -> None:
+        """Let an open question end, or go on without it."""
+        asking = self._asking
+        if asking is not None:
+            asking.join(_END)
+        if self._asking is None:
+            self._forget()
+
+    def _run(self) -> None:
+        try:
+            observed = self._ask()
+            self._observed, self._observed_at = observed, self._clock()
+        finally:
+            self._asking = None
+
+    def _ask(self) -> SourceObservation:
+        postgres, reading = (import_module(f"cdc.postgres.{name}") for name in ("connection", "slot_use"))
+        try:
+            if self._connection is None:
+                self._connection = postgres.connect(
+                    self._source.current_dsn(), application_name="cdc server", patience=ANSWER_WITHIN
+                )
+            return self._observation(reading.slot_use(self._connection, self._slot))
+        except CdcError as error:
+            self._forget()
+            return self._without(f"{error.code} {error.message}")
+
+    def _forget(self) -> None:
+        """Drop the connection and what was measured over it: a gap would make rates and ages wrong."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._samples.clear()
+
+    def _observation(self, use: Any) -> SourceObservation:
+        now, slot, wal_end = self._clock(), use.slot, int(use.wal_end)
+        self._wal.add(now, wal_end)
+        confirmed = None if slot is None or slot.confirmed_flush is None else int(slot.confirmed_flush)
+        if confirmed is not None:
+            self._wal.forget(confirmed)
+        return SourceObservation(
+            slot=self._slot,
+            up=True,
+            slot_exists=slot is not None,
+            slot_active=slot is not None and slot.active,
+            wal_status=None if slot is None else slot.wal_status,
+            wal_end=wal_end,
+            confirmed=confirmed,
+            retained_bytes=None if slot is None else slot.retained_bytes,
+            safe_bytes=None if slot is None or slot.safe_wal_size is None else max(0, slot.safe_wal_size),
+            wal_bytes_per_second=self._rate(now, wal_end),
+            feedback_age_seconds=self._feedback_age(now, use),
+            unconfirmed_seconds=None if confirmed is None else self._wal.seconds_behind(confirmed, now),
+        )
+
+    def _rate(self, now: float, wal_end: int) -> float | None:
+        if self._samples and wal_end < self._samples[-1][1]:
+            self._samples.clear()  # another server answers
+        self._samples.append((now, wal_end))
+        while now - self._samples[0][0] > RATE_SPAN:
+            self._samples.popleft()
+        since, first = self._samples[0]
+        return (wal_end - first) / (now - since) if now - since >= RATE_NEEDS else None
+
+    def _feedback_age(self, now: float, use: Any) -> float | None:
+        """Of an update that came while we watched by our own clock: those of reader and server may differ."""
+        if use.slot is None:
+            self._reply = self._heard_at = None
+            return None
+        if use.reply_at is not None and use.reply_at != self._reply:
+            came = now - (use.reply_age or 0.0)
+            # it came after the answer before this one, if there was one
+            self._heard_at = min(now, came if self._reply is None else max(came, self._observed_at))
+            self._reply = use.reply_at
+        elif use.reply_at is None and use.inactive_seconds is not None:
+            self._heard_at = now - use.inactive_seconds
+        return None if self._heard_at is None else max(0.0, now - self._heard_at)
+
+    def _without(self, error: str) -> SourceObservation:
+        return SourceObservation(slot=self._slot, up=False, error=error)
+
+
+def _aged(observed: SourceObservation, seconds: float) -> SourceObservation:
+    """The same so many seconds later, as far as a clock can say."""
+    feedback, unconfirmed = observed.feedback_age_seconds, observed.unconfirmed_seconds
+    return replace(
+        observed,
+        feedback_age_seconds=None if feedback is None else feedback + seconds,
+        unconfirmed_seconds=unconfirmed + seconds if unconfirmed else unconfirmed,
+    )
