@@ -20,6 +20,8 @@ SqlOption = Annotated[bool, typer.Option("--sql", help="Print nothing but the st
 RulesOption = Annotated[
     bool, typer.Option("--rules", help="Also have Spark resolve the rules' expressions and columns; takes seconds.")
 ]
+SOURCE_ANSWERS = 5.0
+"""Seconds to wait for what the source says of the slot."""
 GOOD = "the source can be captured, and the targets can be filled"
 
 
@@ -33,7 +35,8 @@ def doctor(
 ) -> None:
     """Check source and targets: rights, settings, slot, publication, tables; places and columns. Changes nothing.
 
-    Exit status 3 while the source cannot be captured, 2 if only what the definition says of its sinks is wrong.
+    Exit status 3 while the source cannot be captured, 2 if only what the definition says of its sinks is wrong, 4 if
+    all can be done and the slot may soon be lost.
     """
     from cdc.checks import problems as problems_of
     from cdc.checks import tables_of
@@ -49,6 +52,8 @@ def doctor(
         unresolved, failed = _by_spark(config)
         flaws = sorted([*flaws, *unresolved], key=lambda flaw: (flaw.line, flaw.column))
         problems += failed
+    risks = _risks_of_slot(definition)
+    problems += risks
     fatal = [problem for problem in problems if problem.fatal]
     if json:
         _print_envelope(problems, flaws)
@@ -58,6 +63,22 @@ def doctor(
         _print_lines(problems, flaws, _next(definition, config, rules=rules))
     if fatal or flaws:
         raise typer.Exit((ExitCode.ENVIRONMENT if fatal else ExitCode.USAGE).value)
+    if risks:
+        raise typer.Exit(ExitCode.FINDING.value)
+
+
+def _risks_of_slot(definition: Definition) -> list[Problem]:
+    """What the server keeps for the slot, where more of its limit is used than left; a lost slot has its own check."""
+    from cdc.errors import SlotInvalidated
+    from cdc.postgres.preflight import Problem
+    from cdc.service.source_observation import LOST
+    from cdc.service.source_watch import SourceWatch
+
+    observed = SourceWatch(definition).measured(SOURCE_ANSWERS)
+    if not observed.is_at_risk or observed.forecast is None or observed.wal_status in LOST:
+        return []
+    subject = f"slot {observed.slot}"
+    return [Problem(SlotInvalidated.code, subject, observed.forecast, sql=observed.sql, fatal=False)]
 
 
 def _of_store(error: Any) -> Problem:

@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.catalog import Catalog
+    from cdc.config import Definition
     from cdc.service.holdings import LogStatus
+    from cdc.service.source_observation import SourceObservation
     from cdc.service.status import PipelineStatus
 
 WATCH_EVERY = 1.0
 """Seconds."""
 LOG_ANSWERS = 15.0
 """Seconds to wait for the log; the rest of the status is printed without it."""
+SOURCE_ANSWERS = 5.0
+"""Seconds to wait for the source; likewise."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -126,28 +130,40 @@ def status(
 
     from cdc.catalog import Catalog
     from cdc.config import load
+    from cdc.service.source_watch import SourceWatch
     from cdc.service.watch import LogWatch
 
     definition = load(config)
-    log = LogWatch(definition.log.root, str(config))
+    log, source = LogWatch(definition.log.root, str(config)), SourceWatch(definition)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        found = _print_status(catalog, definition.name, log.within(LOG_ANSWERS), file=config, json=json)
+        source.latest()  # it answers while the log is looked at
+        seen = log.within(LOG_ANSWERS), source.measured(SOURCE_ANSWERS)
+        found = _print_status(catalog, definition, seen, file=config, json=json)
         while watch:
             time.sleep(WATCH_EVERY)
             if not json and sys.stdout.isatty():
                 print(_CLEAR, end="")
-            found = _print_status(catalog, definition.name, log.latest(), file=config, json=json)
+            found = _print_status(catalog, definition, (log.latest(), source.latest()), file=config, json=json)
     if exit_code and found.state != "running":
         raise typer.Exit(ExitCode.FINDING.value)
 
 
-def _print_status(catalog: Catalog, name: str, log: LogStatus | None, *, file: Path, json: bool) -> PipelineStatus:
+def _print_status(
+    catalog: Catalog,
+    definition: Definition,
+    seen: tuple[LogStatus | None, SourceObservation | None],
+    *,
+    file: Path,
+    json: bool,
+) -> PipelineStatus:
     from datetime import UTC, datetime
 
-    from cdc.service.status import pipeline_status
+    from cdc.service.status import pipeline_status, with_source
 
-    found = pipeline_status(catalog, name, datetime.now(UTC), log, file=str(file))
-    summary = f"{name} is {found.state}"
+    log, source = seen
+    reported = pipeline_status(catalog, definition.name, datetime.now(UTC), log, file=str(file))
+    found = with_source(reported, source, definition.source.heartbeat or 0.0, file=str(file))
+    summary = f"{definition.name} is {found.state}"
     if json:
         emit("status", json=True, summary=summary, result=found.to_json(), ok=found.state == "running")
     else:
@@ -166,6 +182,11 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
     for process in found.processes:
         age = "" if process.age_seconds is None else f"  pid {process.pid}  reported {process.age_seconds:.1f} s ago"
         print(f"  {process.process:<10}{process.state:<14}{age}")
+    observed = found.source.observed
+    if observed is not None and not observed.up:
+        print(f"  {'source':<10}does not answer, so what it keeps is unknown: {observed.error}")
+    elif found.source.slot_forecast is not None:
+        print(f"  {'slot':<10}{found.source.slot_forecast}")
     print(f"  {'log':<10}{found.source.position or '–':<14}  lag {_seconds(found.source.lag_seconds)}")
     if found.log is not None:
         print(f"  {'kept':<10}{kept(found.log)}")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cdc.cli.destructive import YesOption, audit, confirm
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
-from cdc.errors import CdcError, ConfigError
+from cdc.errors import CdcError, ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from cdc.service.source_observation import SourceObservation
+
+SOURCE_ANSWERS = 5.0
+"""Seconds to wait for what the source says of the slot."""
 
 EpochOption = Annotated[
     bool, typer.Option("--new-epoch", help="Make slot and publication anew and copy everything; the log goes on.")
@@ -33,11 +39,15 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List the server's slots, what they hold, the limits that can cost them WAL, and whether ours fits the log."""
+    """List the server's slots, what they hold, the limits that can cost them WAL, and whether ours fits the log.
+
+    Exit status 4 when ours may soon be lost, or is: the WAL that is left is measured, for a second.
+    """
     from cdc.checks import check_log
     from cdc.config import load
     from cdc.postgres.connection import connect
     from cdc.postgres.slot import every_slot, slot_limits
+    from cdc.service.source_watch import SourceWatch
 
     definition = load(config)
     ours = definition.source.slot.name
@@ -48,12 +58,22 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         check_log(definition)
     except CdcError as error:
         trouble = error
+    observed = SourceWatch(definition).measured(SOURCE_ANSWERS)
     listed = [_slot(asdict(slot), ours=slot.name == ours) for slot in slots]
     summary = f"{len(slots)} slots; {ours!r} " + ("fits the log" if trouble is None else "does not fit the log")
     if json:
         problem = None if trouble is None else trouble.to_json()
-        result = {"slots": listed, "limits": limits, "problem": problem, "wal_budget": definition.source.wal_budget}
-        emit("slots ls", json=True, summary=summary, result=result)
+        result = {
+            "slots": listed,
+            "limits": limits,
+            "problem": problem,
+            "wal_budget": definition.source.wal_budget,
+            "at_risk": observed.is_at_risk,
+            "seconds_left": observed.seconds_left,
+            "forecast": observed.forecast,
+        }
+        emit("slots ls", json=True, summary=summary, result=result, ok=not observed.is_at_risk)
+        _end(observed)
         return
     for slot in listed:
         print(_line(slot))
@@ -62,6 +82,16 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         line(Mark.GOOD, summary)
     else:
         line(Mark.BAD, f"{trouble.code} {trouble.message}", fix=trouble.fix)
+    if observed.is_at_risk:
+        line(Mark.BAD, observed.forecast or summary, fix=observed.remedy)
+    elif observed.safe_bytes is not None and observed.forecast is not None:
+        print(f"  {observed.forecast}")
+    _end(observed)
+
+
+def _end(observed: SourceObservation) -> None:
+    if observed.is_at_risk:
+        raise typer.Exit(ExitCode.FINDING.value)
 
 
 def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
