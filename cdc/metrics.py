@@ -107,7 +107,9 @@ FEEDBACK_AGE: Final = Metric(
     Kind.GAUGE,
     "since the source last got a status update from the reader; above its wal_sender_timeout it hangs up",
 )
-SLOT_ACTIVE: Final = Metric("cdc_slot_active", Kind.GAUGE, "1 while somebody streams from the slot")
+SLOT_ACTIVE: Final = Metric(
+    "cdc_slot_active", Kind.GAUGE, "1 while somebody streams from the slot, 0 while nobody does"
+)
 SLOT_WAL_STATUS: Final = Metric(
     "cdc_slot_wal_status",
     Kind.GAUGE,

@@ -19,8 +19,8 @@ settings.register_profile("cdc", deadline=None)
 settings.load_profile("cdc")
 
 _ASKS_FOR_SPARK: Final = re.compile(r"def test_\w+\([^)]*\bspark\b|getfixturevalue\(\"spark\"\)|def _?\w+\(spark\b")
-TOGETHER: Final = {"tests/e2e/test_page.py", "tests/test_architecture.py"}
-"""Files whose tests share a browser, and the parsed tree."""
+TOGETHER: Final = {"tests/e2e/test_page.py", "tests/service/test_alerts.py", "tests/test_architecture.py"}
+"""Files whose tests share a browser, a Prometheus, and the parsed tree."""
 MEMORY: Final = Path("/dev/shm")
 ROOM: Final = 8 << 30
 """Bytes that have to be free there: each worker has servers of its own."""

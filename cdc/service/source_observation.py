@@ -35,7 +35,7 @@ class SourceObservation:
     """Why it did not."""
     slot_exists: bool = False
     slot_active: bool | None = None
-    """Whether somebody streams from the slot."""
+    """Whether somebody streams from the slot; None without a slot."""
     wal_status: str | None = None
     """As in pg_replication_slots: reserved, extended, unreserved, lost."""
     wal_end: int | None = None

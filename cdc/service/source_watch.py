@@ -142,7 +142,7 @@ class SourceWatch:
             slot=self._slot,
             up=True,
             slot_exists=slot is not None,
-            slot_active=slot is not None and slot.active,
+            slot_active=None if slot is None else slot.active,
             wal_status=None if slot is None else slot.wal_status,
             wal_end=wal_end,
             confirmed=confirmed,

@@ -21,6 +21,7 @@ class Folder:
     """The definition in a folder; positions are 100 to 200 in tens, two rows of the keys 0 and 1 at each."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.path, self.root = folder / "pipeline.yaml", folder / "log"
         self.path.write_text(
             f"name: shop\nsource: {{dsn: 'postgresql://localhost/shop'}}\ntables: [{{match: 'shop.*'}}]\n"
