@@ -1,4 +1,8 @@
-"""Decoding: the stage between receive and append, from frames of one replication session to log rows."""
+"""Decoding: the stage between receive and append, from frames of one replication session to log rows.
+
+Only commits, and messages outside of transactions, become positions. A keepalive also names how far the server has
+sent its WAL, but nothing in the stream proves it: one false WAL end would lose every row up to it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ from typing import Self
 
 from cdc.config.definition import SnapshotMode
 from cdc.log.bucket import Root
+from cdc.lsn import Lsn
 from cdc.mending import MendFrames, frame_mender, unchanged
 from cdc.pgoutput.columnar import ColumnarDecoder
 from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.lsn_check import LsnCheck
+from cdc.pgoutput.messages import Keepalive
 from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.position import Position
 from cdc.relations import Relations, Watched
@@ -31,7 +38,7 @@ class Decoding:
         self._placing, self._inbox = placing, placing.inbox
         self._relations = relations
         self._decoder = ColumnarDecoder(epoch=after.epoch, after=after)
-        self._epoch = after.epoch
+        self._lsns = LsnCheck(Lsn(0))
         self._resolved: dict[int, tuple[RelationSeen, TableSchema]] = {}
 
     @classmethod
@@ -60,18 +67,22 @@ class Decoding:
             frame_mender(source.dsn, source.undecodable, after),
         )
 
+    def expect_from(self, confirmed: Lsn) -> None:
+        """Refuse transactions that ended before this LSN, which the slot had confirmed when the session began."""
+        self._lsns = LsnCheck(confirmed)
+
     def close(self) -> None:
         """Drop what waits, and give files and connection back."""
         self._placing.end()
         self.spool.close()
         self._relations.close()
 
-    def rows(self, frames: FrameBatch) -> Iterator[Decoded | Position]:
-        """Rows in the order of the commits, and the position of every keepalive that asks for a reply."""
+    def rows(self, frames: FrameBatch) -> Iterator[Decoded]:
+        """Rows in the order of the commits."""
         for schema in self._relations.drifted():
             self._announce(schema)
         for whole in self.spool.whole(frames):
-            for event in self._decoder.decode(self._mend(whole)):
+            for event in self._decoder.decode(self._mend(self._lsns.checked(whole))):
                 if isinstance(event, RelationSeen):
                     self._define(event)
                 elif isinstance(event, DdlSeen):
@@ -79,10 +90,8 @@ class Decoding:
                         self._announce(version)
                 elif isinstance(event, WatermarkSeen):
                     yield from self._place(event)
-                elif isinstance(event, SignalSeen | Decoded):
+                elif not isinstance(event, Keepalive):
                     yield from self._keep(event)
-                elif event.reply_requested:
-                    yield Position.of(event.wal_end - 1, self._epoch)
 
     def _keep(self, event: SignalSeen | Decoded) -> Iterator[Decoded]:
         """Signals are on disk before the log can hold the transaction that they came in."""

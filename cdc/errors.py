@@ -25,7 +25,9 @@
     │   ├── PublicationNarrowed     a captured table is no longer in it
     │   ├── PublicationReplaced     made anew, or after the slot
     │   ├── WalBudgetExceeded       the slot keeps more WAL than the definition allows
+    │   ├── PositionBeyondWal       the stream names a commit where the server has no WAL
     │   ├── MalformedFrame          bytes that are not pgoutput
+    │   ├── ContradictoryLsn        two fields of the stream name different LSNs of one commit
     │   ├── UndecodableWal          the server cannot decode its own WAL
     │   ├── UndecodableValue        text of an SQL_ASCII database that is not UTF-8
     │   ├── UnknownRelation
@@ -287,11 +289,25 @@ class WalBudgetExceeded(SourceError):
     remedy = "let the reader catch up with a larger source.wal_budget, or run 'cdc slots drop -c FILE' to free the WAL"
 
 
+class PositionBeyondWal(SourceError):
+    """The stream names a commit behind the end of the server's own WAL: nothing of it was written or confirmed."""
+
+    code = "CDC-2117"
+    remedy = "connect source.dsn without a proxy that changes the replication protocol, then start the reader again"
+
+
 class MalformedFrame(SourceError):
     """Bytes from the server that are not the replication protocol; the only error of the decoders."""
 
     code = "CDC-2201"
     remedy = "report this with the position and the hexadecimal prefix of the frame"
+
+
+class ContradictoryLsn(SourceError):
+    """Two fields of the replication stream name different LSNs of one commit: nothing of it was written."""
+
+    code = "CDC-2206"
+    remedy = "connect source.dsn without a proxy that changes the replication protocol, then start the reader again"
 
 
 class UndecodableWal(SourceError):

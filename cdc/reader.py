@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from cdc import metrics
 from cdc.decoding import Decoding
+from cdc.errors import SourceError
 from cdc.failpoint import hit
 from cdc.log.append import LogWriter, StagedFile
 from cdc.log.gathering import Batch, Gathering
@@ -27,9 +28,9 @@ from cdc.pgoutput.columnar import warm
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.transactions import Decoded
 from cdc.pipe import Pipe, PipeClosed
-from cdc.position import Position
 from cdc.postgres.history import source_state
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
+from cdc.postgres.wal_bound import WalBound
 from cdc.resume import captured, check_source, confirmable, lineage_of
 from cdc.settings import ReaderSettings
 from cdc.snapshot.initial import prepare
@@ -48,9 +49,11 @@ class Reader:
         self._settings, self._placing = settings, placing
         self._figures, self._stop = figures, stop
         self._frames: Pipe[FrameBatch] = Pipe(FRAMES_WAITING)
-        self._rows: Pipe[Decoded | Position] = Pipe(ROWS_WAITING)
+        self._rows: Pipe[Decoded] = Pipe(ROWS_WAITING)
         self._batches: Pipe[Batch] = Pipe(3)  # so many wait while another is written
         self._failure: BaseException | None = None
+        self._ending = Event()
+        """Set once nothing more is received: storage that takes no more is not waited for any longer."""
         self._reached = placing.reached
         self._handed_over, self._appended, self._appended_at = 0, 0, 0.0
         self._trimmer = Trimmer(settings.log, settings.retention, self._batches.wake)
@@ -66,7 +69,11 @@ class Reader:
         warm()
         options = StreamOptions(slot=source.slot, publication=source.publication, start=confirmable(0))
         # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
-        with ReplicationStream.open(source.dsn, options) as stream, self._trimmer:
+        with (
+            ReplicationStream.open(source.dsn, options) as stream,
+            WalBound(source.dsn) as self._bound,
+            self._trimmer,
+        ):
             self._resume()
             rows, batches = self._rows, self._batches
             ends = ((self._decode, rows), (self._encode, rows, batches), (self._append, batches))
@@ -75,7 +82,11 @@ class Reader:
                 stage.start()
             try:
                 self._receive(stream)
+            except SourceError:
+                stream.close()  # at once: a server that shuts down waits for us, not for what is still to be appended
+                raise
             finally:
+                self._ending.set()
                 self._frames.close()
                 for stage in stages:
                     stage.join()
@@ -87,9 +98,13 @@ class Reader:
 
     def _resume(self) -> None:
         source, known = self._settings.source, LogReader(self._settings.log).schemas()
-        blocked = lambda on: self._figures.set(metrics.LOG_BLOCKED, on, source.pipeline)  # noqa: E731
+
+        def blocked(on: bool) -> None:  # noqa: FBT001 - PatientWriter's words
+            self._figures.set(metrics.LOG_BLOCKED, on, source.pipeline)
+
+        blocked(False)  # the session before this one may have ended while it waited for room
         remove_leftovers(self._settings.log)
-        self._writer = PatientWriter(self._settings.log, self._settings.limits, self._stop, blocked)
+        self._writer = PatientWriter(self._settings.log, self._settings.limits, self._ending, blocked)
         last = self._writer.last_commit
         assert last is not None, "the initial copy has committed"  # noqa: S101
         state = source_state(source.dsn, source.slot, source.publication, captured(known))
@@ -98,6 +113,8 @@ class Reader:
         self._reached.tell(last.last)
         self._figures.set(metrics.LOG_POSITION, int(self._reached.position), source.pipeline)
         self._decoding = Decoding.open(source, self._settings.log, known, self._reached.position, self._placing)
+        if state.slot is not None and state.slot.confirmed_flush is not None:
+            self._decoding.expect_from(state.slot.confirmed_flush)
 
     def _guard(self, stage: Callable[[], None], *pipes: Pipe[Any]) -> None:
         """Run a stage; pipes: that nobody fills or nobody reads once it has ended."""
@@ -117,6 +134,7 @@ class Reader:
             hit("before_confirm")
             stream.confirm(confirmable(self._reached.position.lsn))
             hit("after_confirm")
+            self._bound.check_session()
 
         while not self._stop.is_set() and self._failure is None:
             confirm()
@@ -133,7 +151,7 @@ class Reader:
     def _decode(self) -> None:
         while (frames := self._frames.get()) is not None:
             for item in self._decoding.rows(frames):
-                self._rows.put(item, item.nbytes if isinstance(item, Decoded) else 0)
+                self._rows.put(item, item.nbytes)
                 if self._stop.is_set() and self._decoding.spool.is_replaying:
                     self._frames.close(discard=True)  # it may take minutes; the server sends it again
                     return
@@ -151,7 +169,7 @@ class Reader:
                     self._batches.put(batch, 1)
                 return
             if arrived is not None:
-                gathering.take(arrived, time.monotonic())
+                gathering.take(arrived)
             for batch in gathering.batches(time.monotonic(), self._free_since, more=self._rows.has_items):
                 self._handed_over += 1
                 self._batches.put(batch, 1)
@@ -188,6 +206,7 @@ class Reader:
         files = [*staged, *self._writer.stage_encoded(batch.files)]
         if end is None:
             return files
+        self._bound.require(end.last.lsn)
         hit("after_data_file")
         pipeline, count = self._settings.source.pipeline, sum(file.rows for file in files)
         self._writer.commit(files, end.info(self._lineage, count))

@@ -19,7 +19,7 @@ from cdc.snapshot.inbox import Inbox
 from cdc.snapshot.placing import Placing
 from cdc.spool import Spool
 from cdc.table import TableSchema
-from tests.pgoutput.encode import POSTGRES_EPOCH, frame
+from tests.pgoutput.encode import POSTGRES_EPOCH, placed_frame
 from tests.pgoutput.streams import ORDERS, relation, transaction
 
 ROW = Insert(ORDERS.oid, ("1", "a", "b"))
@@ -54,7 +54,7 @@ def decoded(catalogue: Catalogue, folder: Path, *transactions: list[AnyMessage])
     decoding = Decoding(Spool(folder), catalogue, Position(0), Placing())
     counts = []
     for messages in transactions:
-        events = decoding.rows(FrameBatch.of([frame(message) for message in messages]))
+        events = decoding.rows(FrameBatch.of([placed_frame(message) for message in messages]))
         counts.append(sum(event.rows.num_rows for event in events if isinstance(event, Decoded)))
     decoding.close()
     return counts
@@ -67,14 +67,16 @@ def test_signals_are_kept_before_the_log_can_hold_their_transaction(
     """A row of the table of signals, and a message in its transaction or behind it."""
     placing = Placing()
     placing.inbox = Inbox(tmp_path, ORDERS.topic)
-    signal = Message(transactional, Lsn(21), SIGNAL_PREFIX, b'{"type": "stop-snapshot"}', POSTGRES_EPOCH)
+    signal = Message(
+        transactional, Lsn(10 if transactional else 21), SIGNAL_PREFIX, b'{"type": "stop-snapshot"}', POSTGRES_EPOCH
+    )
     row = Insert(ORDERS.oid, ("r", "pause-snapshot", None))
     inside, behind = ([signal], []) if transactional else ([], [signal])
     messages = [*transaction(10, relation(ORDERS), row, *inside), *behind]
     decoding = Decoding(Spool(tmp_path), catalogue, Position(0), placing)
     (_decoded,) = kept = [
         [signal.type.value for signal in placing.inbox.waiting()]
-        for event in decoding.rows(FrameBatch.of([frame(message) for message in messages]))
+        for event in decoding.rows(FrameBatch.of([placed_frame(message) for message in messages]))
         if isinstance(event, Decoded)
     ]
     decoding.close()

@@ -13,14 +13,11 @@ from cdc.log.append import EncodedFile, encoded
 from cdc.log.pending import End, Pending
 from cdc.log.reached import Reached
 from cdc.pgoutput.transactions import Decoded
-from cdc.position import Position
 
 OPEN_LIMIT: Final = 16 * 1024 * 1024
 """Bytes of an unfinished transaction in memory; above it its rows go to data files that nobody sees yet."""
 CHUNKS: Final = 3
 """Of a copy in one commit, if somebody waits: longer would let connections rest that could read."""
-ADVANCE_EVERY: Final = 1.0
-"""Seconds between empty commits that answer a keepalive; a stopping server asks many times a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +37,16 @@ class Gathering:
         self._commit_bytes, self._linger, self._reached = commit_bytes, linger, reached
         self._last = reached.position
         self._pending = Pending()
-        self._is_split = self._is_copied = self._has_chunk = False
+        self._is_copied = self._has_chunk = False
         self._chunks = 0
-        self._advance_due = 0.0
 
-    def take(self, arrived: Decoded | Position, now: float) -> None:
-        """Rows, or the position that the stream has reached without any."""
-        if isinstance(arrived, Decoded):
-            self._pending.add(arrived)
-            self._is_copied = self._is_copied or arrived.copied
-            if self._is_copied and arrived.last is not None:
-                self._is_copied, self._has_chunk = False, True
-                self._chunks += 1
-        elif not (self._is_split or self._pending.open_bytes) and now >= self._advance_due:
-            self._advance_due = now + ADVANCE_EVERY
-            self._pending.advance(max(arrived, self._last), 0)
+    def take(self, arrived: Decoded) -> None:
+        """Rows as they were decoded."""
+        self._pending.add(arrived)
+        self._is_copied = self._is_copied or arrived.copied
+        if self._is_copied and arrived.last is not None:
+            self._is_copied, self._has_chunk = False, True
+            self._chunks += 1
 
     def due(self, free_since: float | None, *, more: bool) -> float | None:
         """When there is something to commit if nothing more arrives; None: not before that changes.
@@ -79,13 +71,12 @@ class Gathering:
         if is_due or is_large or self._pending.ready_bytes >= self._commit_bytes:
             yield from self.rest()
         if is_large:  # a part of the open transaction alone, for the finished ones went first
-            self._is_split = True
             yield _batch(self._pending.take_open(), None)
 
     def rest(self) -> Iterator[Batch]:
         """All that is finished."""
         if ready := self._pending.take_ready():
-            self._last, self._is_split, self._has_chunk, self._chunks = ready[1].last, False, False, 0
+            self._last, self._has_chunk, self._chunks = ready[1].last, False, 0
             yield _batch(*ready)
 
 

@@ -46,7 +46,7 @@ class Pending:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a finished transaction (or a position to advance to) waits."""
+        """Whether a finished transaction waits."""
         return self._last is not None
 
     @property
@@ -61,7 +61,8 @@ class Pending:
             self._ready += self._open
             self.ready_bytes += self.open_bytes
             self._open, self.open_bytes = [], 0
-            self._advance(decoded.last, decoded.committed_at, decoded.transactions)
+            self._last, self._committed_at = decoded.last, decoded.committed_at or self._committed_at
+            self._transactions += decoded.transactions
         # by share: asking Arrow for the size of a slice walks all of its buffers
         share = decoded.nbytes // max(1, decoded.rows.num_rows)
         if finished.num_rows:
@@ -70,11 +71,6 @@ class Pending:
         if rest.num_rows:
             self._open.append(rest)
             self.open_bytes += share * rest.num_rows
-
-    def advance(self, position: Position, committed_at: int) -> None:
-        """Let the commit end at position although no transaction ends there."""
-        if self._last is None or position > self._last:
-            self._advance(position, committed_at, 0)
 
     def take_ready(self) -> tuple[list[pa.RecordBatch], End] | None:
         """Everything finished, once; None when there is nothing to commit."""
@@ -94,8 +90,3 @@ class Pending:
         """The rows of the open transaction, to be written to disk before it ends."""
         batches, self._open, self.open_bytes = self._open, [], 0
         return batches
-
-    def _advance(self, position: Position, committed_at: int, transactions: int) -> None:
-        self._last = position
-        self._committed_at = committed_at or self._committed_at
-        self._transactions += transactions

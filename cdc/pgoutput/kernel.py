@@ -35,7 +35,9 @@ STATE_SIZE: Final = 18
 
 LSN_BITS: Final = 52
 POSTGRES_EPOCH: Final = 946_684_800_000_000
-LATEST: Final = 2**63 - 1 - POSTGRES_EPOCH
+#: The years 1 to 9999, as readers of the log can hold them, in microseconds since 2000.
+EARLIEST: Final = -62_135_596_800_000_000 - POSTGRES_EPOCH
+LATEST: Final = 253_402_300_799_999_999 - POSTGRES_EPOCH
 HEADER: Final = 25
 VALUE_LIMIT: Final = 16 << 20
 ROW_LIMIT: Final = 1 << 18
@@ -361,7 +363,7 @@ def take_begin(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> bool
     if end - at != BEGIN_SIZE or state[OPEN] != 0:
         return False
     lsn, time = unsigned(buffer, at, 8), unsigned(buffer, at + 8, 8)
-    if lsn < 0 or lsn >> LSN_BITS != 0 or time > LATEST:
+    if lsn < 0 or lsn >> LSN_BITS != 0 or time < EARLIEST or time > LATEST:
         return False
     state[OPEN] = 1
     state[POSITION] = state[EPOCH] << LSN_BITS | lsn
@@ -375,7 +377,10 @@ def take_begin(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> bool
 @part
 def take_commit(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> bool:
     """Close the transaction; False if it is not well-formed or not the open one's."""
-    if end - at != COMMIT_SIZE or state[OPEN] == 0 or unsigned(buffer, at + 17, 8) > LATEST:
+    if end - at != COMMIT_SIZE or state[OPEN] == 0:
+        return False
+    time = unsigned(buffer, at + 17, 8)
+    if time < EARLIEST or time > LATEST:
         return False
     if unsigned(buffer, at + 1, 8) != state[POSITION] & ((1 << LSN_BITS) - 1):
         return False

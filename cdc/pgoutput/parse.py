@@ -35,7 +35,8 @@ HEADER: Final = 25
 """Bytes of a `w` frame before its message: the letter, start and end of WAL, send time."""
 _HEX_BYTES: Final = 32
 """How much of a bad frame an error shows: header and message start, too little to hold a row's value."""
-_INT64_MAX: Final = 2**63 - 1
+_TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
+"""Microseconds since 1970 in the years 1 to 9999: what readers of the log can hold."""
 
 
 def malformed(frame: bytes, reason: str) -> MalformedFrame:
@@ -98,7 +99,7 @@ class _Cursor:
 
     def time(self) -> int:
         since_1970 = self.signed(8) + POSTGRES_EPOCH
-        if since_1970 > _INT64_MAX:
+        if since_1970 not in _TIMES:
             self.fail("time out of range")
         return since_1970
 
@@ -120,7 +121,7 @@ class _Cursor:
     def sent_at(self) -> int:
         """The header's send time."""
         since_2000 = int.from_bytes(self._frame[HEADER - 8 : HEADER], "big", signed=True)
-        if since_2000 + POSTGRES_EPOCH > _INT64_MAX:
+        if since_2000 + POSTGRES_EPOCH not in _TIMES:
             self.fail("time out of range")
         return since_2000 + POSTGRES_EPOCH
 

@@ -66,7 +66,6 @@ PARALLEL_SINCE: Final = 160_000
 _POSTGRES_EPOCH: Final = 946_684_800_000_000
 """2000-01-01 in microseconds since 1970."""
 _STATUS: Final = struct.Struct(">cQQQQB")
-_WAL_PLACE: Final = struct.Struct(">xQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class ReplicationStream:
         self._drain = libpq.CopyDrain(self._pgconn)
         self._floor, self._interval, self._silence = floor, interval, silence
         # 0 tells the server nothing; anything below the slot's own position would move the slot back
-        self._received = self._confirmed = self._reported = Lsn(0)
+        self._confirmed = self._reported = Lsn(0)
         self._sent_at = self._heard_at = time.monotonic()
         self._asked_at: float | None = None  # the first request for a reply since a byte came
         self._behind = False
@@ -243,8 +242,6 @@ class ReplicationStream:
         if len(frames):
             self._behind = frames.nbytes >= BUSY
             self.received_bytes += frames.nbytes
-            last = _WAL_PLACE.unpack_from(frames[len(frames) - 1])[0]
-            self._received = max(self._received, Lsn(last))
         if drained.reply_requested and self._failure is None:
             self._report()
         if len(frames):
@@ -287,9 +284,10 @@ class ReplicationStream:
     def _report(self) -> None:
         """Send the status update; what the socket does not take at once goes with the next flush."""
         clock = time.time_ns() // 1000 - _POSTGRES_EPOCH
-        written, now = max(self._received, self._confirmed), time.monotonic()
+        now = time.monotonic()
         ask = now - self._heard_at >= self._silence / 3
-        message = _STATUS.pack(b"r", written, self._confirmed, self._confirmed, clock, ask)
+        # written, flushed, applied: what was merely received was read off the wire, and nobody has proved it
+        message = _STATUS.pack(b"r", self._confirmed, self._confirmed, self._confirmed, clock, ask)
         try:
             self._pgconn.put_copy_data(message)
             self._pgconn.flush()

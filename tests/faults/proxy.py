@@ -6,6 +6,7 @@ import re
 import select
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Lock, Thread
 from types import TracebackType
@@ -40,6 +41,8 @@ class Proxy:
         """Set by itself when `left` is used up: nothing more goes to the clients."""
         self.left: int | None = None
         """Bytes that may still go to the clients; None is any number."""
+        self.rewriter: Callable[[], Callable[[bytes], bytes]] | None = None
+        """Makes for each connection what everything that goes to its client is passed through."""
         self.passed = 0
         """Bytes that went to the clients."""
 
@@ -120,6 +123,7 @@ class _Link:
 
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy = proxy
+        self._rewrite = proxy.rewriter() if proxy.rewriter else None
         self._over, self._abrupt = Event(), False
         self._lock, self._running = Lock(), 2
         self._ends = (client, server)
@@ -154,6 +158,8 @@ class _Link:
                         break
                     if not piece:  # an end is not passed on either
                         self._over.wait()
+                    if to_client and self._rewrite:
+                        piece = self._rewrite(piece)
                     self._pass(piece, sink, to_client=to_client)
         self._end()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc.log.gathering import ADVANCE_EVERY, CHUNKS, OPEN_LIMIT, Batch, Gathering
+from cdc.log.gathering import CHUNKS, OPEN_LIMIT, Batch, Gathering
 from cdc.log.reached import Reached
 from cdc.pgoutput.transactions import Decoded
 from cdc.position import Position
@@ -36,15 +36,15 @@ def told(batches: list[Batch]) -> list[tuple[int, int | None]]:
 def test_nothing_is_due_before_a_transaction_has_ended():
     rows = gathering()
     assert rows.due(FREE, more=False) is None
-    rows.take(decoded(5, ended=False), FREE)
+    rows.take(decoded(5, ended=False))
     assert rows.due(FREE, more=False) is None
     assert told(list(rows.batches(FREE + 1, FREE, more=False))) == []
 
 
 def test_a_small_commit_is_due_once_the_one_before_it_has_lingered():
     rows = gathering()
-    rows.take(decoded(5), FREE)
-    rows.take(decoded(6), FREE)
+    rows.take(decoded(5))
+    rows.take(decoded(6))
     assert rows.due(FREE, more=False) == FREE + LINGER
     assert told(list(rows.batches(FREE, FREE, more=False))) == []
     assert told(list(rows.batches(FREE + LINGER, FREE, more=False))) == [(2, 6)]
@@ -53,28 +53,28 @@ def test_a_small_commit_is_due_once_the_one_before_it_has_lingered():
 
 def test_what_comes_while_a_batch_is_appended_costs_no_commit_of_its_own():
     rows = gathering()
-    rows.take(decoded(5), FREE)
+    rows.take(decoded(5))
     assert rows.due(None, more=False) is None
     assert told(list(rows.batches(FREE + 9, None, more=False))) == []
-    rows.take(decoded(6), FREE)
+    rows.take(decoded(6))
     assert told(list(rows.batches(FREE + 9, FREE + 9 - LINGER, more=False))) == [(2, 6)]
 
 
 def test_a_full_commit_waits_for_nothing():
     rows = gathering(commit_bytes=1)
-    rows.take(decoded(5), FREE)
+    rows.take(decoded(5))
     assert told(list(rows.batches(FREE, None, more=False))) == [(1, 5)]
 
 
 def test_a_chunk_of_a_copy_is_encoded_at_once_and_committed_with_what_comes():
     rows = gathering()
-    rows.take(decoded(5, ended=False, copied=True), FREE)
+    rows.take(decoded(5, ended=False, copied=True))
     assert told(list(rows.batches(FREE, None, more=False))) == []
     for position in (5, 6):
-        rows.take(decoded(position, copied=True), FREE)
+        rows.take(decoded(position, copied=True))
         assert told(list(rows.batches(FREE, FREE, more=False)))[0][1] is None
     assert rows.due(FREE, more=False) == FREE + LINGER
-    rows.take(decoded(7), FREE)
+    rows.take(decoded(7))
     assert told(list(rows.batches(FREE + LINGER, FREE, more=False))) == [(1, 7)]
     assert rows.due(FREE, more=False) is None
 
@@ -84,11 +84,11 @@ def test_what_somebody_waits_for_is_due_at_once_and_nothing_sooner():
     rows = gathering(reached=reached)
     dues: list[float | None] = []
     reached.on_wait(lambda: dues.append(rows.due(None, more=False)))
-    rows.take(decoded(5), FREE)
+    rows.take(decoded(5))
     for position in (6, 5, 1):
         reached.wait(Position(position), 0)
     assert dues == [None, 0.0]
-    rows.take(decoded(6), FREE)
+    rows.take(decoded(6))
     reached.wait(Position(6), 0)
     assert dues[2:] == [0.0]
     assert rows.due(None, more=False) is None
@@ -99,7 +99,7 @@ def test_what_somebody_waits_for_is_committed_with_what_arrived_by_then():
     rows = gathering(reached=reached)
     dues: list[float | None] = []
     reached.on_wait(lambda: dues.extend(rows.due(FREE, more=more) for more in (True, False)))
-    rows.take(decoded(5), FREE)
+    rows.take(decoded(5))
     reached.wait(Position(5), 0)
     assert dues == [FREE + LINGER, 0.0]
 
@@ -110,7 +110,7 @@ def test_so_many_chunks_that_somebody_waits_for_are_a_commit_whatever_else_arriv
     dues: list[float | None] = []
     reached.on_wait(lambda: dues.append(rows.due(FREE, more=True)))
     for chunk in range(CHUNKS):
-        rows.take(decoded(5 + chunk, copied=True), FREE)
+        rows.take(decoded(5 + chunk, copied=True))
         assert told(list(rows.batches(FREE, FREE, more=True))) == [(1, None)]
         reached.wait(Position(5), 0)
     assert dues == [FREE + LINGER] * (CHUNKS - 1) + [0.0]
@@ -118,38 +118,17 @@ def test_so_many_chunks_that_somebody_waits_for_are_a_commit_whatever_else_arriv
 
 def test_a_large_open_transaction_goes_out_in_parts_behind_what_has_ended():
     rows = gathering()
-    rows.take(decoded(5), FREE)
+    rows.take(decoded(5))
     for _ in range(2):
-        rows.take(decoded(6, ended=False, wide=True), FREE)
+        rows.take(decoded(6, ended=False, wide=True))
     assert told(list(rows.batches(FREE, None, more=False))) == [(1, 5), (2, None)]
-    rows.take(decoded(6), FREE)
+    rows.take(decoded(6))
     assert told(list(rows.batches(FREE + LINGER, FREE, more=False))) == [(1, 6)]
-
-
-def test_an_idle_stream_advances_once_in_a_while_and_never_in_a_transaction():
-    rows = gathering()
-    rows.take(Position(9), FREE)
-    assert told(list(rows.batches(FREE + LINGER, FREE, more=False))) == [(0, 9)]
-    rows.take(Position(10), FREE + ADVANCE_EVERY / 2)
-    assert rows.due(FREE, more=False) is None
-    for _ in range(2):
-        rows.take(decoded(12, ended=False, wide=True), FREE)
-    assert told(list(rows.batches(FREE, FREE, more=False))) == [(2, None)]
-    rows.take(Position(11), FREE + 2 * ADVANCE_EVERY)
-    assert rows.due(FREE, more=False) is None
-
-
-def test_advancing_never_goes_behind_what_was_committed():
-    rows = gathering()
-    rows.take(decoded(9), FREE)
-    assert told(list(rows.batches(FREE + LINGER, FREE, more=False))) == [(1, 9)]
-    rows.take(Position(4), FREE + ADVANCE_EVERY)
-    assert told(list(rows.batches(FREE + 9, FREE, more=False))) == [(0, 9)]
 
 
 def test_what_is_finished_is_given_out_at_the_end():
     rows = gathering()
-    rows.take(decoded(5), FREE)
-    rows.take(decoded(6, ended=False), FREE)
+    rows.take(decoded(5))
+    rows.take(decoded(6, ended=False))
     assert told(list(rows.rest())) == [(1, 5)]
     assert told(list(rows.rest())) == []

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from cdc.change import LOG_SCHEMA
 from cdc.log.pending import Pending
 from cdc.pgoutput.transactions import Decoded
 from cdc.position import Position
 from tests.log.rows import row, table
 
+EMPTY = pa.RecordBatch.from_pylist([], LOG_SCHEMA)
+
 
 def decoded(*positions: int, complete: int, last: int | None) -> Decoded:
-    rows = table(*(row(p, n) for n, p in enumerate(positions))).combine_chunks().to_batches()[0]
+    (rows,) = table(*(row(p, n) for n, p in enumerate(positions))).combine_chunks().to_batches() or [EMPTY]
     return Decoded(
         rows=rows, complete=complete, last=None if last is None else Position(last), committed_at=7, transactions=1
     )
@@ -42,17 +45,8 @@ def test_the_end_of_a_transaction_takes_its_earlier_rows_along():
 
 def test_a_transaction_without_rows_still_moves_the_position():
     pending = Pending()
-    pending.advance(Position(9), 0)
+    pending.add(decoded(complete=0, last=9))
     ready = pending.take_ready()
     assert ready is not None
     rows, end = ready
     assert (rows, end.last) == ([], 9)
-
-
-def test_advancing_never_goes_back():
-    pending = Pending()
-    pending.add(decoded(5, complete=1, last=5))
-    pending.advance(Position(4), 0)
-    ready = pending.take_ready()
-    assert ready is not None
-    assert ready[1].last == 5

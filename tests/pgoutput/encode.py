@@ -37,6 +37,15 @@ def frame(message: AnyMessage, *, sent_at: int = POSTGRES_EPOCH) -> bytes:
     return struct.pack(">cQQq", b"w", 0, 0, time) + body(message)
 
 
+def placed_frame(message: AnyMessage) -> bytes:
+    """The same with the header's WAL position, as a server sends it where it repeats an LSN of the message."""
+    whole = frame(message)
+    if not isinstance(message, Commit | Message):
+        return whole
+    place = message.end_lsn if isinstance(message, Commit) else message.lsn
+    return whole[:1] + struct.pack(">QQ", place, place) + whole[17:]
+
+
 def body(message: AnyMessage) -> bytes:  # noqa: PLR0911, C901 - one line per message
     """The message alone."""
     match message:

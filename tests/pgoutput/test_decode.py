@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
@@ -59,6 +60,19 @@ def images(make, change) -> list[tuple[Any, ...]]:
 
 def feed(decoder, *messages) -> list[Any]:
     return list(events(decoder, [frame(message) for message in messages]))
+
+
+@pytest.mark.parametrize("year", [1, 9999])
+def test_a_commit_time_is_one_that_readers_of_the_log_can_hold(make, year):
+    moment = int(datetime(year, 6, 1, tzinfo=UTC).timestamp()) * 1_000_000
+    begin, commit = Begin(Lsn(600), moment, 7), Commit(Lsn(600), Lsn(608), moment)
+    (row,) = decode(make(), [begin, Insert(1, ("a", None, "")), commit])
+    assert row["committed_at"].year == year
+    beyond = moment + (-1 if year == 1 else 1) * 366 * 86_400_000_000
+    with pytest.raises(MalformedFrame, match="time out of range"):
+        decode(make(), [replace(begin, committed_at=beyond)])
+    with pytest.raises(MalformedFrame, match="time out of range"):
+        decode(make(), [begin, replace(commit, committed_at=beyond)])
 
 
 def test_an_insert_is_a_row_with_its_transaction(make):

@@ -76,6 +76,7 @@ HEADER = b"w" + bytes(24)
         (HEADER + b"I\0\0\0\1N\0\1t\xff\xff\xff\xff", "expected -1 bytes"),
         (HEADER + b"Y\0\0\0\1\xff\0\0", "is not UTF-8"),
         (HEADER + b"B" + bytes(8) + b"\x7f" + b"\xff" * 7 + bytes(4), "time out of range"),
+        (HEADER + b"B" + bytes(8) + b"\x80" + bytes(7) + bytes(4), "time out of range"),
         (b"w" + bytes(16) + b"\x7f" + b"\xff" * 7 + b"M\1" + bytes(8) + b"p\0\0\0\0\0", "time out of range"),
     ],
 )
