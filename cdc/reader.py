@@ -24,7 +24,7 @@ from cdc.log.patient import PatientWriter
 from cdc.log.read import LogReader
 from cdc.log.trimmer import Trimmer
 from cdc.memory import give_back_what_is_freed
-from cdc.pgoutput.columnar import warm
+from cdc.pgoutput.compiled import load_kernels
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.transactions import Decoded
 from cdc.pipe import Pipe, PipeClosed
@@ -66,7 +66,7 @@ class Reader:
         log = LogIdentity(system_id=identity.system_id, database=identity.database)
         writer = LogWriter.open(self._settings.log, log, self._settings.limits)
         prepare(source, self._settings.log, writer, self._figures)
-        warm()
+        load_kernels()
         options = StreamOptions(slot=source.slot, publication=source.publication, start=confirmable(0))
         # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
         with (

@@ -126,12 +126,15 @@ class RowBuffers:
         self.rows = Rows(*plain, *nested)
 
     def control(self, operation: Operation, relation: int, topic: int, payload: bytes | None) -> None:
-        """Append a row without images; relation and topic below 0 are null."""
+        """Append a row without images; relation and topic below 0 are null.
+
+        The pieces of the kernel run as Python here: compiled for this one caller they would stall the stream.
+        """
         if self._state[ROWS] + 1 >= len(self.rows.position):
             self.grow(0, 0)
-        row = start_row(self.rows, self._state, OPERATIONS.index(operation), relation, topic)
+        row = start_row.py_func(self.rows, self._state, OPERATIONS.index(operation), relation, topic)
         for texts in self.rows[8:]:
-            end_row(texts, row, False)
+            end_row.py_func(texts, row, False)
         if payload is not None:
             self._payloads.append((int(row), payload))
 

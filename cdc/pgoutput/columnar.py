@@ -282,12 +282,6 @@ class ColumnarDecoder:
             state[kernel.LAST_COMMITTED_AT] = message.sent_at
 
 
-def warm() -> None:
-    """Load the kernel, or compile it the first time on a machine (about 12 s of CPU), before frames wait for it."""
-    for _ in ColumnarDecoder().decode(FrameBatch.of(())):
-        pass
-
-
 def _readonly(array: np.ndarray) -> np.ndarray:
     """One kind of array for the kernel, which would be compiled again for writable ones."""
     view = np.ascontiguousarray(array).view()

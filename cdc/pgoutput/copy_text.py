@@ -70,6 +70,7 @@ class CopyDecoder:
     def _rows(self, lines: Lines) -> pa.RecordBatch:
         self._state[kernel.CURSOR] = self._state[kernel.ROWS] = 0
         text = np.frombuffer(lines, np.uint8)
+        text.flags.writeable = False  # one kind of array for the kernel, which else is compiled for the other one too
         count = int(kernel.lines_in(text))
         # all that these lines can need, so the kernel never has to ask; untouched memory costs nothing
         columns, keys, size = len(self._layout.ids), len(self._layout.key), len(lines)

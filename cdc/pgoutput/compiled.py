@@ -1,0 +1,38 @@
+"""load_kernels: every compiled function of this package, loaded for the one form of arguments that it is called with.
+
+Compiling takes seconds and loading from numba's cache a tenth of one, both under the interpreter's lock: all stages of
+a reader stand still meanwhile. So it is done before a stream begins; a test asserts that nothing is left to do then.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cdc.lsn import Lsn
+from cdc.pgoutput.columnar import ColumnarDecoder
+from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.lsn_check import LsnCheck
+from cdc.pgoutput.streamed import marks, next_of, readonly, unwrap
+from cdc.position import Position
+from cdc.table import Column, ReplicaIdentity, TableSchema
+
+_NONE = FrameBatch.of(())
+_TABLE = TableSchema(
+    relation=1,
+    oid=1,
+    schema="any",
+    name="any",
+    replica_identity=ReplicaIdentity.DEFAULT,
+    columns=(Column(id=1, name="any", type_oid=25, type_name="text", key=0),),
+)
+
+
+def load_kernels() -> None:
+    """Compile on the first call on a machine (about 20 s of CPU), load from disk on the first one in a process."""
+    next_of(*readonly(_NONE), 0, marks(b""))
+    unwrap(_NONE, np.empty(0, np.int64))
+    LsnCheck(Lsn(0)).checked(_NONE)
+    for _ in ColumnarDecoder().decode(_NONE):
+        pass
+    CopyDecoder(_TABLE, position=Position(0), xid=0, committed_at=0, first_ordinal=0).feed(b"any\n")
