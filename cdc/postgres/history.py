@@ -55,8 +55,9 @@ def source_state(dsn: str, slot: str, publication: str, tables: Collection[int])
 def publication_status(conn: psycopg.Connection, name: str, tables: Collection[int]) -> PublicationStatus | None:
     """The publication of that name; None if there is none."""
     with mapped():
-        found = conn.execute(_PUBLICATION, [name]).fetchone()
-        if found is None:
-            return None
+        # the publication is looked for last: if it is dropped between the two, it is gone and not merely narrowed
         rows = conn.execute(_UNPUBLISHED, {"tables": sorted(tables), "name": name}).fetchall()
+        found = conn.execute(_PUBLICATION, [name]).fetchone()
+    if found is None:
+        return None
     return PublicationStatus(name, int(found[0]), tuple(text for (text,) in rows))
