@@ -65,7 +65,9 @@
     │   ├── Unauthorized            the API wants a token
     │   ├── RequestRefused          the API does not take a request from there, or of that form
     │   ├── QueryNotReadOnly        exit 2: a statement of 'cdc query' that is not a query
-    │   └── QueryFailed             a query that the engine began and could not end
+    │   ├── QueryFailed             a query that the engine began and could not end
+    │   ├── RequestLimitExceeded    a request is too large or too slow, or too many are open
+    │   └── ServiceUnprotected      exit 2: the API would be open to the network without a token
     └── Finding               CDC-6xxx  exit 4   the work was done and what it found is bad
         ├── VerifyMismatch
         └── LogDamaged
@@ -599,6 +601,25 @@ class QueryFailed(ServiceError):
 
     code = "CDC-5015"
     remedy = "correct the expression, for example with try_cast(x AS type) or nullif(x, 0)"
+
+
+class RequestLimitExceeded(ServiceError):
+    """A request is larger than the API accepts, takes longer to arrive, or is one too many at the same time."""
+
+    code = "CDC-5017"
+    exit_code = ExitCode.USAGE
+    remedy = "send less in one request: 4 MiB at most, within 60 s"
+
+
+class ServiceUnprotected(ServiceError):
+    """The service listens on an address that other machines reach, and no token is set; it does not start."""
+
+    code = "CDC-5018"
+    exit_code = ExitCode.USAGE
+    remedy = (
+        "set a token, for example 'service: {token: {file: /etc/cdc/token}}' with a file of 'openssl rand -hex 32', "
+        "or listen on 127.0.0.1"
+    )
 
 
 class Finding(CdcError):

@@ -40,12 +40,12 @@ def doctor(
     """
     from cdc.checks import problems as problems_of
     from cdc.checks import tables_of
-    from cdc.config import load, placed
+    from cdc.config import exposed, load, placed
     from cdc.targets import judged
 
     definition = load(config)
     problems, tables = problems_of(definition), [] if sql else tables_of(definition)
-    found = judged(definition, tables)
+    found = [*judged(definition, tables), *exposed(definition)]
     problems += [_of_store(one.error) for one in found if isinstance(one.error, SinkUnavailable)]
     flaws = list(placed(config, [one for one in found if not isinstance(one.error, SinkUnavailable)]))
     if rules and tables:

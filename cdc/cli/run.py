@@ -77,6 +77,8 @@ def run(
     definition = load(config)
     copies_only = definition.snapshot.mode is SnapshotMode.INITIAL_ONLY
     parts = [part.value for part in only or []]
+    if (exposure := definition.service.exposure) is not None and (not only or Part.SERVER in only):
+        raise exposure
     supervisor = Supervisor(pipeline_children(str(config.resolve()), parts, copies_only=copies_only))
     supervisor.handle_signals()
     if not json:

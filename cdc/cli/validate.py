@@ -22,10 +22,8 @@ def register(app: typer.Typer) -> None:
 
 def validate(paths: Paths = None, config: Named = None, json: JsonOption = False) -> None:
     """Check definitions without starting or contacting anything."""
-    from cdc.config import check
-
     files = [file for path in [*(paths or []), *(config or [])] or [DEFAULT_CONFIG.parent] for file in _files(path)]
-    flaws = [flaw for file in files for flaw in check(file).flaws]
+    flaws = [flaw for file in files for flaw in _flaws(file)]
     fatal = tuple(flaw for flaw in flaws if flaw.fatal)
     summary = f"{len(files)} {_plural('definition', len(files))}: " + (
         f"{len(fatal)} {_plural('flaw', len(fatal))}" if fatal else "valid"
@@ -38,6 +36,14 @@ def validate(paths: Paths = None, config: Named = None, json: JsonOption = False
         _print(flaws, summary, fix=InvalidDefinition.of(fatal).fix if fatal else None)
     if fatal:
         raise typer.Exit(ExitCode.USAGE.value)
+
+
+def _flaws(file: Path) -> list[Flaw]:
+    from cdc.config import check, exposed, placed
+
+    checked = check(file)
+    found = [] if checked.definition is None else placed(file, exposed(checked.definition))
+    return [*checked.flaws, *found]
 
 
 def _print(flaws: list[Flaw], summary: str, *, fix: str | None) -> None:

@@ -1,7 +1,7 @@
 """Definitions: YAML files that say what a pipeline watches, where its log is and what it feeds."""
 
 from cdc.config.definition import Definition, Spark, TableRule
-from cdc.config.load import Checked, check, load, placed
+from cdc.config.load import Checked, check, exposed, load, placed
 from cdc.config.resolved import resolved
 from cdc.config.secret import Secret
 from cdc.config.sinks import (
@@ -38,6 +38,7 @@ __all__ = [
     "TypePolicy",
     "WriterChoice",
     "check",
+    "exposed",
     "load",
     "placed",
     "resolved",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from ipaddress import ip_address
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -39,6 +40,7 @@ from cdc.config.quantities import Bytes, Seconds
 from cdc.config.secret import HIDDEN, Secret
 from cdc.config.sinks import Sink
 from cdc.config.storage import Storage, root_at
+from cdc.errors import ServiceUnprotected
 from cdc.log.bucket import Root
 from cdc.table import parted, topic
 
@@ -308,18 +310,38 @@ class Service(Model):
     """API and page."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address to listen on."""
+    """Address to listen on; one that other machines reach needs a token."""
     port: Annotated[Whole, Field(ge=0, le=65535)] = 8083
     """Port to listen on; 0 takes a free one."""
     token: Annotated[Secret, AfterValidator(_token)] | None = None
-    """What API and page ask for as `Authorization: Bearer`; without one only this machine may change anything."""
+    """What API and page ask for as `Authorization: Bearer`; a file is read for every request."""
 
     def current_token(self) -> str | None:
-        """The token as its file holds it now, the known one while that is none; None where none is asked for."""
-        if self.token is None:
+        """The token as its file contains it now; None while the file is gone or contains none: then nothing opens."""
+        found = self.token.reread() if self.token is not None else None
+        return found if found is not None and _is_token(found) else None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the service."""
+        return is_loopback(self.host)
+
+    @property
+    def exposure(self) -> ServiceUnprotected | None:
+        """Why a server of this definition does not start: other machines would reach it without a token."""
+        if self.is_local or self.token is not None:
             return None
-        found = self.token.current()
-        return found if _is_token(found) else self.token.reveal()
+        return ServiceUnprotected(f"expected service.token: other machines reach {self.host!r}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the name or address is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _beside_the_log(log: str) -> str:

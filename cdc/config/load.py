@@ -73,6 +73,12 @@ def placed(path: Path, misfits: Iterable[Misfit]) -> tuple[Flaw, ...]:
     return tuple(sorted(flaws, key=lambda flaw: (flaw.line, flaw.column)))
 
 
+def exposed(definition: Definition) -> list[Misfit]:
+    """The address of a service that other machines reach without a token; commands but the server do without it."""
+    error = definition.service.exposure
+    return [] if error is None else [Misfit(("service", "host"), error)]
+
+
 def _validated(document: Document, path: Path, environment: Mapping[str, str]) -> Definition | None:
     advice: list[tuple[str, str]] = []
     context = {"directory": path.absolute().parent, "environment": environment, "advice": advice}

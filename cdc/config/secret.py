@@ -50,6 +50,15 @@ class Secret:
                 return self._again()
         return self._value
 
+    def reread(self) -> str | None:
+        """The value as its file contains it now; None where it contains none. A value of a variable stays."""
+        if self._again is None:
+            return self._value
+        try:
+            return self._again()
+        except (PydanticCustomError, OSError):
+            return None
+
     @property
     def anywhere(self) -> Any:
         """The reference for another process of this machine, wherever that runs; what stands in the file, as it is."""

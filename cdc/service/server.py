@@ -14,8 +14,8 @@ import uvicorn
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.errors import PortTaken
-from cdc.service.api.access import may_change
 from cdc.service.api.app import create_app
+from cdc.service.request_limits import Limits, limited
 
 NEIGHBOURS: Final = 20
 """How many ports after the asked one are tried."""
@@ -27,8 +27,13 @@ log = structlog.get_logger("server")
 
 
 def main(definition: Definition, file: Path, *, strict_port: bool = False) -> int:
-    """Serve API and page of the definition in the file; with strict_port a taken port is PortTaken."""
+    """Serve API and page of the definition in the file; with strict_port a taken port is PortTaken.
+
+    Raises ServiceUnprotected where other machines would reach it without a token.
+    """
     service = definition.service
+    if service.exposure is not None:
+        raise service.exposure
     listener = bind(service.host, service.port, neighbours=0 if strict_port else NEIGHBOURS)
     with Catalog.open(definition.catalog.url) as catalog, listener:
         catalog.pipelines.put(definition.name, definition.model_dump_json(exclude_none=True))
@@ -36,8 +41,6 @@ def main(definition: Definition, file: Path, *, strict_port: bool = False) -> in
         port = listener.getsockname()[1]
         if service.port not in {0, port}:
             log.warning("port is taken, using the next free one", asked=service.port, port=port)
-        if not may_change(service):
-            log.warning("read-only: nothing can be changed over this address without service.token", host=service.host)
         log.info("serving", url=f"http://{_shown(service.host)}:{port}")
         serve(app, listener)
     return 0
@@ -45,7 +48,7 @@ def main(definition: Definition, file: Path, *, strict_port: bool = False) -> in
 
 def serve(app: Callable[..., object], listener: socket.socket) -> None:
     """Answer on a bound socket until a signal."""
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=CLOSING, lifespan="on")
+    config = server_config(app)
     # uvicorn raises the signal again when it is done: by then it has been answered
     previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -53,6 +56,21 @@ def serve(app: Callable[..., object], listener: socket.socket) -> None:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def server_config(app: Callable[..., object], limits: Limits | None = None) -> uvicorn.Config:
+    """How uvicorn serves an app of ours."""
+    return uvicorn.Config(
+        app,
+        http=limited(limits or Limits()),
+        ws="none",
+        lifespan="on",
+        proxy_headers=False,  # nothing here asks for the client's address, so no header may set it
+        server_header=False,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=CLOSING,
+    )
 
 
 def bind(host: str, port: int, *, neighbours: int = NEIGHBOURS) -> socket.socket:

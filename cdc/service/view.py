@@ -55,6 +55,8 @@ class View:
         """Number of samples so far; who waits for news compares it."""
         self.ending = False
         """Set when the server stops, so that endless answers end."""
+        self.streams = 0
+        """Number of event streams that are open."""
         self._clock = clock
         self._file = None if file is None else str(file)
         named = "FILE" if file is None else shlex.quote(str(file))

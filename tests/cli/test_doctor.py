@@ -67,6 +67,17 @@ def sound(directory: Path, dsn: str, *rules: str) -> Path:
     return write(directory, text + ("    rules:\n" if rules else "") + "".join(f"      - {rule}\n" for rule in rules))
 
 
+def test_a_service_open_to_the_network_without_a_token_is_found(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sound(tmp_path, database)
+    path.write_text(path.read_text() + "service: {host: 0.0.0.0}\n")
+    outcome = run(capsys, "doctor", "-c", path)
+    assert "CDC-5018" in outcome.output
+    assert "service: {token: {file: " in outcome.output
+    assert outcome.status in {2, 3}  # 3 where the source has something to repair, too
+
+
 def test_what_lies_in_a_targets_place_is_told_with_place_table_and_fix(
     database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

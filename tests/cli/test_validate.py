@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import run
-from tests.config.definitions import changed, write
+from tests.config.definitions import SOUND, changed, write
 
 CANARY = "c4n4ryS3cret"
 
@@ -71,6 +71,22 @@ COMMANDS = [
     for command in [("validate",), ("config", "show"), ("config", "show", "--resolved")]
     for json in [(), ("--json",)]
 ]
+
+
+def test_a_service_open_to_the_network_without_a_token_is_refused_with_an_example(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, SOUND + "service: {host: 0.0.0.0}\n")
+    outcome = run(capsys, "validate", path)
+    assert outcome.status == 2
+    assert f"✗ CDC-5018 {path}:12:11: service.host: expected service.token" in outcome.output
+    for words in (["run"], ["run", "--only", "server"], ["server"]):
+        started = run(capsys, *words, "-c", path)
+        assert (started.status, "CDC-5018" in started.errors) == (2, True)
+        assert "service: {token: {file: " in started.errors
+    monkeypatch.setenv("TOKEN", "0123456789abcdef")
+    write(tmp_path, SOUND + "service: {host: 0.0.0.0, token: '${TOKEN}'}\n")
+    assert run(capsys, "validate", path).status == 0
 
 
 @pytest.mark.parametrize("command", COMMANDS)

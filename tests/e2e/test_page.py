@@ -230,6 +230,38 @@ def test_the_page_asks_for_the_token_and_speaks_with_it(browser: Browser, catalo
         expect(page.locator("#tables")).to_contain_text("orders")
 
 
+def test_the_description_of_the_api_is_shown_with_nothing_of_another_site(browser: Browser, url: str) -> None:
+    asked: list[str] = []
+    with looking_at(browser, url, "page.png") as page:
+        page.on("request", lambda request: asked.append(request.url))
+        page.get_by_role("link", name="API").click()
+        expect(page.locator(".opblock").first).to_be_visible()
+        expect(page.locator("#api")).to_contain_text("/api/v1/pipelines/{pipeline}/backfills")
+        page.locator(".opblock-summary-post").first.click()
+        expect(page.locator(".opblock.is-open")).to_contain_text("Parameters")
+    assert any("swagger-ui-bundle.js" in one for one in asked)
+    assert [one for one in asked if not one.startswith((url, "data:"))] == []
+
+
+def test_the_description_of_the_api_asks_for_the_token_and_tries_out_with_it(
+    browser: Browser, catalog: Catalog, tmp_path: Path
+) -> None:
+    guarded = definition(tmp_path, token={"env": "SHOP_TOKEN"})
+    with answering(create_app(catalog, guarded, "/log")) as address, browser.new_page() as page:
+        page.goto(f"{address}/docs")
+        page.locator("#token").fill("not-the-right-one")
+        page.get_by_role("button", name="Unlock").click()
+        expect(page.locator("#token")).to_have_value("")
+        assert "backfills" not in page.content()
+        page.locator("#token").fill(TOKEN)
+        page.keyboard.press("Enter")
+        status = page.locator(".opblock", has_text="/api/v1/status").first
+        status.locator(".opblock-summary").click()
+        status.get_by_role("button", name="Try it out").click()
+        status.get_by_role("button", name="Execute").click()
+        expect(status.locator(".live-responses-table tbody .response-col_status")).to_have_text("200")
+
+
 def test_a_refused_verb_says_why(browser: Browser, catalog: Catalog, url: str) -> None:
     job = copying(catalog, "shop.orders", Request(("shop.orders",)), state="snapshotting", rows=1)
     with browser.new_page() as page:

@@ -8,15 +8,15 @@ from threading import Thread
 
 import uvicorn
 
-from cdc.service.server import bind
+from cdc.service.request_limits import Limits
+from cdc.service.server import bind, server_config
 
 
 @contextmanager
-def answering(app: Callable[..., object]) -> Iterator[str]:
+def answering(app: Callable[..., object], limits: Limits | None = None) -> Iterator[str]:
     """The URL of the app; the socket listens before the server runs, so a first request waits and nothing sleeps."""
     with bind("127.0.0.1", 0) as listener:
-        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2, lifespan="on")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(server_config(app, limits))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -11,11 +12,13 @@ from starlette.types import Scope
 
 from cdc.catalog import Catalog
 from cdc.config import Secret
-from cdc.config.definition import Service
-from cdc.errors import CdcError, RequestRefused, Unauthorized
-from cdc.service.api.access import is_loopback, refusal
+from cdc.config.definition import Service, is_loopback
+from cdc.errors import CdcError, RequestRefused, ServiceUnprotected, Unauthorized
+from cdc.service.api.access import refusal
 from cdc.service.api.app import create_app
+from cdc.service.server import main
 from cdc.snapshot.work import BACKFILL
+from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME, TOKEN, definition, fill, write_log
 from tests.service.running import answering
 
@@ -24,6 +27,13 @@ HERE = Service()
 EVERYWHERE = Service(host="0.0.0.0")
 GUARDED = Service(host="0.0.0.0").model_copy(update={"token": Secret(TOKEN)})
 JSON = {"content-type": "application/json"}
+
+
+def token_file(directory: Path) -> Path:
+    file = directory / "token"
+    file.write_text(TOKEN + "\n")
+    file.chmod(0o600)
+    return file
 
 
 def refused(service: Service, method: str = "POST", path: str = ASK, **headers: str) -> CdcError | None:
@@ -151,8 +161,59 @@ def test_a_token_in_a_file_may_be_changed_while_the_service_runs(catalog: Catalo
         assert (status("the-first-of-two-tokens"), status("the-second-of-two-tokens")) == (200, 401)
         file.write_text("the-second-of-two-tokens\n")
         assert (status("the-first-of-two-tokens"), status("the-second-of-two-tokens")) == (401, 200)
-        file.write_text("short")
-        assert (status("short"), status("the-first-of-two-tokens")) == (401, 200)
+
+
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda file: file.write_text(""), lambda file: file.write_text("short")]
+)
+def test_a_token_file_without_a_token_closes_the_door(
+    catalog: Catalog, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    file = token_file(tmp_path)
+    guarded = definition(tmp_path, token={"file": str(file)})
+    with answering(create_app(catalog, guarded, "log")) as url, httpx.Client(base_url=url) as client:
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        assert client.get("/api/v1/status").status_code == 200
+        damage(file)
+        for given in (f"Bearer {TOKEN}", "Bearer", "Bearer short", ""):
+            answer = client.get("/api/v1/status", headers={"authorization": given})
+            assert (answer.status_code, answer.json()["code"]) == (401, "CDC-5012")
+            assert "contains none" in answer.json()["message"]
+        assert "data-locked" in client.get("/").text
+        file.write_text(TOKEN)
+        assert client.get("/api/v1/status").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/api/v1/events", "/page/events"])
+def test_a_stream_ends_when_its_token_is_no_longer_valid(catalog: Catalog, tmp_path: Path, path: str) -> None:
+    file = token_file(tmp_path)
+    guarded = definition(tmp_path, token={"file": str(file)})
+    app = create_app(catalog, guarded, "log")
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with (
+        answering(app) as url,
+        httpx.Client(timeout=30) as client,
+        client.stream("GET", url + path, headers=headers) as a,
+    ):
+        lines = a.iter_lines()
+        assert next(lines).startswith("event: ")
+        file.unlink()
+        assert not [line for line in lines if line.startswith("event: ")][3:]
+        until(lambda: app.state.view.streams == 0, "the stream given back")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "db.internal"])
+def test_a_service_that_other_machines_reach_does_not_start_without_a_token(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ServiceUnprotected, match=re.escape(repr(host))) as refused:
+        main(definition(tmp_path, host=host), tmp_path / "shop.yaml")
+    assert "service: {token: {file: " in refused.value.fix
+    assert not (tmp_path / "catalog.db").exists()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_a_local_service_needs_no_token_and_one_with_a_token_may_be_anywhere(tmp_path: Path, host: str) -> None:
+    assert definition(tmp_path, host=host).service.exposure is None
+    assert definition(tmp_path, host="0.0.0.0", token={"env": "SHOP_TOKEN"}).service.exposure is None
 
 
 def test_a_refused_request_starts_nothing(catalog: Catalog, tmp_path: Path) -> None:

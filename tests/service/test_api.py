@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -234,3 +235,21 @@ def test_a_server_that_nobody_asks_anything_loads_neither_log_nor_source() -> No
     probe = f"import sys, cdc.service.server; print([name for name in {heavy!r} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("page", ["/", "/docs"])
+def test_everything_that_a_page_needs_is_served_here(client: httpx.Client, page: str) -> None:
+    answer = client.get(page)
+    policy = answer.headers["content-security-policy"]
+    named = re.findall(r'(?:src|href)="(?!#)([^"]+)"', answer.text)
+    assert {name for name in named if not name.startswith("/")} == set()
+    assert {client.get(name).status_code for name in named} == {200}
+    # whatever a script or a style sheet names beyond that, the browser does not fetch
+    assert {
+        word for word in policy.replace(";", "").split() if "//" in word or "unsafe" in word or word == "*"
+    } == set()
+
+
+def test_the_vendored_documentation_page_comes_with_its_licence(client: httpx.Client) -> None:
+    for name in ("LICENSE", "NOTICE", "swagger-ui-bundle.js.LICENSE.txt"):
+        assert client.get(f"/static/swagger-ui/{name}").status_code == 200

@@ -1,30 +1,32 @@
-"""Access: who may ask the API and the page for something, and who may change something.
+"""Access: which requests the API and the page answer, and which of them may change something.
 
 With a token in the definition every request has to carry it, but for the three paths that probes and Prometheus read
-and the files that hold nothing of a pipeline. Without one, reading is free to whoever reaches the port, and changing
-is for this machine: the service listens on a loopback address, the Host header is one (a page of another site may let
-its own name point here), no other site is the Origin, and the body is JSON (which no form of another site can send).
+and the files that contain nothing of a pipeline. The token's file is read for every request, and for every event of a
+stream: a removed or changed token closes what it opened. Without a token the service is for this machine: it listens
+on a loopback address only (`ServiceUnprotected` otherwise), the Host header is one (a page of another site may let its
+own name point here), and for a change no other site is the Origin and the body is JSON (which no form of another site
+can send).
 """
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import MutableMapping
-from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cdc.config.definition import Service
+from cdc.config.definition import Service, is_loopback
 from cdc.errors import CdcError, RequestRefused, Unauthorized
 
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_OPEN: Final = ("/healthz", "/readyz", "/metrics")
+_OPEN: Final = ("/healthz", "/readyz", "/metrics", "/", "/docs")
+"""Probes, Prometheus, and the two pages: without the token they are empty and ask a person for it."""
 _SHELL: Final = "/static/"
-"""The page's own files: the same for every pipeline."""
+"""The pages' own files: the same for every pipeline."""
 _SCHEME: Final = "bearer"
 
 
@@ -38,55 +40,71 @@ class Access:
         """One request, by ASGI."""
         error = refusal(scope, self._service) if scope["type"] == "http" else None
         if error is None:
-            await self._app(scope, receive, send)
+            is_guarded = scope["type"] == "http" and self._service.token is not None and not _is_open(scope["path"])
+            await self._app(scope, receive, self._recheck(scope, send) if is_guarded else send)
             return
         status = 401 if isinstance(error, Unauthorized) else 403
         headers = {"www-authenticate": "Bearer"} if status == 401 else None  # noqa: PLR2004 - HTTP's number
         await JSONResponse(error.to_json(), status, headers)(scope, receive, send)
 
+    def _recheck(self, scope: Scope, send: Send) -> Send:
+        """A send that ends a stream of events once the token of its request is no longer valid."""
+        headers, has_ended = Headers(scope=scope), False
+
+        async def checked(message: Message) -> None:
+            nonlocal has_ended
+            if has_ended:
+                return
+            if message.get("more_body", False) and not has_token(headers, self._service):
+                has_ended = True
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await send(message)
+
+        return checked
+
 
 def refusal(scope: MutableMapping[str, Any], service: Service) -> CdcError | None:
     """Why the request is not answered, None if it is."""
     headers = Headers(scope=scope)
-    if is_loopback(service.host) and not is_loopback(_host_of(headers.get("host", ""))):
+    if service.is_local and not is_loopback(_host_of(headers.get("host", ""))):
         return RequestRefused(f"the Host header {headers.get('host', '')!r} does not name this machine")
-    token = service.current_token()
-    if token is not None:
-        return _without_token(scope["path"], headers, token)
+    if service.token is not None:
+        return _without_token(scope["path"], headers, service)
     return None if scope["method"] in READING else _from_elsewhere(headers, service)
 
 
 def may_change(service: Service) -> bool:
     """Whether there is anybody who may change something over this service."""
-    return service.token is not None or is_loopback(service.host)
+    return service.token is not None or service.is_local
 
 
-def has_token(headers: Headers, token: str) -> bool:
-    """Whether the request carries it; takes the same time whatever it carries."""
+def has_token(headers: Headers, service: Service) -> bool:
+    """Whether the request carries the current token; takes the same time whatever it carries."""
+    token = service.current_token()
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    return scheme.lower() == _SCHEME and hmac.compare_digest(given.strip().encode(), token.encode())
+    return (
+        token is not None and scheme.lower() == _SCHEME and hmac.compare_digest(given.strip().encode(), token.encode())
+    )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether the name or address is this machine's own."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _is_open(path: str) -> bool:
+    return path in _OPEN or path.startswith(_SHELL)
 
 
-def _without_token(path: str, headers: Headers, token: str) -> CdcError | None:
-    # the page itself is sent empty to who has none: it asks a person for it
-    if path in _OPEN or path == "/" or path.startswith(_SHELL) or has_token(headers, token):
+def _without_token(path: str, headers: Headers, service: Service) -> CdcError | None:
+    if _is_open(path) or has_token(headers, service):
         return None
+    if service.current_token() is None:
+        return Unauthorized(
+            f"{path!r} wants the token of service.token, and its file contains none",
+            remedy="write the token to the file that service.token names: at least 16 characters, mode 0600",
+        )
     carried = "another token" if "authorization" in headers else "no token"
     return Unauthorized(f"{path!r} wants the token of service.token, the request has {carried}")
 
 
 def _from_elsewhere(headers: Headers, service: Service) -> CdcError | None:
-    if not is_loopback(service.host):
+    if not service.is_local:
         return RequestRefused(
             f"nothing can be changed over {service.host!r} without a token",
             remedy="set service.token in the definition, or let service.host be 127.0.0.1",

@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.config.definition import Service
-from cdc.errors import UnknownName, every_error
+from cdc.errors import RequestLimitExceeded, UnknownName, every_error
 from cdc.service.api import refusals
 from cdc.service.api.access import Access, has_token
 from cdc.service.api.consumers import consumer_routes
@@ -31,8 +31,9 @@ from cdc.service.api.exposition import exposition
 from cdc.service.api.log import log_routes
 from cdc.service.api.verifications import verification_routes
 from cdc.service.copying import TableStatus
-from cdc.service.page.document import locked_page
+from cdc.service.page.document import docs_page, locked_page
 from cdc.service.replays import Replays
+from cdc.service.request_limits import BodyLimit
 from cdc.service.status import PipelineStatus, SinkStatus
 from cdc.service.verifications import Verifications
 from cdc.service.view import View
@@ -44,9 +45,16 @@ SAMPLE_EVERY: Final = 1.0
 """Seconds."""
 LOOK_EVERY: Final = 0.1
 """Seconds between looks for a new sample; bounds how late a page is and how long a stop waits for it."""
+MOST_STREAMS: Final = 64
+"""Event streams at the same time; each has a document of some KiB made for it every second."""
+_POLICY: Final = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_DOCS_POLICY: Final = _POLICY.replace("img-src 'self'", "img-src 'self' data:")
+"""The style sheet of Swagger UI contains its icons."""
 _HEADERS: Final = {
-    "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
@@ -84,7 +92,7 @@ def create_app(
             await run_in_threadpool(verifications.errands.end)
             await run_in_threadpool(view.say_stopped)
 
-    # the stock documentation page loads scripts from elsewhere: the schema alone is served
+    # FastAPI's own documentation page loads scripts from another site: ours is among the pages
     app = FastAPI(title="cdc", lifespan=sampling, docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
     app.state.view = view
     app.mount("/static", StaticFiles(directory=str(files("cdc.service.page") / "static")), name="static")
@@ -98,6 +106,7 @@ def create_app(
     app.include_router(verification_routes(desk, verifications), **described)
     app.include_router(dead_letter_routes(desk), **described)
     app.include_router(_page_routes(view, definition.service))
+    app.add_middleware(BodyLimit)
     app.add_middleware(Access, service=definition.service)
     app.middleware("http")(_guarded)
     refusals.install(app)
@@ -154,7 +163,7 @@ def _status_routes(view: View) -> APIRouter:
         return _whole(view)
 
     @routes.get("/events")
-    async def events() -> StreamingResponse:
+    async def events() -> Response:
         """The same once a second, as server-sent events named `status`."""
         return _stream(view, "status", lambda: _whole(view))
 
@@ -196,11 +205,15 @@ def _page_routes(view: View, service: Service) -> APIRouter:
 
     @routes.get("/", response_class=HTMLResponse)
     def index(request: Request) -> HTMLResponse:
-        token = service.current_token()
-        return HTMLResponse(view.page() if token is None or has_token(request.headers, token) else locked_page())
+        is_allowed = service.token is None or has_token(request.headers, service)
+        return HTMLResponse(view.page() if is_allowed else locked_page())
+
+    @routes.get("/docs", response_class=HTMLResponse)
+    def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(), headers={"content-security-policy": _DOCS_POLICY})
 
     @routes.get("/page/events")
-    async def sections() -> StreamingResponse:
+    async def sections() -> Response:
         return _stream(view, "sections", view.sections)
 
     return routes
@@ -216,19 +229,27 @@ def _whole(view: View) -> dict[str, Any]:
     return {**view.whole().to_json(), **view.history.to_json()}
 
 
-def _stream(view: View, event: str, content: Callable[[], dict[str, Any]]) -> StreamingResponse:
+def _stream(view: View, event: str, content: Callable[[], dict[str, Any]]) -> Response:
+    if view.streams >= MOST_STREAMS:
+        message = f"more than {MOST_STREAMS} event streams are open"
+        exceeded = RequestLimitExceeded(message, remedy="close event streams, or read GET /api/v1/status instead")
+        return JSONResponse(exceeded.to_json(), 503)
     return StreamingResponse(news(view, event, content), media_type="text/event-stream")
 
 
 async def news(view: View, event: str, content: Callable[[], dict[str, Any]]) -> AsyncIterator[str]:
     """One server-sent event per sample, the first at once; ends when the server does."""
     seen = -1
-    while not view.ending:
-        if view.taken != seen:
-            seen = view.taken
-            fields = await run_in_threadpool(content)
-            yield f"event: {event}\nid: {seen}\ndata: {json.dumps(fields, ensure_ascii=False)}\n\n"
-        await asyncio.sleep(LOOK_EVERY)
+    view.streams += 1
+    try:
+        while not view.ending:
+            if view.taken != seen:
+                seen = view.taken
+                fields = await run_in_threadpool(content)
+                yield f"event: {event}\nid: {seen}\ndata: {json.dumps(fields, ensure_ascii=False)}\n\n"
+            await asyncio.sleep(LOOK_EVERY)
+    finally:
+        view.streams -= 1
 
 
 async def _sample(view: View) -> None:

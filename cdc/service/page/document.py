@@ -56,8 +56,17 @@ def locked_page() -> str:
     return _shell({**dict.fromkeys(SECTIONS, ""), "title": "cdc", "state": "locked", "lock": "data-locked"})
 
 
+def docs_page() -> str:
+    """The document that shows the description of the API; its script reads that, with the token where one is set."""
+    return _static("docs.html")
+
+
 def _shell(parts: Mapping[str, str]) -> str:
-    return Template(files(__package__).joinpath("static/page.html").read_text(encoding="utf-8")).substitute(parts)
+    return Template(_static("page.html")).substitute(parts)
+
+
+def _static(name: str) -> str:
+    return files(__package__).joinpath("static", name).read_text(encoding="utf-8")
 
 
 def render(

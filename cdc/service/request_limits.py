@@ -1,0 +1,205 @@
+"""Limits of a request: size, time to arrive, and the number of connections.
+
+uvicorn has one time-out, for an idle connection after an answer. Without the limits here a client may open connections
+and send nothing, or send a body without end. LimitedProtocol limits what happens before an app is called and after it
+has answered; BodyLimit reads the body on behalf of the app, and so limits its size and its time.
+
+A stream of events is an answer, not a request: it may last for ever, as long as the client reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import h11
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from cdc.errors import CdcError, RequestLimitExceeded, RequestRefused
+
+_TOO_SLOW: Final = 408
+_TOO_LARGE: Final = 413
+_OVERLOADED: Final = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one server; times are seconds."""
+
+    head: float = 10.0
+    """From the connection, or the first byte of a later request, to the end of the request's headers."""
+    body: float = 60.0
+    """From the end of the headers to the end of the body: 70 KiB/s for the largest one."""
+    body_bytes: int = 4 * 2**20
+    """Size of a body. The largest that a client has reason to send is a list of 10,000 keys, about 1 MiB."""
+    unread: float = 60.0
+    """For a client that does not read its answer; the page reads a stream once a second."""
+    linger: float = 2.0
+    """From an answer that came before the end of the request to the end of the connection."""
+    connections: int = 256
+    """Open connections; a process may have 1024 files by default, of which the log needs some."""
+
+
+class LimitedProtocol(H11Protocol):
+    """HTTP/1.1 as uvicorn speaks it, with limits; use `limited` to set others than the default."""
+
+    limits: ClassVar[Limits] = Limits()
+    _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
+    _has_begun = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn declares it
+        """Expect a request, or refuse one connection too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            message = f"more than {self.limits.connections} connections are open"
+            self._answer(_OVERLOADED, RequestLimitExceeded(message, remedy="close connections, or try again later"))
+        else:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timers."""
+        for timer in (self._head_timer, self._write_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle what arrived, unless it belongs to a request that is answered already."""
+        if self._linger_timer is not None or self.transport.is_closing():
+            return
+        self._has_begun = True
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._has_begun = False
+            self._cancel_head_timer()
+        elif self._head_timer is None:
+            self._expect_head()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request; of one that was answered early nothing more is read."""
+        is_early = self.conn.their_state is h11.SEND_BODY
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if is_early:
+            # a connection that is closed under a client that still sends is reset, and the answer is lost
+            self._unset_keepalive_if_required()
+            self.transport.write_eof()
+            self._linger_timer = self.loop.call_later(self.limits.linger, self.transport.abort)
+        elif self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._unset_keepalive_if_required()
+            self._has_begun = True
+            self._expect_head()
+
+    def pause_writing(self) -> None:
+        """Give the client some time to read."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.limits.unread, self._drop)
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP in the one form of errors."""
+        remedy = "send HTTP/1.1 with at most 64 KiB of path and headers"
+        self._answer(400, RequestRefused(msg.rstrip(".").lower(), remedy=remedy))
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.limits.head, self._end_head)
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_head(self) -> None:
+        if self._has_begun:
+            message = f"the headers of the request took more than {self.limits.head:g} s"
+            self._answer(_TOO_SLOW, RequestLimitExceeded(message))
+        elif not self.transport.is_closing():
+            self.transport.close()  # browsers open connections that they may need
+
+    def _drop(self) -> None:
+        """Reset the connection: the kernel would keep what the client does not read long after an orderly end."""
+        connection = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+    def _answer(self, status: int, error: CdcError) -> None:
+        """Answer in place of the app, and close the connection."""
+        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.abort()
+            return
+        content = json.dumps(error.to_json()).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(content))), ("connection", "close")]
+        response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+        for event in (response, h11.Data(data=content), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def limited(limits: Limits) -> type[LimitedProtocol]:
+    """The protocol with limits of one's own."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})
+
+
+class BodyLimit:
+    """Reads the whole body before the app is called: 413 for one that is too large, 408 for one that is too slow."""
+
+    def __init__(self, app: ASGIApp, limits: Limits | None = None) -> None:
+        self._app, self._limits = app, limits or Limits()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, by ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self._limits.body):
+                body = await self._read(scope, receive)
+        except RequestLimitExceeded as error:
+            await JSONResponse(error.to_json(), _TOO_LARGE)(scope, receive, send)
+        except TimeoutError:
+            slow = RequestLimitExceeded(f"the body of the request took more than {self._limits.body:g} s")
+            await JSONResponse(slow.to_json(), _TOO_SLOW)(scope, receive, send)
+        else:
+            if body is not None:
+                await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body; None when the client has gone. Raises RequestLimitExceeded."""
+        limit, body, more = self._limits.body_bytes, bytearray(), True
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdigit() and int(announced) > limit:
+            raise RequestLimitExceeded(f"expected a body of at most {limit} bytes, got {int(announced)}")
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > limit:
+                raise RequestLimitExceeded(f"expected a body of at most {limit} bytes, got more")
+            more = message.get("more_body", False)
+        return bytes(body)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A receive that begins with the body."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return first.pop() if first else await receive()
+
+    return replayed
