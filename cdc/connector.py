@@ -18,13 +18,11 @@ from cdc import metrics
 from cdc.checks import check_log
 from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
+from cdc.error_location import LOCATED, locate
 from cdc.errors import CdcError, Reaction, UndecodableWal, known
 from cdc.log.intent import EpochIntent, declare
 from cdc.log.read import LogReader
 from cdc.patience import pause
-from cdc.position import Position
-from cdc.postgres.connection import connect
-from cdc.postgres.slot import slot_status
 from cdc.reader import Reader
 from cdc.reporter import Reporter
 from cdc.resume import DISCONTINUED
@@ -104,15 +102,20 @@ class _Attempts:
 
     def __init__(self, definition: Definition, figures: metrics.Figures) -> None:
         self._name, self._figures = definition.name, figures
-        self._failures = 0
+        self._failures = self._alike = 0
         self._position: float | None = None
+        self._code: str | None = None
 
     def again(self, exc: BaseException) -> bool:
         """Take note of a failure; whether there is to be another attempt."""
         position = self._figures.value(metrics.LOG_POSITION, self._name)
-        self._failures = self._failures + 1 if position == self._position else 1
-        self._position = position
-        self._pause = pause(exc, self._failures)
+        code = exc.code if isinstance(exc, CdcError) else None
+        is_stuck = position == self._position
+        self._failures = self._failures + 1 if is_stuck else 1
+        self._alike = self._alike + 1 if is_stuck and code == self._code else 1
+        self._position, self._code = position, code
+        # a server that restarted in between has not tried to decode: only attempts that did are counted as such
+        self._pause = pause(exc, self._alike if isinstance(exc, UndecodableWal) else self._failures)
         return self._pause is not None
 
     def wait(self, _state: RetryCallState) -> float:
@@ -132,8 +135,8 @@ def _run(definition: Definition, figures: metrics.Figures, stop: Event, reporter
                 raise
             _begin_anew(settings, exc)
             Reader(settings, figures, stop, placing).run()
-    except UndecodableWal as exc:
-        raise _located(exc, definition, figures) from exc
+    except LOCATED as exc:
+        raise locate(exc, definition) from exc
 
 
 def _begin_anew(settings: ReaderSettings, exc: CdcError) -> None:
@@ -143,24 +146,3 @@ def _begin_anew(settings: ReaderSettings, exc: CdcError) -> None:
         raise exc
     log.warning("the source cannot continue the log: all is copied again", code=exc.code, message=exc.message)
     declare(settings.log, EpochIntent(durable.epoch + 1, f"{exc.code} {exc.message}"))
-
-
-def _located(exc: UndecodableWal, definition: Definition, figures: metrics.Figures) -> UndecodableWal:
-    """The error with the place where the reader stands, and how to get past it."""
-    source = definition.source
-    try:
-        with connect(source.current_dsn(), application_name="cdc identify") as conn:
-            slot = slot_status(conn, source.slot.name)
-    except CdcError:
-        return exc
-    durable = figures.value(metrics.LOG_POSITION, definition.name)
-    log = "empty" if durable is None else str(Position(int(durable)))
-    if slot is None:
-        return exc
-    first = "" if exc.fix == UndecodableWal.remedy else f"{exc.fix}; "
-    where = f"slot {slot.name!r} stands at {slot.confirmed_flush}, the log at {log}"
-    return UndecodableWal(
-        f"{exc.message}: {where}; the transaction that cannot be decoded comes next",
-        remedy=f"{first}if it fails ten times: cdc slots recover -c FILE --skip-to LSN --resync 'TABLE', with an LSN "
-        f"behind that transaction (the WAL ends at {slot.wal_end}) and every table that was written up to there",
-    )

@@ -31,6 +31,7 @@
     │   ├── UndecodableWal          the server cannot decode its own WAL
     │   ├── UndecodableValue        text of an SQL_ASCII database that is not UTF-8
     │   ├── UnknownRelation
+    │   ├── UnreadableRow           the server cannot send a row of a table that is copied
     │   └── SnapshotVoid            retried: a table was emptied or rewritten under a snapshot
     ├── SinkError             CDC-3xxx           a derived store
     │   ├── ValueNotRepresentable   quarantine
@@ -313,7 +314,7 @@ class ContradictoryLsn(SourceError):
 
 
 class UndecodableWal(SourceError):
-    """The server fails to decode its own WAL at one place: ten times in five minutes before the reader halts."""
+    """The server fails to decode its own WAL at one place: four times in half a minute before the reader halts."""
 
     code = "CDC-2202"
     remedy = "run 'cdc slots recover -c FILE --skip-to LSN --resync TABLE' once the LSN is known"
@@ -331,6 +332,18 @@ class UndecodableValue(SourceError):
 
     code = "CDC-2205"
     remedy = "correct the value at the source, or set source.undecodable to base64 or replace"
+
+
+class UnreadableRow(SourceError):
+    """The server cannot send a row of a table that is copied or compared: it is too large, damaged, or not convertible.
+
+    The table's copy ends there; other tables and the stream continue.
+    """
+
+    code = "CDC-2208"
+    remedy = (
+        "correct or delete the row, then run 'cdc tables resync TABLE'; without the table: 'cdc tables remove TABLE'"
+    )
 
 
 class SnapshotVoid(SourceError):

@@ -7,9 +7,10 @@ from typing import Final
 
 from cdc.errors import CdcError, Reaction, SourceRefuses, UndecodableWal
 
-POISON_ATTEMPTS: Final = 10
-"""Attempts at a transaction that the server cannot decode; with POISON's pauses they take about four minutes, so
-that there are never more of them in five."""
+POISON_ATTEMPTS: Final = 4
+"""Attempts at a transaction that the server cannot decode. What decodes at the second or third attempt exists (a cache
+of the server, a file that it makes again), but a value that is too large stays so: a person should read of it within a
+minute. With POISON's pauses the attempts take 15 s and what the server needs to come to that transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,15 @@ FAST: Final = Pauses(0.2, 30.0)
 """The server restarts, the network comes back."""
 SLOW: Final = Pauses(5.0, 60.0)
 """Somebody may be changing a password or a limit; asking often would lock accounts."""
-POISON: Final = Pauses(1.0, 60.0)
-"""Decoding the same WAL again costs the source; now and then a restart of the server mends it."""
+POISON: Final = Pauses(2.0, 8.0)
+"""Decoding the same WAL again costs the source."""
 
 
 def pause(error: BaseException, failures: int) -> float | None:
     """Seconds to wait before the next attempt; None if there is to be none.
 
-    `failures` counts the attempts in a row, this one included, after which the log did not get on.
+    `failures` counts the attempts in a row, this one included, after which the log did not get on; of UndecodableWal
+    only those that failed with it.
     """
     if isinstance(error, UndecodableWal):
         return POISON.after(failures) if failures < POISON_ATTEMPTS else None

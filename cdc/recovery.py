@@ -12,10 +12,10 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from cdc import metrics
 from cdc.change import Operation, Place, control_row
 from cdc.config import Definition
-from cdc.errors import ConfigError, LogError, SlotInUse, SlotMissing, SlotUnsuitable
+from cdc.errors import ConfigError, LogError, SlotInUse, SlotMissing, SlotUnsuitable, StateConflict
 from cdc.failpoint import hit
 from cdc.log.append import LogWriter
-from cdc.log.intent import EpochIntent, declare
+from cdc.log.intent import EpochIntent, declare, declared
 from cdc.log.layout import CommitInfo
 from cdc.log.read import LogReader
 from cdc.lsn import Lsn
@@ -47,8 +47,11 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
     hit("after_intent")
     prepare(settings.source, settings.log, writer, metrics.Figures())
     log = LogReader(settings.log)
-    live = [s for s in log.schemas().values() if s.state is TableState.LIVE]
-    return {"epoch": before.epoch + 1, "before": str(before), "position": str(log.durable), "tables": len(live)}
+    schemas = log.schemas().values()
+    live = [s for s in schemas if s.state is TableState.LIVE]
+    later = sorted(s.topic for s in schemas if s.state is TableState.SNAPSHOTTING)
+    done = {"epoch": before.epoch + 1, "before": str(before), "position": str(log.durable)}
+    return {**done, "tables": len(live), "copied_by_reader": later}
 
 
 def skip(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, Any]:
@@ -61,6 +64,12 @@ def skip(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, A
     last = writer.last_commit
     if last is None:
         raise LogError("the log is empty", remedy=EMPTY)
+    intent = declared(definition.log.root)
+    if intent is not None and intent.epoch > last.last.epoch:
+        raise StateConflict(
+            f"epoch {intent.epoch} was asked for and has not begun: nothing continues the log before it",
+            remedy="run 'cdc slots recover -c FILE --new-epoch', or start the reader, which begins it too",
+        )
     slot = _idle_slot(definition)
     if slot is None:
         raise SlotMissing(f"there is no slot to move; the log is at {last.last}")

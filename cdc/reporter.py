@@ -20,6 +20,7 @@ from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.change import HEARTBEAT_PREFIX
 from cdc.config import Definition
 from cdc.config.definition import OnWalBudget
+from cdc.error_location import LOCATED, locate
 from cdc.errors import CdcError, LogError, LogUnwritable, SourceError, WalBudgetExceeded
 from cdc.log.read import LogReader
 from cdc.marks import marks
@@ -257,8 +258,9 @@ class Reporter(Thread):
             self._warned = True
             log.warning("WAL budget is nearly used up" if not over else "WAL budget is exceeded", message=kept)
 
-    def _halt(self, verdict: CdcError) -> None:
+    def _halt(self, found: CdcError) -> None:
         """Stop the reader; what is durable by then stays."""
+        verdict = locate(found, self._definition) if isinstance(found, LOCATED) else found
         if self.verdict is None:
             self.verdict = verdict
             self._tell("failed", verdict)

@@ -124,7 +124,10 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     if new_epoch:
         confirm(f"drop slot {definition.source.slot.name!r} and copy every table of {definition.name!r} anew", yes=yes)
         done = begin_epoch(definition)
-        summary = f"epoch {done['epoch']} began at {done['position']} with {done['tables']} tables; start the reader"
+        later = done["copied_by_reader"]
+        copied = f" and copies {', '.join(later)}" if later else ""
+        begun = f"epoch {done['epoch']} began at {done['position']} with {done['tables']} tables"
+        summary = f"{begun}; start the reader, which continues from there{copied}"
     else:
         lsn = Lsn.parse(skip_to or "")
         confirm(f"move slot {definition.source.slot.name!r} to {lsn} and lose what lies before it", yes=yes)

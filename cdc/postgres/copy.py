@@ -8,16 +8,22 @@ from typing import Final
 import psycopg
 from psycopg import generators, pq, sql
 
-from cdc.errors import SnapshotVoid, UnknownRelation
+from cdc.errors import CdcError, SnapshotVoid, UndecodableWal, UnknownRelation, UnreadableRow
 from cdc.postgres import libpq
 from cdc.postgres.connection import is_raw, send_raw
+from cdc.postgres.quoting import identifier
 from cdc.postgres.replication import failure_of
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import TableName
+from cdc.remedy import literal as remedy_of
 from cdc.table import TableSchema
 
 CHUNK: Final = 1 << 20
 """Bytes of one chunk, about."""
+BYTEA: Final = 17
+"""OID of the type."""
+MOST_BYTES: Final = 1 << 29
+"""From this length on a bytea in text form is more than the server allocates (MaxAllocSize, 1 GiB - 1)."""
 _USABLE: Final = {pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS}
 _KIND: Final = "SELECT relkind FROM pg_class WHERE oid = %s AND relkind IN ('r', 'p')"
 
@@ -72,7 +78,7 @@ def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memory
     """
     with mapped():
         query = rows_of_table(conn, schema)
-    yield from copy_rows(conn, query)
+    yield from copy_rows(conn, query, schema)
 
 
 def rows_of_table(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
@@ -90,10 +96,11 @@ def source_of(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
     return sql.SQL("{}{}").format(only, sql.Identifier(schema.schema, schema.name))
 
 
-def copy_rows(conn: psycopg.Connection, query: sql.Composed) -> Iterator[memoryview]:
+def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema | None = None) -> Iterator[memoryview]:
     """The rows of a query in COPY's text format, in chunks of whole lines; each lasts until the next is asked for.
 
-    Leaving early cancels the statement.
+    Leaving early cancels the statement. Raises UnreadableRow, which names the table of schema, if the server cannot
+    send a row.
     """
     statement = sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(conn)
     with mapped():
@@ -102,7 +109,7 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed) -> Iterator[memoryv
         conn.pgconn.send_query(statement.encode())
         answer = conn.wait(generators.execute(conn.pgconn))[-1]
     if answer.status != pq.ExecStatus.COPY_OUT:
-        raise failure_of(answer)
+        raise _of_table(failure_of(answer), schema)
     status, drain = libpq.PENDING, libpq.LineDrain(conn.pgconn)
     try:
         for status in _statuses(drain):
@@ -118,7 +125,32 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed) -> Iterator[memoryv
             with mapped():
                 conn.execute("SET client_encoding TO UTF8")
     if failures:
-        raise failures[0]
+        raise _of_table(failures[0], schema)
+
+
+def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
+    """What the server cannot decode is a row here, and not WAL; SQL that finds it where its size is the cause."""
+    if not isinstance(failure, UndecodableWal):
+        return failure
+    if schema is None:
+        return UnreadableRow(failure.message)
+    large = [column.name for column in schema.sent if column.type_oid == BYTEA]
+    found = "" if not large else f" (find it: {_larger(schema, large)})"
+    remedy = (
+        f"correct, shorten or delete the row{found}, or leave its column out of the publication, then run "
+        "'cdc tables resync TABLE'; without the table: 'cdc tables remove TABLE'"
+    )
+    return UnreadableRow(
+        f"the server cannot send a row of {schema.topic!r}: {failure.message}",
+        remedy=remedy_of(remedy, topic=schema.topic),
+    )
+
+
+def _larger(schema: TableSchema, columns: Sequence[str]) -> str:
+    """The statement that finds values whose text is too long for the server; their length is known without reading."""
+    keys = ", ".join(identifier(column.name) for column in schema.key) or "ctid"
+    longer = " OR ".join(f"octet_length({identifier(name)}) >= {MOST_BYTES}" for name in columns)
+    return f"SELECT {keys} FROM {identifier(schema.schema)}.{identifier(schema.name)} WHERE {longer}"
 
 
 def _statuses(drain: libpq.LineDrain) -> Iterator[int]:
@@ -130,9 +162,9 @@ def _statuses(drain: libpq.LineDrain) -> Iterator[int]:
         yield status
 
 
-def _finish(conn: psycopg.Connection) -> list[Exception]:
+def _finish(conn: psycopg.Connection) -> list[CdcError]:
     """Read the results after the last row, so that the connection is free again; gives what went wrong."""
-    failures: list[Exception] = []
+    failures: list[CdcError] = []
     while (answer := conn.pgconn.get_result()) is not None:
         if answer.status == pq.ExecStatus.FATAL_ERROR:
             failures.append(failure_of(answer))

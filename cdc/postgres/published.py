@@ -65,7 +65,7 @@ def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[Tabl
             return copy_table(conn, schema)
         with mapped():
             query = whole_query(conn, schema, publication)
-        return copy_rows(conn, query)
+        return copy_rows(conn, query, schema)
 
     return rows_of
 

@@ -89,7 +89,7 @@ def range_rows(
     conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None
 ) -> Iterator[memoryview]:
     """Those rows as copy_table gives them."""
-    yield from copy_rows(conn, range_query(conn, schema, publication, within))
+    yield from copy_rows(conn, range_query(conn, schema, publication, within), schema)
 
 
 def count_rows(conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None = None) -> int:

@@ -44,7 +44,7 @@ _OWN_DATABASE: Final = "name the slot's own database in source.dsn, or choose an
 _NEWER: Final = "use Postgres 14 or newer"
 _TOO_LARGE: Final = (
     "a value or a row is too large to be sent as text (a bytea from 512 MiB on, a row from 1 GiB on): "
-    "run 'cdc slots recover -c FILE --skip-to LSN --resync TABLE', and leave its column out of the publication"
+    "run 'cdc slots recover -c FILE --skip-to LSN --resync TABLE', and make it smaller at the source"
 )
 
 RULES: Final = (

@@ -300,7 +300,7 @@ class Chunks:
     def _rows(self, schema: TableSchema, query: Any, limit: int | None) -> tuple[pa.Table, int]:
         decoder = CopyDecoder(schema, position=Position(0), xid=0, committed_at=0, first_ordinal=0)
         mend, batches, text, held = self._around.mend(schema), list[pa.RecordBatch](), 0, 0
-        for lines in copy_rows(self._conn, query):
+        for lines in copy_rows(self._conn, query, schema):
             text += len(lines)
             if (batch := decoder.feed(mend(lines))) is not None:
                 batches.append(batch)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from cdc.change import LOG_SCHEMA, Operation, Place, control_row
 from cdc.config.definition import Snapshot, SnapshotMode, Undecodable
 from cdc.epoch import Past, continue_relations
-from cdc.errors import LogFenced, PreflightFailed
+from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit
 from cdc.log.append import LogWriter, StagedFile
 from cdc.log.bucket import Root
@@ -36,6 +36,7 @@ from cdc.postgres.history import source_state
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.published import published_rows, published_schemas
 from cdc.postgres.slot import create_slot, drop_slot, exclusive, slot_status
+from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import match_tables
 from cdc.resume import lineage_of
 from cdc.table import TableSchema, TableState
@@ -111,10 +112,10 @@ def copy_everything(source: CopySource, root: Root, writer: LogWriter, figures: 
             for schema in plan.copied:
                 if source.snapshot.mode is SnapshotMode.NO_DATA:
                     copy.mark(schema, ended=True)
-                elif schema.relation in later:
+                elif schema.relation in later or not _is_copied(
+                    reading, copy, schema, map(mend(schema), rows_of(schema))
+                ):
                     copy.mark(replace(schema, state=TableState.SNAPSHOTTING))
-                else:
-                    copy.table(schema, map(mend(schema), rows_of(schema)))
             for schema in plan.gone:
                 copy.mark(schema, ended=True)
             for schema in plan.left:
@@ -122,6 +123,24 @@ def copy_everything(source: CopySource, root: Root, writer: LogWriter, figures: 
             state = source_state(source.dsn, source.slot, source.publication, ())
             copy.commit(lineage_of(state))
     return position
+
+
+def _is_copied(reading: Any, copy: _Copy, schema: TableSchema, chunks: Iterator[Lines]) -> bool:
+    """Copy one table; false if the server cannot send a row of it: its copy beside the stream fails alone, and says so.
+
+    The rows that came are true, and stay.
+    """
+    with mapped():
+        reading.execute("SAVEPOINT copied_so_far")
+    try:
+        copy.table(schema, chunks)
+    except UnreadableRow:
+        with mapped():
+            reading.execute("ROLLBACK TO SAVEPOINT copied_so_far")
+        return False
+    with mapped():
+        reading.execute("RELEASE SAVEPOINT copied_so_far")
+    return True
 
 
 def _beside(conn: Any, tables: Sequence[TableSchema], snapshot: Snapshot) -> set[int]:

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.errors import UndecodableWal
+from cdc.errors import PublicationReplaced, StateConflict, UndecodableWal
 from cdc.failpoint import VARIABLE
+from cdc.log.intent import EpochIntent, declare
 from cdc.table import TableState
 from tests.cli.command import run, spawn
-from tests.faults.capture import Captured
+from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import PATIENCE
 
 
 @pytest.fixture(name="held")
@@ -109,3 +111,28 @@ def test_a_skip_that_was_killed_before_the_slot_moved_can_be_run_again(held: Cap
     run_sql(held.dsn, "INSERT INTO t VALUES (3, 'three')")
     held.stream()
     assert ("3", "three") in held.folded("t")
+
+
+def test_nothing_is_skipped_for_a_log_that_waits_for_another_epoch(held: Captured) -> None:
+    before = held.log.durable
+    assert before is not None
+    declare(held.folder / "log", EpochIntent(before.epoch + 1, "asked for"))
+    done = spawn("slots", "recover", "-c", held.path, "--skip-to", "FFFF/0", "--resync", "*", "--yes", "--json")
+    assert done.envelope["error"]["code"] == StateConflict.code
+    assert "--new-epoch" in done.envelope["error"]["suggestion"]
+    assert held.log.durable == before
+
+
+def test_a_publication_made_again_is_named_with_slot_and_positions_and_its_remedy_works(held: Captured) -> None:
+    run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", "CREATE PUBLICATION cdc_held_pub FOR TABLE t")
+    with ReaderProcess(held) as reader:
+        assert reader.child.wait(PATIENCE) != 0, reader.output()
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        (report,) = catalog.processes.ls("held")
+    assert report.error is not None
+    assert report.error["code"] == PublicationReplaced.code
+    assert f"slot {held.slot!r} is at 0/" in report.error["message"]
+    assert f"the log is at {held.log.durable}" in report.error["message"]
+    assert "'cdc slots recover -c FILE --new-epoch'" in report.error["suggestion"]
+    assert spawn("slots", "recover", "-c", held.path, "--new-epoch", "--yes").status == 0
+    held.stream()

@@ -1,0 +1,138 @@
+"""A row that the server can neither decode nor send: what it stops, what it leaves alone, and its remedies."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, LiteralString
+
+import pytest
+
+from cdc.catalog import Catalog, CommandState, ProcessReport
+from cdc.errors import UndecodableWal, UnreadableRow
+from cdc.postgres.connection import connect
+from cdc.remedy import COMMAND, literal
+from cdc.service.status import pipeline_status
+from cdc.snapshot.work import BACKFILL, Request
+from cdc.table import TableState
+from tests.cli.command import Outcome, spawn
+from tests.faults.capture import Captured, ReaderProcess
+from tests.faults.test_poison_wal import wal_end
+from tests.fixtures.postgres import run_sql
+from tests.fixtures.waiting import until
+
+PERMANENT_WITHIN = 60.0
+LARGE: LiteralString = "(SELECT string_agg(convert_to(repeat('x', 90000000), 'UTF8'), '') FROM generate_series(1, 6))"
+"""A bytea of 540 MB: 1.08 GB as text, more than the server allocates."""
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, database: str) -> Captured:
+    """A log behind which a transaction with a value waits that the server cannot turn into text."""
+    run_sql(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, v bytea)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        "INSERT INTO t VALUES (1, 'one')",
+        "INSERT INTO u VALUES (1)",
+    )
+    held = Captured(tmp_path, database)
+    held.copy()
+    with held.reading() as reading:
+        reading.caught_up()
+    run_sql(database, f"INSERT INTO t VALUES (2, {LARGE})", "INSERT INTO u VALUES (2)")
+    return held
+
+
+def last_report(held: Captured) -> ProcessReport | None:
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        return next((report for report in catalog.processes.ls("held") if report.process == "reader"), None)
+
+
+def commands(remedy: str, held: Captured) -> list[str]:
+    """Those that an error names, as they can be copied."""
+    return [match[1] for match in COMMAND.finditer(literal(remedy, file=str(held.path)))]
+
+
+def carry_out(command: str, *more: str) -> Outcome:
+    return spawn(*shlex.split(command)[1:], *more)
+
+
+def copy_failure(held: Captured, topic: str, code: str) -> tuple[str, str] | None:
+    """Message and remedy of a table's problem."""
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        found = pipeline_status(catalog, "held", datetime.now(UTC)).problems
+    return next(((p.message, p.remedy) for p in found if (p.subject, p.code) == (f"table {topic}", code)), None)
+
+
+def finding(dsn: str, remedy: str) -> list[tuple[Any, ...]]:
+    """What the statement in the remedy finds."""
+    statement = re.search(r"\(find it: (SELECT .*?\d)\)", remedy)
+    assert statement is not None, remedy
+    with connect(dsn) as conn:
+        return conn.execute(statement[1].encode()).fetchall()
+
+
+def no_copy_follows(held: Captured, reader: ReaderProcess) -> None:
+    """A copy that is to be made again is asked for before the next backfill is carried out: there is none."""
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        other = catalog.commands.post("held", BACKFILL, Request(("public.u",)).to_json())
+        until(lambda: (done := catalog.commands.get(other)) and done.state is CommandState.DONE, reader.output)
+        requests = [Request.from_json(command.payload) for command in catalog.commands.ls("held", BACKFILL)]
+    assert [request.tables for request in requests if request.resync] == [("public.t",)]
+
+
+def state_of(held: Captured, topic: str) -> TableState:
+    return next(schema.state for schema in held.log.schemas().values() if schema.topic == topic)
+
+
+def test_a_permanent_cause_is_failed_within_a_minute_and_its_remedy_leads_past_it(held: Captured) -> None:
+    began = time.monotonic()
+    with ReaderProcess(held) as reader:
+        assert reader.child.wait(PERMANENT_WITHIN) != 0, reader.output()
+    assert time.monotonic() - began < PERMANENT_WITHIN
+    report = last_report(held)
+    assert report is not None
+    error = report.error or {}
+    assert (report.state, error["code"]) == ("failed", UndecodableWal.code)
+    assert held.slot in error["message"]
+    assert re.search(r"is at [0-9A-F]+/[0-9A-F]+, the log is at", error["message"])
+
+    skip, resync = commands(error["suggestion"], held)
+    assert carry_out(skip, "--yes").status == 0
+    with ReaderProcess(held) as reader:
+        assert carry_out(resync).status == 0, reader.output()
+        run_sql(held.dsn, "INSERT INTO u VALUES (3)")
+        until(lambda: held.folded("u") == [("1",), ("2",), ("3",)], reader.output)
+
+
+def test_a_copy_that_fails_names_the_row_is_not_repeated_and_its_remedy_works(held: Captured) -> None:
+    again = f"cdc tables resync public.t -c {shlex.quote(str(held.path))}"
+    skip = ("slots", "recover", "-c", held.path, "--skip-to", wal_end(held.dsn), "--resync", "*.t", "--yes")
+    assert spawn(*skip).status == 0
+    with ReaderProcess(held) as reader:
+        assert carry_out(again).status == 0
+        message, remedy = until(lambda: copy_failure(held, "public.t", UnreadableRow.code), reader.output)
+        assert "the server cannot send a row of 'public.t'" in message
+        no_copy_follows(held, reader)
+
+        ((found,),) = finding(held.dsn, remedy)
+        run_sql(held.dsn, f"UPDATE t SET v = 'two' WHERE id = {int(found)}")
+        assert commands(remedy, held)[0] == again
+        assert carry_out(again).status == 0
+        until(lambda: held.folded("t") == [("1", r"\x6f6e65"), ("2", r"\x74776f")], reader.output)
+
+
+def test_a_new_epoch_begins_although_a_row_of_one_table_cannot_be_copied(held: Captured) -> None:
+    done = carry_out(f"cdc slots recover -c {shlex.quote(str(held.path))} --new-epoch --yes --json")
+    assert done.status == 0, done.output
+    assert done.envelope["result"]["copied_by_reader"] == ["public.t"]
+    with ReaderProcess(held) as reader:
+        until(lambda: copy_failure(held, "public.t", UnreadableRow.code), reader.output)
+        run_sql(held.dsn, "INSERT INTO u VALUES (3)")
+        until(lambda: held.folded("u") == [("1",), ("2",), ("3",)], reader.output)
+    assert state_of(held, "public.t") is TableState.SNAPSHOTTING
+    assert state_of(held, "public.u") is TableState.LIVE
