@@ -110,7 +110,8 @@ class Jobs(Thread):
         epoch = self._placing.reached.position.epoch
         for command in catalog.commands.ls(self._definition.name, BACKFILL):
             asked = Request.from_json(command.payload)
-            given_up = command.state is CommandState.FAILED and asked.epoch == epoch
+            ended_in = (command.result or {}).get("epoch", asked.epoch)
+            given_up = command.state is CommandState.FAILED and ended_in == epoch
             if asked.resync and (given_up or command.state is CommandState.PENDING):
                 wanted = {topic for topic in wanted if not matches(topic, asked.tables)}
         if wanted:
@@ -125,7 +126,7 @@ class Jobs(Thread):
         work = Work.from_json(command.result)
         work.state = "cancelled" if cancelled else "paused"
         if cancelled:
-            catalog.commands.finish(command.id, work.to_json(), ok=False)
+            self._give_up(catalog, command.id, work)
         elif command.result != work.to_json():
             catalog.commands.record(command.id, work.to_json())
         return False
@@ -138,16 +139,22 @@ class Jobs(Thread):
         except Stopped:
             if not self._stop_event.is_set():
                 work.state = "cancelled"
-                catalog.commands.finish(command.id, work.to_json(), ok=False)
+                self._give_up(catalog, command.id, work)
             return
         except CdcError as exc:
             log.warning("backfill stopped", id=command.id, code=exc.code, message=exc.message, fix=exc.fix)
             if exc.reaction is not Reaction.RETRY:
                 work.state = "failed"
-                catalog.commands.finish(command.id, work.to_json() | {"error": exc.to_json()}, ok=False)
+                self._give_up(catalog, command.id, work, exc)
             return  # otherwise it goes on at the next look
         catalog.commands.finish(command.id, work.to_json())
         log.info("backfill done", id=command.id, rows=sum(table.rows for table in work.tables.values()))
+
+    def _give_up(self, catalog: Catalog, job: int, work: Work, exc: CdcError | None = None) -> None:
+        """Finish it without its end; its tables are not copied again in this epoch before somebody asks for that."""
+        error = {} if exc is None else {"error": exc.to_json()}
+        epoch = self._placing.reached.position.epoch
+        catalog.commands.finish(job, {**work.to_json(), **error, "epoch": epoch}, ok=False)
 
     def _backfill(self, catalog: Catalog, job: int, request: Request, work: Work) -> None:
         definition, source = self._definition, self._definition.source
