@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from cdc.errors import CdcError, Reaction, SourceRefuses, UndecodableWal
+from cdc.errors import CdcError, Reaction, SlotInUse, SourceRefuses, UndecodableWal
 
 POISON_ATTEMPTS: Final = 4
 """Attempts at a transaction that the server cannot decode. What decodes at the second or third attempt exists (a cache
@@ -27,6 +27,9 @@ class Pauses:
 
 FAST: Final = Pauses(0.2, 30.0)
 """The server restarts, the network comes back."""
+TURN: Final = Pauses(0.2, 1.0)
+"""Another reader streams. Whether it has ended is asked steadily, however long it has run: rows wait from then on. One
+question is a few short connections."""
 SLOW: Final = Pauses(5.0, 60.0)
 """Somebody may be changing a password or a limit; asking often would lock accounts."""
 POISON: Final = Pauses(2.0, 8.0)
@@ -43,4 +46,6 @@ def pause(error: BaseException, failures: int) -> float | None:
         return POISON.after(failures) if failures < POISON_ATTEMPTS else None
     if not isinstance(error, CdcError) or error.reaction is not Reaction.RETRY:
         return None
+    if isinstance(error, SlotInUse):
+        return TURN.after(failures)
     return (SLOW if isinstance(error, SourceRefuses) else FAST).after(failures)

@@ -21,7 +21,7 @@ from cdc.change import HEARTBEAT_PREFIX
 from cdc.config import Definition
 from cdc.config.definition import OnWalBudget
 from cdc.error_location import LOCATED, locate
-from cdc.errors import CdcError, LogError, LogUnwritable, SourceError, WalBudgetExceeded
+from cdc.errors import CdcError, LogError, LogUnwritable, SlotInUse, SourceError, WalBudgetExceeded
 from cdc.log.read import LogReader
 from cdc.marks import marks
 from cdc.postgres import heartbeat
@@ -38,6 +38,8 @@ BUDGET_WARNING: Final = 0.8
 """Share of the WAL budget from which on it is spoken of."""
 LAST_REPORT: Final = 5.0
 """Seconds to wait for it."""
+SLOT_IN_USE_EVERY: Final = 60.0
+"""Seconds between two log lines of a reader that waits for the same other reader, which it asks for every second."""
 REPORT_EVERY: Final = 1.0
 """Seconds between reports; a process that is silent for five is shown as down."""
 
@@ -61,6 +63,8 @@ class Reporter(Thread):
         self._captured: list[int] | None = None
         self._publication_due = 0.0
         self._warned = False
+        self._in_use: str | None = None
+        self._in_use_due = 0.0
         self._marks: list[TableProgress] = []
         self._marks_due = 0.0
         self._view: LogReader | None = None
@@ -130,6 +134,10 @@ class Reporter(Thread):
         self._error = exc.to_json()
         self._state = state
         self._figures.add(metrics.ERRORS, 1, self._definition.name, "reader", exc.code)
+        if isinstance(exc, SlotInUse):
+            if exc.message == self._in_use and time.monotonic() < self._in_use_due:
+                return
+            self._in_use, self._in_use_due = exc.message, time.monotonic() + SLOT_IN_USE_EVERY
         log.warning("reader stopped", state=state, code=exc.code, message=exc.message, fix=exc.fix)
 
     def _report(self, state: str) -> None:

@@ -30,6 +30,10 @@ def test_what_goes_by_itself_is_tried_for_ever_and_at_least_once_a_minute(error:
     assert waits[-1] <= 60
 
 
+def test_a_slot_in_use_is_asked_for_steadily_however_long_it_was() -> None:
+    assert max(wait or 0 for wait in pauses(SlotInUse("x"), 1000)) <= 1
+
+
 def test_a_refused_login_is_asked_for_less_often_than_a_lost_connection() -> None:
     refused, lost = pauses(SourceRefuses("x"), 8), pauses(SourceUnreachable("x"), 8)
     assert all((a or 0) > (b or 0) for a, b in zip(refused, lost, strict=True))
