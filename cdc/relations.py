@@ -23,7 +23,7 @@ from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.drift import Sight, divergence, look
 from cdc.postgres.tables import View, resolve, view
 from cdc.postgres.telling import read, typed
-from cdc.table import ADDED, TableSchema, TableState, matches, topic
+from cdc.table import ADDED, PARTITION_OF, TableSchema, TableState, matches, topic
 
 LOOK_EVERY: Final = 30.0
 """Seconds between two looks at the catalogue of all tables; one took 8 ms for one table, 80–150 ms for 1,000."""
@@ -79,22 +79,26 @@ class Relations:
     def see(self, message: Relation, position: Position) -> tuple[TableSchema, bool] | None:
         """The schema of the rows that follow, and whether the log has to be told of it; None if no row is wanted.
 
-        None is wanted of a table that no rule matches, or that was removed, until it is taken. The catalogue shows the
-        present and the message, of the transaction at the position, a moment of the past; what cannot be proved comes
-        back flagged `needs_resync`, never guessed.
+        No row is wanted of a table that no rule matches, or that was removed, until it is taken; nor of a partition,
+        for rules mean roots. The catalogue shows the present and the message, of the transaction at the position, a
+        moment of the past; what cannot be proved comes back flagged `needs_resync`, never guessed.
         """
         before = self._known.get(message.oid)
         if not self._wanted(message, before):
             return None
         known = before or self._unannounced.pop(message.oid, None)
 
-        def answer(conn: Any) -> TableSchema:
+        def answer(conn: Any) -> TableSchema | None:
             seen = self._view_of(conn, message.oid, position)
+            if before is None and seen.is_partition(message.oid):
+                return None
             schema = resolve(conn, message, known, self._epoch, seen)
             sight = seen.sights.get(message.oid)
             return schema if sight is None else _compared(schema, sight)
 
         schema = self._asked(answer)
+        if schema is None:
+            return None
         if before is None and self._copies and schema.state is TableState.LIVE:
             schema = schema.flagged(TableState.SNAPSHOTTING, ADDED)
         self._known[message.oid] = schema
@@ -188,6 +192,8 @@ class Relations:
         if schema.state is not before.state:
             log.warning("table marked", table=schema.topic, state=schema.state.value, reason=schema.reason)
         self._known[schema.oid] = schema
+        if schema.is_partition_now:
+            del self._known[schema.oid]  # a table of its own again, it is a new one
         yield schema
 
 
@@ -200,6 +206,8 @@ def _after_look(schema: TableSchema, sight: Sight | None) -> TableSchema:
     """The version with what the look says: gone, renamed, diverged, or only seen."""
     if sight is None:
         return schema.flagged(TableState.DROPPED, "the table is no longer at the source")
+    if sight.sent_as is not None:
+        return schema.flagged(TableState.DROPPED, f"{PARTITION_OF}{sight.sent_as}, under whose name its changes come")
     return replace(_compared(schema, sight), schema=sight.schema, name=sight.name)
 
 

@@ -91,6 +91,8 @@ CAPTURED: Final = frozenset({TableState.LIVE, TableState.SNAPSHOTTING})
 """Of tables all of whose changes are in the log; their rows can be read beside the stream."""
 REMOVED: Final = "no rule of the definition matches it any longer"
 """Why a table is DROPPED that is still at the source, and may still be published."""
+PARTITION_OF: Final = "it is a partition now of "
+"""Why a table is DROPPED whose changes come under the name of a partitioned table: how the reason begins."""
 ADDED: Final = "added while the stream ran"
 """Why a table is SNAPSHOTTING that was not there when its epoch began."""
 
@@ -197,6 +199,11 @@ class TableSchema:
     def removed(self) -> bool:
         """Whether it is captured no longer because nobody asks for it: of what is still sent no row is wanted."""
         return self.state is TableState.DROPPED and self.reason == REMOVED
+
+    @property
+    def is_partition_now(self) -> bool:
+        """Whether it is captured no longer because its changes come under another table's name."""
+        return self.state is TableState.DROPPED and (self.reason or "").startswith(PARTITION_OF)
 
     @property
     def key(self) -> tuple[Column, ...]:

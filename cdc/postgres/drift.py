@@ -17,16 +17,20 @@ from cdc.postgres.catalogue import WITNESS
 from cdc.postgres.sqlstate import mapped
 from cdc.table import Standing, TableSchema
 
-# a leaf made by CREATE TABLE … PARTITION OF has one writer of its first rows of the catalogue; ATTACH changes the
+# a leaf came with its rows if it was attached, or if a partitioned table between it and this one was;
+# a table made by CREATE TABLE … PARTITION OF has one writer of its first rows of the catalogue; ATTACH changes the
 # columns of a table that was there, in a later transaction or a later command (system columns it leaves alone)
 _LEAVES: Final = """
     SELECT json_agg(json_build_array(l.oid, l.relfilenode::bigint, l.relpersistence, l.reltuples = -1, l.xmin::text,
-        NOT (i.xmin = born.xmin AND (f.xmin <> i.xmin OR f.cmin = born.cmin)) AND pg_relation_size(l.oid) > 0)
+        pg_relation_size(l.oid) > 0 AND EXISTS (
+            SELECT FROM pg_partition_ancestors(l.oid) WITH ORDINALITY up (relid, step)
+            JOIN pg_inherits i ON i.inhrelid = up.relid
+            JOIN pg_attribute born ON born.attrelid = i.inhrelid AND born.attnum = -1
+            LEFT JOIN LATERAL (SELECT a.xmin, a.cmin FROM pg_attribute a WHERE a.attrelid = i.inhrelid AND a.attnum > 0
+                               ORDER BY a.attnum LIMIT 1) f ON true
+            WHERE up.step <= p.level AND NOT (i.xmin = born.xmin AND (f.xmin <> i.xmin OR f.cmin = born.cmin))))
         ORDER BY l.oid)
-    FROM pg_partition_tree(c.oid) p JOIN pg_class l ON l.oid = p.relid JOIN pg_inherits i ON i.inhrelid = l.oid
-    JOIN pg_attribute born ON born.attrelid = l.oid AND born.attnum = -1
-    LEFT JOIN LATERAL (SELECT a.xmin, a.cmin FROM pg_attribute a WHERE a.attrelid = l.oid AND a.attnum > 0
-                       ORDER BY a.attnum LIMIT 1) f ON true
+    FROM pg_partition_tree(c.oid) p JOIN pg_class l ON l.oid = p.relid
     WHERE p.isleaf AND p.relid <> c.oid
 """
 _COLUMNS: Final = """
@@ -49,9 +53,22 @@ _PUBLISHED: Final = """
 """
 _OF_SCHEMA: Final = """(SELECT 'schema ' || s.oid FROM pg_publication_namespace s
                         WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)"""
+# the topmost published ancestor, as pgoutput chooses it
+_SENT_AS: Final = """
+    SELECT format('%%s.%%s', quote_ident(an.nspname), quote_ident(ac.relname))
+    FROM pg_publication p CROSS JOIN pg_partition_ancestors(c.oid) WITH ORDINALITY up (relid, step)
+    JOIN pg_class ac ON ac.oid = up.relid JOIN pg_namespace an ON an.oid = ac.relnamespace
+    WHERE p.pubname = %(publication)s AND p.pubviaroot AND up.step > 1
+    AND (p.puballtables OR {published_schema}
+         EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = up.relid))
+    ORDER BY up.step DESC LIMIT 1
+"""
+_IN_SCHEMA: Final = """
+    EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = ac.relnamespace) OR"""
 _SIGHTS: Final = f"""
     SELECT c.oid, n.nspname, c.relname, c.relpersistence::text, c.relfilenode::bigint,
-           ({_COLUMNS}), CASE WHEN c.relkind = 'p' THEN ({_LEAVES}) END, ({_PUBLISHED}), ({WITNESS})
+           ({_COLUMNS}), CASE WHEN c.relkind = 'p' THEN ({_LEAVES}) END, ({_PUBLISHED}),
+           CASE WHEN c.relispartition THEN ({_SENT_AS}) END, ({WITNESS})
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%(oids)s)
 """
 _SCHEMAS_PUBLISHED: Final = 150000
@@ -76,20 +93,23 @@ class Sight:
     """Leaves with rows that were tables of their own before."""
     unlogged: bool
     publication: str
+    sent_as: str | None
+    """The partitioned table under whose name the publication sends its changes; None if under its own."""
     witness: str | None
 
 
 def look(conn: psycopg.Connection, oids: Sequence[int], publication: str | None) -> dict[int, Sight]:
     """The tables that still exist, by OID, in one statement and so at one moment."""
     schema = _OF_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else "NULL"
-    query = _SIGHTS.replace("{schema}", schema)
+    published_schema = _IN_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else ""
+    query = _SIGHTS.replace("{schema}", schema).replace("{published_schema}", published_schema)
     with mapped():
         rows = conn.execute(query.encode(), {"oids": list(oids), "publication": publication}).fetchall()
     return {row[0]: _sight(row[1:], publication or "") for row in rows}
 
 
 def _sight(row: Sequence[Any], publication: str) -> Sight:
-    schema, name, persistence, file, columns, leaves, published, witness = row
+    schema, name, persistence, file, columns, leaves, published, sent_as, witness = row
     columns, leaves = columns or [], leaves or []
     unlogged = persistence == "u" or any(leaf[2] == "u" for leaf in leaves)
     return Sight(
@@ -108,6 +128,7 @@ def _sight(row: Sequence[Any], publication: str) -> Sight:
         attached=frozenset(leaf[0] for leaf in leaves if leaf[5]),
         unlogged=unlogged,
         publication=publication,
+        sent_as=sent_as,
         witness=witness,
     )
 
@@ -186,4 +207,4 @@ def _publication(before: tuple[str, ...] | None, now: Sight) -> Iterator[str]:
             yield f"publication {now.publication!r} {what}: changes may be missing"
             return
     if xmin != after[1] and title == after[2]:
-        yield f"publication {now.publication!r} was altered and altered back: changes may be missing"
+        yield f"publication {now.publication!r} was altered, or altered and altered back: changes may be missing"

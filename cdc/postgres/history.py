@@ -12,16 +12,29 @@ from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.replication import SystemIdentity, identify
 from cdc.postgres.slot import SlotStatus, slot_status
 from cdc.postgres.sqlstate import mapped
+from cdc.table import topic
 
 _PUBLICATION: Final = "SELECT oid FROM pg_publication WHERE pubname = %s"
+# a partition may be sent under the name of an ancestor: then nothing is missing, and a look at the catalogue marks it
 _UNPUBLISHED: Final = """
-    SELECT format('%%s.%%s', c.relnamespace::regnamespace::name, c.relname) FROM pg_class c
-    WHERE c.oid = ANY(%(tables)s) AND c.relkind IN ('r', 'p')
-    AND NOT EXISTS (SELECT FROM pg_publication_tables t WHERE t.pubname = %(name)s
-        AND t.schemaname = c.relnamespace::regnamespace::name AND t.tablename = c.relname)
-    AND NOT EXISTS (SELECT FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
-        WHERE p.pubname = %(name)s AND r.prrelid = c.oid)
-    ORDER BY 1
+    WITH sent AS MATERIALIZED (
+        SELECT c.oid FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname
+        JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename WHERE t.pubname = %(name)s
+        UNION ALL SELECT r.prrelid FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+        WHERE p.pubname = %(name)s)
+    SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = ANY(%(tables)s) AND CASE c.relkind
+        WHEN 'p' THEN NOT EXISTS (SELECT FROM pg_publication WHERE pubname = %(name)s AND NOT pubviaroot)
+            AND NOT EXISTS (SELECT FROM sent WHERE sent.oid = c.oid)
+        WHEN 'r' THEN NOT EXISTS (SELECT FROM sent WHERE sent.oid = c.oid)
+        ELSE false END
+    AND NOT EXISTS (SELECT FROM pg_partition_ancestors(c.oid) a JOIN sent ON sent.oid = a.relid)
+    ORDER BY 1, 2
+"""
+_BY_LEAF: Final = """
+    SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = ANY(%(tables)s) AND c.relkind = 'p'
+    AND EXISTS (SELECT FROM pg_publication WHERE pubname = %(name)s AND NOT pubviaroot) ORDER BY 1, 2
 """
 
 
@@ -34,6 +47,8 @@ class PublicationStatus:
     """Another one means that it was dropped and made anew."""
     missing: tuple[str, ...]
     """`schema.table` of known tables that still exist and are not in it."""
+    by_leaf: tuple[str, ...] = ()
+    """`schema.table` of known partitioned tables whose changes it sends under the names of their partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +71,10 @@ def publication_status(conn: psycopg.Connection, name: str, tables: Collection[i
     """The publication of that name; None if there is none."""
     with mapped():
         # the publication is looked for last: if it is dropped between the two, it is gone and not merely narrowed
-        rows = conn.execute(_UNPUBLISHED, {"tables": sorted(tables), "name": name}).fetchall()
+        asked = {"tables": sorted(tables), "name": name}
+        missing = [topic(*row) for row in conn.execute(_UNPUBLISHED, asked)]
+        by_leaf = [topic(*row) for row in conn.execute(_BY_LEAF, asked)]
         found = conn.execute(_PUBLICATION, [name]).fetchone()
     if found is None:
         return None
-    return PublicationStatus(name, int(found[0]), tuple(text for (text,) in rows))
+    return PublicationStatus(name, int(found[0]), tuple(missing), tuple(by_leaf))

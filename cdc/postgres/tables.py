@@ -43,6 +43,11 @@ class View:
     """By OID."""
     sights: Mapping[int, Sight]
 
+    def is_partition(self, oid: int) -> bool:
+        """Whether the table is a partition of another one."""
+        root = self.tables[oid].root if oid in self.tables else None
+        return root is not None and root != oid
+
 
 class TableName(NamedTuple):
     """A table's name in two parts, unquoted."""
