@@ -12,6 +12,7 @@ from cdc.postgres.history import source_state
 from cdc.postgres.preflight import Problem, Wants, preflight
 from cdc.postgres.tables import matched_schemas
 from cdc.resume import captured, check_source
+from cdc.settings import publication_control
 from cdc.table import TableSchema
 from cdc.targets import tables_in
 
@@ -28,7 +29,7 @@ def problems(definition: Definition) -> list[Problem]:
         patterns=definition.patterns,
         exclude=definition.excludes,
         create_slot=source.slot.create,
-        create_publication=source.publication.create,
+        control=publication_control(definition),
     )
     return [*storage_problems(definition), *preflight(source.current_dsn(), wants)]
 

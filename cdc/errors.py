@@ -24,6 +24,7 @@
     │   ├── PublicationMissing
     │   ├── PublicationNarrowed     a captured table is no longer in it
     │   ├── PublicationReplaced     made anew, or after the slot
+    │   ├── PublicationByLeaf       sends changes of a captured partitioned table under the names of its partitions
     │   ├── WalBudgetExceeded       the slot keeps more WAL than the definition allows
     │   ├── PositionBeyondWal       the stream names a commit where the server has no WAL
     │   ├── MalformedFrame          bytes that are not pgoutput
@@ -283,6 +284,13 @@ class PublicationReplaced(SourceError):
 
     code = "CDC-2110"
     remedy = "run 'cdc slots recover -c FILE --new-epoch'"
+
+
+class PublicationByLeaf(SourceError):
+    """The publication sends changes of a captured partitioned table under the names of its partitions."""
+
+    code = "CDC-2120"
+    remedy = "run ALTER PUBLICATION … SET (publish_via_partition_root = true), then restart the reader"
 
 
 class WalBudgetExceeded(SourceError):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from cdc.errors import (
+    PublicationByLeaf,
     PublicationMissing,
     PublicationNarrowed,
     PublicationReplaced,
@@ -21,6 +22,7 @@ from cdc.log.layout import CommitInfo, Lineage, LogIdentity
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.history import PublicationStatus, SourceState
+from cdc.postgres.publication import via_root_sql
 from cdc.postgres.slot import PLUGIN, SlotStatus
 from cdc.table import TableSchema, TableState
 
@@ -72,6 +74,12 @@ def check_publication(last: CommitInfo, publication: PublicationStatus | None) -
     if publication.missing:
         listed = ", ".join(publication.missing)
         raise PublicationNarrowed(f"publication {publication.name!r} no longer has {listed}")
+    if publication.by_leaf:
+        listed = ", ".join(publication.by_leaf)
+        raise PublicationByLeaf(
+            f"publication {publication.name!r} sends changes of {listed} under the names of the partitions",
+            remedy=f"run {via_root_sql(publication.name)} then restart the reader",
+        )
 
 
 def captured(known: Mapping[int, TableSchema]) -> list[int]:

@@ -8,6 +8,7 @@ from cdc.config import Definition
 from cdc.log.bucket import Root
 from cdc.log.segments import SegmentLimits
 from cdc.log.trimming import Retention
+from cdc.postgres.publication import PublicationControl
 from cdc.snapshot.initial import CopySource
 
 
@@ -34,6 +35,7 @@ def reader_settings(definition: Definition) -> ReaderSettings:
             dsn=source.current_dsn(),
             slot=source.slot.name,
             publication=source.publication.name,
+            control=publication_control(definition),
             patterns=definition.patterns,
             exclude=definition.excludes,
             failover=source.slot.failover,
@@ -46,6 +48,12 @@ def reader_settings(definition: Definition) -> ReaderSettings:
         linger=definition.log.commit.linger,
         retention=retention_of(definition),
     )
+
+
+def publication_control(definition: Definition) -> PublicationControl:
+    """What the definition allows the reader to do with its publication."""
+    publication = definition.source.publication
+    return PublicationControl(definition.name, create=publication.create, alter=publication.alter)
 
 
 def retention_of(definition: Definition) -> Retention:

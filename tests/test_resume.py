@@ -8,6 +8,7 @@ import pytest
 
 from cdc.errors import (
     CdcError,
+    PublicationByLeaf,
     PublicationMissing,
     PublicationNarrowed,
     PublicationReplaced,
@@ -96,6 +97,13 @@ def test_a_publication_that_sends_less_than_the_log_expects_is_refused(
     with pytest.raises(expected) as caught:
         check_source(LOG, last, SourceState(SOURCE, SLOT, publication))
     assert "--new-epoch" in caught.value.fix
+
+
+def test_a_publication_that_sends_a_partitioned_table_by_leaf_is_refused_with_the_sql():
+    by_leaf = replace(PUBLICATION, by_leaf=("shop.orders",))
+    with pytest.raises(PublicationByLeaf, match=r"shop\.orders") as caught:
+        check_source(LOG, replace(LAST, publication=5), SourceState(SOURCE, SLOT, by_leaf))
+    assert "publish_via_partition_root = true" in caught.value.fix
 
 
 @pytest.mark.parametrize("reason", ["wal_removed", "rows_removed", "wal_level_insufficient", "idle_timeout"])

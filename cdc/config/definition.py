@@ -74,13 +74,31 @@ class Slot(Model):
     """Whether standbys follow it, so that it outlives a failover; needs Postgres 17 and `sync_replication_slots`."""
 
 
+class Manage(StrEnum):
+    """Which publication the reader may alter: add tables to it, or take them out."""
+
+    #: Only one that it created itself.
+    AUTO = "auto"
+    #: Also one that somebody else created: its other subscribers see the change.
+    ALWAYS = "always"
+    #: None: status and `cdc doctor` give the SQL.
+    NEVER = "never"
+
+
 class Publication(Model):
     """The publication that says which tables the server sends."""
 
     name: Identifier = ""
     """Its name on the server; default `cdc_<name of the pipeline>_pub`."""
     create: Switch = True
-    """Whether the reader may create it and add tables to it."""
+    """Whether the reader may create it."""
+    manage: Manage = Manage.AUTO
+    """Whether the reader may alter it: `auto` (one that it created), `always`, `never`."""
+
+    @property
+    def alter(self) -> bool | None:
+        """Whether it may be altered, whatever created it; None: only if this pipeline did."""
+        return None if self.manage is Manage.AUTO else self.manage is Manage.ALWAYS
 
 
 class OnWalBudget(StrEnum):

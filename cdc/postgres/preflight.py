@@ -12,7 +12,17 @@ from psycopg import sql
 
 from cdc.errors import CdcError, ConfigError, InvalidDefinition, PreflightFailed, SlotInvalidated, SourceError
 from cdc.postgres.connection import connect
-from cdc.postgres.publication import addition_sql, creation_sql, missing_tables
+from cdc.postgres.publication import (
+    NOT_OURS,
+    PublicationControl,
+    addition_sql,
+    comment_sql,
+    creation_sql,
+    missing_tables,
+    partitioned,
+    read_publication,
+    via_root_sql,
+)
 from cdc.postgres.published import COMPUTED_SENT
 from cdc.postgres.slot import PLUGIN, SlotStatus, slot_status
 from cdc.postgres.sqlstate import mapped
@@ -60,10 +70,6 @@ _RIGHTS: Final = r"""
     WHERE c.oid = ANY(%(tables)s)
 """
 """The last but one: a computed column of the replica identity that is not sent, those first that never are."""
-_PUBLICATION: Final = """
-    SELECT puballtables, pubviaroot, pubinsert AND pubupdate AND pubdelete AND pubtruncate,
-           pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +82,8 @@ class Wants:
     exclude: Sequence[str] = ()
     create_slot: bool = True
     """Whether the slot may be made when it is not there."""
-    create_publication: bool = True
-    """Whether the publication may be made or added to."""
+    control: PublicationControl = field(default_factory=PublicationControl)
+    """What may be done with the publication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,45 +272,48 @@ def _computed(source: _Source, table: sql.Identifier, column: str, kind: str) ->
     what += "once the table is published, updates and deletes of it fail at the source"
     if kind == _VIRTUAL:
         return f"{what}; it never is, so the identity has to be an index without it", None
-    there = source.conn.execute("SELECT FROM pg_publication WHERE pubname = %s", [source.wants.publication]).fetchone()
-    statement = (
-        "CREATE PUBLICATION {} WITH (publish_via_partition_root = true, publish_generated_columns = stored);"
-        if there is None
-        else "ALTER PUBLICATION {} SET (publish_generated_columns = stored);"
-    )
-    return what, sql.SQL(statement).format(sql.Identifier(source.wants.publication))
+    name = source.wants.publication
+    if read_publication(source.conn, name) is not None:
+        alter = "ALTER PUBLICATION {} SET (publish_generated_columns = stored);"
+        return what, sql.SQL(alter).format(sql.Identifier(name))
+    create = "CREATE PUBLICATION {} WITH (publish_via_partition_root = true, publish_generated_columns = stored); "
+    comment = sql.SQL(comment_sql(name, source.wants.control.pipeline))  # type: ignore[arg-type] # quoted there
+    return what, sql.SQL(create).format(sql.Identifier(name)) + comment
 
 
 def _publication(source: _Source) -> Iterator[Problem]:
     wants, names = source.wants, [table for _, table in source.tables]
-    create = wants.create_publication and not source.standby
-    found = source.conn.execute(_PUBLICATION, [wants.publication]).fetchone()
+    found = read_publication(source.conn, wants.publication)
     if found is None:
         yield from _publication_absent(source, names)
         return
-    everything, via_root, operations, ours = found
-    subject, may_change = f"publication {wants.publication}", create and ours
-    publication = sql.Identifier(wants.publication)
-    lacking = [] if everything else missing_tables(source.conn, wants.publication, names)
+    subject, allowed = f"publication {wants.publication}", found.is_alterable(wants.control)
+    may_change = allowed and found.owned and not source.standby
+    lacking = [] if found.everything else missing_tables(source.conn, wants.publication, names)
     if lacking and not (may_change and all(_owned(source, table) for table in lacking)):
-        why = "" if not create else f", and role {source.role!r} does not own publication and tables"
+        why = f", and role {source.role!r} does not own publication and tables" if allowed else f", and it {NOT_OURS}"
         listed = ", ".join(map(str, lacking))
         yield _failed(subject, f"lacks {listed}{why}", addition_sql(wants.publication, lacking))
-    if not operations:
+    if not found.operations:
         statement = sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate');")
-        yield _failed(subject, "leaves out some of insert, update, delete, truncate", statement.format(publication))
-    if not via_root and not may_change:
-        statement = sql.SQL("ALTER PUBLICATION {} SET (publish_via_partition_root = true);")
-        yield _failed(subject, "publishes partitions under their own names", statement.format(publication))
+        yield _failed(
+            subject,
+            "leaves out some of insert, update, delete, truncate",
+            statement.format(sql.Identifier(wants.publication)),
+        )
+    if not found.via_root and not may_change:
+        for table in partitioned(source.conn, names):
+            what = f"is partitioned, and {subject} publishes partitions under their own names, which are not captured"
+            yield _failed(str(table), what, via_root_sql(wants.publication))
 
 
 def _publication_absent(source: _Source, names: Sequence[TableName]) -> Iterator[Problem]:
     subject = f"publication {source.wants.publication}"
-    statement = creation_sql(source.wants.publication, names)
+    statement = creation_sql(source.wants.publication, names, source.wants.control.pipeline)
     foreign = [table for table in names if not _owned(source, table)]
     if source.standby:
         yield _failed(subject, "does not exist; make it at the primary", statement)
-    elif not source.wants.create_publication:
+    elif not source.wants.control.create:
         yield _failed(subject, "does not exist", statement)
     elif foreign:
         listed = ", ".join(map(str, foreign))

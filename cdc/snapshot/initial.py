@@ -33,7 +33,7 @@ from cdc.postgres.chunk import table_sizes
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, hold_tables
 from cdc.postgres.history import source_state
-from cdc.postgres.publication import ensure_publication
+from cdc.postgres.publication import PublicationControl, ensure_publication
 from cdc.postgres.published import published_rows, published_schemas
 from cdc.postgres.slot import create_slot, drop_slot, exclusive, slot_status
 from cdc.postgres.sqlstate import mapped
@@ -57,6 +57,8 @@ class CopySource:
     publication: str
     patterns: Sequence[str]
     exclude: Sequence[str]
+    control: PublicationControl = field(default_factory=PublicationControl)
+    """What may be done with the publication."""
     failover: bool = False
     """Whether standbys shall follow the slot; from version 17."""
     undecodable: Undecodable = Undecodable.FAIL
@@ -95,7 +97,7 @@ def copy_everything(source: CopySource, root: Root, writer: LogWriter, figures: 
             raise PreflightFailed(
                 f"no table matches {list(source.patterns)!r}", remedy="correct 'tables' in the definition"
             )
-        ensure_publication(conn, source.publication, [name for _, name in tables])
+        ensure_publication(conn, source.publication, [name for _, name in tables], control=source.control)
         if slot_status(conn, source.slot) is not None:
             drop_slot(conn, source.slot)
         slot = create_slot(source.dsn, source.slot, failover=source.failover)

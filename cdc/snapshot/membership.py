@@ -23,9 +23,10 @@ from cdc.position import Position
 from cdc.postgres.alignment import EPOCH_SHIFT
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import Wants, preflight
-from cdc.postgres.publication import ensure_publication, withdraw
+from cdc.postgres.publication import ensure_publication, read_publication, withdraw
 from cdc.postgres.published import published_schema
 from cdc.postgres.tables import TableName, match_tables, read_schema
+from cdc.settings import publication_control
 from cdc.snapshot.placing import Placing
 from cdc.snapshot.stream import Stream
 from cdc.snapshot.versions import in_state, renewed, said
@@ -165,7 +166,7 @@ class Membership:
             source.slot.name,
             source.publication.name,
             [escape(name) for name in names],
-            create_publication=source.publication.create,
+            control=publication_control(self._definition),
         )
         wrong: dict[str, str] = {}
         for problem in preflight(source.current_primary(), wants):
@@ -181,7 +182,8 @@ class Membership:
     def _add(self, conn: Any, telling: Any, stream: Stream, added: Mapping[int, TableName]) -> tuple[str, ...]:
         source, told = self._definition.source, []
         if added:
-            ensure_publication(telling, source.publication.name, list(added.values()))
+            control = publication_control(self._definition)
+            ensure_publication(telling, source.publication.name, list(added.values()), control=control)
         for oid, name in added.items():
             relation = stream.durable.epoch << EPOCH_SHIFT | oid
             schema = published_schema(conn, oid, source.publication.name, relation)
@@ -197,9 +199,10 @@ class Membership:
         return tuple(told)
 
     def _remove(self, telling: Any, stream: Stream, schema: TableSchema) -> None:
-        publication = self._definition.source.publication
-        if publication.create:
-            withdraw(telling, publication.name, TableName(schema.schema, schema.name))
+        name = self._definition.source.publication.name
+        publication = read_publication(telling, name)
+        if publication is not None and publication.is_alterable(publication_control(self._definition)):
+            withdraw(telling, name, TableName(schema.schema, schema.name))
         self._mark(stream, schema, REMOVED)
 
     def _mark(self, stream: Stream, schema: TableSchema, reason: str) -> None:

@@ -28,7 +28,7 @@ def test_the_resolved_view_has_defaults_and_references(
     expected = {
         "dsn": "${THE_DSN}",
         "slot": {"name": "cdc_shop", "create": True, "failover": False},
-        "publication": {"name": "cdc_shop_pub", "create": True},
+        "publication": {"name": "cdc_shop_pub", "create": True, "manage": "auto"},
         "heartbeat": "10s",
         "on_wal_budget": "warn",
     }

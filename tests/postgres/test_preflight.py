@@ -11,10 +11,12 @@ from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.preflight import Problem, Wants, preflight
+from cdc.postgres.publication import PublicationControl
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
 from tests.fixtures.postgres import run_sql
 
+LEFT_ALONE = PublicationControl(create=False)
 WANTS = Wants(slot="pre", publication="pub", patterns=["public.*"])
 
 
@@ -95,7 +97,7 @@ def test_a_publication_that_lacks_tables_or_operations_is_told_with_its_sql(any_
         "CREATE TABLE b (id int PRIMARY KEY)",
         "CREATE PUBLICATION pub FOR TABLE a WITH (publish = 'insert')",
     )
-    wants = Wants(slot="pre", publication="pub", patterns=["public.*"], create_slot=False, create_publication=False)
+    wants = Wants(slot="pre", publication="pub", patterns=["public.*"], create_slot=False, control=LEFT_ALONE)
     problems = preflight(any_database, wants)
 
     assert subjects(problems) == {"slot pre", "publication pub"}

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.errors import SlotBlocked
 from cdc.postgres.connection import connect
-from cdc.postgres.publication import ensure_publication, withdraw
+from cdc.postgres.publication import PublicationControl, ensure_publication, withdraw
 from cdc.postgres.tables import TableName
 from tests.fixtures.postgres import rows_of, run_sql
 
@@ -17,14 +17,15 @@ NAMES = [TableName("public", "t")]
 
 def test_a_table_is_not_ready_while_a_transaction_is_open_that_wrote_it_before(any_database: str) -> None:
     run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub")
+    ours = PublicationControl(alter=True)
     with connect(any_database, autocommit=False) as older, connect(any_database) as conn:
         older.execute("INSERT INTO t VALUES (1)")
         with pytest.raises(SlotBlocked):
-            ensure_publication(conn, "pub", NAMES, patience=0.2)
+            ensure_publication(conn, "pub", NAMES, control=ours, patience=0.2)
         with pytest.raises(SlotBlocked):  # the table is in the publication by now, and still not ready
-            ensure_publication(conn, "pub", NAMES, patience=0.2)
+            ensure_publication(conn, "pub", NAMES, control=ours, patience=0.2)
         older.commit()
-        ensure_publication(conn, "pub", NAMES)
+        ensure_publication(conn, "pub", NAMES, control=ours)
 
         assert conn.execute("SELECT id FROM t").fetchall() == [(1,)]
     assert rows_of(any_database, "SELECT tablename FROM pg_publication_tables WHERE pubname = 'pub'") == [("t",)]
