@@ -86,7 +86,7 @@ class Relations:
         before = self._known.get(message.oid)
         if not self._wanted(message, before):
             return None
-        known = before or self._unannounced.pop(message.oid, None)
+        known = before or _as_sent(self._unannounced.pop(message.oid, None), message)
 
         def answer(conn: Any) -> TableSchema | None:
             seen = self._view_of(conn, message.oid, position)
@@ -195,6 +195,15 @@ class Relations:
         if schema.is_partition_now:
             del self._known[schema.oid]  # a table of its own again, it is a new one
         yield schema
+
+
+def _as_sent(created: TableSchema | None, message: Relation) -> TableSchema | None:
+    """A new table as the event trigger reports it, with the computed columns that the publication sends as such."""
+    if created is None:
+        return None
+    sent = {column.name for column in message.columns}
+    columns = (replace(column, generated=column.generated and column.name not in sent) for column in created.columns)
+    return replace(created, columns=tuple(columns))
 
 
 def _may_come(schema: TableSchema) -> bool:

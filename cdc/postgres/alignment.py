@@ -73,13 +73,16 @@ def tell(told: Catalogued, known: TableSchema | None, oid: int, epoch: int) -> T
     numbered = known is None or (known.oid == oid and known.relation >> EPOCH_SHIFT == epoch)
     live = _live_ids(told, None if numbered else known)
     places = {number: place for place, number in enumerate(told.key)}
+    # the trigger does not know the publication, and a stored column never becomes a computed one
+    sent = {c.id for c in known.sent} if known else set()
+    columns = tuple(a.column(i, places.get(a.number)) for i, a in live.items())
     schema = TableSchema(
         relation=known.relation if known else epoch << EPOCH_SHIFT | oid,
         oid=oid,
         schema=told.schema,
         name=told.name,
         replica_identity=told.replica_identity,
-        columns=tuple(a.column(i, places.get(a.number)) for i, a in live.items()),
+        columns=tuple(replace(c, generated=c.generated and c.id not in sent) for c in columns),
         root=told.root,
         standing=known.standing if known else None,
         # by name across epochs: that is no telling
@@ -301,6 +304,8 @@ def unseen(known: TableSchema, schema: TableSchema, live: Mapping[int, Attribute
         return f"the key changed from {[c.name for c in known.key]} to {[c.name for c in schema.key]}"
     for column in schema.sent:
         old, attribute = before.get(column.id), live.get(column.id)
+        if old is not None and old.generated:
+            return f"column {column.name!r} was computed and not sent: the values of old rows were not in the stream"
         if old is None and attribute and column.missing is None and (attribute.has_default or attribute.not_null):
             return f"column {column.name!r} came with values for old rows that the catalogue does not show"
         if old is not None and old.type_oid == column.type_oid and not old.keeps_labels(column.labels):

@@ -33,9 +33,17 @@ _LEAVES: Final = """
     FROM pg_partition_tree(c.oid) p JOIN pg_class l ON l.oid = p.relid
     WHERE p.isleaf AND p.relid <> c.oid
 """
-_COLUMNS: Final = """
+# a computed column has values for old rows as well; those count where the publication sends it, from version 18
+_COLUMNS: Final = r"""
     SELECT json_agg(json_build_array(a.attnum, a.xmin::text, a.atthasmissing,
-        (a.atthasdef OR a.attidentity::text <> '' OR a.attnotnull) AND a.attgenerated::text = '',
+        (a.atthasdef OR a.attidentity::text <> '' OR a.attnotnull) AND CASE a.attgenerated::text
+            WHEN '' THEN true
+            WHEN 's' THEN EXISTS (
+                SELECT FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+                WHERE p.pubname = %(publication)s AND (to_jsonb(p) ->> 'pubgencols' = 's'
+                    OR to_jsonb(r) ->> 'prattrs' ~ format('\m%%s\M', a.attnum)))
+            ELSE false END,
+        a.attgenerated::text = '',
         (SELECT json_agg(v.enumlabel ORDER BY v.enumsortorder) FROM pg_enum v
          WHERE v.enumtypid IN (t.oid, t.typbasetype, t.typelem))) ORDER BY a.attnum)
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
@@ -91,6 +99,8 @@ class Sight:
     """Leaves whose file nobody has measured since it was made, as TRUNCATE leaves it, with the xmin that did it."""
     attached: frozenset[int]
     """Leaves with rows that were tables of their own before."""
+    stored: frozenset[int]
+    """Columns that are not computed."""
     unlogged: bool
     publication: str
     sent_as: str | None
@@ -118,12 +128,13 @@ def _sight(row: Sequence[Any], publication: str) -> Sight:
         standing=Standing(
             persistence="u" if unlogged else persistence,
             file=file,
-            attributes=tuple((number, xmin) for number, xmin, missing, _, _ in columns if not missing),
+            attributes=tuple((number, xmin) for number, xmin, missing, *_ in columns if not missing),
             leaves=tuple((leaf[0], leaf[1]) for leaf in leaves),
             published=None if published is None or published[_MEMBER] is None else tuple(published),
         ),
-        labels={number: tuple(labels) for number, _, _, _, labels in columns if labels},
-        filled=frozenset(number for number, _, missing, filled, _ in columns if filled and not missing),
+        labels={number: tuple(labels) for number, *_, labels in columns if labels},
+        filled=frozenset(number for number, _, missing, filled, *_ in columns if filled and not missing),
+        stored=frozenset(number for number, _, _, _, stored, _ in columns if stored),
         emptied={leaf[0]: leaf[4] for leaf in leaves if leaf[3]},
         attached=frozenset(leaf[0] for leaf in leaves if leaf[5]),
         unlogged=unlogged,
@@ -146,6 +157,8 @@ def _reasons(known: TableSchema, now: Sight) -> Iterator[str]:
     for column in known.columns if numbered else ():
         if not column.keeps_labels(now.labels.get(column.id, ())):
             yield f"labels of the enum of {column.name!r} were renamed"
+        if column.generated and column.id in now.stored:
+            yield f"column {column.name!r} is no longer computed: the values of old rows were not in the stream"
     if now.unlogged:
         yield "the table, or a partition of it, is unlogged: its rows are not in the stream"
     before = known.standing

@@ -13,9 +13,10 @@ from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen
 from cdc.postgres.connection import connect
 from cdc.postgres.publication import ensure_publication
+from cdc.postgres.published import published_schema
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
-from cdc.postgres.tables import match_tables, read_schema
+from cdc.postgres.tables import match_tables
 from cdc.relations import Relations, Watched
 from cdc.table import TableSchema
 from tests.fixtures.postgres import run_sql
@@ -102,7 +103,7 @@ def following(dsn: str, pattern: str = "public.*") -> Iterator[Following]:
         ensure_publication(conn, PUBLICATION, [name for _, name in match_tables(conn, [pattern])])
         with create_slot(dsn, slot):
             pass
-        found = [read_schema(conn, oid, publication=PUBLICATION) for oid, _ in match_tables(conn, [pattern])]
+        found = [published_schema(conn, oid, PUBLICATION) for oid, _ in match_tables(conn, [pattern])]
     known = {schema.relation: schema for schema in found if schema is not None}
     relations = Relations(Watched(dsn=dsn, publication=PUBLICATION), known, 0, look_every=0.0)
     with ReplicationStream.open(dsn, StreamOptions(slot=slot, publication=PUBLICATION, start=Lsn(0))) as stream:

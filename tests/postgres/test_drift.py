@@ -64,6 +64,13 @@ HARMLESS: dict[str, tuple[LiteralString, ...]] = {
 }
 
 
+COMPUTED: LiteralString = "CREATE TABLE d (id int PRIMARY KEY, b int, g int GENERATED ALWAYS AS (b * 2) STORED)"
+SENT: tuple[LiteralString, ...] = (
+    "CREATE PUBLICATION pub WITH (publish_via_partition_root, publish_generated_columns = stored)",
+    "COMMENT ON PUBLICATION pub IS 'made by cdc for pipeline '",
+)
+
+
 def states(session: Following) -> dict[str, tuple[TableState, str | None]]:
     session.look()
     return {schema.name: (schema.state, schema.reason) for schema in session.versions}
@@ -128,3 +135,64 @@ def test_what_happened_while_nobody_looked_is_found_from_the_log(either_database
 
     assert session.latest.state is TableState.NEEDS_RESYNC
     assert "altered" in (session.latest.reason or "")
+
+
+@pytest.mark.parametrize("row", [True, False], ids=["seen in the stream", "seen in the catalogue"])
+def test_a_column_that_is_no_longer_computed_marks_the_table(either_database: str, *, row: bool) -> None:
+    run_sql(either_database, COMPUTED, "INSERT INTO d VALUES (1, 1)")
+    with following(either_database) as session:
+        session.look()
+        session.run("ALTER TABLE d ALTER g DROP EXPRESSION")
+        if row:
+            session.run("INSERT INTO d VALUES (2, 2, 5)")
+            session.catch_up()
+        found = states(session)
+
+    state, reason = found["d"]
+    assert state is TableState.NEEDS_RESYNC
+    assert "computed" in (reason or "")
+
+
+@pytest.mark.parametrize("row", [True, False], ids=["seen in the stream", "seen in the catalogue"])
+def test_a_computed_column_that_is_sent_and_comes_later_marks_the_table(database: str, *, row: bool) -> None:
+    run_sql(database, *SENT, COMPUTED, "INSERT INTO d VALUES (1, 1)")
+    with following(database) as session:
+        session.look()
+        session.run("ALTER TABLE d ADD late int GENERATED ALWAYS AS (b * 3) STORED")
+        if row:
+            session.run("INSERT INTO d VALUES (2, 2)")
+            session.catch_up()
+        found = states(session)
+
+    assert found["d"][0] is TableState.NEEDS_RESYNC
+    assert "for old rows" in (found["d"][1] or "")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE d ADD late int GENERATED ALWAYS AS (b * 3) STORED",
+        "ALTER TABLE d ADD late int GENERATED ALWAYS AS (b * 3) VIRTUAL",
+        "ALTER TABLE d ALTER b SET DEFAULT 7",
+        "ALTER TABLE d ALTER b SET STORAGE PLAIN",
+        "ALTER SEQUENCE numbers RESTART WITH 1000",
+        "ALTER DOMAIN price SET DEFAULT 5",
+        "ALTER DOMAIN price ADD CHECK (value < 1000000)",
+    ],
+)
+def test_what_changes_no_value_that_is_sent_marks_nothing(database: str, statement: LiteralString) -> None:
+    run_sql(
+        database,
+        COMPUTED,
+        "CREATE SEQUENCE numbers",
+        "CREATE DOMAIN price AS int DEFAULT 1",
+        "ALTER TABLE d ADD p price, ADD n int DEFAULT nextval('numbers')",
+        "INSERT INTO d VALUES (1, 1)",
+    )
+    with following(database) as session:
+        session.look()
+        session.run(statement, "INSERT INTO d (id, b) VALUES (2, 2)")
+        session.catch_up()
+        found = states(session)
+
+    assert found.get("d", (TableState.LIVE, None)) == (TableState.LIVE, None)

@@ -205,3 +205,26 @@ def test_a_message_that_is_none_of_ours_is_passed_over(content: bytes) -> None:
     told = read(content)
 
     assert told is None or isinstance(told.oid, int)
+
+
+def test_computed_columns_that_are_sent_are_not_taken_for_new_ones(database: str) -> None:
+    """The trigger does not know the publication: of an altered table, and of one that is created under it."""
+    run_sql(
+        database,
+        "CREATE PUBLICATION pub WITH (publish_via_partition_root, publish_generated_columns = stored)",
+        "COMMENT ON PUBLICATION pub IS 'made by cdc for pipeline '",
+        "CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED)",
+    )
+    with following(database) as session:
+        install(database)
+        session.run(
+            "ALTER TABLE t ADD a int",
+            "INSERT INTO t VALUES (1)",
+            "CREATE TABLE u (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED)",
+            "ALTER PUBLICATION pub ADD TABLE u",
+            "INSERT INTO u VALUES (1)",
+        )
+        session.catch_up()
+
+    assert {version.name for version in session.versions} == {"t", "u"}
+    assert {version.state for version in session.versions} == {TableState.LIVE}

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from cdc.postgres.connection import connect
-from cdc.snapshot.work import BACKFILL, Verb
+from cdc.snapshot.work import BACKFILL, Request, Verb
 from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured, fold
 from tests.fixtures.postgres import run_sql
@@ -174,3 +174,23 @@ def test_a_table_altered_while_it_is_copied_ends_exact_or_marked(tmp_path: Path,
         running.ended(slow.halfway(running, *CASES[name].during))
         running.caught_up()
     settled(slow, lambda: not slow.wrong())
+
+
+def test_a_column_that_is_no_longer_computed_is_marked_and_a_resync_brings_its_old_values(
+    tmp_path: Path, database: str
+) -> None:
+    run_sql(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, b int, g int GENERATED ALWAYS AS (b * 2) STORED)",
+        "INSERT INTO t SELECT i, i FROM generate_series(1, 3) i",
+    )
+    held = Captured(tmp_path, database)
+    held.copy()
+    with Running(held) as running:
+        run_sql(database, "ALTER TABLE t ALTER g DROP EXPRESSION", "INSERT INTO t VALUES (4, 4, 9)")
+        running.caught_up()
+        (schema,) = held.log.schemas().values()
+        assert (schema.state, "computed" in (schema.reason or "")) == (TableState.NEEDS_RESYNC, True)
+        assert running.ended(running.ask(Request(("public.t",), resync=True))).state == "done"
+        running.caught_up()
+    assert held.folded("t") == [("1", "1", "2"), ("2", "2", "4"), ("3", "3", "6"), ("4", "4", "9")]
