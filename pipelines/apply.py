@@ -45,7 +45,7 @@ class SinkLoop:
         self._turn = RLock()
         self._drained = False
         self.mended = False
-        """Whether a table that had stopped was copied anew meanwhile: opened again, the loop catches it up."""
+        """Whether a table that had stopped may go on: opened again, the loop catches it up from where it stopped."""
 
     @property
     def position(self) -> Position:
@@ -127,8 +127,7 @@ class SinkLoop:
         began = time.monotonic()
         concerned = sorted({*batch.relations, *self.parking.due})
         touched = [relation for relation in concerned if not self._is_failed(relation)]
-        stopped = (batch.controls[r] for r in batch.controls if self._is_failed(r))
-        self.mended = self.mended or any(said.generation is not None for said in stopped)
+        self.mended = self.mended or any(self._may_fit(r, batch.controls[r]) for r in batch.controls)
         merged = self._pool.map(lambda relation: self._apply_table(relation, batch, boundary.position), touched)
         records = dict(zip(touched, merged, strict=True))
         self._publish(records, boundary, batch)
@@ -190,6 +189,11 @@ class SinkLoop:
             self._cuts.refuse(cut, "passed")
         else:
             self._cuts.answer(cut, self._published, self._sink.keep(self._published))
+
+    def _may_fit(self, relation: int, controls: TableControls) -> bool:
+        """Whether a table that had stopped was copied again meanwhile, or is another than the one that did not fit."""
+        changed = controls.schema is not None and controls.schema != self._schemas.get(relation)
+        return self._is_failed(relation) and (controls.generation is not None or changed)
 
     def _is_failed(self, relation: int) -> bool:
         record = self._published.tables.get(relation)
