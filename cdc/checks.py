@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from cdc.config import Definition
-from cdc.errors import ConfigError, LogError, LogInaccessible, LogUnreachable, PreflightFailed, SourceError
+from collections.abc import Sequence
+
+from cdc.config import Definition, DeltaSink, rule_of, settings_of
+from cdc.config.columns import kept
+from cdc.config.sinks import Sink
+from cdc.errors import (
+    ConfigError,
+    LogError,
+    LogInaccessible,
+    LogUnreachable,
+    MaskedElsewhere,
+    PreflightFailed,
+    SourceError,
+)
 from cdc.log.bucket import BucketPath, keeps_what_is_there
 from cdc.log.intent import declared
 from cdc.log.read import LogReader
@@ -11,9 +23,12 @@ from cdc.postgres.connection import connect
 from cdc.postgres.history import source_state
 from cdc.postgres.preflight import Problem, Wants, preflight
 from cdc.postgres.tables import matched_schemas
+from cdc.remedy import literal
 from cdc.resume import captured, check_source
 from cdc.settings import publication_control
-from cdc.table import TableSchema
+from cdc.stores.lake import Lake
+from cdc.stores.rules import TargetRules
+from cdc.table import TableSchema, matches
 from cdc.targets import tables_in
 
 
@@ -44,6 +59,49 @@ def tables_of(definition: Definition) -> list[TableSchema]:
         return tables_in(LogReader(definition.log.root))
     except LogError:
         return []
+
+
+def rule_problems(definition: Definition, file: str) -> list[Problem]:
+    """Tables of which a target was filled under other rules than the definition has; file: where that lies."""
+    found = []
+    for sink in definition.sinks:
+        if not isinstance(sink, DeltaSink):
+            continue
+        for topic, error in Lake.open(sink.path, TargetRules.of(sink)).differences():
+            fix = literal(error.fix, sink=sink.name, topic=topic, file=file)
+            found.append(Problem(error.code, topic, f"sink {sink.name!r}: {error.message}; {fix}"))
+    return found
+
+
+def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list[Problem]:
+    """Columns that one sink masks and another has as the source sends them; somebody should know."""
+    found = []
+    for schema in tables:
+        feeding = [sink for sink in definition.sinks if matches(schema.topic, sink.tables)]
+        masked = {sink.name: _masked(sink, schema) for sink in feeding}
+        for sink in feeding:
+            for other, columns in masked.items():
+                if clear := sorted(columns - _unshown(sink, schema)):
+                    message = f"sink {sink.name!r} shows {', '.join(map(repr, clear))}, which sink {other!r} masks"
+                    fix = MaskedElsewhere.remedy
+                    found.append(Problem(MaskedElsewhere.code, schema.topic, f"{message}; {fix}", fatal=False))
+    return found
+
+
+def _masked(sink: Sink, schema: TableSchema) -> set[str]:
+    rule = rule_of(schema.topic, sink.rules) if isinstance(sink, DeltaSink) else None
+    transform = None if rule is None else rule.transform
+    return set() if transform is None else set(transform.mask)
+
+
+def _unshown(sink: Sink, schema: TableSchema) -> set[str]:
+    """Columns of which a sink does not show the values."""
+    if not isinstance(sink, DeltaSink):
+        return set()
+    rule, all_columns = rule_of(schema.topic, sink.rules), {column.name for column in schema.columns}
+    there = {column.name for column in kept(schema, settings_of(schema.topic, sink, sink.rules)).columns}
+    transform = None if rule is None else rule.transform
+    return all_columns - there | (set() if transform is None else {*transform.mask, *transform.drop})
 
 
 def storage_problems(definition: Definition) -> list[Problem]:

@@ -47,6 +47,9 @@
     │   ├── HistoryTrimmed          quarantine: single changes that a target keeps are not in the log any more
     │   ├── TargetUnfit             quarantine: what lies at a target's place is nothing to go on with, or is gone
     │   ├── CutUnavailable          no kept cut is at the moment asked for, or a table is not in it
+    │   ├── TargetRulesChanged      quarantine: a target's rows were made under other rules than the definition has
+    │   ├── CutUnderOtherRules      a past cut has rows that were made under other rules
+    │   ├── MaskedElsewhere         a sink shows a column that another sink masks
     │   ├── DeltaJarMissing         exit 3
     │   └── SparkUnavailable        exit 3: no Java, or a master or a setting that Spark refuses
     ├── LogError              CDC-4xxx           the change log
@@ -447,6 +450,28 @@ class CutUnavailable(SinkError):
 
     code = "CDC-3015"
     remedy = "ask for a moment between the oldest cut that is kept and the newest one"
+
+
+class TargetRulesChanged(SinkError):
+    """The rows of a target were made under other rules than the definition has: a mask may not be in force there."""
+
+    code = "CDC-3019"
+    reaction = Reaction.QUARANTINE
+    remedy = "build the table anew: 'cdc replay SINK --tables TABLE', or give the rule back what it said"
+
+
+class CutUnderOtherRules(SinkError):
+    """A past cut of a table has rows that were made under other rules than the definition has; they are not shown."""
+
+    code = "CDC-3020"
+    remedy = "ask for a later cut, or leave out --at for the newest one"
+
+
+class MaskedElsewhere(SinkError):
+    """A sink shows a column as the source sends it, and another sink of the pipeline masks it."""
+
+    code = "CDC-3021"
+    remedy = "if nobody is to see it, mask it there as well, or leave the table out of that sink's 'tables'"
 
 
 class HistoryTrimmed(SinkError):

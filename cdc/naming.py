@@ -39,6 +39,9 @@ FROM_COLUMN: Final = "_valid_from"
 TO_COLUMN: Final = "_valid_to"
 """Delta column of a target of versions: when the transaction at `__END_AT` was committed, timestamp."""
 
+COLUMN_ID_KEY: Final = b"cdc.column_id"
+"""Field metadata: the log's id of the column, decimal; names may change, ids do not."""
+
 _PATH_SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 _PLACEHOLDER: Final = re.compile(r"\{[a-z]+\}")
 

@@ -187,6 +187,8 @@ def _print_replay(asked: argparse.Namespace, report: Any) -> None:
         elif table.reason:
             why = literal(table.reason, sink=asked.sink, topic=table.topic, file=str(asked.config))
             line(Mark.BAD, f"{table.topic}: {table.state}, {why}")
+    for note in report.notes:
+        line(Mark.ADVICE, note)
     line(Mark.GOOD if report.ok else Mark.BAD, report.summary)
 
 

@@ -27,7 +27,7 @@ from pipelines.driver import build_sink, delta_settings, keeps_history
 from pipelines.folding.by_size import RangeFold
 from pipelines.rebuilding.contents import TableContents
 from pipelines.rebuilding.into import absolute, check_into, filled, template_of
-from pipelines.rebuilding.outcome import Report, done, planned
+from pipelines.rebuilding.outcome import Report, done, notes_on_erased, planned
 from pipelines.rebuilding.rebuild import Means, Rebuild, Source
 from pipelines.rebuilding.request import LATEST, ReplayOptions, Request, checked
 from pipelines.running.cuts import Cuts
@@ -55,6 +55,10 @@ class Staged(Protocol):
     @property
     def sink(self) -> Sink:
         """Fills it, as any driver would."""
+
+    @property
+    def erased(self) -> Mapping[str, int]:
+        """Target → files that were removed of it, for its rules hide what they contain; known once `put` returned."""
 
     def forget_earlier(self, schemas: dict[int, TableSchema]) -> None:
         """Remove what an earlier process staged and did not put in place."""
@@ -98,7 +102,7 @@ def replay(
         ):
             run = _Run(definition, request, catalog, spark, say)
             published = run.in_place() if options.into is None else run.into(options.into, owner)
-    return done(request, published, run.seconds, time.monotonic() - began)
+    return replace(done(request, published, run.seconds, time.monotonic() - began), notes=tuple(run.notes))
 
 
 class _Spark:
@@ -132,6 +136,7 @@ class _Run:
         self._source = Source(request.log, request.wanted.name, request.globs, history)
         self.seconds: dict[int, float] = {}
         """By relation: how long it took to build."""
+        self.notes: list[str] = []
 
     def into(self, path: str, owner: str) -> Published:
         """Build the target and keep it at path."""
@@ -158,6 +163,7 @@ class _Run:
                 built = self._caught_up(staged.sink, built, kept)
                 published = staged.put(*self._parted(built, kept))
             self._say(f"in place at {Position(published.position)}")
+            self.notes = notes_on_erased(staged.erased, published.tables.values())
             return published
         finally:
             staged.discard()

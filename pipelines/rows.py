@@ -13,15 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.errors import SchemaNotApplicable, ValueNotRepresentable
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
+from cdc.naming import COLUMN_ID_KEY, ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.position import Position
 from cdc.table import Column, TableSchema
 from pipelines.types import Family, Policy, family_of
 
 TYPE_KEY: Final = b"postgres.type"
 """Field metadata: the type as `format_type` prints it without modifier."""
-COLUMN_ID_KEY: Final = b"cdc.column_id"
-"""Field metadata: the log's id of the column, decimal; names may change, ids do not."""
 
 COPY_AGAIN: Final = "copy the table again: 'cdc tables resync TABLE'; it goes on by itself once the copy has ended"
 """What to do about a table of which older rows do not go with newer ones."""

@@ -38,13 +38,14 @@ def doctor(
     Exit status 3 while the source cannot be captured, 2 if only what the definition says of its sinks is wrong, 4 if
     all can be done and the slot may soon be lost.
     """
+    from cdc.checks import mask_problems, rule_problems, tables_of
     from cdc.checks import problems as problems_of
-    from cdc.checks import tables_of
     from cdc.config import exposed, load, placed
     from cdc.targets import judged
 
     definition = load(config)
     problems, tables = problems_of(definition), [] if sql else tables_of(definition)
+    problems += [*rule_problems(definition, str(config)), *mask_problems(definition, tables)]
     found = [*judged(definition, tables), *exposed(definition)]
     problems += [_of_store(one.error) for one in found if isinstance(one.error, SinkUnavailable)]
     flaws = list(placed(config, [one for one in found if not isinstance(one.error, SinkUnavailable)]))

@@ -14,7 +14,7 @@ from cdc.errors import ConfigError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cdc.config import Definition
+    from cdc.config import Definition, DeltaSink
     from cdc.stores.published import Published
 
 Sql = Annotated[str, typer.Argument(help='A SELECT; tables are "schema.table", or "table" where that is unambiguous.')]
@@ -55,9 +55,11 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     if context.obj.owns_process:
         deny_file_writes()  # the second barrier; the first is the engine's parser
     from cdc.stores.lake import At, Lake, parse_at
+    from cdc.stores.rules import TargetRules
 
     moment = parse_at(at)
-    lake = Lake.open(_template(definition, config, sink))
+    wanted = _lake(definition, config, sink)
+    lake = Lake.open(wanted.path, TargetRules.of(wanted))
     cut = None if moment is At.LATEST else lake.cut(moment)
     reader = lake.query(sql, cut or At.LATEST)
     rows, more = _first(reader, limit)
@@ -89,12 +91,12 @@ def _said(cut: Published) -> str:
     return f"{named['position']}{when}{apart}"
 
 
-def _template(definition: Definition, config: Path, name: str | None) -> str:
+def _lake(definition: Definition, config: Path, name: str | None) -> DeltaSink:
     lakes = [sink for sink in definition.sinks if sink.type == "delta" and name in (None, sink.name)]
     if not lakes:
         wanted = "" if name is None else f" named {name!r}"
         raise ConfigError(f"no Delta sink{wanted} in {str(config)!r}", remedy="add one under 'sinks', or name another")
-    return str(lakes[0].path)
+    return lakes[0]
 
 
 def _first(reader: pa.RecordBatchReader, limit: int) -> tuple[list[list[Any]], bool]:

@@ -6,6 +6,9 @@ what was dropped, under the new names, masked. So they can always be computed, a
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Final, Self
@@ -62,6 +65,18 @@ class Transform(Model):
     def in_spark(self) -> bool:
         """Whether it takes Spark."""
         return bool(self.computed) or self.where is not None
+
+    @property
+    def hides(self) -> bool:
+        """Whether a target shows less of the rows than the source has."""
+        return bool(self.drop or self.mask or self.python) or self.where is not None
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the transform, salt included, without revealing it: rows made by another one are other rows."""
+        text = self.model_dump(mode="json", exclude={"salt"})
+        salt = b"" if self.salt is None else self.salt.reveal().encode()
+        return hmac.digest(salt, json.dumps(text, sort_keys=True).encode(), hashlib.sha256).hex()[:32]
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:

@@ -18,14 +18,23 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from cdc.errors import ConfigError, CutUnavailable, QueryFailed, SinkUnavailable, TargetUnfit
+from cdc.errors import (
+    ConfigError,
+    CutUnavailable,
+    CutUnderOtherRules,
+    QueryFailed,
+    SinkUnavailable,
+    TargetRulesChanged,
+    TargetUnfit,
+)
 from cdc.naming import RELATION_COLUMN, name_of_segment, published_uri
 from cdc.position import Position
 from cdc.stores.cuts import ListedCut, chosen
 from cdc.stores.features import lacking, named_in, widened
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.read_only import checked_rows, named_errors, require_query
-from cdc.table import parted, topic
+from cdc.stores.rules import TargetRules
+from cdc.table import TableSchema, parted, topic
 
 PUBLISHED_AT: Final = "published_at"
 PUBLISHED_SCHEMA: Final = pa.schema(
@@ -86,14 +95,14 @@ def _zoned(moment: datetime) -> datetime:
 class Lake:
     """One Delta sink's targets, opened for reading; every call sees what is published now."""
 
-    def __init__(self, template: str) -> None:
-        self._template = template
+    def __init__(self, template: str, rules: TargetRules | None = None) -> None:
+        self._template, self._rules = template, rules
         self._published_uri = published_uri(template)
 
     @classmethod
-    def open(cls, template: str) -> Self:
-        """By the sink's path template; nothing is read yet."""
-        return cls(template)
+    def open(cls, template: str, rules: TargetRules | None = None) -> Self:
+        """By the sink's path template; nothing is read yet. rules: a query shows no rows made under others."""
+        return cls(template, rules)
 
     def published(self) -> Published | None:
         """The sink's record, None when nothing was published yet."""
@@ -135,8 +144,9 @@ class Lake:
         A target that several tables share is one more, named as its directory. at: also a record that `cut` gave. Only
         tables that the text names are opened. Raises ConfigError for SQL that DataFusion refuses, QueryNotReadOnly for
         a statement that is not a query, QueryFailed for one that fails, also while its rows are read, CutUnavailable
-        for a moment without a cut or a table that does not belong to it, and TargetUnfit for a table that was given
-        features which delta-rs does not read.
+        for a moment without a cut or a table that does not belong to it, TargetRulesChanged or CutUnderOtherRules for
+        rows that were made under other rules, and TargetUnfit for a table that was given features which delta-rs does
+        not read.
         """
         if at is At.LATEST:
             tables = self.tables()
@@ -148,9 +158,12 @@ class Lake:
         builder, opened = QueryBuilder(), dict[str, DeltaTable]()
         try:
             with named_errors():
+                known = {} if self._rules is None or not wanted else self._known()
                 for alias, parts in wanted.items():
+                    self._check_newest(parts, known)
                     version = None if at is At.LATEST else min(versions[in_cut(part).target] for part in parts)
                     table = opened[parts[0].topic] = self._opened(parts[0], version)
+                    self._check_opened(parts, known, table)
                     _register(builder, alias, table, parts)
                 require_query(builder, text)
                 return checked_rows(builder.execute(text))
@@ -161,6 +174,45 @@ class Lake:
             if isinstance(exc, ConfigError):
                 exc.fix = _nearest(exc.message, tables) + _known(tables)
             raise
+
+    def differences(self) -> list[tuple[str, TargetRulesChanged]]:
+        """(table, why) of every target that does not follow the rules; what cannot be opened is left out."""
+        found = list[tuple[str, TargetRulesChanged]]()
+        try:
+            tables, known = self.tables(), self._known()
+        except (DeltaError, OSError):
+            return found
+        for part in tables:
+            try:
+                self._check_newest([part], known)
+            except TargetRulesChanged as exc:
+                found.append((part.topic, exc))
+        return found
+
+    def _known(self) -> dict[int, TableSchema]:
+        """The tables as they were published last; the records of past cuts lack that."""
+        texts = {table.relation: table.schema for table in self.tables()}
+        return {relation: TableSchema.from_json(text) for relation, text in texts.items() if text is not None}
+
+    def _check_newest(self, parts: Sequence[TableRecord], known: Mapping[int, TableSchema]) -> None:
+        """Raise TargetRulesChanged for a target whose rows of now were made under other rules."""
+        if self._rules is None or not parts[0].target:
+            return
+        try:
+            newest = self._opened(parts[0], None)
+        except (SinkUnavailable, TargetUnfit):
+            return  # the cut says why, or the version that is opened for it
+        for part in parts:
+            if (found := self._rules.difference(newest, *_now(part, known))) is not None:
+                raise found
+
+    def _check_opened(self, parts: Sequence[TableRecord], known: Mapping[int, TableSchema], table: DeltaTable) -> None:
+        """Raise CutUnderOtherRules for a version with rows of which the rules hide something."""
+        if self._rules is None:
+            return
+        for part in parts:
+            if (found := self._rules.exposes(table, *_now(part, known))) is not None:
+                raise CutUnderOtherRules(f"version {table.version()} of table {part.topic!r} {found}")
 
     def _opened(self, part: TableRecord, version: int | None) -> DeltaTable:
         try:
@@ -205,8 +257,16 @@ def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Seque
     builder.execute(view).read_all()
 
 
+def _now(part: TableRecord, known: Mapping[int, TableSchema]) -> tuple[str, TableSchema | None]:
+    """(the topic that rules go by, the table as it was published last)."""
+    schema = known.get(part.relation)
+    return part.topic if schema is None else schema.topic, schema
+
+
 def in_cut(table: TableRecord) -> TableRecord:
     """The table of a cut, if it belongs to it; raises CutUnavailable for one that is copied or stands still."""
+    if (table.reason or "").startswith(CutUnderOtherRules.code):
+        raise CutUnderOtherRules(f"table {table.topic!r} is not in the cut any more: {table.reason}")
     if table.state != TargetState.STREAMING:
         why = "" if table.reason is None else f" ({table.reason})"
         raise CutUnavailable(

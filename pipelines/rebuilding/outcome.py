@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -16,6 +16,12 @@ ROWS_PER_SECOND: Final = {"delta": 200_000, "search": 8_000}
 """Of the log, by type of sink, on two cores with ten columns; what an estimate of time rests on."""
 SPARK_SECONDS: Final = 15.0
 """Until Spark is up and warm, when a table is large enough to need it."""
+
+
+_STILL: Final = (
+    "a rule acts on the targets of its own sink: the change log has the values as the source sent them, and so have "
+    "other sinks and copies that were made of the target"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,8 @@ class Report:
     dry_run: bool
     seconds: float
     tables: tuple[ReplayedTable, ...]
+    notes: tuple[str, ...] = ()
+    """What else a person has to know, a sentence each."""
 
     @property
     def ok(self) -> bool:
@@ -91,6 +99,19 @@ def done(request: Request, published: Published, seconds: Mapping[int, float], t
         _table(table, published.tables[table.relation], seconds.get(table.relation, 0.0)) for table in request.tables
     ]
     return _report(request, Position(published.position), took, tables)
+
+
+def notes_on_erased(erased: Mapping[str, int], tables: Iterable[TableRecord]) -> list[str]:
+    """What was removed because the rules hide it, and where it still is; erased: by target."""
+    topics: dict[str, list[str]] = {}
+    for table in tables:
+        topics.setdefault(table.target, []).append(table.topic)
+    notes = [
+        f"{', '.join(topics.get(target, [target]))}: removed its earlier cuts and {files} "
+        f"{'file' if files == 1 else 'files'} of its target, which have what its rules hide now"
+        for target, files in erased.items()
+    ]
+    return [*notes, _STILL] if notes else []
 
 
 def _table(table: TableContents, record: TableRecord, seconds: float) -> ReplayedTable:

@@ -30,6 +30,7 @@ from cdc.errors import TargetUnfit
 from cdc.failpoint import hit
 from cdc.naming import column_name, parked_uri, published_uri
 from cdc.stores.parked import Image
+from cdc.stores.rules import TargetRules
 from cdc.table import Column, TableSchema
 from pipelines.rebuilding.latest_files import Folder
 from pipelines.running.cadence import Pace
@@ -65,6 +66,7 @@ from pipelines.sinks.delta_parked import ParkedTable, refused, refused_changes
 from pipelines.sinks.delta_partial import Before, frame_source, table_source
 from pipelines.sinks.delta_parts import check_parts
 from pipelines.sinks.delta_published import PublishedTable
+from pipelines.sinks.delta_rules import follow_rules, opened
 from pipelines.sinks.delta_shapes import Shapes
 from pipelines.sinks.delta_shards import ShardTarget, part_of
 from pipelines.sinks.delta_source import Shape
@@ -137,6 +139,7 @@ class DeltaSink:
         self._settings = settings
         self._writers = Writers(settings.writer, settings.path)
         self._shapes = Shapes(settings.rules)
+        self._rules = TargetRules(settings.table, settings.rules)
         self._log_id = ""
         self._published: PublishedTable | None = None
         self._position = 0
@@ -176,6 +179,7 @@ class DeltaSink:
         if record is None:
             self.parked.take_up(Published(0, 0), {})
             return None
+        record = follow_rules(self._published, self._record_uri, record, self._rules)
         self._remember(record)
         tables = {r: self._standing(table) for r, table in record.tables.items()}
         self.parked.take_up(record, {r: self._parked_upto(table) for r, table in tables.items()})
@@ -311,7 +315,7 @@ class DeltaSink:
     def _standing(self, record: TableRecord) -> TableRecord:
         """The record, or where its target really stands when a crash left it ahead of what was published."""
         try:
-            target = None if record.state == TargetState.FAILED else _opened(record.target, record.relation)
+            target = None if record.state == TargetState.FAILED else opened(record.target, record.relation)
             applied = 0 if target is None else target.applied or 0
         except TargetUnfit as exc:
             return replace(record, state=TargetState.FAILED.value, reason=reason(exc))
@@ -411,6 +415,7 @@ class DeltaSink:
 
     def _check_columns(self, target: DeltaTarget, batch: TableBatch) -> None:
         """Raise SchemaNotApplicable for what only a full copy can mend; note by what rows are found."""
+        self._rules.check_left_out(target.uri, target.columns, batch.schema)
         before = self._known(batch.schema)
         target.take_key(batch.schema, before, replaced=batch.copied)
         settings = self._settings.of(batch.schema.topic)
@@ -561,12 +566,6 @@ class DeltaSink:
             reason=None,
             schema=schema.to_json().decode(),
         )
-
-
-def _opened(uri: str, relation: int) -> DeltaTarget | None:
-    """What one table has there."""
-    whole = DeltaTarget.open(uri)
-    return whole and part_of(whole, relation)
 
 
 def _defaults(shape: Shape, held: Iterable[Column]) -> dict[str, str]:

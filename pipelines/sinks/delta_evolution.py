@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from cdc.config import DroppedColumns, SchemaChanges, Transform
 from cdc.errors import SchemaNotApplicable
-from cdc.naming import name_of_column
+from cdc.naming import COLUMN_ID_KEY, name_of_column
 from cdc.table import Column, TableSchema
-from pipelines.rows import COLUMN_ID_KEY, COPY_AGAIN, TYPE_KEY
+from pipelines.rows import COPY_AGAIN, TYPE_KEY
 from pipelines.types import Policy, declared_as, family_of
 from pipelines.types.widening import Conversion, widening
 

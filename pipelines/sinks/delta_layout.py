@@ -10,14 +10,9 @@ from typing import Final, Self
 import pyarrow as pa
 
 from cdc.config.sinks import Keeping
-from cdc.errors import SchemaNotApplicable, TransformRefused
-
-TRANSFORM: Final = "cdc.transform"
-"""Property of a target: names the transform by which its rows were made; missing or empty where there is none."""
-
-MODE: Final = "cdc.mode"
-"""Property of a target: what it keeps of a row's past, a `Keeping`; missing for `scd1`."""
-
+from cdc.errors import TargetRulesChanged, TransformRefused
+from cdc.stores.rows import MODE
+from cdc.stores.rules import TRANSFORM
 
 MERGED: Final = "cdc.merged"
 """Property of a target: `true` where many tables share it, each row of which says in `_relation` whose it is."""
@@ -55,12 +50,9 @@ class Layout:
         return {**self.properties, **({TRANSFORM: self.transform} if self.transform else {}), **mode, **merged}
 
     def check(self, uri: str, configuration: Mapping[str, str | None], partitions: Sequence[str]) -> None:
-        """Raise TransformRefused where a target was made otherwise, SchemaNotApplicable where it keeps another past."""
+        """Raise TransformRefused for a target laid out otherwise, TargetRulesChanged for rows that were made so."""
         if (held := configuration.get(MODE) or Keeping.LATEST.value) != self.keeping.value:
-            raise SchemaNotApplicable(
-                f"target {uri!r} was made as {held!r}: expected {self.keeping.value!r}",
-                remedy="build the table anew: 'cdc replay SINK --tables TABLE', or give the sink back what it said",
-            )
+            raise TargetRulesChanged(f"target {uri!r} was made as {held!r}: expected {self.keeping.value!r}")
         if self.merged and configuration.get(MERGED) != "true":
             raise TransformRefused(
                 f"target {uri!r} holds one table, and the rule has merge_tables",
@@ -68,7 +60,7 @@ class Layout:
             )
         anew = "build the table anew: 'cdc replay SINK --tables TABLE', or give the rule back what it said"
         if (configuration.get(TRANSFORM) or "") != self.transform:
-            raise TransformRefused(f"the rows of target {uri!r} were made by another transform", remedy=anew)
+            raise TargetRulesChanged(f"the rows of target {uri!r} were made by another transform")
         if self.partition_by and tuple(partitions) != self.partition_by:
             made = f"target {uri!r} is partitioned by {list(partitions)!r}: expected {list(self.partition_by)!r}"
             way = (

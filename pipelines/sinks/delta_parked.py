@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from threading import Lock
 from typing import Final
@@ -18,6 +18,7 @@ from cdc.position import Position
 from cdc.stores.parked import PARKED_SCHEMA, Entry, Key, ParkedRow, parked_at, read_entries
 from cdc.stores.published import Published
 from pipelines.rows import typed_keys
+from pipelines.sinks.delta_erasure import erase_earlier
 from pipelines.sinks.delta_partial import Before, baseless
 from pipelines.sinks.delta_source import Shape, source_rows
 from pipelines.sinks.delta_states import typed_changes
@@ -115,12 +116,33 @@ class ParkedTable:
         self._table.vacuum(retention_hours=_KEPT_FOR, enforce_retention_duration=False, dry_run=False)
         self._entries = len(rows)
 
-    def take_over(self, rows: Iterable[ParkedRow], upto: int) -> None:
-        """Add what was parked beside a target that was built anew up to there, before that is put in its place."""
+    def rewrite(self, record: Published) -> None:
+        """Leave nothing of the table but what is parked at the record, in its files and in its log."""
+        self.take_up(record, {})
+        if self._table is None:
+            return
+        live = [row for rows in self._held.values() for row in rows.values()]
+        entries = [*map(Entry, live), *(entry for unlisted in self._unlisted.values() for entry in unlisted)]
+        rows = [entry.to_json() for entry in entries]
+        write_deltalake(self._made(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
+        erase_earlier(self._uri, DeltaTable(self._uri).version())
+
+    def take_over(self, rows: Iterable[ParkedRow], upto: int, instead_of: Collection[int] = ()) -> None:
+        """Add what was parked beside a target that was built anew up to there, before that is put in its place.
+
+        instead_of: tables of which nothing else stays.
+        """
         entries = [Entry(replace(row, upto=upto)).to_json() for row in rows]
-        if entries:
-            self._widen(table := self._made())
-            write_deltalake(table, pa.Table.from_pylist(entries, PARKED_SCHEMA), mode="append")
+        if not entries and not (instead_of and DeltaTable.is_deltatable(self._uri)):
+            return
+        self._widen(table := self._made())
+        added = pa.Table.from_pylist(entries, PARKED_SCHEMA)
+        if not instead_of:
+            write_deltalake(table, added, mode="append")
+            return
+        gone = pc.is_in(pc.field("relation"), pa.array(sorted(instead_of), pa.int64()))
+        others = pa.table(table.scan()).cast(PARKED_SCHEMA).filter(pc.invert(gone))
+        write_deltalake(table, pa.concat_tables([others, added]), mode="overwrite")
 
     def _widen(self, table: DeltaTable) -> None:
         """Add the columns that a table from before they were there lacks."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Self
 
@@ -18,11 +18,12 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Schema
 
-from cdc.errors import SinkBelongsElsewhere, SinkFenced
+from cdc.errors import CutUnderOtherRules, SinkBelongsElsewhere, SinkFenced
 from cdc.failpoint import hit
+from cdc.position import Position
 from cdc.stores.cuts import staying
 from cdc.stores.lake import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
-from cdc.stores.published import Published
+from cdc.stores.published import Published, TargetState
 from pipelines.sinks.delta_log import is_newest, shorten
 from pipelines.sinks.delta_table import CHECKPOINT_EVERY
 
@@ -59,6 +60,18 @@ class KeptCut:
         """The row of a record as it is kept."""
         slim = replace(record, tables={r: replace(table, schema=None) for r, table in record.tables.items()})
         return cls(published_at, slim, slim.to_json())
+
+    def without(self, targets: Collection[str], now: Position) -> KeptCut:
+        """The cut without any version of these targets, which follow other rules from the cut at `now` on."""
+        gone = CutUnderOtherRules(f"its rows of then were made under other rules than those in force since {now}")
+        why = f"{gone.code} {gone.message}"
+        tables = {
+            relation: replace(table, version=None, state=TargetState.FAILED.value, reason=why)
+            if table.target in targets
+            else table
+            for relation, table in self.record.tables.items()
+        }
+        return KeptCut.of(self.published_at, replace(self.record, tables=tables))
 
 
 class PublishedTable:
@@ -103,16 +116,22 @@ class PublishedTable:
         """The record that this driver opened or wrote last."""
         return read_published(self._table)
 
-    def write(self, record: Published) -> None:
+    def write(self, record: Published, forgotten: Collection[str] = ()) -> None:
         """Add the record, which is the newest from now on.
 
-        Raises SinkFenced when another driver wrote since, or when it would go back.
+        forgotten: targets of which no earlier cut shows anything from then on, for their rows of then were made under
+        other rules. Raises SinkFenced when another driver wrote since, or when it would go back.
         """
         seen = self.check()
         if self._position is not None and record.position < self._position:
             raise SinkFenced(f"sink at {self._uri!r} stands beyond the record to publish")
         published_at = max(time.time_ns() // 1000, self._cuts[-1].published_at + 1 if self._cuts else 0)
-        self._commit(seen, _rows([KeptCut(published_at, record, record.to_json())]), record, "append")
+        newest = KeptCut(published_at, record, record.to_json())
+        if forgotten:
+            self._cuts = [cut.without(forgotten, Position(record.position)) for cut in self._cuts]
+            self._commit(seen, _rows([*self._cuts, newest]), record, "overwrite")
+        else:
+            self._commit(seen, _rows([newest]), record, "append")
         self._cuts.append(KeptCut.of(published_at, record))
         if self._retain is not None and self._version % CLEAN_EVERY == 0:
             self._clean(record, self._retain)

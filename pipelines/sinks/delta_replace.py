@@ -27,10 +27,13 @@ from cdc.naming import parked_uri, published_uri
 from cdc.stores.features import lacking
 from cdc.stores.places import STAGED
 from cdc.stores.published import Published, TableRecord
+from cdc.stores.rows import MODE
+from cdc.stores.rules import TRANSFORM, TargetRules
 from cdc.table import TableSchema
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.sinks.delta_erasure import erase_earlier, is_marked, mark_to_erase
 from pipelines.sinks.delta_features import AWAY, unsupported
-from pipelines.sinks.delta_layout import MODE, TRANSFORM, partition_text
+from pipelines.sinks.delta_layout import partition_text
 from pipelines.sinks.delta_merge import ERASED, ROWS
 from pipelines.sinks.delta_parked import ParkedTable
 from pipelines.sinks.delta_published import PublishedTable
@@ -51,6 +54,9 @@ class StagedDelta:
 
     def __init__(self, settings: DeltaSettings) -> None:
         self._settings = settings
+        self._rules = TargetRules(settings.table, settings.rules)
+        self.erased: dict[str, int] = {}
+        """Target → files that were removed of it, for its rules hide what they contain; known once `put` returned."""
         self._mark = STAGED + uuid.uuid4().hex[:12]
         self._records = published_uri(settings.path).rpartition("/")[0]
         staged = replace(
@@ -83,7 +89,8 @@ class StagedDelta:
         log_id = self._published.log_id
         placed: dict[int, TableRecord] = {}
         rows = [row for relation in built.tables for row in self.sink.parked.held(relation).values()]
-        ParkedTable(parked_uri(published_uri(self._settings.path))).take_over(rows, built.position)
+        hiding = self._mark_hiding(built.tables.values())
+        ParkedTable(parked_uri(published_uri(self._settings.path))).take_over(rows, built.position, hiding)
         for records in by_target(built.tables.values()):
             hit("replay_before_table")
             self._published.check()
@@ -91,13 +98,31 @@ class StagedDelta:
             hit("replay_after_table")
         published = replace(built, tables={**rest, **placed})
         hit("replay_before_publish")
-        self._published.write(published)
+        marked = {one.target for one in placed.values() if is_marked(DeltaTable(one.target))}
+        self._published.write(published, marked)
         self._finish(built)
+        self.erased = {target: erase_earlier(target, published.versions[target]) for target in sorted(marked)}
+        if marked:
+            ParkedTable(parked_uri(published_uri(self._settings.path))).rewrite(published)
         return published
 
     def discard(self) -> None:
         """Let go of connections; files that were not put in place go with the next replay."""
         self.sink.close()
+
+    def _mark_hiding(self, records: Iterable[TableRecord]) -> set[int]:
+        """Mark the targets that have what the rules hide now; the tables in them."""
+        found = set[int]()
+        for record in records:
+            schema = TableSchema.from_json(record.schema or "")
+            target = DeltaTarget.open(self._settings.uri_of(schema))
+            if target is None:
+                continue
+            target.check_log(self._published.log_id)
+            if is_marked(target.table) or self._rules.exposes(target.table, schema.topic, schema) is not None:
+                mark_to_erase(target.table)
+                found.add(record.relation)
+        return found
 
     def _place(self, records: Sequence[TableRecord], log_id: str) -> dict[int, TableRecord]:
         """Put a staged table in place, with all the tables that have rows in it."""

@@ -23,9 +23,9 @@ from deltalake import DeltaTable
 
 from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
-from cdc.naming import RELATION_COLUMN
+from cdc.naming import COLUMN_ID_KEY, RELATION_COLUMN
 from cdc.table import TableSchema
-from pipelines.rows import COLUMN_ID_KEY, COPY_AGAIN
+from pipelines.rows import COPY_AGAIN
 from pipelines.sinks.delta_evolution import Plan, check_key, column_id, without_ids
 from pipelines.sinks.delta_table import DeltaTarget
 

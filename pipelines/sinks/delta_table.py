@@ -149,7 +149,7 @@ class DeltaTarget:
         return Layout.of(metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS})
 
     def check_layout(self, layout: Layout) -> None:
-        """Raise TransformRefused where it was made by another transform, or laid out otherwise."""
+        """Raise TargetRulesChanged where its rows were made by another rule, TransformRefused where laid out so."""
         metadata = self.table.metadata()
         layout.check(self.uri, metadata.configuration, metadata.partition_columns)
         self.cluster_by = layout.cluster_by

@@ -153,7 +153,7 @@ class Upkeep:
         for uri, target in targets.items():
             turn = self._turns.get(uri)
             if turn is not None and turn.version != target.version:
-                turn.files.known |= _paths(target.table)
+                turn.files.known |= paths_of(target.table)
                 turn.version = target.version
 
     def _look(self, uri: str, turn: _Turn, cuts: Sequence[KeptCut], opened: DeltaTarget | None) -> bool:
@@ -208,16 +208,16 @@ class Upkeep:
         _take_over(target, self._settings)
         target.refresh()
         versions = self._listed(target.uri, cuts)
-        kept = files.needed(versions, now, after, lambda version: _paths(DeltaTable(target.uri, version=version)))
+        kept = files.needed(versions, now, after, lambda version: paths_of(DeltaTable(target.uri, version=version)))
         if kept is None:
             return 1
-        needed = kept | _paths(target.table)
+        needed = kept | paths_of(target.table)
         store = pafs.PyFileSystem(DeltaStorageHandler(target.uri))
         present = dict(_data_files(store))
         if missing := needed.difference(present):
             raise DeltaError(f"{len(missing)} files of the table are not found where they should be: none is removed")
         if "://" in target.uri:
-            present |= dict.fromkeys(_spent_log_files(_names(store), min(versions)), STRANGER_AFTER)
+            present |= dict.fromkeys(spent_log_files(_names(store), min(versions)), STRANGER_AFTER)
         else:
             shorten(target.uri, target.version, versions, kept=self._settings.keep_commits)
         gone = files.removable(present, needed, now, after)
@@ -276,7 +276,7 @@ def _take_over(target: DeltaTarget, settings: UpkeepSettings) -> None:
         target.table.alter.set_table_properties(wanted)
 
 
-def _paths(table: DeltaTable) -> frozenset[str]:
+def paths_of(table: DeltaTable) -> frozenset[str]:
     """The data files of a version, relative to the table."""
     root = table.table_uri.removeprefix("file://").rstrip("/") + "/"
     return frozenset(uri.removeprefix("file://").removeprefix(root) for uri in table.file_uris())
@@ -305,7 +305,7 @@ def _names(store: pafs.FileSystem) -> list[str]:
     return [info.path for info in _files(store, "_delta_log")]
 
 
-def _spent_log_files(paths: Iterable[str], oldest: int) -> list[str]:
+def spent_log_files(paths: Iterable[str], oldest: int) -> list[str]:
     """The log files that no version from `oldest` on is read with: those before the last checkpoint up to it."""
     versions = {path: int(found[1]) for path in paths if (found := _LOG_FILE.match(path))}
     starts = [version for path, version in versions.items() if version <= oldest and _CHECKPOINT.match(path)]

@@ -41,6 +41,8 @@ class StagedSearch:
         self, name: str, path: str | Path, fields: Sequence[str] = (), dead_letters: DeadLetters = NONE_PARKED
     ) -> None:
         self._path = Path(path)
+        self.erased: dict[str, int] = {}
+        """Nothing: of the old index nothing stays."""
         self._staged = self._path.with_name(f"{self._path.name}.replay")
         self.sink = SearchSink(f"{name} (replay)", self._staged, fields, dead_letters)
         self._held = SearchSink(name, path, fields)

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.config import SinkRule, TableSettings
 from cdc.config.sinks import Keeping
-from cdc.errors import HistoryTrimmed, MissingBase, SchemaNotApplicable
+from cdc.errors import HistoryTrimmed, MissingBase, SchemaNotApplicable, TargetRulesChanged
 from cdc.table import TableState
 from tests.contracts.folded import column
 from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake, batch, kept
@@ -79,7 +79,7 @@ def test_a_target_that_keeps_something_else_is_refused(tmp_path: Path) -> None:
         place = f"{tmp_path}/{keeping}"
         Lake(place, settings).apply(rows, 0, positions[0])
         for other in (TableSettings(), *(s for k, s in SETTINGS.items() if k is not keeping)):
-            with pytest.raises(SchemaNotApplicable, match=f"was made as '{keeping.value}': expected"):
+            with pytest.raises(TargetRulesChanged, match=f"was made as '{keeping.value}': expected"):
                 Lake(place, other).apply(rows, positions[0], positions[1])
 
 

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.config import Secret, SinkRule
-from cdc.errors import MissingBase, TransformRefused
+from cdc.errors import MissingBase, TargetRulesChanged, TransformRefused
 from cdc.stores.lake import read_target
 from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
 from pipelines.sinks.sink import SparkAwaited, TableRecord
@@ -219,7 +219,7 @@ def test_another_rule_stops_a_target_that_the_one_before_has_filled(spark, tmp_p
     lake.driver(transform={"mask": {"item": "redact"}}).apply(batch([put(1, "a", 10)], 0, 20))
     others: tuple[dict[str, Any], ...] = ({}, {"transform": {"drop": ["item"]}})
     for other in others:
-        with pytest.raises(TransformRefused, match="another transform"):
+        with pytest.raises(TargetRulesChanged, match="another transform"):
             lake.driver(**other).apply(batch([put(2, "b", 30)], 20, 40))
 
 

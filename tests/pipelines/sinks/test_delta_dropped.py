@@ -16,7 +16,7 @@ from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
 from cdc.config import SchemaChanges, SinkRule, TableSettings
-from cdc.errors import SchemaNotApplicable
+from cdc.errors import SchemaNotApplicable, TargetRulesChanged
 from cdc.failpoint import VARIABLE
 from cdc.stores.lake import read_target
 from cdc.table import Column, TableSchema
@@ -103,13 +103,15 @@ def test_a_column_that_was_kept_goes_with_the_first_batch_under_the_new_word(ope
     assert (names(record), len(rows(record))) == (["id", "item", "price"], 3)
 
 
-def test_a_column_of_another_hand_stays_and_so_does_one_that_the_definition_leaves_out(opened: Opened) -> None:
+def test_a_column_of_another_hand_stays_and_one_that_the_definition_leaves_out_stops_the_table(opened: Opened) -> None:
     sink = opened()
     record = publish(sink, sink.apply(batch([noted(1, 10, "x")], 0, 20, NOTED)))
     theirs = Field("theirs", PrimitiveType("string"), nullable=True)
     DeltaTable(record.target).alter.add_columns([theirs])
     sink.close()
-    record = opened(except_column_list=["item"]).apply(batch([put(2, "b", 30)], 20, 40))
+    with pytest.raises(TargetRulesChanged, match="shows column 'item', which its rule leaves out"):
+        opened(except_column_list=["item"]).apply(batch([put(2, "b", 30)], 20, 40))
+    record = opened().apply(batch([put(2, "b", 30)], 20, 40))
 
     assert sorted(names(record)) == ["id", "item", "price", "theirs"]
 

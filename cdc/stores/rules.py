@@ -1,0 +1,146 @@
+"""TargetRules: the rules by which the rows of a Delta target were made, compared with those of the definition.
+
+Theory. A rule that changes what a target shows (a mask, a column that is left out, a filter) acts on rows as they are
+merged: on those that are in the target already it has no effect until they are built again. So every target records
+under which rules its rows were made: in its own properties and columns, of every version, where no lost catalog and no
+restart forgets it. Four compare: the sink when it opens a target and with every batch, `cdc query` and `cdc doctor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from cdc.config import DeltaSink, SchemaChanges, SinkRule, TableSettings, rule_of
+from cdc.config.columns import kept
+from cdc.config.sinks import Keeping, settings_under
+from cdc.errors import TargetRulesChanged
+from cdc.naming import COLUMN_ID_KEY, column_name, name_of_column
+from cdc.stores.rows import MODE
+from cdc.table import TableSchema
+
+TRANSFORM: Final = "cdc.transform"
+"""Property of a target: names the transform by which its rows were made; missing or empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRules:
+    """The rules of one Delta sink."""
+
+    settings: TableSettings
+    """Of the sink as a whole."""
+    rules: tuple[SinkRule, ...] = ()
+
+    @classmethod
+    def of(cls, sink: DeltaSink) -> Self:
+        """Those of a definition."""
+        return cls(sink, sink.rules)
+
+    def difference(self, table: DeltaTable, topic: str, schema: TableSchema | None) -> TargetRulesChanged | None:
+        """What a version of a target shows of a table and should not, or the reverse; None if it follows the rules.
+
+        schema: the table as it was published last; None if nobody knows: then columns are not compared.
+        """
+        configuration = table.metadata().configuration
+        if not any(name.startswith(_OURS) for name in configuration):
+            return None  # of another hand: that it lies there is the sink's to report
+        found = self._by_transform(configuration, topic) or self._by_mode(configuration, topic)
+        if found is None and schema is not None:
+            found = next(self._by_columns(pa.schema(table.schema().to_arrow()), schema), None)
+        return None if found is None else TargetRulesChanged(f"target {table.table_uri!r} {found}")
+
+    def exposes(self, table: DeltaTable, topic: str, schema: TableSchema | None) -> str | None:
+        """What a version of a target may show of a table although the rules hide it; None if nothing."""
+        rule = self._rule(topic)
+        if rule is not None and rule.transform is not None and rule.transform.hides:
+            found = self._by_transform(table.metadata().configuration, topic)
+            if found is not None:
+                return found
+        if schema is None:
+            return None
+        settings = settings_under(self.settings, rule)
+        shown = self._shown(pa.schema(table.schema().to_arrow()), schema, settings)
+        return next((_SHOWS.format(name) for name in shown), None)
+
+    def check_left_out(self, uri: str, columns: pa.Schema, schema: TableSchema) -> None:
+        """Raise TargetRulesChanged for a target with a column that the rules leave out."""
+        settings = settings_under(self.settings, self._rule(schema.topic))
+        if (name := next(self._shown(columns, schema, settings), None)) is not None:
+            raise TargetRulesChanged(f"target {uri!r} {_SHOWS.format(name)}")
+
+    def _rule(self, topic: str) -> SinkRule | None:
+        return rule_of(topic, self.rules)
+
+    def _by_transform(self, configuration: Mapping[str, str | None], topic: str) -> str | None:
+        rule = self._rule(topic)
+        transform = None if rule is None else rule.transform
+        expected = "" if transform is None else transform.fingerprint
+        return _REMADE if (configuration.get(TRANSFORM) or "") != expected else None
+
+    def _by_mode(self, configuration: Mapping[str, str | None], topic: str) -> str | None:
+        expected = settings_under(self.settings, self._rule(topic)).keeping
+        if (held := configuration.get(MODE) or Keeping.LATEST.value) != expected.value:
+            return f"was made as {held!r}: expected {expected.value!r}"
+        return None
+
+    def _by_columns(self, columns: pa.Schema, schema: TableSchema) -> Iterator[str]:
+        settings = settings_under(self.settings, self._rule(schema.topic))
+        yield from (_SHOWS.format(name) for name in self._shown(columns, schema, settings))
+        if settings.schema_changes is not SchemaChanges.IGNORE:
+            yield from (_LACKS.format(name) for name in self._missing(columns, schema, settings))
+
+    def _shown(self, columns: pa.Schema, schema: TableSchema, settings: TableSettings) -> Iterator[str]:
+        """Columns of the target that the rules leave out, by their names at the source."""
+        if not settings.column_list and not settings.except_column_list:
+            return
+        wanted = {column.id for column in kept(schema, settings).columns}
+        left_out = {column.id: column.name for column in schema.columns if column.id not in wanted}
+        if _ids(columns):
+            for field in columns:
+                number, name = _id(field), name_of_column(field.name)
+                # a column that the table has no more is known by its name alone
+                if number in left_out or (name in settings.except_column_list and number not in {None, *wanted}):
+                    yield left_out.get(number or 0, name)
+            return
+        there = {self._called(column.name, schema.topic) for column in schema.columns if column.id in wanted}
+        unwanted = (*left_out.values(), *settings.except_column_list)
+        yield from (name for name in unwanted if column_name(name) in set(columns.names) - there)
+
+    def _missing(self, columns: pa.Schema, schema: TableSchema, settings: TableSettings) -> Iterator[str]:
+        """Columns that the rules do not leave out and the target lacks."""
+        rule = self._rule(schema.topic)
+        transform = None if rule is None else rule.transform
+        if transform is not None and transform.python is not None:
+            return
+        gone, ids = set(() if transform is None else transform.drop), _ids(columns)
+        for column in kept(schema, settings).sent:
+            there = column.id in ids if ids else self._called(column.name, schema.topic) in columns.names
+            if column.name not in gone and not there:
+                yield column.name
+
+    def _called(self, name: str, topic: str) -> str:
+        """The name of a source column in the target."""
+        rule = self._rule(topic)
+        transform = None if rule is None else rule.transform
+        return column_name(name if transform is None else transform.rename.get(name, name))
+
+
+_OURS: Final = "cdc."
+"""Beginning of the properties of every target."""
+_REMADE: Final = "has rows that were made by another transform"
+_SHOWS: Final = "shows column {0!r}, which its rule leaves out"
+_LACKS: Final = "lacks column {0!r}, which its rule does not leave out"
+
+
+def _ids(columns: pa.Schema) -> set[int]:
+    """Ids of the source columns; a target that many tables share has none."""
+    return {number for field in columns if (number := _id(field)) is not None}
+
+
+def _id(field: pa.Field) -> int | None:
+    number = (field.metadata or {}).get(COLUMN_ID_KEY)
+    return None if number is None else int(number)

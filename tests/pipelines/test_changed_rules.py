@@ -1,0 +1,230 @@
+"""Rules that change over a target that is filled: what they hide is not shown before, while or after it follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from cdc.config import load
+from cdc.failpoint import VARIABLE
+from cdc.position import Position
+from cdc.stores.published import TableRecord, TargetState
+from tests.cli.command import Outcome, run
+from tests.faults.test_kill_reader import KILLED
+from tests.fixtures import forked
+from tests.pipelines.replayed import END, ITEMS, ORDERS, Ground, change, delta_rows, made
+
+CANARY: Final = "canary 7f3a9c"
+LATER: Final = END + 100
+MASK: Final = "transform: {mask: {note: redact}}"
+RULES: Final = {
+    "mask": MASK,
+    "drop": "transform: {drop: [note]}",
+    "rename": "transform: {rename: {note: words}}",
+    "filter": "transform: {where: id < 20}",
+    "left out": "except_column_list: [note]",
+    "listed": "column_list: [id]",
+    "mode": "stored_as_scd_type: 2",
+}
+
+
+@pytest.fixture(name="ground")
+def _ground(tmp_path: Path) -> Ground:
+    """A lake in which one row of shop.orders has the canary, in its newest cut and in past ones; and no server."""
+    ground = made(tmp_path)
+    ground.drive("lake")
+    ground.append(LATER, [change(LATER, 0, 60, CANARY), change(LATER, 1, 9, "later", of=ITEMS)])
+    ground.drive("lake", LATER)
+    ground.append(LATER + 1, [change(LATER + 1, 0, 61, "after", of=ITEMS)])
+    ground.drive("lake", LATER + 1)
+    return ground
+
+
+def under(ground: Ground, rule: str = "") -> Ground:
+    """The same with a rule for shop.orders in its definition."""
+    path = ground.folder / "shop.yaml"
+    others = [line for line in path.read_text().splitlines() if "name: lake" not in line]
+    rules = f"rules: [{{match: shop.orders, {rule}}}]" if rule else "rules: []"
+    lake = f"- {{type: delta, name: lake, path: '{ground.folder}/lake/{{schema}}/{{table}}', {rules}}}"
+    path.write_text("\n".join([*others, lake]) + "\n")
+    return replace(ground, definition=load(path))
+
+
+def orders(ground: Ground) -> TableRecord:
+    """What the sink published of the table last."""
+    record = ground.lake_of().published()
+    assert record is not None
+    return record.tables[ORDERS]
+
+
+def query(capsys: pytest.CaptureFixture[str], ground: Ground, *options: str, of: str = "shop.orders") -> Outcome:
+    return run(capsys, "query", f"select * from {of}", "-c", ground.folder / "shop.yaml", "--json", *options)
+
+
+def replayed(ground: Ground, failpoint: str = "") -> forked.Ended:
+    environment = {VARIABLE: failpoint} if failpoint else {}
+    command = ("pipelines", "replay", "lake", "-c", ground.folder / "shop.yaml", "--tables", "shop.orders")
+    return forked.run(*command, environment=environment, timeout=90)
+
+
+def files_with(folder: Path, text: str) -> list[str]:
+    """Files that contain the text: as it stands, or as a value of a Parquet file."""
+    found = []
+    for file in folder.rglob("*"):
+        inside = file.read_bytes() if file.is_file() else b""
+        values = str(pq.read_table(file, partitioning=None).to_pylist()) if file.suffix == ".parquet" else ""
+        if text.encode() in inside or text in values:
+            found.append(str(file.relative_to(folder)))
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+def test_a_rule_that_is_added_stops_its_table_before_any_change_comes(ground: Ground, rule: str) -> None:
+    under(ground, rule).drive("lake", LATER + 1)
+    record = orders(ground)
+    assert record.state == TargetState.FAILED
+    assert (record.reason or "").startswith("CDC-3019 ")
+    assert "'cdc replay lake --tables shop.orders'" in (record.reason or "").replace("SINK", "lake")
+    assert {t.topic: t.state for t in ground.lake_of().tables()}["shop.items"] == TargetState.STREAMING
+
+
+@pytest.mark.parametrize("rule", [RULES["mask"], RULES["left out"]])
+def test_a_table_goes_on_by_itself_once_its_rule_is_as_it_was(ground: Ground, rule: str) -> None:
+    under(ground, rule).drive("lake", LATER + 1)
+    under(ground).drive("lake", LATER + 1)
+    assert (orders(ground).state, orders(ground).reason) == (TargetState.STREAMING, None)
+    ground.append(LATER + 50, [change(LATER + 50, 0, 60, "changed")])
+    ground.drive("lake", LATER + 50)
+    assert {row["note"] for row in ground.lake()["shop.orders"] if row["id"] == 60} == {"changed"}
+
+
+@pytest.mark.parametrize("at", ["published", "latest", str(Position(LATER))])
+@pytest.mark.parametrize("rule", [RULES["mask"], RULES["left out"]])
+def test_a_query_shows_nothing_that_a_rule_hides_not_even_before_the_sink_has_seen_it(
+    ground: Ground, capsys: pytest.CaptureFixture[str], rule: str, at: str
+) -> None:
+    assert CANARY in query(capsys, ground, "--at", at).output
+    under(ground, rule)
+    refused = query(capsys, ground, "--at", at)
+    assert (refused.status, refused.envelope["error"]["code"]) == (1, "CDC-3019")
+    assert "cdc replay" in refused.envelope["error"]["suggestion"]
+    assert CANARY not in refused.output
+    assert query(capsys, ground, "--at", at, of="shop.items").status == 0
+
+
+def test_after_the_replay_no_file_of_the_lake_has_what_the_mask_hides(
+    ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert files_with(ground.folder / "lake", CANARY)
+    masked = under(ground, MASK)
+    masked.drive("lake", LATER + 1)
+    done = replayed(masked)
+    assert done.status == 0
+    assert "shop.orders: removed its earlier cuts and " in done.output
+    assert "the change log has the values as the source sent them" in " ".join(done.output.split())
+    assert files_with(ground.folder / "lake", CANARY) == []
+    masked.drive("lake", LATER + 1)
+    assert orders(ground).state == TargetState.STREAMING
+    assert {row["note"] for row in ground.lake()["shop.orders"]} <= {"***", None}
+    for at in ("published", "latest"):
+        shown = query(capsys, masked, "--at", at)
+        assert (shown.status, CANARY in shown.output, "***" in shown.output) == (0, False, True)
+
+
+def test_past_cuts_of_a_masked_table_are_refused_and_those_of_others_stay(
+    ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    masked = under(ground, MASK)
+    assert replayed(masked).status == 0
+    past = str(Position(LATER))
+    refused = query(capsys, masked, "--at", past)
+    assert (refused.status, refused.envelope["error"]["code"]) == (1, "CDC-3020")
+    assert query(capsys, masked, "--at", past, of="shop.items").status == 0
+
+
+def test_a_replay_without_a_rule_keeps_the_past_cuts_that_were_masked(
+    ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    masked = under(ground, MASK)
+    assert replayed(masked).status == 0
+    for number in (10, 20):
+        masked.append(LATER + number, [change(LATER + number, 0, number, "n")])
+        masked.drive("lake", LATER + number)
+    clear = under(masked)
+    clear.append(LATER + 50, [change(LATER + 50, 0, 62, "last")])
+    clear.drive("lake", LATER + 50)
+    assert (orders(clear).reason or "").startswith("CDC-3019 ")
+    assert replayed(clear).status == 0
+    assert CANARY in query(capsys, clear).output
+    past = query(capsys, clear, "--at", str(Position(LATER + 10)))
+    assert (past.status, CANARY in past.output) == (0, False)
+
+
+@pytest.mark.parametrize(
+    "failpoint", ["replay_after_table", "replay_before_publish", "delta_erased_file", "delta_erased_file:3"]
+)
+def test_what_a_killed_replay_left_is_shown_to_nobody_and_erased_by_the_sink(
+    ground: Ground, capsys: pytest.CaptureFixture[str], failpoint: str
+) -> None:
+    masked = under(ground, MASK)
+    masked.drive("lake", LATER + 1)
+    assert replayed(masked, failpoint).status == KILLED
+    for at in ("published", "latest", str(Position(LATER))):
+        assert CANARY not in query(capsys, masked, "--at", at).output
+    masked.drive("lake", LATER + 1)
+    assert [file for file in files_with(ground.folder / "lake", CANARY) if "replay-" not in file] == []
+    assert {row["note"] for row in delta_rows(orders(ground).target)} <= {"***", None}
+    assert (orders(ground).state, orders(ground).reason) == (TargetState.STREAMING, None)
+
+
+def test_dead_letters_of_before_a_mask_go_with_the_target(ground: Ground) -> None:
+    bad: dict[str, Any] = {"after": [(1, "not a number"), (2, CANARY)]}
+    ground.append(LATER + 50, [change(LATER + 50, 0, 8, None, op="u", **bad)])
+    ground.drive("lake", LATER + 50)
+    assert files_with(ground.folder / "lake/_cdc/parked", CANARY)
+    masked = under(ground, MASK)
+    assert replayed(masked).status == 0
+    assert files_with(ground.folder / "lake", CANARY) == []
+    assert orders(ground).parked == (("8",),)
+    masked.append(LATER + 60, [change(LATER + 60, 0, 8, "right", op="u")])
+    masked.drive("lake", LATER + 60)
+    assert orders(ground).parked == ()
+
+
+def test_the_log_of_a_target_that_was_erased_can_be_opened_and_goes_on(ground: Ground) -> None:
+    masked = under(ground, MASK)
+    assert replayed(masked).status == 0
+    for number in range(60):
+        at = LATER + 50 + number
+        masked.append(at, [change(at, 0, 100 + number, f"n{number}")])
+    masked.drive("lake", LATER + 109)
+    assert len(delta_rows(orders(masked).target)) == len(masked.lake()["shop.orders"]) == 110
+    assert DeltaTable(orders(masked).target).version() >= 60
+
+
+def test_the_doctor_names_every_target_that_does_not_follow_its_rules_and_the_command(
+    ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = under(ground, RULES["left out"]).folder / "shop.yaml"
+    found = run(capsys, "doctor", "-c", path, "--json")
+    (said,) = [one for one in found.envelope["result"]["problems"] if one["code"] == "CDC-3019"]
+    assert (found.status, said["subject"], said["fatal"]) == (3, "shop.orders", True)
+    assert f"cdc replay lake --tables shop.orders -c {path}" in said["message"]
+    assert replayed(ground).status == 0
+    after = run(capsys, "doctor", "-c", path, "--json").envelope["result"]["problems"]
+    assert "CDC-3019" not in {one["code"] for one in after}
+
+
+def test_the_doctor_names_a_sink_that_shows_what_another_one_masks(
+    ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = under(ground, MASK).folder / "shop.yaml"
+    problems = run(capsys, "doctor", "-c", path, "--json").envelope["result"]["problems"]
+    (said,) = [one for one in problems if one["code"] == "CDC-3021"]
+    assert (said["subject"], said["fatal"]) == ("shop.orders", False)
+    assert "sink 'find' shows 'note', which sink 'lake' masks" in said["message"]
