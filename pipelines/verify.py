@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition, DeltaSink, SearchSink
-from cdc.errors import ConfigError, CutNotReached
+from cdc.errors import ConfigError, CutNotReached, SinkUnavailable
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.published import published_schema
@@ -32,8 +32,8 @@ from pipelines.proof.from_log import LARGE, LogState, LogTable, Standing, standi
 from pipelines.proof.inspection import Inspection, refused
 from pipelines.proof.likeness import Likeness
 from pipelines.proof.reference import SourceTable
-from pipelines.proof.targets import DeltaTarget, SearchTarget, Target
-from pipelines.proof.verdict import Report, TableVerdict
+from pipelines.proof.targets import SearchTarget, Target, delta_target, why
+from pipelines.proof.verdict import UNREADABLE, Report, TableVerdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,8 +151,8 @@ def inspection_at(cut: ConsistentCut, sink: DeltaSink | SearchSink, oid: int, to
     if record.state != TargetState.STREAMING or record.position != cut.position:
         return refused(sink.name, topic, record.state, record.reason or _unready(record))
     schema = published_schema(cut.source, oid, cut.publication, relation=record.relation)
-    if schema is None or not schema.sent:
-        return refused(sink.name, topic, record.state, "the source has no such table, or no column of it")
+    if schema is None:
+        return refused(sink.name, topic, record.state, "the source has no such table")
     like = Likeness.of(sink, schema)
     return Inspection(sink.name, record, like, SourceTable(cut), _target(sink, kept, record, like))
 
@@ -174,7 +174,7 @@ def _target(sink: DeltaSink | SearchSink, kept: Kept, record: TableRecord, like:
     if isinstance(sink, SearchSink):
         return SearchTarget(SearchIndex.open(kept.handle), record.topic)
     version = json.loads(kept.handle).get(record.target, record.version)
-    return DeltaTarget(record, version, like.key)
+    return delta_target(record, version, like.key)
 
 
 def _unready(record: TableRecord) -> str:
@@ -192,11 +192,27 @@ def _with_log(definition: Definition, options: VerifyOptions) -> Report:
     sinks = chosen_sinks(definition, options)
     log = LogReader(definition.log.root)
     with _sessions(definition) as spark:
-        stands = [(sink, standing(sink)) for sink in sinks]
-        verdicts = [v for sink, stand in stands for v in _sink_with_log(log, sink, stand, options, spark)]
+        verdicts, positions = list[TableVerdict](), [log.durable or Position(0)]
+        for sink in sinks:
+            try:
+                stand = standing(sink)
+            except SinkUnavailable as exc:
+                verdicts += _all_refused(log, sink, options, exc)
+                continue
+            verdicts += _sink_with_log(log, sink, stand, options, spark)
+            positions.append(Position(stand.record.position))
     if not verdicts:
         raise _nothing(options)
-    return Report(min(Position(stand.record.position) for _, stand in stands), tuple(verdicts))
+    return Report(min(positions), tuple(verdicts))
+
+
+def _all_refused(
+    log: LogReader, sink: DeltaSink | SearchSink, options: VerifyOptions, exc: SinkUnavailable
+) -> list[TableVerdict]:
+    """The verdicts of a sink whose store cannot be read, so that the others are compared."""
+    topics = sorted(schema.topic for schema in log.schemas().values() if not schema.removed)
+    wanted = [topic for topic in topics if _is_wanted(topic, sink, options)]
+    return [refused(sink.name, topic, UNREADABLE, why(exc)) for topic in wanted]
 
 
 def _sink_with_log(

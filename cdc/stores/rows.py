@@ -6,7 +6,8 @@ version of a row (`scd2`), every change (`append`), or deleted rows too, marked 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import pyarrow as pa
@@ -16,10 +17,12 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from cdc.errors import SinkUnavailable
 from cdc.naming import RELATION_COLUMN
 from cdc.stores.features import NAMED
+from cdc.stores.read_only import one_line
 
 MODE: Final = "cdc.mode"
 """The property of a target."""
 APPEND: Final = "append"
+_PUT_BACK: Final = "put back what is missing, or build the table anew: 'cdc replay SINK --tables TABLE'"
 _CURRENT: Final = {"scd1": None, "scd2": '"__END_AT" IS NULL', "soft_delete": 'NOT "_deleted"'}
 # the places of control rows are looked up once, not for every row
 _LATEST: Final = """
@@ -52,7 +55,8 @@ class CurrentRows:
         try:
             self._table = DeltaTable(target, version=version)
         except (TableNotFoundError, DeltaError) as exc:
-            raise SinkUnavailable(f"no readable table at {target!r}, version {version!r}") from exc
+            raise SinkUnavailable(f"no readable table at {target!r}, version {version!r}", remedy=_PUT_BACK) from exc
+        self._target = target
         self.mode = self._table.metadata().configuration.get(MODE, "scd1")
         self.unread: str | None = None
         """Why its rows cannot be read by delta-rs, although it can be opened; None if they can."""
@@ -63,7 +67,7 @@ class CurrentRows:
             self.kinds = dict(zip(schema.names, schema.types, strict=True))
         except DeltaError as exc:
             if (found := NAMED.search(str(exc))) is None:
-                raise
+                raise _unreadable(target, exc) from exc
             self.unread = found[0]
         self._mine = f"{RELATION_COLUMN} = {int(relation)}" if RELATION_COLUMN in self.kinds else None
 
@@ -73,7 +77,20 @@ class CurrentRows:
         return self.mode in _CURRENT or self.mode == APPEND
 
     def read(self, columns: Sequence[str], key: Sequence[str], where: str | None = None) -> pa.RecordBatchReader:
-        """Stream columns of those for which a predicate over key columns holds, in no order; names in it are quoted."""
+        """Stream columns of those for which a predicate over key columns holds, in no order; names in it are quoted.
+
+        Raises SinkUnavailable, also while rows are read, where a file is missing or is not what it was.
+        """
+        with _named_errors(self._target):
+            reader = self._reader(columns, key, where)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            with _named_errors(self._target):
+                yield from reader
+
+        return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+    def _reader(self, columns: Sequence[str], key: Sequence[str], where: str | None) -> pa.RecordBatchReader:
         if self.mode != APPEND:
             predicate = " AND ".join(filter(None, (self._mine, _CURRENT[self.mode], where))) or None
             return pa.RecordBatchReader.from_stream(self._table.scan(columns=list(columns), predicate=predicate))
@@ -82,6 +99,25 @@ class CurrentRows:
         )
         builder = QueryBuilder().register("target", self._table)
         return pa.RecordBatchReader.from_stream(builder.execute(query))
+
+
+@contextmanager
+def _named_errors(target: str) -> Iterator[None]:
+    try:
+        yield
+    except (DeltaError, pa.ArrowException, OSError) as exc:
+        raise _unreadable(target, exc) from exc
+    except BaseException as exc:
+        if type(exc).__name__ != "PanicException":  # of the engine's Rust; it has no importable name
+            raise
+        raise _unreadable(target, exc) from exc
+
+
+def _unreadable(target: str, exc: BaseException) -> SinkUnavailable:
+    return SinkUnavailable(
+        f"target {target!r} cannot be read: {one_line(str(exc))[:300]}",
+        remedy=_PUT_BACK,
+    )
 
 
 def quoted(name: str) -> str:

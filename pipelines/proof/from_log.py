@@ -30,7 +30,7 @@ from pipelines.proof.compare import Rows
 from pipelines.proof.likeness import Likeness
 from pipelines.proof.reference import Compared
 from pipelines.proof.sides import image_batch
-from pipelines.proof.targets import DeltaTarget, SearchTarget, Target
+from pipelines.proof.targets import SearchTarget, Target, delta_target
 from pipelines.rebuilding.contents import TableContents, contents
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ def targets_at_rest(log: LogReader, sink: DeltaSink | SearchSink, stand: Standin
     exact = [table for table in stand.record.tables.values() if table.state == TargetState.STREAMING]
     if stand.index is not None:
         return {table.relation: SearchTarget(stand.index, table.topic) for table in exact}
-    newest = {table.relation: DeltaTarget(table, None, _key(sink, table)) for table in exact}
+    newest = {table.relation: delta_target(table, None, _key(sink, table)) for table in exact}
     log.refresh()  # behind it: what was open before saw nothing of what has come since
     if log.durable is not None and log.durable <= stand.record.position:
         return {**newest}
     versions = stand.record.versions
-    return {table.relation: DeltaTarget(table, versions.get(table.target), _key(sink, table)) for table in exact}
+    return {table.relation: delta_target(table, versions.get(table.target), _key(sink, table)) for table in exact}
 
 
 def _key(sink: DeltaSink | SearchSink, table: TableRecord) -> list[str]:

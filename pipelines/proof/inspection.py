@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from cdc.errors import SinkUnavailable
 from cdc.postgres.ranges import KeyRange
 from cdc.stores.published import TableRecord
 from cdc.table import Column, TableSchema
@@ -18,7 +19,7 @@ from pipelines.proof.digest import digest_of
 from pipelines.proof.likeness import Likeness
 from pipelines.proof.passes import in_same_order
 from pipelines.proof.reference import Compared, Reference
-from pipelines.proof.targets import Target
+from pipelines.proof.targets import Target, why
 from pipelines.proof.verdict import TableVerdict
 
 _UNTOLD: Final = "the digests differ; --mode rows names the keys"
@@ -42,10 +43,18 @@ class Inspection:
 
     def __call__(self, mode: Mode, *, within: KeyRange | None = None, listed: int = LISTED) -> TableVerdict:
         """The verdict over a range, or all rows."""
+        try:
+            return self._verdict(mode, within, listed)
+        except SinkUnavailable as exc:
+            return self._refused(why(exc))
+
+    def _verdict(self, mode: Mode, within: KeyRange | None, listed: int) -> TableVerdict:
         refusal = self.target.refusal or self.like.refusal
         if refusal is not None:
             return self._refused(refusal)
         sent = self.schema.sent
+        if not sent:  # its rows are equal to each other: as many are the same multiset
+            return self._counted(mode, Compared(self.schema, (), (), ()), within)
         present = [place for place, column in enumerate(sent) if self.kind(column) is not None]
         lacking = [column.name for column in sent if column.id in self.like.names and self.kind(column) is None]
         if not present or not {column.name for column in self.schema.key} <= {sent[place].name for place in present}:
@@ -91,13 +100,16 @@ class Inspection:
     def _by_figures(self, mode: Mode, wanted: Compared, within: KeyRange | None) -> TableVerdict | None:
         """The verdict without the rows of the reference, None if they are needed."""
         if mode is Mode.COUNT:
-            rows, target_rows = self.reference.count(wanted, within), self._count(wanted, within)
-            return self._said(mode, rows == target_rows, rows, target_rows)
+            return self._counted(mode, wanted, within)
         if mode is not Mode.CHECKSUM or (ours := self.reference.digest(wanted, within)) is None:
             return None
         theirs = digest_of(self._rows(wanted, within)())
         verdict = self._said(mode, ours == theirs, ours.rows, theirs.rows)
         return verdict if verdict.equal else replace(verdict, reason=_UNTOLD)
+
+    def _counted(self, mode: Mode, wanted: Compared, within: KeyRange | None) -> TableVerdict:
+        rows, target_rows = self.reference.count(wanted, within), self._count(wanted, within)
+        return self._said(mode, rows == target_rows, rows, target_rows)
 
     def _by_rows(self, wanted: Compared, within: KeyRange | None, listed: int) -> TableVerdict:
         shape = wanted.shape

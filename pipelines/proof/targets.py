@@ -7,7 +7,8 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from cdc.naming import column_name
+from cdc.errors import CdcError, SinkUnavailable
+from cdc.naming import POSITION_COLUMN, column_name
 from cdc.postgres.ranges import KeyRange
 from cdc.stores.published import TableRecord
 from cdc.stores.rows import APPEND, CurrentRows, literal, quoted
@@ -38,7 +39,7 @@ class Target(Protocol):
         """Reads the columns of a range, or of all rows, as canonical text."""
 
     def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:
-        """How many rows there are; the first of the names is a column that there is."""
+        """How many rows there are; the first of the names, if there is one, is a column that there is."""
 
 
 class DeltaTarget:
@@ -83,7 +84,8 @@ class DeltaTarget:
     def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:
         """How many rows there are."""
         # the table's own count forgets deletion vectors
-        found = self._table.read([column_name(names[0])], self._key, self._where(within))
+        columns = [column_name(names[0])] if names else [POSITION_COLUMN]
+        found = self._table.read(columns, self._key, self._where(within))
         return sum(batch.num_rows for batch in found)
 
     def _where(self, within: KeyRange | None) -> str | None:
@@ -93,6 +95,49 @@ class DeltaTarget:
         bounds = ((sign, getattr(within, name)) for sign, name in _BOUNDS)
         found = [f"{quoted(column)} {sign} {literal(at) if text else at}" for sign, at in bounds if at is not None]
         return " AND ".join(found) or None
+
+
+class UnreadableTarget:
+    """A table whose target cannot be opened."""
+
+    ranged = False
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal = refusal
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it cannot be opened."""
+        return self._refusal
+
+    def has(self, _name: str) -> bool:
+        """Nobody knows."""
+        return False
+
+    def kind(self, _name: str) -> pa.DataType:
+        """Nothing."""
+        return pa.null()
+
+    def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:  # noqa: ARG002 - there are none
+        """None."""
+        return lambda: iter(())
+
+    def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:  # noqa: ARG002 - as above
+        """None."""
+        return 0
+
+
+def delta_target(record: TableRecord, version: int | None, key: Sequence[str]) -> Target:
+    """As DeltaTarget; one that cannot be opened is refused, so that the others are compared."""
+    try:
+        return DeltaTarget(record, version, key)
+    except SinkUnavailable as exc:
+        return UnreadableTarget(why(exc))
+
+
+def why(exc: CdcError) -> str:
+    """Why a target is not compared."""
+    return f"{exc.code} {exc.message} → {exc.fix}"
 
 
 class SearchTarget:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from cdc.position import Position
 from cdc.stores.published import TargetState
 from cdc.verification import Mode
+
+UNREADABLE: Final = "unreadable"
+"""Of every table of a sink whose store cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +25,7 @@ class TableVerdict:
     """Of the source, or of what the log says, at the cut."""
     target_rows: int = 0
     state: str = TargetState.STREAMING.value
-    """A TargetState, or `absent` when the sink does not list the table."""
+    """A TargetState, `absent` when the sink does not list the table, or `unreadable` when its store cannot be read."""
     reason: str | None = None
     """Why nothing was compared, what the target lacks, or why it was looked at less or more closely than asked."""
     mode: str = Mode.ROWS.value

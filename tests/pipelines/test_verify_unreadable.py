@@ -1,0 +1,122 @@
+"""verify: what cannot be read is named and unequal, and everything else is compared; rows without a column are rows."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from cdc.config import load
+from cdc.stores.lake import Lake
+from tests.faults.capture import Captured
+from tests.fixtures.postgres import run_sql
+from tests.fixtures.waiting import until
+from tests.pipelines.applying import Applying, verified
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, database: str) -> Captured:
+    """Two tables with a key and one without a column, captured and applied to a lake."""
+    run_sql(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT i, 'v' || i FROM generate_series(1, 100) i",
+        "CREATE TABLE u (id int PRIMARY KEY, v text)",
+        "INSERT INTO u SELECT i, 'v' || i FROM generate_series(1, 50) i",
+        "CREATE TABLE z ()",
+        "ALTER TABLE z REPLICA IDENTITY FULL",
+        "INSERT INTO z DEFAULT VALUES",
+    )
+    held = Captured(tmp_path, database)
+    with held.path.open("a") as definition:
+        definition.write(f"sinks:\n- {{name: lake, type: delta, path: '{tmp_path}/lake/{{schema}}/{{table}}'}}\n")
+    held.copy()
+    run_sql(database, "INSERT INTO z DEFAULT VALUES", "INSERT INTO z DEFAULT VALUES", "UPDATE t SET v = 'w'")
+    apply(held)
+    return held
+
+
+def apply(held: Captured) -> None:
+    """Bring the lake to where the source is."""
+    end = held.stream()
+    with Applying(held):
+        lake = Lake.open(f"{held.folder}/lake/{{schema}}/{{table}}")
+        until(lambda: (r := lake.published()) and r.position >= end, lambda: "the lake")
+
+
+def place(held: Captured, table: str) -> Path:
+    return held.folder / "lake" / "public" / table
+
+
+def live_file(held: Captured) -> Path:
+    """A data file that the newest version of t has."""
+    return Path(DeltaTable(str(place(held, "t"))).file_uris()[0].removeprefix("file://"))
+
+
+DAMAGES: dict[str, Callable[[Captured], Any]] = {
+    "file missing": lambda held: live_file(held).unlink(),
+    "file cut off": lambda held: live_file(held).write_bytes(live_file(held).read_bytes()[:200]),
+    "file overwritten": lambda held: live_file(held).write_bytes(b"PAR1" + b"\xff" * 500 + b"PAR1"),
+    "log missing": lambda held: shutil.rmtree(place(held, "t") / "_delta_log"),
+    "all missing": lambda held: shutil.rmtree(place(held, "t")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_target_that_cannot_be_read_is_named_and_the_others_are_compared(
+    held: Captured, capsys: pytest.CaptureFixture[str], damage: Callable[[Captured], Any]
+) -> None:
+    damage(held)
+    status, found = verified(held, capsys, "--against", "log")
+    tables = {table["topic"]: table for table in found["result"]["tables"]}
+    assert (status, found["error"]["code"]) == (4, "CDC-6001")
+    assert {topic: table["equal"] for topic, table in tables.items()} == {
+        "public.t": False, "public.u": True, "public.z": True,
+    }  # fmt: skip
+    assert tables["public.t"]["compared"] is False
+    assert tables["public.t"]["reason"].startswith("CDC-3003 ")
+    assert "cdc replay SINK --tables TABLE" in tables["public.t"]["reason"]
+
+
+def test_a_sink_whose_record_cannot_be_read_does_not_keep_others_from_being_compared(
+    held: Captured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with held.path.open("a") as definition:
+        definition.write(f"- {{name: find, type: search, path: '{held.folder}/nowhere', tables: [public.u]}}\n")
+    assert [sink.name for sink in load(held.path).sinks] == ["lake", "find"]
+    status, found = verified(held, capsys, "--against", "log")
+    states = {(t["sink"], t["topic"]): (t["equal"], t["state"]) for t in found["result"]["tables"]}
+    assert status == 4
+    assert states == {
+        ("lake", "public.t"): (True, "streaming"),
+        ("lake", "public.u"): (True, "streaming"),
+        ("lake", "public.z"): (True, "streaming"),
+        ("find", "public.u"): (False, "unreadable"),
+    }
+
+
+@pytest.mark.parametrize("against", ["log", "source"])
+def test_a_table_without_columns_is_equal_while_it_has_as_many_rows(
+    held: Captured, capsys: pytest.CaptureFixture[str], against: str
+) -> None:
+    run_sql(held.dsn, "INSERT INTO z DEFAULT VALUES")
+    apply(held)
+    with held.reading(), Applying(held):
+        for rows, status in ((4, 0), (3, 4)):
+            for mode in ("rows", "checksum", "count"):
+                got, found = verified(held, capsys, "--against", against, "--mode", mode, "z")
+                (z,) = found["result"]["tables"]
+                assert (got, z["equal"], z["rows"], z["target_rows"]) == (status, status == 0, 4, rows), z
+            lose_one(held)
+
+
+def lose_one(held: Captured) -> None:
+    """What a careless hand does to the table without columns."""
+    z = DeltaTable(str(place(held, "z")))
+    first = min((row["_position"], row["_ordinal"]) for row in pa.table(z.scan()).to_pylist())
+    z.delete(f"_position = {first[0]} AND _ordinal = {first[1]}")
