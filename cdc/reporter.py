@@ -65,6 +65,7 @@ class Reporter(Thread):
         self._warned = False
         self._in_use: str | None = None
         self._in_use_due = 0.0
+        self._copied_before: dict[str, int] = {}
         self._marks: list[TableProgress] = []
         self._marks_due = 0.0
         self._view: LogReader | None = None
@@ -158,6 +159,8 @@ class Reporter(Thread):
         try:
             if self._catalog is None:
                 self._catalog = Catalog.open(self._definition.catalog.url)
+                known = self._catalog.tables.ls(name)
+                self._copied_before = {table.topic: table.rows for table in known if not table.sink}
             self._catalog.processes.report(report)
             if tables := self._tables(self._catalog):
                 self._catalog.tables.record(name, tables)
@@ -176,7 +179,7 @@ class Reporter(Thread):
         return [*(table for table in self._copied() if table.topic not in marked), *self._marks]
 
     def _copied(self) -> list[TableProgress]:
-        """The tables that this process copied; their rows of before a restart stand in the catalog already."""
+        """The tables of which this process copied rows; those that the catalog had before are added to them."""
         position = self._figures.value(metrics.LOG_POSITION, self._definition.name)
         return [
             TableProgress(
@@ -186,7 +189,7 @@ class Reporter(Thread):
                 reason=None,
                 position=int(position or 0),
                 version=None,
-                rows=int(sample.value),
+                rows=int(sample.value) + self._copied_before.get(sample.labels[1], 0),
             )
             for sample in self._figures
             if sample.metric is metrics.SNAPSHOT_ROWS

@@ -8,11 +8,12 @@ import typer
 from typer.core import TyperGroup
 
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
-from cdc.errors import ConfigError
+from cdc.errors import CdcError, ConfigError, ExitCode, every_error
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cdc.catalog import Catalog
     from cdc.snapshot.progress import BackfillStatus
     from cdc.snapshot.work import Request
 
@@ -36,7 +37,12 @@ KeysFromOption = Annotated[
     typer.Option(metavar="FILE", help="The keys in this file, one per line, written as --key; - is the input."),
 ]
 SinkOption = Annotated[str | None, typer.Option(help="For this sink alone; the others write nothing for it.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Wait until it has ended, however long that takes; exit with 1 if it failed.")
+]
 RateOption = Annotated[int | None, typer.Option(min=1, help="Rows per second at most.")]
+_NO_READER = frozenset({"missing", "stopped", "failed", "stale", "copied"})
+"""States of a reader that is not there, or says nothing more."""
 
 
 class DefaultsToStart(TyperGroup):
@@ -70,6 +76,7 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
     keys_from: KeysFromOption = None,
     sink: SinkOption = None,
     rate: RateOption = None,
+    wait: WaitOption = False,
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
@@ -83,7 +90,7 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
     first, last = _range(keys)
     listed = _listed(key, keys_from)
     request = Request(tuple(tables), where=where, first=first, last=last, sink=sink, rate=rate, keys=listed)
-    ask_for(request, command="backfill", config=config, json=json)
+    ask_for(request, command="backfill", config=config, wait=wait, json=json)
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
@@ -138,22 +145,65 @@ def cancel(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
     _say(job, "cancel", config=config, json=json)
 
 
-def ask_for(request: Request, *, command: str, config: Path, json: bool) -> None:
-    """Ask for a backfill or a resync, and say which number it got."""
+def ask_for(request: Request, *, command: str, config: Path, wait: bool, json: bool) -> None:
+    """Ask for a backfill or a resync, and say what became of it; raises the error of one that failed meanwhile."""
+    from dataclasses import asdict
     from getpass import getuser
 
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.asking import ask
+    from cdc.snapshot.asking import OUTCOME_WITHIN, ask, outcome
 
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:
         asked = ask(definition, catalog, request, getuser())
-    summary = f"backfill {asked.id}: {len(asked.tables)} tables, done by the running reader"
+        reader = reader_state(catalog, definition.name)
+        patience = None if wait else OUTCOME_WITHIN if reader == "running" else 0.0
+        status = outcome(catalog, definition.name, asked.id, patience)
+    if status.error is not None:
+        raise _failure(asked.id, status.error)
+    summary, mark = _became(asked.id, len(asked.tables), status, reader)
     if json:
-        emit(command, json=True, summary=summary, result={"id": asked.id, "tables": list(asked.tables)})
+        result = {"id": asked.id, "tables": list(asked.tables), "reader": reader}
+        progress = {name: value for name, value in asdict(status).items() if name in {"state", "rows"}}
+        emit(command, json=True, summary=summary, result=result | progress, ok=mark is not Mark.BAD)
     else:
-        line(Mark.GOOD, summary, fix=f"cdc backfill show {asked.id} -c {config}")
+        line(mark, summary, fix=f"cdc backfill show {asked.id} -c {config}")
+    if mark is Mark.BAD:
+        raise typer.Exit(ExitCode.RUNTIME.value)
+
+
+def reader_state(catalog: Catalog, pipeline: str) -> str:
+    """`running` if a reader carries out now what it is asked; otherwise `missing`, `stopped`, `waiting`, …"""
+    from datetime import UTC, datetime
+
+    from cdc.service.status import pipeline_status
+
+    processes = pipeline_status(catalog, pipeline, datetime.now(UTC)).processes
+    return next((found.state for found in processes if found.process == "reader"), "missing")
+
+
+def _became(job: int, tables: int, status: BackfillStatus, reader: str) -> tuple[str, Mark]:
+    """What is known of a backfill that was asked for, in words."""
+    named = f"backfill {job}: {tables} tables"
+    if status.state == "done":
+        return f"{named}, done, {status.rows:,} rows", Mark.GOOD
+    if not status.pending:
+        return f"{named}, {status.state}", Mark.BAD
+    if reader != "running":
+        begins = "it begins when one runs" if reader in _NO_READER else "it begins when the reader runs"
+        is_away = "no reader is running" if reader in _NO_READER else f"the reader is {reader}"
+        return f"{named}, queued; {is_away}: {begins}", Mark.ADVICE
+    if status.state == "queued":
+        return f"{named}, queued; the running reader has not begun it: it carries out one at a time", Mark.ADVICE
+    return f"{named}, accepted by the running reader", Mark.GOOD
+
+
+def _failure(job: int, error: dict[str, str]) -> CdcError:
+    """The error with which a backfill ended, as the class that it is of."""
+    kinds = {kind.code: kind for kind in every_error()}
+    kind = kinds.get(error["code"], CdcError)
+    return kind(f"backfill {job} failed: {error['message']}", remedy=error["suggestion"])
 
 
 def _say(job: int, verb: str, *, config: Path, json: bool) -> None:
@@ -167,7 +217,10 @@ def _say(job: int, verb: str, *, config: Path, json: bool) -> None:
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:
         say(catalog, definition.name, job, Verb(verb), getuser())
-    emit(f"backfill {verb}", json=json, summary=f"asked backfill {job} to {verb}", result={"id": job})
+        reader = reader_state(catalog, definition.name)
+    later = "" if reader == "running" else f"; the reader is {reader}: it does this when it runs"
+    summary = f"asked backfill {job} to {verb}{later}"
+    emit(f"backfill {verb}", json=json, summary=summary, result={"id": job, "reader": reader})
 
 
 def _plain(told: BackfillStatus) -> dict[str, Any]:

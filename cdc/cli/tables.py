@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc.cli.backfill import RateOption, TablesArgument, ask_for
+from cdc.cli.backfill import RateOption, TablesArgument, WaitOption, ask_for, reader_state
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
 from cdc.errors import CdcError, ExitCode
 
@@ -56,6 +56,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 def resync(
     tables: TablesArgument,
     rate: RateOption = None,
+    wait: WaitOption = False,
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
@@ -66,7 +67,7 @@ def resync(
     from cdc.snapshot.work import Request
 
     request = Request(tuple(tables), rate=rate, resync=True)
-    ask_for(request, command="tables resync", config=config, json=json)
+    ask_for(request, command="tables resync", config=config, wait=wait, json=json)
 
 
 def add(
@@ -125,7 +126,7 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
     elif failed is not None:
         line(Mark.BAD, f"{failed['code']} {failed['message']}", fix=failed["suggestion"])
     elif said is None:
-        line(Mark.GOOD, f"asked the reader to skip {named}", fix=WATCH.format(config))
+        line(Mark.ADVICE, f"asked the reader to skip {named}, which it has not done yet", fix=WATCH.format(config))
     else:
         line(Mark.GOOD, f"{named}: live as they are, without a copy", fix=WATCH.format(config))
     if not ok:
@@ -189,12 +190,7 @@ def _answer(catalog: Catalog, pipeline: str, job: int) -> Command | None:
 
 
 def _runs(catalog: Catalog, pipeline: str) -> bool:
-    from datetime import UTC, datetime
-
-    from cdc.service.status import pipeline_status
-
-    processes = pipeline_status(catalog, pipeline, datetime.now(UTC)).processes
-    return any(found.process == "reader" and found.state == "running" for found in processes)
+    return reader_state(catalog, pipeline) == "running"
 
 
 def _absent(definition: Definition, tables: list[str]) -> list[str]:

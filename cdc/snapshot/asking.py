@@ -5,9 +5,11 @@ Nothing is read or written at the source but to see whether what is asked can be
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event
 from typing import Final
 from uuid import uuid4
 
@@ -22,6 +24,10 @@ from cdc.snapshot.progress import BackfillStatus, covers, found
 from cdc.snapshot.work import BACKFILL, Request, Verb, check_request
 from cdc.table import TableSchema
 
+OUTCOME_WITHIN: Final = 5.0
+"""Seconds in which a running reader has begun a backfill that no other is in front of, and ended a small one."""
+_LOOK_EVERY: Final = 0.1
+"""Seconds between two looks at the catalog."""
 _ASKING: Final = 10.0
 """Seconds after which who died while asking holds nobody up."""
 
@@ -83,6 +89,16 @@ def say(catalog: Catalog, pipeline: str, job: int, verb: Verb, actor: str) -> Ba
     catalog.commands.post(pipeline, verb.kind, {"id": job})
     catalog.audit.write(actor, f"backfill {verb.value}", pipeline, {"id": job})
     return status
+
+
+def outcome(catalog: Catalog, pipeline: str, job: int, patience: float | None = OUTCOME_WITHIN) -> BackfillStatus:
+    """The backfill once it has ended, or as it is after so many seconds; None: however long it takes."""
+    deadline, never = None if patience is None else time.monotonic() + patience, Event()
+    while True:
+        status = found(catalog, pipeline, job)
+        if not status.pending or (deadline is not None and time.monotonic() >= deadline):
+            return status
+        never.wait(_LOOK_EVERY)
 
 
 def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) -> None:

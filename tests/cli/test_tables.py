@@ -157,3 +157,29 @@ def test_a_table_in_doubt_is_skipped_but_not_while_a_copy_of_it_is_on_its_way(
         assert running.ended(asked.id).result == {"skipped": ["public.t"]}
     assert [schema.state for schema in held.log.schemas().values()] == [TableState.LIVE]
     assert cdc("tables", "skip", "public.t").status == 2
+
+
+def test_a_resync_without_a_reader_says_that_it_waits_for_one(cdc: Command) -> None:
+    asked = cdc("tables", "resync", "public.t")
+    assert (asked.status, asked.output.splitlines()[0]) == (
+        0,
+        "⚠ backfill 1: 1 tables, queued; no reader is running: it begins when one runs",
+    )
+    assert "no reader is running" not in cdc("backfill", "ls").output
+    assert "the reader is missing" in cdc("backfill", "cancel", "1").output
+
+
+def test_a_resync_of_a_running_reader_says_that_it_is_done(held: Captured, cdc: Command, reading: Running) -> None:
+    run_sql(held.dsn, "INSERT INTO t VALUES (11, 'eleven')")
+    result = envelope_of(cdc("tables", "resync", "public.t", "--wait", "--json"))["result"]
+    assert (result["state"], result["reader"], result["rows"]) == ("done", "running", 1)
+    assert reading.reads
+
+
+@pytest.mark.usefixtures("reading")
+def test_a_backfill_that_fails_fails_the_command_that_waited_for_it(held: Captured, cdc: Command) -> None:
+    run_sql(held.dsn, "INSERT INTO t VALUES (11, 'eleven')")
+    failed = cdc("backfill", "public.t", "--where", "1 / (id - id) > 0", "--wait", "--json")
+    found = envelope_of(failed)
+    assert (failed.status, found["ok"]) == (1, False)
+    assert found["error"]["message"].startswith("backfill 1 failed: division by zero")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.catalog import Catalog, ProcessReport
+from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.connector import outcome
 from cdc.errors import (
     LogCorrupt,
@@ -19,7 +19,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import drop_slot, slot_status
 from cdc.resume import confirmable
-from tests.cli.command import run
+from tests.cli.command import run, spawn
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import PATIENCE, until
@@ -116,3 +116,21 @@ def test_the_outcome_is_the_verdict_then_the_failure_that_no_retry_repairs(
     verdict: PublicationNarrowed | None, failure: Exception | None, expected: type
 ) -> None:
     assert type(outcome(verdict, failure)) is expected
+
+
+def copied_rows(held: Captured) -> dict[str, int]:
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        return {table.topic: table.rows for table in catalog.tables.ls("held") if not table.sink}
+
+
+def test_a_backfill_without_rows_after_a_restart_leaves_the_count_of_copied_rows(held: Captured) -> None:
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        copied = TableProgress("", "public.t", "streaming", None, int(held.log.durable or 0), None, 20_000)
+        catalog.tables.record("held", [copied])
+    with ReaderProcess(held) as reader:
+        until(lambda: reports(held, "running") and is_read(held), reader.output)
+        done = spawn("backfill", "public.t", "--where", "false", "--wait", "-c", held.path)
+        assert done.status == 0, done.errors
+        reader.child.terminate()
+        assert reader.child.wait(PATIENCE) == 0, reader.output()
+    assert copied_rows(held)["public.t"] == 20_000
