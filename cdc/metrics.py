@@ -61,6 +61,11 @@ BUILD_INFO: Final = Metric(
 HEALTH: Final = Metric(
     "cdc_health", Kind.GAUGE, "1 while the process does its work, 0 while it does not", ("pipeline", "process")
 )
+COMPILING: Final = Metric(
+    "cdc_reader_compiling",
+    Kind.GAUGE,
+    "1 while the reader compiles or loads its decoder, which takes up to 20 s the first time on a machine",
+)
 REPORT_AGE: Final = Metric(
     "cdc_report_age_seconds",
     Kind.GAUGE,

@@ -66,7 +66,9 @@ class Reader:
         log = LogIdentity(system_id=identity.system_id, database=identity.database)
         writer = LogWriter.open(self._settings.log, log, self._settings.limits)
         prepare(source, self._settings.log, writer, self._figures)
+        self._figures.set(metrics.COMPILING, 1, source.pipeline)
         load_kernels()
+        self._figures.set(metrics.COMPILING, 0, source.pipeline)
         options = StreamOptions(slot=source.slot, publication=source.publication, start=confirmable(0))
         # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
         with (

@@ -338,6 +338,7 @@ class SinkQuery:
             return False
         before = loop.position
         self._try(self._advance)
+        self.progress.awaits_spark = self._awaits_spark
         return self._loop is loop and loop.position > before
 
     def stop(self) -> None:
@@ -395,7 +396,7 @@ class SinkQuery:
         loop.open()
         self._registered = Registered(self._definition.log.root, change_log.log_id, self._wanted)
         self._loop, self._view, self._failure = loop, change_log, None
-        self._arrived = self._awaits_spark = False
+        self._arrived = self._awaits_spark = self.progress.awaits_spark = False
         if isinstance(self._sink, DeltaTarget):
             self.progress.pace, self.progress.foreign = self._sink.pace, self._sink.foreign
         self._resting = None if self.progress.pace is None else Resting(self.progress.pace, self._is_wanted)
@@ -457,6 +458,7 @@ class SinkQuery:
 
     def _guarded(self, rows, batch_id):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - Spark inspects it
         self._arrived, resting = True, self._resting
+        self.progress.awaits_spark = False
         self._parts.warming.ends(self)
         hit("after_offsets")
         try:

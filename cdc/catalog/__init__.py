@@ -6,11 +6,12 @@ from cdc.catalog.commands import Command, CommandState
 from cdc.catalog.dead_letters import DeadLetter
 from cdc.catalog.pipelines import Pipeline
 from cdc.catalog.processes import ProcessReport
-from cdc.catalog.sinks import SinkProgress
+from cdc.catalog.sinks import AWAITS_SPARK, SinkProgress
 from cdc.catalog.tables import TableProgress
 from cdc.catalog.verified import VerifiedRange
 
 __all__ = [
+    "AWAITS_SPARK",
     "AuditLine",
     "Catalog",
     "Command",

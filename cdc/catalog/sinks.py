@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 from sqlalchemy import select
 
 from cdc.catalog.database import Database, upsert
 from cdc.catalog.models import SinkRow
+
+AWAITS_SPARK: Final = "waits for Spark"
+"""Reason of a sink that has more to apply than goes without Spark, which has not made its first batch yet."""
 
 
 @dataclass(frozen=True, slots=True)

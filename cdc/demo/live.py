@@ -12,6 +12,7 @@ from cdc.demo.children import Children
 from cdc.demo.ground import Ground
 from cdc.demo.hints import command, shown
 from cdc.demo.history import History
+from cdc.demo.lag_line import lag_line
 from cdc.demo.letters import Letters
 from cdc.demo.mark import mark
 from cdc.demo.outcome import Outcome
@@ -25,6 +26,7 @@ from cdc.demo.watch import FIND, LAKE, Freshness, Sight, Watch
 from cdc.demo.workload import Workload
 from cdc.errors import CutNotReached
 from cdc.position import Position
+from cdc.service.machine_load import LAG_BAR
 
 LOOK_EVERY: Final = 0.1
 """Seconds between two looks while a first row is awaited, or the end; its time is exact to that."""
@@ -67,6 +69,8 @@ class Live:
     outcome: Outcome = field(default_factory=Outcome)
     _freshness: Freshness = field(default_factory=Freshness)
     _figures_at: float = 0.0
+    _slow: str | None = None
+    """Why sinks were late, the last time that this machine was the reason."""
     _altered: bool = False
     _before: Position | None = None
     """Where the lake stood when the schema change had not happened."""
@@ -197,6 +201,7 @@ class Live:
         self.children.check()
         sight = self.watch.look()
         self._freshness.add(sight)
+        self._slow = sight.slow or self._slow
         for sink, name in ((LAKE, "delta"), (FIND, "search")):
             if sink in sight.sinks and self.outcome.first_row_seconds[name] is None:
                 self.outcome.first_row_seconds[name] = round(self.stage.screen.seconds, 2)
@@ -215,10 +220,8 @@ class Live:
             screen.done("search", f"tantivy {shown(place.state / 'search')}   try: {words}")
 
     def _figures(self, sight: Sight, changes: int) -> str:
-        lags = [("log", sight.source_lag), ("search", sight.lag.get(FIND)), ("delta", sight.lag.get(LAKE))]
-        lag = " · ".join(f"{name} {seconds:.2f} s" for name, seconds in lags if seconds is not None)
         slot = "" if sight.slot_retained is None else f"     slot retained {sight.slot_retained / _MIB:.1f} MiB"
-        return f"lag  {lag}     changes {changes:,}{slot}     ^C to stop"
+        return f"lag  {lag_line(sight, self.stage.settings.sinks)}     changes {changes:,}{slot}     ^C to stop"
 
     def _drain(self) -> None:
         """Until the log holds the last transaction and every sink stands at or beyond it."""
@@ -261,4 +264,5 @@ class Live:
             report("verify", f"{table.name:<18} {table.rows:>8,} rows   {'equal' if table.equal else 'NOT EQUAL'}")
         for name, p50 in outcome.freshness.items():
             if p50 is not None:
-                screen.done("freshness", f"{name.partition('_')[0]} p50 {p50:,.0f} ms from commit to visible")
+                late = f"   {self._slow}" if self._slow and p50 > LAG_BAR * 1000 else ""
+                screen.done("freshness", f"{name.partition('_')[0]} p50 {p50:,.0f} ms from commit to visible{late}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from statistics import median
+from time import monotonic
 from typing import Any, Final
 
 import pyarrow.compute as pc
@@ -14,12 +17,17 @@ from cdc.change import Operation
 from cdc.demo.ground import Ground
 from cdc.errors import LogError
 from cdc.log.read import LogReader, read_file
-from cdc.metrics import SLOT_RETAINED, SOURCE_LAG_SECONDS
+from cdc.metrics import COMPILING, SLOT_RETAINED, SOURCE_LAG_SECONDS
 from cdc.position import Position
+from cdc.service.machine_load import LoadMeter, MachineLoad
+from cdc.service.position_history import PositionHistory
+from cdc.service.status import REPORT_LIFE, age_of
 
 PIPELINE: Final = "shop"
 LAKE: Final = "lake"
 FIND: Final = "find"
+MEASURE_EVERY: Final = 1.0
+"""Seconds between two measurements of the machine's load."""
 SETTLED: Final = 5.0
 """Seconds of lag under which a sink has caught up with the first copy and its batches tell freshness."""
 
@@ -38,6 +46,14 @@ class Sight:
     """Bytes."""
     versions: dict[tuple[str, str], tuple[int | None, int]]
     """(sink, topic) → target version, rows."""
+    compiling: bool = False
+    """Whether the reader still compiles its decoder."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why a sink is slow, by sink, where it says so."""
+    stalled: Mapping[str, float] = field(default_factory=dict)
+    """Seconds for which a sink has shown nothing new although the log has more, by sink; of the log itself under ''."""
+    slow: str | None = None
+    """Why the slowest sink is late, if this machine is the reason."""
 
 
 @dataclass(slots=True)
@@ -68,6 +84,9 @@ class Watch:
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
+        self._durable, self._moved = PositionHistory(), (monotonic(), Position(0))
+        self._meter, self._measured = LoadMeter(), 0.0
+        self._load: MachineLoad | None = None
         self._catalog = Catalog.open(ground.catalog_url)
         self._log: LogReader | None = None
 
@@ -88,18 +107,42 @@ class Watch:
 
     def look(self) -> Sight:
         """The pipeline as it is now."""
-        log = self.log
+        log, now = self.log, monotonic()
+        durable = log.durable if log is not None else None
         sinks = [sink for sink in self._catalog.sinks.ls(PIPELINE) if sink.position > 0]
         tables = list(self._catalog.tables.ls(PIPELINE))
-        figures = self._figures()
+        figures, lag = self._figures(), {sink.sink: sink.lag_seconds for sink in sinks}
+        load, stalled = self._measure(now), self._stalled(now, durable, {s.sink: Position(s.position) for s in sinks})
+        slowest = max((max(seconds, stalled.get(sink, 0.0)) for sink, seconds in lag.items()), default=None)
         return Sight(
-            durable=log.durable if log is not None else None,
+            durable=durable,
             sinks={sink.sink: Position(sink.position) for sink in sinks},
-            lag={sink.sink: sink.lag_seconds for sink in sinks},
+            lag=lag,
             source_lag=figures.get(SOURCE_LAG_SECONDS.name),
             slot_retained=figures.get(SLOT_RETAINED.name),
             versions={(table.sink, table.topic): (table.version, table.rows) for table in tables if table.sink},
+            compiling=bool(figures.get(COMPILING.name)),
+            reasons={sink.sink: sink.reason for sink in sinks if sink.reason},
+            stalled=stalled,
+            slow=None if load is None else load.reason(slowest),
         )
+
+    def _stalled(self, now: float, durable: Position | None, sinks: Mapping[str, Position]) -> dict[str, float]:
+        if durable is None:
+            return {}
+        if durable != self._moved[1]:
+            self._moved = now, durable
+        self._durable.add(now, durable)
+        self._durable.forget(min(sinks.values(), default=Position(0)))
+        behind = {sink: self._durable.seconds_behind(position, now) for sink, position in sinks.items()}
+        return {"": now - self._moved[0], **behind}
+
+    def _measure(self, now: float) -> MachineLoad | None:
+        if now - self._measured >= MEASURE_EVERY:
+            self._measured = now
+            pids = {report.process: report.pid for report in self._catalog.processes.ls(PIPELINE)}
+            self._load = self._meter.measure(now, pids)
+        return self._load
 
     def copied(self, upto: Position) -> list[tuple[str, int]]:
         """(topic, rows of its first copy) up to a position, by topic."""
@@ -116,7 +159,8 @@ class Watch:
         """What reader and server report, by metric; of one with several label values any will do for a line."""
         found: dict[str, float] = {}
         for report in self._catalog.processes.ls(PIPELINE):
-            if report.process in {"reader", "server"}:
+            old = report.reported_at is None or age_of(report.reported_at, datetime.now(UTC)) > REPORT_LIFE
+            if report.process in {"reader", "server"} and not old:
                 figures: Any = report.figures
                 found |= {name: float(value) for name, _, value in figures}
         return found

@@ -18,6 +18,7 @@ from cdc.metrics import (
     CHANGES,
     COMPACTION_CHANGES,
     COMPACTION_SECONDS,
+    COMPILING,
     LOG_HORIZON,
     LOG_POSITION,
     SINK_LAG_BYTES,
@@ -28,6 +29,7 @@ from cdc.position import Position
 from cdc.remedy import RESYNC, literal
 from cdc.service.copying import TableStatus, table_statuses
 from cdc.service.holdings import LogState, LogStatus, wal_between
+from cdc.service.machine_load import MachineLoad
 from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
 from cdc.service.proven import VerifiedStatus, mismatches, verified_statuses
@@ -43,6 +45,7 @@ WORKING: Final = ("reader", "apply")
 """The processes whose absence makes a pipeline not run; the server is the one that is asking."""
 _SILENT: Final = frozenset({"stale", "stopped", "failed"})
 """Processes that say no more how their work goes on."""
+COMPILES: Final = "compiles its decoder, once per machine"
 FAILED_STATES: Final = frozenset({"failed", "stale", "stopped", "needs_resync"})
 _REASON: Final = re.compile(r"(CDC-\d{4}) (.*?)(?: → (.*))?", re.DOTALL)
 _REMEDIES: Final[Mapping[str, str]] = {error.code: error.remedy for error in every_error()}
@@ -79,6 +82,10 @@ class SourceStatus:
     """Until the slot is lost, at the present rate of WAL; null without a limit."""
     slot_forecast: str | None = None
     """What the server keeps for the slot and what is left, as a sentence."""
+    activity: str | None = None
+    """What the reader does instead of reading; null while it reads."""
+    stalled_seconds: float | None = None
+    """How long nothing was confirmed although there is WAL; null while it moves. The lag is old then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,8 @@ class SinkStatus:
     lag_bytes: float | None
     rows: float
     """Folded rows merged since apply started."""
+    stalled_seconds: float | None = None
+    """How long it has shown nothing new although the log has more; null while it moves. Its lag is old then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +126,14 @@ class PipelineStatus:
     """As it was last looked at; null while nobody has."""
     verified: tuple[VerifiedStatus, ...] = field(default=())
     """Tables of sinks that were ever compared with the source."""
+    load: MachineLoad | None = None
+    """What the processes take of this machine; null where nobody knows."""
+
+    @property
+    def lag_reason(self) -> str | None:
+        """Why the slowest sink is late, if this machine is the reason."""
+        lags = [sink.lag_seconds for sink in self.sinks if sink.lag_seconds is not None]
+        return None if self.load is None else self.load.reason(max(lags, default=None))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the API, the page and `cdc status --json`."""
@@ -202,6 +219,7 @@ def _source(figures: Readings, silence: float) -> SourceStatus:
         lag_bytes=None,
         rows=figures.get(CHANGES) or 0.0,
         slot_retained_bytes=None,
+        activity=COMPILES if figures.get(COMPILING) and not silence else None,
     )
 
 
@@ -215,14 +233,16 @@ def with_source(
     if observed is None:
         return status
     lag, unconfirmed = status.source.lag_seconds, observed.unconfirmed_seconds or 0.0
-    if lag is not None and heartbeat and unconfirmed > 2 * heartbeat + REPORT_LIFE:
-        lag = max(lag, unconfirmed)
+    stalled = unconfirmed if heartbeat and unconfirmed > 2 * heartbeat + REPORT_LIFE else None
+    if lag is not None and stalled is not None:
+        lag = max(lag, stalled)
     durable = None if status.source.position is None else Position.parse(status.source.position)
     source = replace(
         status.source,
         lag_seconds=lag,
         lag_bytes=None if durable is None or observed.wal_end is None else max(0, observed.wal_end - durable.lsn),
         slot_retained_bytes=observed.retained_bytes,
+        stalled_seconds=stalled,
         observed=observed,
         slot_seconds_left=observed.seconds_left,
         slot_forecast=observed.forecast,
@@ -246,7 +266,9 @@ def _delayed(sink: SinkStatus, durable: PositionHistory, now: float) -> SinkStat
         return sink
     behind = durable.seconds_behind(int(Position.parse(sink.position)), now)
     # below that the report is more exact: positions are looked at once a second
-    return replace(sink, lag_seconds=max(sink.lag_seconds, behind)) if behind > REPORT_LIFE else sink
+    if behind <= REPORT_LIFE:
+        return sink
+    return replace(sink, lag_seconds=max(sink.lag_seconds, behind), stalled_seconds=behind)
 
 
 def _log(log: LogStatus, source: SourceStatus, applied: Readings) -> LogStatus:

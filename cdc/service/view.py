@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
@@ -21,12 +23,15 @@ from cdc.metrics import SLOT_RETAINED
 from cdc.position import Position
 from cdc.service.api.access import may_change
 from cdc.service.events import History
+from cdc.service.machine_load import LoadMeter, MachineLoad
 from cdc.service.page.document import Surroundings, page, render
 from cdc.service.position_history import PositionHistory
 from cdc.service.source_watch import SourceWatch
 from cdc.service.status import PipelineStatus, pipeline_status, with_delays, with_source
 from cdc.service.watch import LogWatch, utc_now
 
+MEASURE_EVERY: Final = 2
+"""Samples between two measurements of the machine's load: one reads a file per process of the machine."""
 LOCAL: Final = "local socket"
 # quoted values whole: a password may contain 'host='
 _PAIR: Final = re.compile(r"([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|\S*)")
@@ -66,6 +71,8 @@ class View:
         """Asks all the time: a rate needs samples."""
         self._heartbeat = definition.source.heartbeat or 0.0
         self._durable = PositionHistory()
+        self._meter = LoadMeter()
+        self._load: MachineLoad | None = None
         self._surroundings = Surroundings(
             source=where(definition.source.dsn.reveal()),
             log=log_root,
@@ -87,6 +94,7 @@ class View:
             log.warning("catalog is unreachable", code=error.code, message=error.message)
             return
         self._remember(found)
+        self._weigh(found)
         status = self._observed(found)
         self.history.add(status, self._clock())
         self._latest = status
@@ -133,7 +141,14 @@ class View:
         """The status with what this process measures itself, whatever the others report."""
         with self._turn:
             delayed = with_delays(status, self._durable, self._clock().timestamp())
-        return with_source(delayed, self.source.seen, self._heartbeat, file=self._file)
+        loaded = replace(delayed, load=self._load)
+        return with_source(loaded, self.source.seen, self._heartbeat, file=self._file)
+
+    def _weigh(self, status: PipelineStatus) -> None:
+        """Measure what the processes take of this machine, as often as that costs next to nothing."""
+        if self.taken % MEASURE_EVERY == 0:
+            running = {p.process: p.pid for p in status.processes if p.pid is not None and p.state == "running"}
+            self._load = self._meter.measure(time.monotonic(), running | {"server": os.getpid()})
 
     def _figures(self) -> list[list[object]]:
         """What other processes may want to show of the source; empty while it does not answer."""

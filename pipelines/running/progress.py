@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from cdc import metrics
-from cdc.catalog import Catalog, DeadLetter, ProcessReport, SinkProgress, TableProgress
+from cdc.catalog import AWAITS_SPARK, Catalog, DeadLetter, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import CdcError
 from cdc.remedy import literal
 from cdc.stores.published import Published, TableRecord
@@ -45,6 +45,8 @@ class Progress:
         """Of a sink that has one."""
         self.foreign: Foreign | None = None
         """What other clients changed in its targets, of a sink that can tell."""
+        self.awaits_spark = False
+        """Whether nothing can be applied until Spark has started."""
 
     def begins(self, end: int) -> None:
         """A batch up to there is being made, perhaps not for the first time: the lag grows until it is published."""
@@ -112,7 +114,7 @@ class Progress:
     def to_sink(self) -> SinkProgress | None:
         """The row of the catalog's sinks."""
         with self._lock:
-            record, error, cadence = self._record, self._error, self._cadence
+            record, error, slowed = self._record, self._error, AWAITS_SPARK if self.awaits_spark else self._cadence
             if record is None and error is None:
                 return None
             waits = 0.0 if self._pending is None else self._clock() - self._pending[1]
@@ -123,7 +125,7 @@ class Progress:
                 committed_at=moment,
                 lag_seconds=max(self._lag, waits),
                 state="failed" if error else "running",
-                reason=f"{error.code} {error.message} → {error.fix}" if error else str(cadence) if cadence else None,
+                reason=f"{error.code} {error.message} → {error.fix}" if error else str(slowed) if slowed else None,
             )
 
     def to_tables(self) -> list[TableProgress]:

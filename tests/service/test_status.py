@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
-from cdc.metrics import COMPACTION_CHANGES, COMPACTION_SECONDS, LOG_HORIZON, LOG_POSITION, Figures
+from cdc.catalog import AWAITS_SPARK, Catalog, ProcessReport, SinkProgress, TableProgress
+from cdc.metrics import COMPACTION_CHANGES, COMPACTION_SECONDS, COMPILING, LOG_HORIZON, LOG_POSITION, Figures
 from cdc.position import Position
 from cdc.service.holdings import Compaction, LogState, LogStatus
+from cdc.service.machine_load import MachineLoad
+from cdc.service.page.document import Surroundings, render
 from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
 from cdc.service.source_observation import SourceObservation
@@ -177,6 +180,41 @@ def test_without_an_answer_of_the_source_nothing_is_said_of_its_slot(catalog: Ca
     assert status.state == "running"
 
 
+def test_a_reader_that_compiles_says_so_until_it_is_silent(catalog: Catalog) -> None:
+    figures = Figures()
+    figures.set(COMPILING, 1, NAME)
+    catalog.processes.report(ProcessReport(NAME, "reader", 1, "running", None, figures.to_json()))
+    told = [pipeline_status(catalog, NAME, later(seconds)).source.activity for seconds in (0, REPORT_LIFE + 1)]
+    assert told == ["compiles its decoder, once per machine", None]
+
+
+def test_the_page_shows_no_lag_that_was_measured_before_a_stall(catalog: Catalog) -> None:
+    fill(catalog)
+    log = PositionHistory()
+    log.add(974.0, LOG_END)
+    reported = pipeline_status(catalog, NAME, later(0))
+    shown = {}
+    for reason in (None, AWAITS_SPARK):
+        sinks = tuple(replace(sink, lag_seconds=30.66, reason=reason) for sink in reported.sinks)
+        status = with_delays(replace(reported, sinks=sinks), log, 1000.0)
+        shown[reason] = render(status, SURROUNDINGS, {"rates": {}, "lags": {}})["flow"]
+    assert "no figure for 26 s" in shown[None]
+    assert AWAITS_SPARK in shown[AWAITS_SPARK]
+    assert all("lag</span>" not in flow.partition("branches")[2] for flow in shown.values())
+
+
+def test_the_page_says_when_this_machine_is_the_reason_of_a_lag(catalog: Catalog) -> None:
+    fill(catalog)
+    reported = pipeline_status(catalog, NAME, later(0))
+    late = tuple(replace(sink, lag_seconds=1.8) for sink in reported.sinks)
+    status = replace(reported, sinks=late, load=MachineLoad(2.0, 1.83, 1.0))
+    assert (
+        "too slow for this rate: the pipeline takes 1.8 of 2 cores"
+        in render(status, SURROUNDINGS, {"rates": {}, "lags": {}})["totals"]
+    )
+
+
+SURROUNDINGS = Surroundings(source="db/shop", log="log", sink_types={}, definition="shop.yaml", may_change=False)
 ABSENT = LogStatus(
     at="2026-11-20T12:00:00+00:00",
     state=LogState.ABSENT,

@@ -14,6 +14,7 @@ from string import Template
 from typing import Final
 from urllib.parse import quote
 
+from cdc.catalog import AWAITS_SPARK
 from cdc.remedy import COMMAND
 from cdc.service import figures
 from cdc.service.copying import TableStatus
@@ -117,7 +118,7 @@ def _totals(status: PipelineStatus, rates: Mapping[str, object]) -> str:
     placed = sum(1 for t in status.tables if t.sink)
     return "".join(
         (
-            _total("Slowest sink", *figures.seconds(max(lags, default=None)), "commit to visible"),
+            _total("Slowest sink", *figures.seconds(max(lags, default=None)), status.lag_reason or "commit to visible"),
             _total("Changes", figures.rate(_number(rates.get("source"))), "rows/s", "into the log"),
             _total("Tables", f"{streaming}/{placed}" if placed else figures.UNKNOWN, "", "streaming, over all sinks"),
             _total("Slot retains", *figures.size(status.source.slot_retained_bytes), _slot_note(status.source)),
@@ -145,7 +146,7 @@ def _total(name: str, value: str, unit: str, note: str) -> str:
 
 def _flow(status: PipelineStatus, around: Surroundings, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
     source = status.source
-    first = _edge("source", "Postgres to log", (rates, lags), source.lag_seconds, source.lag_bytes)
+    first = _edge("source", "Postgres to log", (rates, lags), _source_lag(source), source.lag_bytes)
     branches = "".join(_branch(sink, around, rates, lags) for sink in status.sinks)
     empty = '<li class="branch"><p class="quiet">No sink has published yet.</p></li>'
     return (
@@ -158,7 +159,7 @@ def _flow(status: PipelineStatus, around: Surroundings, rates: Mapping[str, obje
 
 def _branch(sink: SinkStatus, around: Surroundings, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
     kind = around.sink_types.get(sink.name, "sink")
-    edge = _edge(f"sink:{sink.name}", f"log to {sink.name}", (rates, lags), sink.lag_seconds, sink.lag_bytes)
+    edge = _edge(f"sink:{sink.name}", f"log to {sink.name}", (rates, lags), _sink_lag(sink), sink.lag_bytes)
     slowed = f'<p class="quiet">{escape(sink.reason)}</p>' if sink.reason and sink.state != "failed" else ""
     return (
         f'<li class="branch">{edge}<div class="node"><h3>{escape(sink.name)} <small>{escape(kind)}</small></h3>'
@@ -170,19 +171,36 @@ def _edge(
     edge: str,
     label: str,
     history: tuple[Mapping[str, object], Mapping[str, object]],
-    lag_seconds: float | None,
+    lag: str,
     lag_bytes: float | None,
 ) -> str:
     rates, lags = history
     curve = lags.get(edge, [])
     rate = figures.rate(_number(rates.get(edge)))
-    lag, behind = figures.seconds(lag_seconds), figures.size(lag_bytes)
+    behind = figures.size(lag_bytes)
     svg = sparkline(curve if isinstance(curve, list) else [], escape(f"lag {label}"))
     return (
         f'<div class="edge"><p class="rate"><b>{escape(rate)}</b> rows/s</p><div class="wire">{svg}</div>'
-        f'<p class="lag"><span><b>{escape(lag[0])}</b> {lag[1]} lag</span>'
+        f'<p class="lag"><span>{lag}</span>'
         f"<span><b>{escape(behind[0])}</b> {behind[1]}</span></p></div>"
     )
+
+
+def _source_lag(source: SourceStatus) -> str:
+    return escape(source.activity) if source.activity else _lag(source.lag_seconds, source.stalled_seconds)
+
+
+def _sink_lag(sink: SinkStatus) -> str:
+    waits = sink.stalled_seconds is not None and sink.reason == AWAITS_SPARK
+    return AWAITS_SPARK if waits else _lag(sink.lag_seconds, sink.stalled_seconds)
+
+
+def _lag(seconds: float | None, stalled: float | None) -> str:
+    """The lag, or that there is none: one that was measured before the stall is no lag of now."""
+    if stalled is not None:
+        return f"no figure for {escape(figures.said(figures.ago(stalled)))}"
+    number, unit = figures.seconds(seconds)
+    return f"<b>{escape(number)}</b> {unit} lag"
 
 
 def _tables(status: PipelineStatus) -> str:

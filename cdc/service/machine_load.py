@@ -1,0 +1,151 @@
+"""Machine load: how many cores the pipeline's processes take, of how many there are, from `/proc`.
+
+A lag on a machine that is too small for its rate looks like a fault. It is none as long as the processes take nearly
+all the processor time that there is; then the lag is shown with that as its reason. Nobody knows it without `/proc`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+SPAN: Final = 10.0
+"""Seconds over which processor time is taken: some batches of a sink."""
+SHORTEST: Final = 2.0
+"""Seconds that two samples must be apart: processor time is counted in hundredths of a second."""
+NEARLY_ALL: Final = 0.85
+"""Share of the cores; the rest goes to the source, if it is on the same machine, and to whoever looks."""
+LAG_BAR: Final = 1.0
+"""Seconds of lag that two free cores do not exceed at the demo's rate; below it no reason is asked for."""
+_PROC: Final = Path("/proc")
+_LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
+_PARENT, _USER, _SYSTEM, _STARTED = 1, 11, 12, 19
+"""Fields after the name in `/proc/PID/stat`; times are in clock ticks."""
+_IDLE: Final = (3, 4)
+"""Of the first line of `/proc/stat`, without its name: idle and waiting for a disk."""
+_COUNTED: Final = 8
+"""Fields of that line that count each moment once; those of guests are parts of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLoad:
+    """Processor time over the last seconds, in cores."""
+
+    cores: float
+    """That this machine, or the group of processes, may use."""
+    pipeline: float
+    """Used by reader, apply with its JVM, and server, as far as they run here."""
+    busy_share: float
+    """0-1, of all cores of the machine, used by anybody."""
+
+    def reason(self, lag_seconds: float | None) -> str | None:
+        """Why a lag is as long as it is, if this machine is the reason; None below the bar."""
+        if lag_seconds is None or lag_seconds <= LAG_BAR:
+            return None
+        takes = f"the pipeline takes {self.pipeline:.1f} of {self.cores:g} cores"
+        if self.pipeline >= NEARLY_ALL * self.cores:
+            return f"this machine is too slow for this rate: {takes}"
+        if self.busy_share >= NEARLY_ALL:
+            return f"this machine is busy: {takes}, other processes the rest"
+        return None
+
+
+class _Process(NamedTuple):
+    """One process of `/proc`."""
+
+    pid: int
+    parent: int
+    started: int
+    ticks: int
+
+
+class _Sample(NamedTuple):
+    """The processor time of everything at one moment."""
+
+    at: float
+    ticks: Mapping[tuple[int, int], int]
+    """By pid and start of each process of the pipeline."""
+    busy: int
+    total: int
+
+
+class LoadMeter:
+    """Samples of the processor time; `measure` is called every second or so by one thread."""
+
+    def __init__(self) -> None:
+        self._samples: deque[_Sample] = deque()
+        self._per_second = os.sysconf("SC_CLK_TCK")
+        self._cores = available_cores()
+
+    def measure(self, now: float, processes: Mapping[str, int]) -> MachineLoad | None:
+        """The load since some seconds ago. processes: a word of its command line → pid; others' children are theirs.
+
+        now: monotonic seconds. None at first, and where there is no `/proc`.
+        """
+        sample = _sample(now, processes)
+        if sample is None:
+            return None
+        self._samples.append(sample)
+        while len(self._samples) > 1 and now - self._samples[1].at >= SPAN:
+            self._samples.popleft()
+        first = self._samples[0]
+        if now - first.at < SHORTEST or sample.total <= first.total:
+            return None
+        # of a process that has begun meanwhile all of it
+        spent = sum(max(0, ticks - first.ticks.get(process, 0)) for process, ticks in sample.ticks.items())
+        busy = (sample.busy - first.busy) / (sample.total - first.total)
+        return MachineLoad(self._cores, spent / self._per_second / (now - first.at), busy)
+
+
+def available_cores() -> float:
+    """How many cores this process may use: its affinity, or the limit of its group where that is less."""
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    with suppress(OSError, ValueError):
+        quota, period = _LIMIT.read_text(encoding="ascii").split()
+        return min(cores, int(quota) / int(period))
+    return cores
+
+
+def _sample(now: float, processes: Mapping[str, int]) -> _Sample | None:
+    try:
+        counted = [int(field) for field in (_PROC / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]]
+        running = {process.pid: process for process in _processes()}
+    except (OSError, ValueError):
+        return None
+    roots = {pid for word, pid in processes.items() if pid in running and _is_called(pid, word)}
+    ours = [process for process in running.values() if roots & set(_line_of(process, running))]
+    total = sum(counted[:_COUNTED])
+    ticks = {(process.pid, process.started): process.ticks for process in ours}
+    return _Sample(now, ticks, total - sum(counted[place] for place in _IDLE), total)
+
+
+def _processes() -> Iterable[_Process]:
+    for folder in _PROC.iterdir():
+        if not folder.name.isdigit():
+            continue
+        with suppress(OSError, ValueError, IndexError):  # it has ended
+            # after the name, which may have blanks and parentheses
+            fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            ticks = int(fields[_USER]) + int(fields[_SYSTEM])
+            yield _Process(int(folder.name), int(fields[_PARENT]), int(fields[_STARTED]), ticks)
+
+
+def _line_of(process: _Process, running: Mapping[int, _Process]) -> Iterable[int]:
+    """Its pid and those of its ancestors."""
+    line = list[int]()
+    while process.pid not in line:
+        line.append(process.pid)
+        process = running.get(process.parent, process)
+    return line
+
+
+def _is_called(pid: int, word: str) -> bool:
+    """Whether the command line has the word: a pid that was reported may be of another machine, or used again."""
+    with suppress(OSError):
+        return word.encode() in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    return False
