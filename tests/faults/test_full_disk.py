@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 
@@ -18,6 +20,7 @@ from cdc.log.patient import PatientWriter, is_storage
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
+from cdc.postgres.embedded import EmbeddedPostgres
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.postgres import run_sql
@@ -55,6 +58,42 @@ def test_a_reader_waits_for_room_without_losing_its_stream_and_goes_on(small: Pa
         until(lambda: len(held.folded("t")) == 4000, reader.output)
         assert sender_of(held) == before
         assert reader.child.poll() is None
+
+
+@pytest.fixture(name="server", params=[18, pytest.param(15, marks=pytest.mark.slow)])
+def _server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """One that the test may stop."""
+    request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
+    with EmbeddedPostgres(tmp_path / "pg", version=request.param) as server:
+        yield server
+
+
+@pytest.mark.parametrize("rows", [4_000, 40_000])
+def test_a_server_stops_while_the_disk_of_the_log_is_full_and_nothing_is_lost(
+    small: Path, server: EmbeddedPostgres, rows: int
+) -> None:
+    """The more rows wait in the reader's memory, then in the socket, so that keepalives are not even read."""
+    run_sql(server.dsn(), "CREATE TABLE t (id int PRIMARY KEY, v text)")
+    held = Captured(small.parent, server.dsn(), slot="s_full")
+    held.copy()
+    ballast = small / "ballast"
+    with ReaderProcess(held) as reader:
+        run_sql(held.dsn, "INSERT INTO t VALUES (0, 'before')")
+        until(lambda: held.folded("t"), reader.output)
+        with suppress(OSError):  # all that there is
+            ballast.write_bytes(bytes(8 << 20))
+        with connect(held.dsn) as conn:
+            conn.execute("INSERT INTO t SELECT i, repeat(md5(i::text), 40) FROM generate_series(1, %s) i", [rows])
+        until(lambda: LogUnwritable.code in reader.output(), reader.output)
+        sender_of(held)
+        began = time.monotonic()
+        server.stop("fast")
+        assert time.monotonic() - began < 15
+        server.start()
+        ballast.unlink()
+        until(lambda: len(held.folded("t")) == rows + 1, reader.output)
+        assert reader.child.poll() is None
+    assert len([row for row in held.rows() if row["op"] == "c"]) == rows + 1
 
 
 def sender_of(held: Captured) -> object:
