@@ -112,9 +112,8 @@ def _check_cluster(log: LogIdentity, last: CommitInfo, source: SourceState) -> N
         raise SourceWentBack(f"the source's WAL ends at {found.wal_end}, the log is at {last.last.lsn}")
 
 
-def _check_slot(durable: Lsn, slot: SlotStatus | None, database: str) -> None:
-    if slot is None:
-        raise SlotMissing(f"the slot is gone; the log is at {durable}")
+def check_slot_kind(slot: SlotStatus, database: str) -> None:
+    """Raise SlotUnsuitable unless the slot is a logical one of pgoutput in this database."""
     drop = f"SELECT pg_drop_replication_slot('{slot.name}'); or choose another source.slot.name; then {RECOVER}"
     if slot.plugin is None:
         raise SlotUnsuitable(f"slot {slot.name!r} is a physical one: expected a logical one of {PLUGIN}", remedy=drop)
@@ -125,6 +124,12 @@ def _check_slot(durable: Lsn, slot: SlotStatus | None, database: str) -> None:
             f"slot {slot.name!r} is of database {slot.database!r}: expected {database!r}",
             remedy="name the slot's database in source.dsn, or choose another source.slot.name",
         )
+
+
+def _check_slot(durable: Lsn, slot: SlotStatus | None, database: str) -> None:
+    if slot is None:
+        raise SlotMissing(f"the slot is gone; the log is at {durable}")
+    check_slot_kind(slot, database)
     if slot.wal_status == "lost" or slot.invalidation_reason:
         reason = slot.invalidation_reason or "wal_removed"
         raise SlotInvalidated(f"slot {slot.name!r} is invalidated: {reason}", remedy=INVALIDATED.get(reason))

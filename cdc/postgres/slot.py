@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import psycopg
 from psycopg import pq
 
-from cdc.errors import SlotBlocked, SlotInUse
+from cdc.errors import SlotBlocked, SlotInUse, SlotMissing
+from cdc.failpoint import hit
 from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
 from cdc.postgres.quoting import identifier
@@ -105,11 +107,16 @@ def slot_limits(conn: psycopg.Connection) -> dict[str, str]:
         return {str(name): str(value) for name, value in conn.execute(_LIMITS)}
 
 
-def drop_slot(conn: psycopg.Connection, name: str) -> None:
-    """Remove the slot; nothing happens if there is none. Raises SlotInUse while somebody streams from it."""
+def drop_slot(conn: psycopg.Connection, name: str, *, confirmed: Lsn | None = None) -> None:
+    """Remove the slot; nothing happens if there is none. Raises SlotInUse while somebody streams from it.
+
+    confirmed: the only confirmed position at which it may be dropped; None for any.
+    """
     with mapped():
         conn.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [name]
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "
+            "WHERE slot_name = %s AND (%s::pg_lsn IS NULL OR confirmed_flush_lsn = %s::pg_lsn)",
+            [name, *[None if confirmed is None else str(confirmed)] * 2],
         )
 
 
@@ -159,6 +166,37 @@ def create_slot(
         options = "(SNAPSHOT 'export', FAILOVER)" if failover else "EXPORT_SNAPSHOT"
         command = f"CREATE_REPLICATION_SLOT {identifier(name)}{kind} LOGICAL {PLUGIN} {options}"
         yield _create(conn, dsn, command, patience)
+
+
+@contextmanager
+def create_recorded_slot(
+    conn: psycopg.Connection, dsn: str, name: str, record: Callable[[SlotStatus], None], *, failover: bool = False
+) -> Iterator[ExportedSnapshot]:
+    """Make a permanent slot as the copy of a temporary one; its snapshot can be taken over inside the block.
+
+    `record` is called before the slot exists, with the slot as it will be: a process that is killed at any moment
+    leaves either no slot, or one whose positions are recorded. Needs two free places for slots, until the block ends.
+    Raises what create_slot raises.
+    """
+    draft = f"cdc_draft_{uuid.uuid4().hex[:12]}"
+    with create_slot(dsn, draft, temporary=True) as snapshot:
+        made = slot_status(conn, draft)
+        if made is None:
+            raise SlotMissing(f"temporary slot {draft!r} is gone")
+        record(replace(made, name=name, active=False, active_pid=None))
+        hit("slot_recorded")
+        with mapped():
+            conn.execute("SELECT FROM pg_copy_logical_replication_slot(%s, %s, false)", [draft, name])
+        hit("slot_created")
+        if failover:
+            _follow(dsn, name)
+        yield snapshot
+
+
+def _follow(dsn: str, name: str) -> None:
+    """Let standbys follow the slot: a copied slot does not have that property of its original."""
+    with connect(dsn, replication=True, application_name="cdc slot") as conn, mapped():
+        conn.execute(f"ALTER_REPLICATION_SLOT {identifier(name)} (FAILOVER)".encode())
 
 
 def _create(conn: psycopg.Connection, dsn: str, command: str, patience: float) -> ExportedSnapshot:
