@@ -20,13 +20,12 @@ from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
 from cdc.error_location import LOCATED, locate
 from cdc.errors import CdcError, Reaction, UndecodableWal, known
-from cdc.log.intent import EpochIntent, declare
-from cdc.log.read import LogReader
 from cdc.patience import pause
 from cdc.reader import Reader
+from cdc.recovery import declare_next_epoch
 from cdc.reporter import Reporter
 from cdc.resume import DISCONTINUED
-from cdc.settings import ReaderSettings, reader_settings
+from cdc.settings import reader_settings
 from cdc.snapshot.jobs import Jobs
 from cdc.snapshot.placing import Placing
 
@@ -133,16 +132,8 @@ def _run(definition: Definition, figures: metrics.Figures, stop: Event, reporter
         except DISCONTINUED as exc:
             if definition.snapshot.mode is not SnapshotMode.WHEN_NEEDED:
                 raise
-            _begin_anew(settings, exc)
+            declare_next_epoch(settings, exc)
+            log.warning("the source cannot continue the log: all is copied again", code=exc.code, message=exc.message)
             Reader(settings, figures, stop, placing).run()
     except LOCATED as exc:
         raise locate(exc, definition) from exc
-
-
-def _begin_anew(settings: ReaderSettings, exc: CdcError) -> None:
-    """Let the next reader begin another epoch, for the source cannot continue the log."""
-    durable = LogReader(settings.log).durable
-    if durable is None:
-        raise exc
-    log.warning("the source cannot continue the log: all is copied again", code=exc.code, message=exc.message)
-    declare(settings.log, EpochIntent(durable.epoch + 1, f"{exc.code} {exc.message}"))

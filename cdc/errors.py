@@ -25,6 +25,9 @@
     │   ├── PublicationNarrowed     a captured table is no longer in it
     │   ├── PublicationReplaced     made anew, or after the slot
     │   ├── PublicationByLeaf       sends changes of a captured partitioned table under the names of its partitions
+    │   ├── SlotInTheWay            the log is empty, and a slot is there that it cannot prove to have made
+    │   ├── SlotNotOurs             a new epoch would drop a slot that is not proven to be this log's
+    │   ├── SlotNotCreated          the reader may not create the slot, and there is none for it
     │   ├── WalBudgetExceeded       the slot keeps more WAL than the definition allows
     │   ├── PositionBeyondWal       the stream names a commit where the server has no WAL
     │   ├── MalformedFrame          bytes that are not pgoutput
@@ -294,6 +297,33 @@ class PublicationByLeaf(SourceError):
 
     code = "CDC-2120"
     remedy = "run ALTER PUBLICATION … SET (publish_via_partition_root = true), then restart the reader"
+
+
+class SlotInTheWay(SourceError):
+    """The log is empty and a slot of its name exists: nothing proves that this log made it, so it is left as it is."""
+
+    code = "CDC-2114"
+    remedy = (
+        "put the log back if it was moved away or is not mounted; set another source.slot.name if the slot is somebody "
+        "else's; run 'cdc slots drop -c FILE' if it is left from a first start that did not finish"
+    )
+
+
+class SlotNotOurs(SourceError):
+    """A new epoch would drop a slot that is not proven to be the one that the log was written from."""
+
+    code = "CDC-2115"
+    remedy = (
+        "set another source.slot.name if the slot is somebody else's; else stop the reader and run "
+        "'cdc slots recover -c FILE --new-epoch'"
+    )
+
+
+class SlotNotCreated(SourceError):
+    """`source.slot.create` is false, and a copy has no slot to begin at: none exists, or none was adopted."""
+
+    code = "CDC-2116"
+    remedy = "if the slot was made for this log alone: run 'cdc slots adopt -c FILE', and start again"
 
 
 class WalBudgetExceeded(SourceError):

@@ -33,6 +33,7 @@ from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
 from cdc.postgres.wal_bound import WalBound
 from cdc.resume import captured, check_source, confirmable, lineage_of
 from cdc.settings import ReaderSettings
+from cdc.slot_claim import SlotClaim, check_slot_name, note_slot
 from cdc.snapshot.initial import prepare
 from cdc.snapshot.placing import Placing
 
@@ -99,7 +100,8 @@ class Reader:
             raise self._failure
 
     def _resume(self) -> None:
-        source, known = self._settings.source, LogReader(self._settings.log).schemas()
+        source, log = self._settings.source, LogReader(self._settings.log)
+        known = log.schemas()
 
         def blocked(on: bool) -> None:  # noqa: FBT001 - PatientWriter's words
             self._figures.set(metrics.LOG_BLOCKED, on, source.pipeline)
@@ -110,7 +112,10 @@ class Reader:
         last = self._writer.last_commit
         assert last is not None, "the initial copy has committed"  # noqa: S101
         state = source_state(source.dsn, source.slot, source.publication, captured(known))
+        claim = SlotClaim.of(self._settings.log, log)
+        check_slot_name(claim, state.slot)
         check_source(self._writer.identity, last, state)
+        note_slot(claim, state.slot, state.identity)
         self._lineage = lineage_of(state)
         self._reached.tell(last.last)
         self._figures.set(metrics.LOG_POSITION, int(self._reached.position), source.pipeline)

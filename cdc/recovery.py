@@ -1,4 +1,4 @@
-"""Recovery: what an operator does to a log that its source can no longer continue; no reader runs meanwhile."""
+"""Recovery: what follows for a log that its source can no longer continue; no reader runs meanwhile."""
 
 from __future__ import annotations
 
@@ -12,17 +12,28 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from cdc import metrics
 from cdc.change import Operation, Place, control_row
 from cdc.config import Definition
-from cdc.errors import ConfigError, LogError, SlotInUse, SlotMissing, SlotUnsuitable, StateConflict
+from cdc.errors import CdcError, ConfigError, LogError, SlotInUse, SlotMissing, StateConflict
 from cdc.failpoint import hit
 from cdc.log.append import LogWriter
 from cdc.log.intent import EpochIntent, declare, declared
-from cdc.log.layout import CommitInfo
+from cdc.log.layout import CommitInfo, LogIdentity
 from cdc.log.read import LogReader
+from cdc.log.slot_record import write_slot_record
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.slot import PLUGIN, SlotStatus, advance_slot, exclusive, slot_status
-from cdc.settings import reader_settings
+from cdc.postgres.replication import identify
+from cdc.postgres.slot import SlotStatus, advance_slot, exclusive, slot_status
+from cdc.resume import check_slot_kind
+from cdc.settings import ReaderSettings, reader_settings
+from cdc.slot_claim import (
+    SlotClaim,
+    check_adopted,
+    check_given_up,
+    check_replaceable,
+    check_written_from,
+    slot_absent,
+)
 from cdc.snapshot.initial import prepare
 from cdc.table import TableSchema, TableState, matches
 
@@ -35,7 +46,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
     """Begin the next epoch of the log: publication and slot made anew, everything copied, vanished rows closed.
 
     The intent is durable before anything is touched; from then on only the new epoch continues the log, whoever
-    ends it. Raises SlotInUse while a reader streams, SlotBlocked, PreflightFailed.
+    ends it. Raises SlotInUse while a reader streams, SlotNotOurs, SlotNotCreated, SlotBlocked, PreflightFailed.
     """
     settings = reader_settings(definition)
     writer = _writer(definition)
@@ -43,6 +54,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
     if before is None:
         raise LogError("the log is empty", remedy=EMPTY)
     _idle_slot(definition)
+    _give_up_slot(settings, writer)
     declare(settings.log, EpochIntent(before.epoch + 1, "asked for with cdc slots recover"))
     hit("after_intent")
     prepare(settings.source, settings.log, writer, metrics.Figures())
@@ -52,6 +64,64 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
     later = sorted(s.topic for s in schemas if s.state is TableState.SNAPSHOTTING)
     done = {"epoch": before.epoch + 1, "before": str(before), "position": str(log.durable)}
     return {**done, "tables": len(live), "copied_by_reader": later}
+
+
+def _give_up_slot(settings: ReaderSettings, writer: LogWriter) -> None:
+    """Record the slot exactly as it is, so that the copy may drop it; a slot that changes later stays."""
+    source, claim = settings.source, SlotClaim.of(settings.log, writer)
+    identity = identify(source.dsn)
+    with connect(source.dsn, application_name="cdc slots") as conn, exclusive(conn, source.slot):
+        slot = slot_status(conn, source.slot)
+        if not source.create_slot:
+            check_adopted(slot, source.slot, claim, identity)
+        elif slot is not None:
+            check_given_up(slot, claim, identity)
+            write_slot_record(settings.log, claim.record_of(slot, identity))
+
+
+def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
+    """Let the next reader begin another epoch, because the source cannot continue the log.
+
+    No operator is asked, so a slot that is not proven to be the log's is left alone: raises SlotNotOurs or
+    SlotNotCreated, and nothing is declared; raises exc if the log is empty.
+    """
+    source, log = settings.source, LogReader(settings.log)
+    if log.durable is None:
+        raise exc
+    claim, identity = SlotClaim.of(settings.log, log), identify(source.dsn)
+    with connect(source.dsn, application_name="cdc slots") as conn:
+        slot = slot_status(conn, source.slot)
+    if not source.create_slot:
+        check_adopted(slot, source.slot, claim, identity)
+    elif slot is not None:
+        check_replaceable(slot, claim, identity)
+    declare(settings.log, EpochIntent(log.durable.epoch + 1, f"{exc.code} {exc.message}"))
+
+
+def adopt(definition: Definition) -> dict[str, Any]:
+    """Assign a slot that an operator made to this log, which may then begin at it; the slot stays as it is.
+
+    Makes the log if there is none. Raises SlotNotCreated if there is no slot, SlotUnsuitable, SlotInUse.
+    """
+    settings = reader_settings(definition)
+    source = settings.source
+    if source.create_slot:
+        raise ConfigError(
+            "source.slot.create is true: the reader makes a slot of its own", remedy="set source.slot.create to false"
+        )
+    identity = identify(source.dsn)
+    with connect(source.dsn, application_name="cdc slots") as conn, exclusive(conn, source.slot):
+        slot = slot_status(conn, source.slot)
+        if slot is None:
+            raise slot_absent(source.slot)
+        check_slot_kind(slot, identity.database)
+        if slot.active:
+            raise SlotInUse(f"slot {slot.name!r} is in use by pid {slot.active_pid}", remedy="stop its reader first")
+        log = LogIdentity(system_id=identity.system_id, database=identity.database)
+        writer = LogWriter.open(settings.log, log, settings.limits)
+        claim = SlotClaim.of(settings.log, writer)
+        write_slot_record(settings.log, claim.record_of(slot, identity, adopted=True))
+    return {"slot": slot.name, "confirmed": str(slot.confirmed_flush), "log": str(writer.durable)}
 
 
 def skip(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, Any]:
@@ -73,8 +143,7 @@ def skip(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, A
     slot = _idle_slot(definition)
     if slot is None:
         raise SlotMissing(f"there is no slot to move; the log is at {last.last}")
-    if slot.plugin != PLUGIN:
-        raise SlotUnsuitable(f"slot {slot.name!r} is not one of {PLUGIN}")
+    check_written_from(slot, SlotClaim.of(definition.log.root, writer), identify(definition.source.current_dsn()))
     if lsn > slot.wal_end or (slot.confirmed_flush is not None and lsn <= slot.confirmed_flush):
         raise ConfigError(
             f"lsn out of range: expected one after {slot.confirmed_flush} and up to {slot.wal_end}, got {lsn}",

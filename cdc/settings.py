@@ -38,6 +38,7 @@ def reader_settings(definition: Definition) -> ReaderSettings:
             control=publication_control(definition),
             patterns=definition.patterns,
             exclude=definition.excludes,
+            create_slot=source.slot.create,
             failover=source.slot.failover,
             undecodable=source.undecodable,
             snapshot=definition.snapshot,

@@ -31,10 +31,13 @@ ResyncOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Replication slots: list, recover, drop.", rich_markup_mode=None)
+    group = typer.Typer(
+        no_args_is_help=True, help="Replication slots: list, recover, drop, adopt.", rich_markup_mode=None
+    )
     group.command()(ls)
     group.command()(recover)
     group.command()(drop)
+    group.command()(adopt)
     app.add_typer(group, name="slots")
 
 
@@ -138,24 +141,45 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False) -> None:
-    """Drop the pipeline's slot, so that the server lets its WAL go; the log can only go on under a new epoch."""
+    """Drop the pipeline's slot, so that the server lets its WAL go; the log can only continue under a new epoch.
+
+    Refuses a slot of another kind or database, and one that a reader streams from or copies for.
+    """
     from cdc.config import load
     from cdc.postgres.connection import connect
-    from cdc.postgres.slot import drop_slot, slot_status
+    from cdc.postgres.slot import drop_slot, exclusive, slot_status
+    from cdc.resume import check_slot_kind
 
     definition = load(config)
     name = definition.source.slot.name
-    with connect(definition.source.dsn.reveal(), application_name="cdc slots") as conn:
+    with connect(definition.source.dsn.reveal(), application_name="cdc slots") as conn, exclusive(conn, name):
         found = slot_status(conn, name)
         if found is not None:
+            check_slot_kind(found, conn.info.dbname)
             confirm(
                 f"drop slot {name!r}, which frees {found.retained_bytes:,} bytes of WAL and ends the epoch", yes=yes
             )
-            drop_slot(conn, name)
+            drop_slot(conn, name, confirmed=found.confirmed_flush)
     done = {"slot": name, "dropped": found is not None, "freed_bytes": found.retained_bytes if found else 0}
     if found is not None:
         audit(definition, "slots.drop", name, done, json=json)
     emit("slots drop", json=json, summary=f"dropped slot {name!r}" if found else f"no slot {name!r}", result=done)
+
+
+def adopt(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False) -> None:
+    """Assign a slot that was made by hand to this pipeline, whose definition says 'create: false'.
+
+    The log then begins at the slot's position and copies every table beside the stream. Nobody else may read the slot.
+    """
+    from cdc.config import load
+    from cdc.recovery import adopt as adopt_slot
+
+    definition = load(config)
+    name = definition.source.slot.name
+    confirm(f"assign slot {name!r} to {definition.name!r} alone, which will move it", yes=yes)
+    done = adopt_slot(definition)
+    audit(definition, "slots.adopt", name, done, json=json)
+    emit("slots adopt", json=json, summary=f"slot {name!r} at {done['confirmed']} belongs to this log", result=done)
 
 
 def _slot(fields: dict[str, Any], *, ours: bool) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Slot(Model):
     name: SlotName = ""
     """Its name on the server; default `cdc_<name of the pipeline>`."""
     create: Switch = True
-    """Whether the reader may create it."""
+    """Whether the reader may create it, and replace it for a copy; if not, `cdc slots adopt` assigns it one."""
     failover: Switch = False
     """Whether standbys follow it, so that it outlives a failover; needs Postgres 17 and `sync_replication_slots`."""
 

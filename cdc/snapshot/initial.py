@@ -2,13 +2,16 @@
 
 One REPEATABLE READ transaction under the slot's exported snapshot reads them; they stand at the slot's consistent
 point − 1, because the next transaction's commit record can lie at the consistent point itself. A slot without that
-commit is worthless and is made anew. Large tables are only marked here: they are copied in chunks beside the stream.
+commit is worthless: it is replaced if it is proven to be this log's (see slot_claim), and stops the copy otherwise.
+Large tables are only marked here: they are copied in chunks beside the stream. Where the reader may not create the
+slot, no snapshot belongs to it: then the log begins at the adopted slot, and every table is copied in chunks.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final
@@ -17,7 +20,7 @@ import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA, Operation, Place, control_row
 from cdc.config.definition import Snapshot, SnapshotMode, Undecodable
-from cdc.epoch import Past, continue_relations
+from cdc.epoch import Continuation, Past, continue_relations
 from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit
 from cdc.log.append import LogWriter, StagedFile
@@ -25,6 +28,8 @@ from cdc.log.bucket import Root
 from cdc.log.intent import declared, fulfil
 from cdc.log.layout import CommitInfo, Lineage
 from cdc.log.read import LogReader
+from cdc.log.slot_record import write_slot_record
+from cdc.lsn import Lsn
 from cdc.mending import line_mender
 from cdc.metrics import SNAPSHOT_ROWS, Figures
 from cdc.pgoutput.copy_text import CopyDecoder, Lines
@@ -35,10 +40,12 @@ from cdc.postgres.copy import begin_snapshot, hold_tables
 from cdc.postgres.history import source_state
 from cdc.postgres.publication import PublicationControl, ensure_publication
 from cdc.postgres.published import published_rows, published_schemas
-from cdc.postgres.slot import create_slot, drop_slot, exclusive, slot_status
+from cdc.postgres.replication import SystemIdentity, identify
+from cdc.postgres.slot import ExportedSnapshot, SlotStatus, create_recorded_slot, drop_slot, exclusive, slot_status
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import match_tables
 from cdc.resume import lineage_of
+from cdc.slot_claim import SlotClaim, check_adopted, check_replaceable
 from cdc.table import TableSchema, TableState
 
 STAGE_BYTES: Final = 64 * 1024 * 1024
@@ -59,6 +66,8 @@ class CopySource:
     exclude: Sequence[str]
     control: PublicationControl = field(default_factory=PublicationControl)
     """What may be done with the publication."""
+    create_slot: bool = True
+    """Whether a copy may create the slot, and drop it if it is proven to be the log's own."""
     failover: bool = False
     """Whether standbys shall follow the slot; from version 17."""
     undecodable: Undecodable = Undecodable.FAIL
@@ -71,7 +80,8 @@ def prepare(source: CopySource, root: Root, writer: LogWriter, figures: Figures)
     """Make the log one that can be streamed into: copy if it is empty, or if a new epoch was asked for and not begun.
 
     Killed anywhere, it can be called again: an epoch begins with one commit. Raises SlotInUse while another
-    reader copies from or streams from the same source, SlotBlocked, PreflightFailed.
+    reader copies from or streams from the same source, SlotBlocked, PreflightFailed, and SlotInTheWay, SlotNotOurs or
+    SlotNotCreated for a slot that the copy may not replace.
     """
     if writer.durable is None:
         copy_everything(source, root, writer, figures, Past())
@@ -97,31 +107,25 @@ def copy_everything(source: CopySource, root: Root, writer: LogWriter, figures: 
             raise PreflightFailed(
                 f"no table matches {list(source.patterns)!r}", remedy="correct 'tables' in the definition"
             )
+        beginning = _Beginning(source, SlotClaim.of(root, writer), identify(source.dsn))
+        adopted = beginning.check(conn)
         ensure_publication(conn, source.publication, [name for _, name in tables], control=source.control)
-        if slot_status(conn, source.slot) is not None:
-            drop_slot(conn, source.slot)
-        slot = create_slot(source.dsn, source.slot, failover=source.failover)
-        with slot as snapshot, connect(source.dsn, autocommit=False) as reading:
-            begin_snapshot(reading, snapshot.name)
+        with ExitStack() as opened:
+            point = adopted
+            reading = opened.enter_context(connect(source.dsn, autocommit=False))
+            if point is None:
+                snapshot = opened.enter_context(beginning.create(conn))
+                begin_snapshot(reading, snapshot.name)
+                point = snapshot.consistent_point
             hold_tables(reading, tables)
             schemas = list(published_schemas(reading, [oid for oid, _ in tables], source.publication).values())
             plan = continue_relations(past, schemas, {str(name) for _, name in match_tables(reading, ["*"])})
-            position = Position.of(snapshot.consistent_point - 1, past.epoch)
+            position = Position.of(point - 1, past.epoch)
             copy = _Copy(source, writer, figures, position)
-            mend = line_mender(source.dsn, source.undecodable)
             later = _beside(reading, plan.copied, source.snapshot)
-            rows_of = published_rows(reading, source.publication)
-            for schema in plan.copied:
-                if source.snapshot.mode is SnapshotMode.NO_DATA:
-                    copy.mark(schema, ended=True)
-                elif schema.relation in later or not _is_copied(
-                    reading, copy, schema, map(mend(schema), rows_of(schema))
-                ):
-                    copy.mark(replace(schema, state=TableState.SNAPSHOTTING))
-            for schema in plan.gone:
-                copy.mark(schema, ended=True)
-            for schema in plan.left:
-                copy.mark(schema)
+            if adopted is not None:
+                later = {schema.relation for schema in plan.copied}
+            _take(copy, plan, later, reading)
             state = source_state(source.dsn, source.slot, source.publication, ())
             copy.commit(lineage_of(state))
     return position
@@ -145,6 +149,58 @@ def _is_copied(reading: Any, copy: _Copy, schema: TableSchema, chunks: Iterator[
     return True
 
 
+def _take(copy: _Copy, plan: Continuation, later: set[int], reading: Any) -> None:
+    """Take every table of the plan into the copy; `later` are the relations that are only marked."""
+    source = copy.source
+    mend, rows_of = line_mender(source.dsn, source.undecodable), published_rows(reading, source.publication)
+    for schema in plan.copied:
+        if source.snapshot.mode is SnapshotMode.NO_DATA:
+            copy.mark(schema, ended=True)
+        elif schema.relation in later or not _is_copied(reading, copy, schema, map(mend(schema), rows_of(schema))):
+            copy.mark(replace(schema, state=TableState.SNAPSHOTTING))
+    for schema in plan.gone:
+        copy.mark(schema, ended=True)
+    for schema in plan.left:
+        copy.mark(schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """The slot that a copy begins at; for a caller with the exclusive right to it."""
+
+    source: CopySource
+    claim: SlotClaim
+    identity: SystemIdentity
+
+    def check(self, conn: Any) -> Lsn | None:
+        """Raise the error that says why the copy cannot begin; the position of an adopted slot, None for a new one."""
+        slot = slot_status(conn, self.source.slot)
+        if not self.source.create_slot:
+            return check_adopted(slot, self.source.slot, self.claim, self.identity).confirmed_flush
+        if slot is not None:
+            check_replaceable(slot, self.claim, self.identity)
+        return None
+
+    def create(self, conn: Any) -> AbstractContextManager[ExportedSnapshot]:
+        """Create the slot, in the place of one that is proven to be the log's own."""
+        return create_recorded_slot(
+            conn,
+            self.source.dsn,
+            self.source.slot,
+            lambda made: self._replace(conn, made),
+            failover=self.source.failover,
+        )
+
+    def _replace(self, conn: Any, made: SlotStatus) -> None:
+        """Drop the slot of before, as late as possible, and record the one that will be created."""
+        slot = slot_status(conn, self.source.slot)
+        if slot is not None:
+            check_replaceable(slot, self.claim, self.identity)
+            drop_slot(conn, slot.name, confirmed=slot.confirmed_flush)
+            hit("slot_dropped")
+        write_slot_record(self.claim.root, self.claim.record_of(made, self.identity))
+
+
 def _beside(conn: Any, tables: Sequence[TableSchema], snapshot: Snapshot) -> set[int]:
     """Relations whose rows wait for the stream: large ones with a key, and others when there are too many of them."""
     relations = {schema.oid: schema.relation for schema in tables if schema.key}
@@ -161,7 +217,7 @@ class _Copy:
 
     def __init__(self, source: CopySource, writer: LogWriter, figures: Figures, position: Position) -> None:
         self.position = position
-        self._source, self._writer, self._figures = source, writer, figures
+        self.source, self._writer, self._figures = source, writer, figures
         self._committed_at = time.time_ns() // 1000
         self._ordinal = 0
         self._rows = 0
@@ -180,7 +236,7 @@ class _Copy:
             batch = decoder.feed(chunk)
             if batch is not None:
                 self._add(batch)
-                self._figures.add(SNAPSHOT_ROWS, batch.num_rows, self._source.pipeline, schema.topic)
+                self._figures.add(SNAPSHOT_ROWS, batch.num_rows, self.source.pipeline, schema.topic)
         decoder.finish()
         self._ended.append(schema)
 
