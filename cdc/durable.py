@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from contextlib import suppress
+from pathlib import Path
 
 from cdc.log.bucket import BucketPath, Root
 
@@ -30,6 +31,18 @@ def replace(path: Root, content: bytes) -> None:
             draft.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def probe(folder: Path) -> None:
+    """Write a small file in the folder, or in the nearest one above it that exists, and remove it; raises OSError."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    draft = folder / f".probe-{uuid.uuid4().hex}.tmp"
+    try:
+        draft.write_bytes(b"probe")
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def sync(path: Root) -> None:

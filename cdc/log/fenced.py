@@ -58,11 +58,7 @@ class FencedTable:
         self._table = open_table(path)
         metadata = self._table.metadata()
         self.identity = LogIdentity.from_description(metadata.description)
-        if (found := format_of(metadata.description)) != FORMAT:
-            raise LogFormatUnknown(
-                f"the log has format {found}, and this version writes format {FORMAT}",
-                remedy="stop the reader, run 'cdc migrate log -c FILE', and start it again",
-            )
+        check_writable_format(format_of(metadata.description))
         self.log_id = log_id or str(metadata.id)
         self._written = self._table.transaction_version(self.log_id)
         self._ours = self._table.version()
@@ -83,7 +79,7 @@ class FencedTable:
             return
         try:
             path.mkdir(parents=True, exist_ok=True)
-        except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as exc:
+        except OSError as exc:
             why = (exc.strerror or "refused").lower()
             raise LogUnwritable(f"the log's directory {str(path)!r} cannot be made: {why}") from exc
         with told(path):
@@ -254,6 +250,15 @@ class FencedTable:
         checkpoint(self.path, self._table)
         # an opened table keeps every commit it has replayed; a fresh one starts at the checkpoint
         self._table = open_table(self.path)
+
+
+def check_writable_format(found: int) -> None:
+    """Raise LogFormatUnknown unless this version writes logs of that format."""
+    if found != FORMAT:
+        raise LogFormatUnknown(
+            f"the log has format {found}, and this version writes format {FORMAT}",
+            remedy="stop the reader, run 'cdc migrate log -c FILE', and start it again",
+        )
 
 
 def sync_commit(table: Root, version: int) -> None:

@@ -21,7 +21,17 @@ from cdc.errors import LogCorrupt, LogError
 from cdc.log import plan
 from cdc.log.bucket import BucketPath, Root, located, told
 from cdc.log.compacted import Compacted, state
-from cdc.log.layout import CHANGES, COMPACTED, CommitInfo, LogFile, LogIdentity, commit_file, listed, trimmed_id
+from cdc.log.layout import (
+    CHANGES,
+    COMPACTED,
+    CommitInfo,
+    LogFile,
+    LogIdentity,
+    commit_file,
+    format_of,
+    listed,
+    trimmed_id,
+)
 from cdc.log.proof.parquet import unreadable
 from cdc.log.ranges import EVERY_ROW, Only
 from cdc.log.storage import by_threads, is_table, open_table, opened_file, parquet_file, said_last
@@ -66,6 +76,7 @@ class LogReader:
         metadata = self._table.metadata()
         self.log_id = str(metadata.id)
         self.identity = LogIdentity.from_description(metadata.description)
+        self.format = format_of(metadata.description)
         self._look_due = self._compacted_due = self._probe_due = 0.0
         self._files: list[LogFile] | None = None
         self._known: dict[str, LogFile] = {}

@@ -10,7 +10,16 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from cdc.errors import CdcError, ConfigError, InvalidDefinition, PreflightFailed, SlotInvalidated, SourceError
+from cdc.errors import (
+    CdcError,
+    ConfigError,
+    InvalidDefinition,
+    PreflightFailed,
+    SlotInvalidated,
+    SlotNotCreated,
+    SlotUnsuitable,
+    SourceError,
+)
 from cdc.postgres.connection import connect
 from cdc.postgres.publication import (
     NOT_OURS,
@@ -185,15 +194,17 @@ def _settings(source: _Source) -> Iterator[Problem]:
             f"expected 'logical', got {source.wal_level!r}; the server has to be restarted afterwards",
             "ALTER SYSTEM SET wal_level = 'logical';",
         )
-    for name, limit, used in (
-        ("max_replication_slots", source.max_slots, source.slots),
-        ("max_wal_senders", source.max_senders, source.senders),
+    # a first copy takes a second slot for a while, see create_recorded_slot
+    slots = 2 if source.wants.create_slot else 1
+    for name, limit, used, needed in (
+        ("max_replication_slots", source.max_slots, source.slots, slots),
+        ("max_wal_senders", source.max_senders, source.senders, 1),
     ):
         # an existing slot takes no new place, and one that is read has its walsender, who may be ours
-        if used >= limit and (source.slot is None or (name == "max_wal_senders" and not source.slot.active)):
+        if used + needed > limit and (source.slot is None or (name == "max_wal_senders" and not source.slot.active)):
             yield _failed(
                 name,
-                f"all {limit} are taken; raise it and restart the server, or free one",
+                f"{used} of {limit} are taken, and {needed} needed; raise it and restart the server, or free some",
                 f"ALTER SYSTEM SET {name} = {used + 4};",
             )
 
@@ -216,13 +227,14 @@ def _slot(source: _Source) -> Iterator[Problem]:
     if slot is None:
         if not source.wants.create_slot:
             create = sql.SQL("SELECT pg_create_logical_replication_slot({}, {});")
-            yield _failed(subject, "does not exist", create.format(sql.Literal(source.wants.slot), sql.Literal(PLUGIN)))
+            statement = create.format(sql.Literal(source.wants.slot), sql.Literal(PLUGIN)).as_string(None)
+            yield Problem(SlotNotCreated.code, subject, "does not exist, and source.slot.create is false", statement)
     elif slot.plugin != PLUGIN:
-        yield _failed(
-            subject, f"belongs to another plugin: expected {PLUGIN!r}, got {slot.plugin or 'a physical slot'!r}"
-        )
+        kind = f"expected {PLUGIN!r}, got {slot.plugin or 'a physical slot'!r}"
+        yield Problem(SlotUnsuitable.code, subject, f"belongs to another plugin: {kind}")
     elif slot.database != source.database:
-        yield _failed(subject, f"belongs to another database: expected {source.database!r}, got {slot.database!r}")
+        where = f"expected {source.database!r}, got {slot.database!r}"
+        yield Problem(SlotUnsuitable.code, subject, f"belongs to another database: {where}")
     elif slot.wal_status == "lost" or slot.invalidation_reason:
         reason = slot.invalidation_reason or "wal_removed"
         yield Problem(SlotInvalidated.code, subject, f"is invalidated: {reason}", drop.as_string(None))
