@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cdc.catalog import TableProgress
+from cdc.catalog.tables import REFUSED
 from cdc.table import TableSchema, TableState
 
 
@@ -23,8 +24,10 @@ def marks(known: Iterable[TableSchema], shown: Iterable[TableProgress], position
     found = []
     for topic, schema in latest.items():
         before = standing.get(topic, TableProgress("", topic, "streaming", None, position, None, 0))
+        if before.state == REFUSED and schema.state is TableState.DROPPED:
+            continue  # a rule matches it again
         if schema.state is not TableState.LIVE:
             found.append(replace(before, state=schema.state.value, reason=schema.reason, position=position))
-        elif before.state in states:
+        elif before.state in {*states, REFUSED}:
             found.append(replace(before, state="streaming", reason=None, position=position))
     return found

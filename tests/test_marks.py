@@ -39,3 +39,10 @@ def test_a_successor_of_a_dropped_table_is_shown_in_its_place() -> None:
 
     assert marks([gone, successor], [SHOWN], 9) == marks([successor, gone], [SHOWN], 9) == []
     assert marks([gone], [SHOWN], 9)[0].state == "dropped"
+
+
+def test_a_table_that_is_refused_is_shown_so_until_it_is_captured() -> None:
+    refused = replace(SHOWN, state="refused", reason="why")
+
+    assert marks([LIVE.flagged(TableState.DROPPED, "removed before")], [refused], 9) == []
+    assert marks([LIVE], [refused], 9) == [replace(SHOWN, position=9)]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from cdc.catalog.database import Database, upsert
 from cdc.catalog.models import TableRow
+
+REFUSED: Final = "refused"
+"""State of a table at the source that a rule matches and that is not captured; the reason says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,18 @@ class Tables:
         ]
         with self._database.writing() as session:
             upsert(session, TableRow, rows)
+
+    def record_refused(self, pipeline: str, refused: Mapping[str, str]) -> None:
+        """Keep which tables are refused, topic → reason, and forget those that were and are no longer."""
+        known = {t.topic: t.reason for t in self.ls(pipeline) if not t.sink and t.state == REFUSED}
+        if known == refused:
+            return
+        gone = delete(TableRow).where(
+            TableRow.pipeline == pipeline, TableRow.sink == "", TableRow.topic.in_(known.keys() - refused.keys())
+        )
+        with self._database.writing() as session:
+            session.execute(gone)
+        self.record(pipeline, (TableProgress("", topic, REFUSED, why, 0, None, 0) for topic, why in refused.items()))
 
     def ls(self, pipeline: str) -> list[TableProgress]:
         """The last of each table, by sink and topic."""

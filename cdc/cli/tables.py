@@ -142,11 +142,16 @@ def _edit(command: str, edit: Edit, tables: list[str], *, dry_run: bool, json: b
     result: dict[str, Any] = {"tables": tables, "changes": changes, "diff": edit.diff, "absent": absent}
     if dry_run or not edit.changes:
         summary = "nothing to do: the rules say so already" if not edit.changes else "would change the definition"
+        refused = {} if dry_run or command != "tables add" else _refused_now(definition, tables)
         if not json and edit.diff:
             print(edit.diff, end="")
         if not json:
             _warn_absent(absent)
-        emit(command, json=json, summary=summary, result={**result, "written": False, "reader": None})
+            _print_answer(None, refused, None, watch="")
+        result |= {"written": False, "reader": None, "refused": refused}
+        emit(command, json=json, summary=summary, result=result, ok=not refused)
+        if refused:
+            raise typer.Exit(ExitCode.FINDING.value)
         return
     write(edit)
     said, trouble = _look(command, definition, tables)
@@ -162,6 +167,25 @@ def _edit(command: str, edit: Edit, tables: list[str], *, dry_run: bool, json: b
         _print_answer(told, refused, trouble, watch=WATCH.format(edit.path))
     if not ok:
         raise typer.Exit(ExitCode.FINDING.value)
+
+
+def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
+    """What keeps tables out that the rules match already: as a running reader finds it now, else as it last did."""
+    from cdc.catalog import Catalog
+    from cdc.catalog.tables import REFUSED
+    from cdc.snapshot.tables import ask_look
+    from cdc.table import matches
+
+    try:
+        with Catalog.open(definition.catalog.url) as catalog:
+            if _runs(catalog, definition.name):
+                said = _answer(catalog, definition.name, ask_look(catalog, definition.name))
+                if said is not None:
+                    return _refused(_told(said), tables)
+            known = [table for table in catalog.tables.ls(definition.name) if table.state == REFUSED]
+    except CdcError:
+        return {}  # the rules say so already; whether the reader runs is not what was asked
+    return {table.topic: table.reason or "" for table in known if matches(table.topic, tables)}
 
 
 def _look(command: str, definition: Definition, tables: list[str]) -> tuple[Command | None, str | None]:

@@ -35,7 +35,7 @@ from cdc.postgres.publication import (
 from cdc.postgres.published import COMPUTED_SENT
 from cdc.postgres.slot import PLUGIN, SlotStatus, slot_status
 from cdc.postgres.sqlstate import mapped
-from cdc.postgres.tables import TableName, match_tables
+from cdc.postgres.tables import TableName, match_tables, unfit_tables
 
 OLDEST: Final = 140000
 """Server version from which on pgoutput sends logical messages."""
@@ -247,6 +247,8 @@ def _tables(source: _Source) -> Iterator[Problem]:
         yield _failed("tables", f"no table matches {list(source.wants.patterns)!r}")
     for oid, table in source.tables:
         yield from _table(source, table, source.rights[oid])
+    for unfit in unfit_tables(source.conn, source.wants.patterns, source.wants.exclude):
+        yield _failed(str(unfit.name), f"{unfit.reason}; it is not captured", unfit.sql, fatal=False)
 
 
 def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterator[Problem]:

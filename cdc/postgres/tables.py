@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import psycopg
+from psycopg import sql
 
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import Relation
@@ -25,6 +26,16 @@ from cdc.table import TableSchema, matches, topic
 _TABLES: Final = """
     SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
+    AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+    ORDER BY n.nspname, c.relname
+"""
+# a temporary table is nobody's but its session's
+_UNFIT: Final = """
+    SELECT c.oid, n.nspname, c.relname, c.relkind::text, rn.nspname, r.relname
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN pg_class r ON c.relispartition AND r.oid = pg_partition_root(c.oid)
+    LEFT JOIN pg_namespace rn ON rn.oid = r.relnamespace
+    WHERE (c.relkind = 'f' OR c.relkind IN ('r', 'p') AND (c.relpersistence = 'u' OR c.relispartition))
     AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
     ORDER BY n.nspname, c.relname
 """
@@ -57,6 +68,43 @@ class TableName(NamedTuple):
 
     def __str__(self) -> str:
         return topic(self.schema, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class UnfitTable:
+    """A table that a rule matches and that can never be captured as it is."""
+
+    oid: int
+    name: TableName
+    reason: str
+    sql: str | None
+    """What makes it one that can; None if no SQL does."""
+
+
+def unfit_tables(conn: psycopg.Connection, patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[UnfitTable]:
+    """Unlogged and foreign tables that a pattern matches and no exclusion does, and partitions without their root.
+
+    A partition is left out if a rule matches or excludes its root: then that one was meant.
+    """
+    with mapped():
+        found = conn.execute(_UNFIT).fetchall()
+    unfit = []
+    for oid, schema, name, kind, *root in found:
+        table = TableName(schema, name)
+        if not matches(str(table), patterns) or matches(str(table), exclude):
+            continue
+        if root[0] is None:
+            unfit.append(UnfitTable(oid, table, *_unfit(table, kind)))
+        elif not matches(over := str(TableName(*root)), [*patterns, *exclude]):
+            unfit.append(UnfitTable(oid, table, f"is a partition of {over}: name that in 'tables'", None))
+    return unfit
+
+
+def _unfit(table: TableName, kind: str) -> tuple[str, str | None]:
+    if kind == "f":
+        return "is a foreign table: its changes are not in the WAL of this server", None
+    statement = sql.SQL("ALTER TABLE {} SET LOGGED;").format(sql.Identifier(*table))
+    return "is unlogged: its changes are not in the WAL", statement.as_string(None)
 
 
 def match_tables(

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from cdc.catalog.tables import REFUSED
 from cdc.errors import SchemaNotApplicable, every_error
 from cdc.metrics import (
     APPLY_ROWS,
@@ -46,7 +47,7 @@ WORKING: Final = ("reader", "apply")
 _SILENT: Final = frozenset({"stale", "stopped", "failed"})
 """Processes that say no more how their work goes on."""
 COMPILES: Final = "compiles its decoder, once per machine"
-FAILED_STATES: Final = frozenset({"failed", "stale", "stopped", "needs_resync"})
+FAILED_STATES: Final = frozenset({"failed", "stale", "stopped", "needs_resync", REFUSED})
 _REASON: Final = re.compile(r"(CDC-\d{4}) (.*?)(?: → (.*))?", re.DOTALL)
 _REMEDIES: Final[Mapping[str, str]] = {error.code: error.remedy for error in every_error()}
 

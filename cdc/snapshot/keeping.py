@@ -67,7 +67,10 @@ class Keeping(Thread):
 
         def looked() -> Mapping[str, Any] | None:
             found = self._membership.look()
-            return None if found is None else found.to_json()
+            if found is None:
+                return None
+            catalog.tables.record_refused(self._pipeline, found.refused)
+            return found.to_json()
 
         self._carry_out(catalog, asked, looked)
 

@@ -18,14 +18,15 @@ import structlog
 
 from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
-from cdc.errors import CdcError
+from cdc.errors import CdcError, PreflightFailed
 from cdc.position import Position
 from cdc.postgres.alignment import EPOCH_SHIFT
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import Wants, preflight
 from cdc.postgres.publication import ensure_publication, read_publication, withdraw
 from cdc.postgres.published import published_schema
-from cdc.postgres.tables import TableName, match_tables, read_schema
+from cdc.postgres.tables import TableName, match_tables, read_schema, unfit_tables
+from cdc.remedy import literal
 from cdc.settings import publication_control
 from cdc.snapshot.placing import Placing
 from cdc.snapshot.stream import Stream
@@ -57,7 +58,7 @@ class Looked:
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Tables that a rule matches and that are not captured: why, and the SQL that mends it."""
+    """Tables that a rule matches and that are not captured: code, reason and SQL, as processes write reasons."""
     unread: str | None = None
     """Why the definition cannot be read again, if it cannot: the rules are the old ones then."""
 
@@ -90,7 +91,7 @@ class Membership:
         """again: reads the definition anew; of a changed one the rules for tables count, no more."""
         self._again, self._definition = again, definition
         self._placing, self._stop = placing, stop
-        self._refused: dict[str, str] = {}
+        self._refused: Mapping[str, str] = {}
         self._unread: str | None = None
 
     def look(self) -> Looked | None:
@@ -104,7 +105,12 @@ class Membership:
             wanted = dict(match_tables(conn, definition.patterns, definition.excludes))
             found = difference(known, wanted, dict(match_tables(conn, ["*"])))
             gone = [schema for schema in found.missing if read_schema(conn, schema.oid) is None]
-            fit, refused = self._fit(found.added)
+            fit, wrong = self._fit(found.added)
+            captured = {schema.oid for schema in known if schema.state is not TableState.DROPPED}
+            unfit = unfit_tables(conn, definition.patterns, definition.excludes)
+            refused = self._refuse(
+                wrong | {str(t.name): _reason(t.name, t.reason, t.sql) for t in unfit if t.oid not in captured}
+            )
             if not fit and not found.removed and not gone:
                 return Looked(refused=refused, unread=unread)
             with closing(connect(source.current_primary(), application_name="cdc watermarks")) as telling:
@@ -150,17 +156,22 @@ class Membership:
         return self._unread
 
     def _fit(self, added: Mapping[int, TableName]) -> tuple[dict[int, TableName], dict[str, str]]:
-        """Those that can be captured without harm to the source, and why the others cannot, which is told once."""
+        """Those that can be captured without harm to the source, and why the others cannot."""
         names = list(map(str, added.values()))
         wrong = self._wrong(names) if names else {}
-        for name in wrong.keys() & names:
-            if self._refused.get(name) != wrong[name]:
-                log.warning("a table that a rule matches is not captured", table=name, reason=wrong[name])
-        self._refused = {name: wrong[name] for name in names if name in wrong}
-        return {oid: name for oid, name in added.items() if str(name) not in wrong}, self._refused
+        fit = {oid: name for oid, name in added.items() if str(name) not in wrong}
+        return fit, {str(name): _reason(name, *wrong[str(name)]) for oid, name in added.items() if oid not in fit}
 
-    def _wrong(self, names: list[str]) -> dict[str, str]:
-        """What keeps which of the tables from being captured; of the publication every table is asked for itself."""
+    def _refuse(self, refused: Mapping[str, str]) -> Mapping[str, str]:
+        """The tables that are refused, each logged once."""
+        for name, reason in refused.items():
+            if self._refused.get(name) != reason:
+                log.warning("a table that a rule matches is not captured", table=name, reason=reason)
+        self._refused = refused
+        return refused
+
+    def _wrong(self, names: list[str]) -> dict[str, tuple[str, str | None]]:
+        """What keeps a table from being captured, and the SQL; of the publication every table is asked for itself."""
         source = self._definition.source
         wants = Wants(
             source.slot.name,
@@ -168,15 +179,18 @@ class Membership:
             [escape(name) for name in names],
             control=publication_control(self._definition),
         )
-        wrong: dict[str, str] = {}
+        wrong: dict[str, tuple[str, str | None]] = {}
         for problem in preflight(source.current_primary(), wants):
             if problem.fatal:
-                wrong.setdefault(problem.subject, f"{problem.message}; {problem.sql or ''}".rstrip("; "))
+                message, statement = wrong.get(problem.subject, ("", None))
+                message = f"{message}; {problem.message}".removeprefix("; ")
+                wrong[problem.subject] = message, " ".join(filter(None, (statement, problem.sql))) or None
         publication = f"publication {source.publication.name}"
         if publication not in wrong:
             return wrong
         if len(names) == 1:
-            return {names[0]: f"{publication} {wrong[publication]}"} | wrong
+            message, statement = wrong[publication]
+            return {names[0]: (f"{publication} {message}", statement)} | wrong
         return {subject: reason for name in names for subject, reason in self._wrong([name]).items()}
 
     def _add(self, conn: Any, telling: Any, stream: Stream, added: Mapping[int, TableName]) -> tuple[str, ...]:
@@ -209,3 +223,9 @@ class Membership:
         """Say that nothing more comes of the table; behind all rows that it had."""
         stream.place(schema.relation, lambda version: said((version or schema).flagged(TableState.DROPPED, reason)))
         log.info("table removed", table=schema.topic, reason=reason)
+
+
+def _reason(table: TableName, message: str, statement: str | None) -> str:
+    """Why a table is refused, with the next step."""
+    step = statement or literal("exclude it: 'cdc tables remove TABLE'", topic=str(table))
+    return f"{PreflightFailed.code} {message} → {step}"

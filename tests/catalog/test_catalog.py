@@ -184,6 +184,16 @@ def test_an_unreachable_server_is_unavailable_and_its_password_unsaid() -> None:
     assert "c4n4ry" not in str(caught.value)
 
 
+def test_a_table_is_refused_until_it_is_not_and_others_stay_as_they_are(catalog: Catalog) -> None:
+    other = [TableProgress(sink, "shop.t1", "streaming", None, 1, None, 5) for sink in ("", "lake")]
+    catalog.tables.record("shop", other)
+    for refused in ({"shop.bare": "no key", "shop.u": "no right"}, {"shop.bare": "unlogged"}, {}):
+        catalog.tables.record_refused("shop", refused)
+        found = catalog.tables.ls("shop")
+        assert {t.topic: t.reason for t in found if t.state == "refused"} == refused
+        assert [t.topic for t in found if t.state == "streaming"] == ["shop.t1", "shop.t1"]
+
+
 def test_a_database_without_its_tables_is_unavailable_when_it_may_not_be_changed(url: str) -> None:
     with pytest.raises(CatalogUnavailable, match="at revision None, expected"):
         Catalog.open(url, migrate=False)

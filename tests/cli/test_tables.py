@@ -118,10 +118,27 @@ def test_a_table_that_the_reader_refuses_is_a_finding_with_the_reason(
     run_sql(held.dsn, "CREATE TABLE bare (id int)")
     told = cdc("tables", "add", "public.bare", "public.u")
     assert told.status == 4
-    assert "public.bare: has no primary key" in told.output
+    assert "public.bare: CDC-2002 has no primary key" in told.output
     assert "public.u: published" in told.output
     envelope = envelope_of(cdc("tables", "add", "public.bare*", "--json"))
     assert (envelope["ok"], list(envelope["result"]["reader"]["refused"])) == (False, ["public.bare"])
+
+
+def test_a_table_that_the_rules_match_already_and_that_is_refused_is_a_finding_until_it_is_captured(
+    held: Captured, cdc: Command, reading: Running
+) -> None:
+    run_sql(held.dsn, "CREATE TABLE bare (id int)")
+    cdc("tables", "add", "public.bare")
+    again = cdc("tables", "add", "public.bare")
+    assert (again.status, 'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL;' in again.output) == (4, True)
+    listed = {table["topic"]: table for table in envelope_of(cdc("tables", "ls", "--json"))["result"]["tables"]}
+    assert (listed["public.bare"]["state"], "no primary key" in listed["public.bare"]["reason"]) == ("refused", True)
+    status = envelope_of(cdc("status", "--json"))["result"]
+    (problem,) = (found for found in status["problems"] if found["subject"] == "table public.bare")
+    assert (problem["code"], problem["remedy"]) == ("CDC-2002", 'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL;')
+    run_sql(held.dsn, "ALTER TABLE bare ADD PRIMARY KEY (id)")
+    assert cdc("tables", "add", "public.bare").status == 0
+    assert {table.state for table in reading.catalog.tables.ls("held")} == set()
 
 
 WRONG = [

@@ -208,6 +208,7 @@ SITUATIONS: dict[str, Situation] = {
     "CdcHorizonStands": old_horizon,
     "CdcLogNotCompacted": no_horizon,
     "CdcTableNotStreaming": reporting("table_state", "failed"),
+    "CdcTableRefused": reporting("table_state", "refused"),
     "CdcVerifyMismatch": verified(mismatched=3),
     "CdcVerifyStale": verified(days_ago=2),
     "CdcReaderFlaps": counting("reconnects"),

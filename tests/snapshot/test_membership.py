@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 
@@ -276,6 +276,56 @@ def test_a_table_that_would_harm_the_source_is_refused_by_name_and_the_others_ar
         assert look(running)["added"] == ["public.bare"]
         copied(running, 2)
     assert held.folded("bare") == [("1",)]
+
+
+UNFIT: dict[str, tuple[LiteralString, LiteralString, str]] = {
+    "no identity": ("CREATE TABLE x (id int)", "ALTER TABLE x ADD PRIMARY KEY (id)", "no primary key"),
+    "a deferrable key": (
+        "CREATE TABLE x (id int PRIMARY KEY DEFERRABLE)",
+        "ALTER TABLE x REPLICA IDENTITY FULL",
+        "REPLICA IDENTITY FULL",
+    ),
+    "unlogged": ("CREATE UNLOGGED TABLE x (id int PRIMARY KEY)", "ALTER TABLE x SET LOGGED", "SET LOGGED"),
+    "foreign": (
+        (
+            "CREATE FOREIGN DATA WRAPPER nothing; CREATE SERVER far FOREIGN DATA WRAPPER nothing;"
+            "CREATE FOREIGN TABLE x (id int) SERVER far"
+        ),
+        "DROP FOREIGN TABLE x",
+        "is a foreign table",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_table_that_is_refused_is_recorded_with_the_reason_until_the_cause_is_gone(held: Captured, name: str) -> None:
+    made, mended, says = UNFIT[name]
+    with Running(held) as running:
+        run_sql(held.dsn, made)
+        assert look(running)["added"] == []
+        (refused,) = [table for table in running.catalog.tables.ls("held") if table.state == "refused"]
+        assert (refused.topic, says in (refused.reason or "")) == ("public.x", True)
+        run_sql(held.dsn, mended)
+        assert look(running)["refused"] == {}
+        assert [table for table in running.catalog.tables.ls("held") if table.state == "refused"] == []
+
+
+def test_a_partition_is_refused_where_no_rule_means_its_root(held: Captured) -> None:
+    run_sql(
+        held.dsn,
+        "CREATE TABLE far (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE near PARTITION OF far DEFAULT",
+    )
+    with Running(held) as running:
+        for text, refused in (
+            ("tables: [{match: public.t}, {match: public.near}]", ["public.near"]),
+            ("tables: [{match: 'public.*', exclude: [public.far]}]", []),
+            ("tables: [{match: 'public.*'}]", []),
+        ):
+            rules(held, text)
+            assert list(look(running)["refused"]) == refused
+        copied(running, 1)
+    assert states(held) == {"public.t": [TableState.LIVE], "public.far": [TableState.LIVE]}
 
 
 def test_a_table_that_another_role_owns_is_refused_and_one_of_ours_beside_it_added(held: Captured) -> None:

@@ -20,6 +20,7 @@ TONES: Final[Mapping[str, str]] = {
     "queued": "busy",
     "degraded": "warn",
     "needs_resync": "warn",
+    "refused": "warn",
     "paused": "warn",
     "waiting": "warn",
     "silent": "warn",
