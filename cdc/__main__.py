@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,12 +11,15 @@ import typer
 from typer.main import get_command
 
 from cdc.cli.app import app
+from cdc.cli.failures import discard_output, reported
 from cdc.cli.output import Invocation, fail
 from cdc.errors import CdcError, ConfigError, ExitCode
 from cdc.remedy import literal
 
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""
+_SERVICES: Final = frozenset({"reader", "server"})
+"""Commands whose standard error is the log of a process, where a traceback belongs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,27 +27,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 done, 1 failed while running, 2 usage or definition, 3 surroundings, 4 a bad finding, 130 interrupted.
     """
+    owns_process = arguments is None
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = get_command(app)
+    if owns_process:
+        _print_everything()
     try:
-        status = command.main(
-            args=given, prog_name="cdc", standalone_mode=False, obj=Invocation(owns_process=arguments is None)
-        )
+        status = command.main(args=given, prog_name="cdc", standalone_mode=False, obj=Invocation(owns_process))
+        sys.stdout.flush()
         return status if isinstance(status, int) else ExitCode.OK.value
-    except CdcError as error:
-        return _failed(command, given, error)
-    except typer.TyperException as error:
-        return _misused(command, given, error)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away, as head does: nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return ExitCode.RUNTIME.value
-    except Exception as error:
-        if "--json" in given:
-            fail(_words(command, given), CdcError(f"unexpected {type(error).__name__}"), json=True)
+    except typer.TyperException as error:
+        return _misused(command, given, error)
+    except SystemExit:
         raise
+    except BaseException as error:  # noqa: BLE001 - an engine's panic is no Exception
+        return _failed(command, given, reported(error, logs=_words(command, given) in _SERVICES))
+
+
+def _print_everything() -> None:
+    """Let names that the terminal's encoding does not have be printed as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _failed(command: Any, given: list[str], error: CdcError) -> int:

@@ -20,6 +20,7 @@ from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
 from cdc.error_location import LOCATED, locate
 from cdc.errors import CdcError, Reaction, UndecodableWal, known
+from cdc.log.patient import failure_of
 from cdc.patience import pause
 from cdc.reader import Reader
 from cdc.recovery import declare_next_epoch
@@ -137,3 +138,5 @@ def _run(definition: Definition, figures: metrics.Figures, stop: Event, reporter
             Reader(settings, figures, stop, placing).run()
     except LOCATED as exc:
         raise locate(exc, definition) from exc
+    except OSError as exc:
+        raise failure_of(settings.log, exc) from exc

@@ -74,6 +74,7 @@
     │   ├── RequestRefused          the API does not take a request from there, or of that form
     │   ├── QueryNotReadOnly        exit 2: a statement of 'cdc query' that is not a query
     │   ├── QueryFailed             a query that the engine began and could not end
+    │   ├── FileUnusable            exit 3: a file or a directory that cannot be read or written
     │   ├── RequestLimitExceeded    a request is too large or too slow, or too many are open
     │   └── ServiceUnprotected      exit 2: the API would be open to the network without a token
     └── Finding               CDC-6xxx  exit 4   the work was done and what it found is bad
@@ -581,7 +582,7 @@ class LogUnreachable(LogError):
 
 
 class LogInaccessible(LogError):
-    """The object store refuses: no such bucket, or no right to read or write there."""
+    """The log's storage refuses: no such bucket, or no right to read or write there, or a directory that is closed."""
 
     code = "CDC-4011"
     exit_code = ExitCode.ENVIRONMENT
@@ -677,6 +678,14 @@ class QueryFailed(ServiceError):
 
     code = "CDC-5015"
     remedy = "correct the expression, for example with try_cast(x AS type) or nullif(x, 0)"
+
+
+class FileUnusable(ServiceError):
+    """A file or a directory is missing, of another kind, or not open to this user."""
+
+    code = "CDC-5016"
+    exit_code = ExitCode.ENVIRONMENT
+    remedy = "see that the path exists and that this user may read and write it"
 
 
 class RequestLimitExceeded(ServiceError):

@@ -11,11 +11,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from cdc.cli.failures import reported
 from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, Mark, emit, fail, line
 from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
 from cdc.config import Definition, load, placed
 from cdc.config.quantities import seconds
-from cdc.errors import CdcError, ExitCode, InvalidDefinition, SinkError
+from cdc.errors import ExitCode, InvalidDefinition, SinkError
 from cdc.remedy import literal
 from cdc.service.logs import configure_by_environment
 from cdc.verification import Against, Mode
@@ -32,12 +33,13 @@ def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> 
     asked = _parser().parse_args(arguments, argparse.Namespace(submitted=submitted))
     try:
         return int(asked.run(asked))
-    except CdcError as error:
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as exc:  # noqa: BLE001 - reported with a code
+        error = reported(exc, logs=asked.verb == "apply")
         error.fix = literal(error.fix, file=str(asked.config))
         fail(asked.verb, error, json=getattr(asked, "json", False))
         return int(error.exit_code.value)
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,7 +27,7 @@ from cdc.cli import (
     validate,
     verify,
 )
-from cdc.cli.output import JsonOption, emit
+from cdc.cli.output import JsonOption, echo, emit
 from cdc.errors import CdcError, ConfigError, every_error
 
 GROUPS: Final = (
@@ -67,7 +67,7 @@ for group in GROUPS:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"cdc {_version()}")
+        echo(f"cdc {_version()}")
         raise typer.Exit
 
 
@@ -86,7 +86,7 @@ def version(json: JsonOption = False) -> None:
     if json:
         emit("version", json=True, summary=f"cdc {_version()}", result={"version": _version()})
     else:
-        print(f"cdc {_version()}")
+        echo(f"cdc {_version()}")
 
 
 @app.command()
@@ -103,9 +103,9 @@ def explain(
         emit("explain", json=True, summary=f"{len(pages)} codes", result=pages if code is None else pages[0])
     elif code is None:
         for page in pages:
-            print(page["code"], page["name"], page["meaning"].partition("\n")[0], sep="  ")
+            echo(page["code"], page["name"], page["meaning"].partition("\n")[0], sep="  ")
     else:
-        print(*(f"{name + ':':10}{value}" for name, value in pages[0].items()), sep="\n")
+        echo(*(f"{name + ':':10}{value}" for name, value in pages[0].items()), sep="\n")
 
 
 def _page(error: type[CdcError]) -> dict[str, str]:

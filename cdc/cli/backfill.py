@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, echo, emit, line
 from cdc.errors import CdcError, ConfigError, ExitCode, every_error
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from cdc.snapshot.work import Request
 
 TablesArgument = Annotated[list[str], typer.Argument(help="Globs of schema.table.", metavar="TABLE…")]
-JobArgument = Annotated[int, typer.Argument(help="Its number, as `cdc backfill ls` shows it.", metavar="ID")]
+JobArgument = Annotated[
+    int, typer.Argument(min=1, max=(1 << 63) - 1, help="Its number, as `cdc backfill ls` shows it.", metavar="ID")
+]
 WhereOption = Annotated[
     str | None, typer.Option(help="Rows for which this holds, in the source's SQL; it is run read-only.")
 ]
@@ -107,7 +109,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         emit("backfill ls", json=True, summary=summary, result={"backfills": [_plain(one) for one in told]})
         return
     for one in told:
-        print(_line(one))
+        echo(_line(one))
     emit("backfill ls", json=False, summary=summary)
 
 
@@ -123,9 +125,9 @@ def show(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOpti
     if json:
         emit("backfill show", json=True, summary=_line(told).strip(), result=_plain(told))
         return
-    print(_line(told))
+    echo(_line(told))
     for topic, done in told.tables.items():
-        print(f"  {topic:<40}{done.state:<14}{said(done)}")
+        echo(f"  {topic:<40}{done.state:<14}{said(done)}")
     if told.error is not None:
         line(Mark.BAD, f"{told.error['code']} {told.error['message']}", fix=told.error["suggestion"])
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, echo_source, emit
 from cdc.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ def show(
     if json:
         emit("config show", json=True, summary=f"definition {definition.name!r}", result=values)
     else:
-        print(_yaml(values), end="")
+        echo_source(_yaml(values), end="")
 
 
 def schema(
@@ -52,7 +52,7 @@ def schema(
     elif json:
         emit("config schema", json=True, summary="JSON schema of definitions", result=values)
     else:
-        print(text, end="")
+        echo_source(text, end="")
 
 
 def _write(path: Path, text: str) -> None:

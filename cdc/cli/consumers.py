@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.cli.destructive import YesOption, audit, confirm
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, aligned, emit, line
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, aligned, echo, emit, line
 
 if TYPE_CHECKING:
     from cdc.service.holdings import ConsumerLine
@@ -43,7 +43,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     if found.consumers:
         head = ("name", "state", "stands at", "behind", "holds back", "heard of", "")
         for text in aligned([head, *map(_cells, found.consumers)]):
-            print(text)
+            echo(text)
     emit("consumers ls", json=False, summary=summary)
     for problem in problems:
         line(Mark.BAD, f"{problem.code} {problem.subject}: {problem.message}", fix=problem.remedy)

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.output import emit
+from cdc.cli.output import echo, emit
 from cdc.errors import ExitCode, InvalidDefinition
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -47,9 +47,7 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
     out = sys.stderr if json else sys.stdout
     if isinstance(out, TextIOWrapper):
         out.reconfigure(errors="replace")  # a terminal without ✓ is no reason to stop
-    print(
-        f"  0.0s  cdc {installed('cdc')} · demo · ^C stops and proves it, ^C twice just ends it", file=out, flush=True
-    )
+    echo(f"  0.0s  cdc {installed('cdc')} · demo · ^C stops and proves it, ^C twice just ends it", to=out, flush=True)
     if pg not in (16, 18):
         raise InvalidDefinition(f"no embedded postgres of version {pg!r}: expected 16 or 18")
     stop = _stopped_by_signals()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, echo, emit, line
 from cdc.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         emit("dlq ls", json=True, summary=summary, result={"letters": [to_json(letter) for letter in letters]})
         return
     for letter in letters:
-        print(f"  {letter.id}  {letter.sink:<12}{letter.topic:<28}{_key(letter)}  {letter.code} {letter.message}")
+        echo(f"  {letter.id}  {letter.sink:<12}{letter.topic:<28}{_key(letter)}  {letter.code} {letter.message}")
     emit("dlq ls", json=False, summary=summary)
 
 
@@ -75,9 +75,9 @@ def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
         emit("dlq show", json=True, summary=summary, result=to_json(found) | told)
         return
     for name, value in (to_json(found) | {name: told[name] for name in ("attempts", "changes")}).items():
-        print(f"{name + ':':12}{value}")
+        echo(f"{name + ':':12}{value}")
     for name, value in (told["row"] or {}).items():
-        print(f"  {name:<28}{'NULL' if value is None else value}")
+        echo(f"  {name:<28}{'NULL' if value is None else value}")
     if row is None:
         line(Mark.ADVICE, "it is not parked any more: the apply process tells that within a second")
     elif not row.complete:
@@ -137,7 +137,7 @@ def _say(names: list[str] | None, verb: Verb, reason: str | None, *, config: Pat
         emit(command, json=True, summary=asked, result=result, ok=not still)
     else:
         for letter in letters:
-            print(f"  {letter.id}  {outcomes.get(letter.id, 'waits')}")
+            echo(f"  {letter.id}  {outcomes.get(letter.id, 'waits')}")
         line(Mark.BAD if still else Mark.GOOD, asked, fix=WATCH.format(config) if still or waiting else None)
     if still:
         raise typer.Exit(ExitCode.FINDING.value)

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, Envelope, ErrorReport, JsonOption, Mark, line
+from cdc.cli.output import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    Envelope,
+    ErrorReport,
+    JsonOption,
+    Mark,
+    echo,
+    echo_source,
+    line,
+)
 from cdc.errors import ChildFailed, ExitCode, Flaw, InvalidDefinition, SinkUnavailable
 
 if TYPE_CHECKING:
@@ -129,14 +139,14 @@ def _print_envelope(problems: list[Problem], flaws: list[Flaw]) -> None:
         error = ErrorReport(code=first.code, message=f"{first.subject}: {first.message}", suggestion=fix)
     elif flaws:
         error = ErrorReport.of(InvalidDefinition.of(tuple(flaws)))
-    print(Envelope(command="doctor", ok=not mend, summary=summary, result=result, error=error))
+    echo(Envelope(command="doctor", ok=not mend, summary=summary, result=result, error=error))
 
 
 def _print_statements(problems: list[Problem]) -> None:
     for problem in problems:
         if problem.sql:
-            print(f"-- {problem.code} {problem.subject}: {problem.message}".replace("\n", " "))
-            print(problem.sql.rstrip().rstrip(";") + ";")
+            echo_source(f"-- {problem.code} {problem.subject}: {problem.message}".replace("\n", " "))
+            echo_source(problem.sql.rstrip().rstrip(";") + ";")
 
 
 def _print_lines(problems: list[Problem], flaws: list[Flaw], following: str) -> None:

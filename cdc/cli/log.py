@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from cdc.cli import log_drop, log_export, log_verify, retention
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit, shown
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, echo, emit, json_text, shown
 from cdc.cli.retention import opened
 from cdc.errors import ConfigError, LogTrimmed, MalformedPosition
 
@@ -77,9 +77,9 @@ def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CO
         return
     for name, value in result.items():
         if name != "tables":
-            print(f"{name + ':':15}{value}")
+            echo(f"{name + ':':15}{value}")
     for topic, operations in tables.items():
-        print(f"  {shown(topic)}:", "  ".join(f"{op} {count:,}" for op, count in operations.items()))
+        echo(f"  {shown(topic)}:", "  ".join(f"{op} {count:,}" for op, count in operations.items()))
 
 
 def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -197,9 +197,9 @@ class _Printer:
             emit("tail", json=True, summary=f"{len(wanted):,} changes", result={"changes": list(wanted)})
             return
         for message in wanted:
-            print(_line(message) if self._people else encoder.dumps(message, ensure_ascii=False))
+            echo(_line(message) if self._people else json_text(message))
         if wanted:
-            print(end="", flush=True)
+            echo(end="", flush=True)
 
 
 def _line(message: Message) -> str:
@@ -230,8 +230,8 @@ def _inspect_transaction(log: LogReader, definition: Definition, position: str, 
         emit("log inspect", json=True, summary=summary, result={"position": str(wanted), "changes": found})
         return
     for message in found:
-        print(_line(message))
-    print(summary)
+        echo(_line(message))
+    echo(summary)
 
 
 def _topics(glob: str) -> Callable[[str], bool]:

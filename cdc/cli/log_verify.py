@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, Envelope, ErrorReport, JsonOption, Mark, line
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, Envelope, ErrorReport, JsonOption, Mark, echo, line
 from cdc.errors import ExitCode, LogDamaged
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def verify(
     )
     report = look(definition.log.root, scope, _progress())
     if json:
-        print(Envelope(command="log verify", ok=report.is_sound, summary=report.summary, **_told(report)), flush=True)
+        echo(Envelope(command="log verify", ok=report.is_sound, summary=report.summary, **_told(report)), flush=True)
     else:
         _print(report)
     if not report.is_sound:
@@ -74,7 +74,7 @@ def _progress() -> Callable[[int, int], None]:
     def show(done: int, total: int) -> None:
         end = "\n" if done >= total else ""
         text = f"\r{done // _MEBIBYTE:,} of {total // _MEBIBYTE:,} MiB read"
-        print(text, end=end, file=sys.stderr, flush=True)
+        echo(text, end=end, to=sys.stderr, flush=True)
 
     return show
 

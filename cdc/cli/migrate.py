@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, echo_source, emit
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def sql(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None
     if json:
         emit("migrate sql", json=True, summary="statements of all revisions", result={"sql": text})
     else:
-        print(text, end="")
+        echo_source(text, end="")
 
 
 def log(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:

@@ -45,7 +45,13 @@ class Mark(StrEnum):
 _COLOURS: Final = {Mark.GOOD: "32", Mark.ADVICE: "33", Mark.BAD: "31"}
 _PLAIN: Final = {Mark.GOOD: "ok", Mark.ADVICE: "!", Mark.BAD: "x", "→": "->"}
 """For terminals that cannot print the signs."""
-_CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_MARKS: Final = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))
+"""What moves text about without a sign of its own: directions and ends of lines; and halves of surrogate pairs."""
+_CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {
+    code: f"\\u{code:04x}" for code in _MARKS
+}
+_CONTROL_IN_JSON: Final = {code: f"\\u{code:04x}" for code in (*range(127, 160), *_MARKS)}
+"""JSON escapes the others by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +86,7 @@ class Envelope:
     error: ErrorReport | None = None
 
     def __str__(self) -> str:
-        return encoder.dumps(asdict(self), ensure_ascii=False, default=str)
+        return json_text(asdict(self))
 
 
 def emit(command: str, *, json: bool, summary: str, result: Any = None, ok: bool = True) -> None:
@@ -118,6 +124,21 @@ def fail(command: str, error: CdcError, *, json: bool) -> None:
 def shown(text: str) -> str:
     """Text in which control characters from names and messages are harmless to a terminal."""
     return text.translate(_CONTROL)
+
+
+def json_text(value: Any) -> str:
+    """One line of JSON that is harmless to a terminal."""
+    return encoder.dumps(value, ensure_ascii=False, default=str).translate(_CONTROL_IN_JSON)
+
+
+def echo(*values: object, sep: str = " ", end: str = "\n", to: TextIO | None = None, flush: bool = False) -> None:
+    """Print values as `shown` has them: the one way in which commands print names that are not theirs."""
+    print(sep.join(shown(str(value)) for value in values), end=end, file=to, flush=flush)
+
+
+def echo_source(text: str, *, end: str = "\n") -> None:
+    """Print text that a program is to read, SQL or a command: as it is, unless a terminal would act on it."""
+    print(shown(text) if sys.stdout.isatty() else text, end=end)
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:

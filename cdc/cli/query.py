@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit, shown
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, echo, emit, shown
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
         emit("query", json=True, summary=summary, result=result)
         return
     _print(reader.schema.names, rows)
-    print(summary if cut is None else f"{summary} at {_said(cut)}")
+    echo(summary if cut is None else f"{summary} at {_said(cut)}")
 
 
 def _named(cut: Published) -> dict[str, Any]:
@@ -150,6 +150,6 @@ def _print_upright(names: list[str], rows: list[list[Any]]) -> None:
     """A column in each line, for rows that are wider than the terminal."""
     widest = max(len(shown(name)) for name in names)
     for number, row in enumerate(rows, 1):
-        print(f"── row {number}")
+        echo(f"── row {number}")
         for name, value in zip(names, row, strict=True):
-            print(f"  {shown(name):<{widest}}  {'null' if value is None else shown(str(value))}")
+            echo(f"  {shown(name):<{widest}}  {'null' if value is None else shown(str(value))}")

@@ -15,7 +15,9 @@ from cdc.cli.output import (
     JsonOption,
     Mark,
     aligned,
+    echo,
     emit,
+    json_text,
     line,
 )
 from cdc.errors import ExitCode
@@ -54,9 +56,9 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: 
         emit("log ls", json=True, summary=summary, result=result)
         return
     for text in _listing(definition.log.root, log) if files else _table(found, segments):
-        print(text)
+        echo(text)
     for text in _words(found):
-        print(text)
+        echo(text)
     emit("log ls", json=False, summary=summary)
     for problem in found.problems:
         line(Mark.BAD, f"{problem.code} {problem.subject}: {problem.message}", fix=problem.remedy)
@@ -113,7 +115,7 @@ def _compacted_here(config: Path, *, everything: bool, json: bool) -> int:
     # a child of its own: this package knows nothing of the fold, and never will of Spark
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE if json else None, text=True)
     if json:
-        print(encoder.dumps({**encoder.loads(done.stdout), "command": "log compact"}, ensure_ascii=False), flush=True)
+        echo(json_text({**encoder.loads(done.stdout), "command": "log compact"}), flush=True)
     return done.returncode
 
 
@@ -124,7 +126,7 @@ def _print_answer(done: Command, *, json: bool) -> None:
         emit("log compact", json=json, summary=said.get("summary", "done"), result=said.get("outcome"))
         return
     if json:
-        print(Envelope(command="log compact", ok=False, summary=error["message"], error=ErrorReport(**error)))
+        echo(Envelope(command="log compact", ok=False, summary=error["message"], error=ErrorReport(**error)))
     else:
         line(Mark.BAD, f"{error['code']} {error['message']}", fix=error["suggestion"])
     raise typer.Exit(ExitCode.RUNTIME.value)

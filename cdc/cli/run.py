@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, fail, line
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, echo, emit, fail, line
 from cdc.errors import ChildFailed, ExitCode
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def status(
         while watch:
             time.sleep(WATCH_EVERY)
             if not json and sys.stdout.isatty():
-                print(_CLEAR, end="")
+                sys.stdout.write(_CLEAR)
             found = _print_status(catalog, definition, (log.latest(), source.latest()), file=config, json=json)
     if exit_code and found.state != "running":
         raise typer.Exit(ExitCode.FINDING.value)
@@ -183,27 +183,27 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
         line(Mark.BAD, f"{code}{problem.subject}: {problem.message}", fix=problem.remedy)
     for process in found.processes:
         age = "" if process.age_seconds is None else f"  pid {process.pid}  reported {process.age_seconds:.1f} s ago"
-        print(f"  {process.process:<10}{process.state:<14}{age}")
+        echo(f"  {process.process:<10}{process.state:<14}{age}")
     observed = found.source.observed
     if observed is not None and not observed.up:
-        print(f"  {'source':<10}does not answer, so what it keeps is unknown: {observed.error}")
+        echo(f"  {'source':<10}does not answer, so what it keeps is unknown: {observed.error}")
     elif found.source.slot_forecast is not None:
-        print(f"  {'slot':<10}{found.source.slot_forecast}")
-    print(f"  {'log':<10}{found.source.position or '–':<14}  lag {_seconds(found.source.lag_seconds)}")
+        echo(f"  {'slot':<10}{found.source.slot_forecast}")
+    echo(f"  {'log':<10}{found.source.position or '–':<14}  lag {_seconds(found.source.lag_seconds)}")
     if found.log is not None:
-        print(f"  {'kept':<10}{kept(found.log)}")
+        echo(f"  {'kept':<10}{kept(found.log)}")
     for sink in found.sinks:
         slowed = f"  {sink.reason}" if sink.reason and sink.state != "failed" else ""
-        print(f"  {sink.name:<10}{sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}{slowed}")
+        echo(f"  {sink.name:<10}{sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}{slowed}")
     _print_tables(found, file)
     for verified in found.verified:
         through = verified.verified_through or f"not all of it yet, {verified.ranges} ranges"
         apart = f"  {verified.mismatched:,} rows differed" if verified.mismatched else ""
-        print(f"    {verified.topic:<32}{verified.sink:<10}verified through {through}{apart}")
+        echo(f"    {verified.topic:<32}{verified.sink:<10}verified through {through}{apart}")
     for backfill in found.backfills:
         if backfill.pending:
             what = tables_of(backfill.request)
-            print(f"  {backfill.kind:<9} {backfill.id:>4}  {backfill.state:<14}{what}  {said(backfill)}".rstrip())
+            echo(f"  {backfill.kind:<9} {backfill.id:>4}  {backfill.state:<14}{what}  {said(backfill)}".rstrip())
 
 
 def _print_tables(found: PipelineStatus, file: Path) -> None:
@@ -213,12 +213,12 @@ def _print_tables(found: PipelineStatus, file: Path) -> None:
 
     for table in found.tables:
         where, counted = (table.sink, "merged") if table.sink else ("source", "copied")
-        print(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")
+        echo(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")
         if table.progress is not None and (words := said(table.progress)):
-            print(f"      {words}")
+            echo(f"      {words}")
         # parked keys, another hand in the target; why a table stands still is told among the problems
         if table.reason and table.state not in FAILED_STATES:
-            print(f"      {literal(table.reason, file=str(file))}")
+            echo(f"      {literal(table.reason, file=str(file))}")
 
 
 def _seconds(lag: float | None) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit, shown
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, echo, emit, shown
 from cdc.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _topic(topics: Iterable[str], table: str) -> str | None:
 
 def _print(row: FoundRow) -> None:
     cells = (f"{name}={_cut(value)}" for name, value in row.source.items() if value is not None)
-    print(f"{row.score:6.2f}  {shown('  '.join(cells))}")
+    echo(f"{row.score:6.2f}  {shown('  '.join(cells))}")
 
 
 def _cut(value: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc.cli.destructive import YesOption, audit, confirm
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, echo, emit, line
 from cdc.errors import CdcError, ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         _end(observed)
         return
     for slot in listed:
-        print(_line(slot))
-    print("  " + "  ".join(f"{name} = {value}" for name, value in limits.items()))
+        echo(_line(slot))
+    echo("  " + "  ".join(f"{name} = {value}" for name, value in limits.items()))
     if trouble is None:
         line(Mark.GOOD, summary)
     else:
@@ -88,7 +88,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     if observed.is_at_risk:
         line(Mark.BAD, observed.forecast or summary, fix=observed.remedy)
     elif observed.safe_bytes is not None and observed.forecast is not None:
-        print(f"  {observed.forecast}")
+        echo(f"  {observed.forecast}")
     _end(observed)
 
 

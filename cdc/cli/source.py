@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, echo_source, emit
 
 PrintOption = Annotated[bool, typer.Option("--print", help="Print the SQL for somebody with the right to run it.")]
 
@@ -37,7 +37,10 @@ def _carry_out(config: ConfigOption, name: str, *, show: bool, json: bool) -> No
     from cdc.postgres.telling import carry_out, script
 
     if show:
-        print(script(name))
+        if json:
+            emit(f"source {name}", json=True, summary=f"{name}.sql", result={"sql": script(name)})
+        else:
+            echo_source(script(name))
         return
     from cdc.config import load
 

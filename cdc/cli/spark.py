@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, echo_source
 from cdc.cli.verb import WithVerb, WordsArgument, options_of
 from cdc.errors import ConfigError
 
@@ -79,7 +79,7 @@ def print_(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Print the command that submit would run, as a shell takes it; the options are the same."""
     launcher = _launcher(python)
-    print(launcher.line(launcher.command(_job(config, words, sink, trigger), master, context.args)))
+    echo_source(launcher.line(launcher.command(_job(config, words, sink, trigger), master, context.args)))
 
 
 def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc.cli.backfill import RateOption, TablesArgument, WaitOption, ask_for, reader_state
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, emit, line
+from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, echo, echo_source, emit, line
 from cdc.errors import CdcError, ExitCode
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _edit(command: str, edit: Edit, tables: list[str], *, dry_run: bool, json: b
         summary = "nothing to do: the rules say so already" if not edit.changes else "would change the definition"
         refused = {} if dry_run or command != "tables add" else _refused_now(definition, tables)
         if not json and edit.diff:
-            print(edit.diff, end="")
+            echo_source(edit.diff, end="")
         if not json:
             _warn_absent(absent)
             _print_answer(None, refused, None, watch="")
@@ -268,9 +268,9 @@ def _print(table: TableLine, file: str) -> None:
 
     number = "–" if table.relation is None else str(table.relation)
     sinks = "  ".join(f"{sink.sink} {sink.state}" for sink in table.sinks)
-    print(f"  {table.topic:<32}{number:>8}  {table.state:<14}{table.rows:>12,} copied  {sinks}".rstrip())
+    echo(f"  {table.topic:<32}{number:>8}  {table.state:<14}{table.rows:>12,} copied  {sinks}".rstrip())
     if table.progress is not None and (words := said(table.progress)):
-        print(f"      {words}")
+        echo(f"      {words}")
     for where, reason in (("", table.reason), *((f"{sink.sink}: ", sink.reason) for sink in table.sinks)):
         if reason:
             line(Mark.ADVICE, f"{where}{literal(reason, file=file)}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, JsonOption, Mark, line
+from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, JsonOption, Mark, echo, line
 from cdc.errors import ConfigError, ExitCode, Flaw, InvalidDefinition
 
 Paths = Annotated[list[Path] | None, typer.Argument(help="Definitions, or directories of them.")]
@@ -31,7 +31,7 @@ def validate(paths: Paths = None, config: Named = None, json: JsonOption = False
     if json:
         result = {"files": [str(file) for file in files], "flaws": [asdict(flaw) for flaw in flaws]}
         error = ErrorReport.of(InvalidDefinition.of(fatal)) if fatal else None
-        print(Envelope(command="validate", ok=not fatal, summary=summary, result=result, error=error))
+        echo(Envelope(command="validate", ok=not fatal, summary=summary, result=result, error=error))
     else:
         _print(flaws, summary, fix=InvalidDefinition.of(fatal).fix if fatal else None)
     if fatal:

@@ -12,22 +12,23 @@ import os
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from threading import Event
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from cdc.errors import LogError, LogFenced, LogUnreachable, LogUnwritable
+from cdc.errors import LogCorrupt, LogError, LogFenced, LogUnreachable, LogUnwritable
 from cdc.failpoint import hit
 from cdc.log.append import EncodedFile, LogWriter, StagedFile, encoded
 from cdc.log.bucket import Root, located
-from cdc.log.layout import CommitInfo, LogIdentity
+from cdc.log.layout import CHANGES, CommitInfo, LogIdentity
 from cdc.log.segments import SegmentLimits
 from cdc.position import Position
 
 _T = TypeVar("_T")
 FULL: Final = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ESTALE,
+    errno.EACCES, errno.EPERM,
 })  # fmt: skip
 """What a person or time mends without the reader; anything else is a fault of its own."""
 FIRST_PAUSE: Final = 0.1
@@ -111,7 +112,7 @@ class PatientWriter:
                 done = action()
             except (OSError, DeltaError, pa.ArrowException, LogError) as exc:
                 if not is_storage(exc):
-                    raise
+                    self._give_up(exc)
                 if not failed:
                     failed = True
                     self._blocked(True)
@@ -126,6 +127,11 @@ class PatientWriter:
                     self._blocked(False)
                 return done
 
+    def _give_up(self, exc: Exception) -> NoReturn:
+        if (gone := lost(self._root)) is not None:
+            raise gone from exc
+        raise exc
+
     def _reopen(self) -> bool:
         """Look at what the table holds; False if storage refuses again.
 
@@ -135,7 +141,7 @@ class PatientWriter:
             writer = LogWriter(self._root, self._limits)
         except (OSError, DeltaError, LogError) as exc:
             if not is_storage(exc):
-                raise
+                self._give_up(exc)
             return False
         if writer.last_token not in self._writer.tokens:
             raise LogFenced(f"another writer committed to the log after {self._writer.durable!s}")
@@ -151,6 +157,29 @@ def is_storage(error: BaseException) -> bool:
         return error.__cause__ is not None and is_storage(error.__cause__)
     text = str(error)
     return any(f"os error {code}" in text or os.strerror(code) in text for code in FULL)
+
+
+def failure_of(root: Root, error: OSError) -> Exception:
+    """The error of ours for one that a file of the log gave; the same one if it has nothing to do with the log."""
+    if (found := lost(root)) is not None:
+        return found
+    if is_storage(error) and str(error.filename or root).startswith(str(root)):
+        return LogUnwritable(f"the log's storage takes no more: {_reason(error)}")
+    return error
+
+
+def lost(root: Root) -> LogCorrupt | None:
+    """The error that stops a reader whose log was there and is not any more; None while there is one.
+
+    Nothing makes another log in its place: the changes between it and the slot would be in neither.
+    """
+    if (root / CHANGES / "_delta_log").is_dir():
+        return None
+    return LogCorrupt(
+        f"the log's directory {str(root)!r} is gone: it was deleted, moved or unmounted while the reader ran",
+        remedy="put the directory back from a copy, or mount its volume, and start the reader again; without one "
+        "run 'cdc slots recover -c FILE --new-epoch', which copies everything again",
+    )
 
 
 def _reason(error: BaseException) -> str:

@@ -15,11 +15,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc import durable
-from cdc.errors import LogCorrupt
+from cdc.errors import LogCorrupt, LogInaccessible
 from cdc.log.bucket import BucketPath, Options, Root, located, options_of, told
 from cdc.log.layout import GROUP, PARQUET, commit_file
 
 _LOG: Final = "_delta_log"
+_READABLE: Final = "let this user read and write the directory log.path, and every one above it"
 PIECE: Final = 1 << 17
 """Bytes that are written at once: Linux takes one large page of its cache for a larger piece, and it may have to be
 made: 4 MB in one piece took ten times as long on a virtual machine that gives back what is free."""
@@ -31,9 +32,16 @@ WHOLE: Final = 8 << 20
 
 
 def is_table(path: Root) -> bool:
-    """Whether there is a Delta table; raises LogUnreachable and LogInaccessible for an object store."""
+    """Whether there is a Delta table; raises LogInaccessible, and LogUnreachable for an object store."""
     # while delta-rs asks a store this, no other thread of the process runs
-    return (path / _LOG).is_dir() if isinstance(path, BucketPath) else DeltaTable.is_deltatable(str(path))
+    if isinstance(path, BucketPath):
+        return (path / _LOG).is_dir()
+    try:
+        return DeltaTable.is_deltatable(str(path))
+    except OSError as exc:
+        raise LogInaccessible(
+            f"the log's directory {str(path)!r} cannot be read: {_first_line(exc)}", remedy=_READABLE
+        ) from exc
 
 
 def open_table(path: Root, version: int | None = None) -> DeltaTable:
@@ -44,9 +52,12 @@ def open_table(path: Root, version: int | None = None) -> DeltaTable:
     try:
         with told(path):
             return DeltaTable(str(path), version=version, storage_options=options_of(path))
-    except DeltaError as exc:
-        reason = str(exc).splitlines()[0][:160]
-        raise LogCorrupt(f"table {path.name!r} of the log cannot be opened: {reason}") from exc
+    except (DeltaError, OSError) as exc:
+        raise LogCorrupt(f"table {path.name!r} of the log cannot be opened: {_first_line(exc)}") from exc
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
 
 
 def said_last(path: Root, table: DeltaTable) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import redirect_stdout
 
 import pytest
 
-from cdc.cli.output import Mark, aligned, emit, fail, line
+from cdc.cli.output import Mark, aligned, echo, echo_source, emit, fail, line
 from cdc.errors import Flaw, InvalidDefinition, SourceUnreachable
 
 
@@ -96,3 +97,25 @@ def test_columns_are_as_wide_as_their_widest_cell_and_names_cannot_move_the_curs
         "a\\x1b[2J         1",
         "longer-name  1,000  x",
     ]
+
+
+HOSTILE = "a\x1b[2J\x9b31m\u202ecod.exe\u2066\x7f\udcff"
+
+
+def test_names_are_escaped_wherever_a_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
+    echo("name:", HOSTILE)
+    assert capsys.readouterr().out == "name: a\\x1b[2J\\x9b31m\\u202ecod.exe\\u2066\\x7f\\udcff\n"
+
+
+def test_an_envelope_is_harmless_to_a_terminal_and_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    emit("demo", json=True, summary=HOSTILE)
+    printed = capsys.readouterr().out
+    assert not any(sign in printed for sign in "\x1b\x9b\u202e\u2066\x7f\udcff")
+    assert json.loads(printed)["summary"] == HOSTILE
+
+
+def test_what_a_program_is_to_read_is_escaped_on_a_terminal_alone() -> None:
+    for stream, expected in ((Terminal(), "\\x1b[2J\n"), (io.StringIO(), "\x1b[2J\n")):
+        with redirect_stdout(stream):
+            echo_source("\x1b[2J")
+        assert stream.getvalue() == expected
