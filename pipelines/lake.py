@@ -11,6 +11,7 @@ from cdc.naming import RELATION_COLUMN
 from cdc.position import Position
 from cdc.stores.lake import At, Lake, Moment, aliases, parse_at, shared
 from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.stores.rules import TargetRules
 from pipelines.sinks.delta_merge import require_delta
 
 if TYPE_CHECKING:
@@ -35,17 +36,20 @@ def at(
 
     A target that several tables share is there as well, under the name of its directory, if all of them belong to it.
     moment: also a record that `cut` gave. A table that was copied or stood still then is not among them; the record
-    says in which state it was. The frames are read lazily, at versions that are kept as long as the cut is.
+    says in which state it was. Nor is one, if the sink of a definition is given, whose rows were made under other rules
+    than that has: see cdc.stores.rules. The frames are read lazily, at versions that are kept as long as the cut is.
     Raises as `cut`, and DeltaJarMissing for a session without Delta.
     """
     record = moment if isinstance(moment, Published) else cut(sink, moment)
     versions = record.versions
     named = {table.topic: [table] for table in sorted(record.tables.values(), key=lambda table: table.topic)}
     named = {**shared(record.tables.values()), **named}
+    lake = Lake.open(sink) if isinstance(sink, str) else Lake.open(sink.path, TargetRules.of(sink))
     return {
         name: _frame(spark, parts, versions[parts[0].target])
         for name, parts in named.items()
         if all(part.state == TargetState.STREAMING for part in parts)
+        and lake.is_shown(parts, versions[parts[0].target])
     }
 
 

@@ -145,6 +145,8 @@ def _say(names: list[str] | None, verb: Verb, reason: str | None, *, config: Pat
 
 def _row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, dict[int, str]]:
     """(the row beside its sink, the names of its columns by id)."""
+    from cdc.stores.lake import Lake
+    from cdc.stores.rules import TargetRules
     from cdc.table import TableSchema
 
     sink = next((sink for sink in definition.sinks if sink.name == letter.sink), None)
@@ -152,6 +154,9 @@ def _row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, 
     if record is None:
         return None, {}
     row = next((row for row in rows if (row.topic, row.key) == (letter.topic, letter.key)), None)
+    if row is not None and sink is not None and sink.type == "delta":
+        # a row that was parked under other rules may have what those of now hide
+        Lake.open(sink.path, TargetRules.of(sink)).check_rules(row.relation)
     schema = None if row is None else record.tables[row.relation].schema
     names = {} if schema is None else {c.id: c.name for c in TableSchema.from_json(schema).columns}
     return row, names

@@ -175,6 +175,22 @@ class Lake:
                 exc.fix = _nearest(exc.message, tables) + _known(tables)
             raise
 
+    def check_rules(self, relation: int) -> None:
+        """Raise TargetRulesChanged for a table whose target was made under other rules than those given to `open`."""
+        parts = [table for table in self.tables() if table.relation == relation]
+        if parts:
+            self._check_newest(parts, self._known())
+
+    def is_shown(self, parts: Sequence[TableRecord], version: int) -> bool:
+        """Whether the tables of one target may be read at a version by the rules given to `open`."""
+        known = self._known() if self._rules is not None else {}
+        try:
+            self._check_newest(parts, known)
+            self._check_opened(parts, known, self._opened(parts[0], version))
+        except (TargetRulesChanged, CutUnderOtherRules):
+            return False
+        return True
+
     def differences(self) -> list[tuple[str, TargetRulesChanged]]:
         """(table, why) of every target that does not follow the rules; what cannot be opened is left out."""
         found = list[tuple[str, TargetRulesChanged]]()

@@ -23,7 +23,15 @@ from pipelines.sinks.delta_log import shorten
 from pipelines.sinks.delta_upkeep import paths_of, spent_log_files
 
 ERASE: Final = "cdc.erase"
-"""Property of a target: `true` from before it is replaced by one that hides more until earlier versions are erased."""
+"""Property of a target from before it is replaced by one that hides more until its earlier versions are erased.
+
+Its value is the retention of removed files that the target had; meanwhile that is none, so that no checkpoint lists
+removed files: their paths name values of columns by which files were parted.
+"""
+_RETENTION: Final = "delta.deletedFileRetentionDuration"
+_NONE: Final = "interval 0 seconds"
+_DEFAULT: Final = "interval 7 days"
+"""Delta's own."""
 
 _LOG: Final = "_delta_log"
 
@@ -32,13 +40,14 @@ log = structlog.get_logger("apply")
 
 def is_marked(table: DeltaTable) -> bool:
     """Whether earlier versions of the table are to be erased."""
-    return table.metadata().configuration.get(ERASE) == "true"
+    return bool(table.metadata().configuration.get(ERASE))
 
 
 def mark_to_erase(table: DeltaTable) -> None:
     """Note that earlier versions of the table are to be erased."""
     if not is_marked(table):
-        table.alter.set_table_properties({ERASE: "true"}, raise_if_not_exists=False)
+        before = str(table.metadata().configuration.get(_RETENTION) or _DEFAULT)
+        table.alter.set_table_properties({ERASE: before, _RETENTION: _NONE}, raise_if_not_exists=False)
 
 
 def erase_earlier(uri: str, version: int) -> int:
@@ -54,8 +63,8 @@ def erase_earlier(uri: str, version: int) -> int:
         store.delete_file(path)
         hit("delta_erased_file")
     _forget_log(uri, store, version)
-    if is_marked(table):
-        table.alter.set_table_properties({ERASE: ""}, raise_if_not_exists=False)
+    if before := table.metadata().configuration.get(ERASE):
+        table.alter.set_table_properties({ERASE: "", _RETENTION: str(before)}, raise_if_not_exists=False)
     log.info("removed what the rules hide now", target=uri, files=len(gone))
     return len(gone)
 

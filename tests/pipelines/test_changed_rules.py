@@ -9,11 +9,16 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
-from cdc.config import load
+from cdc.catalog import Catalog
+from cdc.config import DeltaSink, load
 from cdc.failpoint import VARIABLE
 from cdc.position import Position
+from cdc.stores.parked import read_parked
 from cdc.stores.published import TableRecord, TargetState
+from pipelines.lake import at as frames_at
+from pipelines.parking.orders import letter_of
 from tests.cli.command import Outcome, run
 from tests.faults.test_kill_reader import KILLED
 from tests.fixtures import forked
@@ -78,7 +83,7 @@ def files_with(folder: Path, text: str) -> list[str]:
     for file in folder.rglob("*"):
         inside = file.read_bytes() if file.is_file() else b""
         values = str(pq.read_table(file, partitioning=None).to_pylist()) if file.suffix == ".parquet" else ""
-        if text.encode() in inside or text in values:
+        if text in str(file) or text.encode() in inside or text in values:
             found.append(str(file.relative_to(folder)))
     return found
 
@@ -134,6 +139,22 @@ def test_after_the_replay_no_file_of_the_lake_has_what_the_mask_hides(
     for at in ("published", "latest"):
         shown = query(capsys, masked, "--at", at)
         assert (shown.status, CANARY in shown.output, "***" in shown.output) == (0, False, True)
+
+
+def test_no_name_of_a_folder_or_of_a_removed_file_has_what_the_mask_hides(tmp_path: Path) -> None:
+    parted = "partition_by: [note], properties: {delta.enableChangeDataFeed: 'true'}"
+    ground = under(made(tmp_path), parted)
+    ground.append(LATER, [change(LATER, 0, 60, (canary := "canary7f3a9c"))])
+    ground.drive("lake", LATER)
+    ground.append(LATER + 1, [change(LATER + 1, 0, 60, "other", op="u")])
+    ground.drive("lake", LATER + 1)
+    assert files_with(ground.folder / "lake", canary)
+    retention = DeltaTable(orders(ground).target).metadata().configuration.get("delta.deletedFileRetentionDuration")
+    assert replayed(under(ground, f"{parted}, {MASK}")).status == 0
+    assert files_with(ground.folder / "lake", canary) == []
+    assert not [path for path in (ground.folder / "lake").rglob("*") if canary in path.name]
+    now = DeltaTable(orders(ground).target).metadata().configuration
+    assert now["delta.deletedFileRetentionDuration"] == (retention or "interval 7 days")
 
 
 def test_past_cuts_of_a_masked_table_are_refused_and_those_of_others_stay(
@@ -194,6 +215,34 @@ def test_dead_letters_of_before_a_mask_go_with_the_target(ground: Ground) -> Non
     masked.append(LATER + 60, [change(LATER + 60, 0, 8, "right", op="u")])
     masked.drive("lake", LATER + 60)
     assert orders(ground).parked == ()
+
+
+def test_a_dead_letter_is_not_shown_before_its_target_follows_the_mask(
+    ground: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad: dict[str, Any] = {"after": [(1, "not a number"), (2, CANARY)]}
+    ground.append(LATER + 50, [change(LATER + 50, 0, 8, None, op="u", **bad)])
+    ground.drive("lake", LATER + 50)
+    path, template = ground.folder / "shop.yaml", f"{ground.folder}/lake/{{schema}}/{{table}}"
+    record = ground.lake_of().published()
+    assert record is not None
+    (letter,) = (letter_of("lake", row) for row in read_parked(template, record))
+    with Catalog.open(ground.definition.catalog.url) as catalog:
+        catalog.dead_letters.mirror("shop", "lake", [letter])
+    show = ("dlq", "show", letter.id, "-c", path, "--json")
+    assert CANARY in run(capsys, *show).output
+    under(ground, MASK)
+    refused = run(capsys, *show)
+    assert (refused.status, refused.envelope["error"]["code"]) == (1, "CDC-3019")
+    assert CANARY not in refused.output
+
+
+@pytest.mark.slow
+def test_spark_is_given_no_frame_of_a_table_that_does_not_follow_its_rules(ground: Ground, spark: SparkSession) -> None:
+    (lake, *_) = (sink for sink in under(ground, MASK).definition.sinks if isinstance(sink, DeltaSink))
+    for moment in ("published", str(Position(LATER))):
+        assert set(frames_at(spark, lake.path, moment)) == {"shop.orders", "shop.items"}
+        assert set(frames_at(spark, lake, moment)) == {"shop.items"}
 
 
 def test_the_log_of_a_target_that_was_erased_can_be_opened_and_goes_on(ground: Ground) -> None:
