@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from shlex import quote
 from threading import Event
 from typing import Final
 
@@ -159,7 +160,9 @@ class Live:
                 self._before = sight.sinks.get(LAKE, self._before)
             if written.altered and not self._altered:
                 self._altered = True
-                screen.done("schema", f"orders has gift_note now   try: psql {self.stage.dsn!r} -c '\\d shop.orders'")
+                screen.done(
+                    "schema", f"orders has gift_note now   try: psql {quote(self.stage.dsn)} -c '\\d shop.orders'"
+                )
             sight = self._look()
             if screen.seconds - self._figures_at >= FIGURES_EVERY:
                 self._figures_at = screen.seconds

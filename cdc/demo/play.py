@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from shlex import quote
 from threading import Event
 
 from cdc.demo.children import Children
@@ -39,14 +40,14 @@ def play(settings: Settings, screen: Screen, stop: Event) -> Outcome:
 
 @contextmanager
 def _database(settings: Settings, place: Ground, screen: Screen) -> Iterator[str]:
-    port = free_port(POSTGRES_PORT)
-    with EmbeddedPostgres(place.postgres, version=settings.version, port=port) as server:
+    with EmbeddedPostgres(place.postgres, version=settings.version, port=POSTGRES_PORT) as server:
         with connect(server.dsn("postgres"), application_name="cdc demo") as connection:
             connection.execute("CREATE DATABASE shop")
         dsn = server.dsn("shop")
-        screen.done("postgres", f"{settings.version} on 127.0.0.1:{port} (wal_level=logical)   psql {dsn!r}")
+        psql = f"psql {quote(dsn)}"
+        screen.done("postgres", f"{settings.version} on a private socket (wal_level=logical)   {psql}")
         make_shop(dsn)
-        screen.done("shop", f"7 tables of rows that were there before   psql {dsn!r} -c '\\d shop.*'")
+        screen.done("shop", f"7 tables of rows that were there before   {psql} -c '\\d shop.*'")
         yield dsn
     screen.done("postgres", "stopped")
 

@@ -1,5 +1,8 @@
 """EmbeddedPostgres: a throw-away server of the demo and the tests, started as a child process.
 
+It trusts whoever reaches it as superuser, so it listens on a Unix socket in a directory of its own account alone
+(0700), and on 127.0.0.1 only where a test asks for that: a port of this machine is open to all of its accounts.
+
 Postgres refuses to run as root. Then the server runs under an account that exists already and has no rights;
 no account is made and no permission of a foreign folder is changed. What that account cannot reach, the
 programs or the wanted folder, is put into a temporary folder of its own, which goes with the server.
@@ -53,19 +56,26 @@ _BUILTIN_LOCALE: Final = 17
 
 
 class EmbeddedPostgres:
-    """One cluster on 127.0.0.1 and a Unix socket, superuser `postgres`, trusted without a password.
+    """One cluster on a private Unix socket, superuser `postgres`, trusted without a password; tcp: on 127.0.0.1, too.
 
     A context manager: starts on entry, on exit stops and removes its data. stop() alone keeps them, so that
     start() goes on with them: a crash is stop("immediate") and start().
     """
 
     def __init__(
-        self, directory: Path, *, version: int = 18, port: int | None = None, settings: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        *,
+        version: int = 18,
+        port: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        tcp: bool = False,
     ) -> None:
         self.version = version
         self.port = port or 0
         self._directory = directory
         self._wanted_port = port
+        self._tcp = tcp
         self._settings = {**SETTINGS, **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._temporary: list[Path] = []
@@ -115,8 +125,11 @@ class EmbeddedPostgres:
         self._temporary, self._made, self._root = [], [], None
 
     def dsn(self, database: str = "postgres") -> str:
-        """Where it is, over TCP."""
-        return f"postgresql://postgres@127.0.0.1:{self.port}/{quote(database, safe='')}"
+        """Where it is: over TCP if it has that, else by its socket."""
+        name = quote(database, safe="")
+        if self._tcp:
+            return f"postgresql://postgres@127.0.0.1:{self.port}/{name}"
+        return f"postgresql://postgres@/{name}?host={quote(str(self.socket_directory))}&port={self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -165,8 +178,8 @@ class EmbeddedPostgres:
         self._own(self.socket_directory)
         locale = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"] if self.version >= _BUILTIN_LOCALE else []
         made = self._run(
-            "initdb", "-D", str(self.data_directory), "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C",
-            *locale, "--no-sync",
+            "initdb", "-D", str(self.data_directory), "-U", "postgres", "--auth-local=trust",
+            f"--auth-host={'trust' if self._tcp else 'reject'}", "--encoding=UTF8", "--locale=C", *locale, "--no-sync",
         )  # fmt: skip
         if made.returncode != 0:
             raise EmbeddedUnavailable(f"initdb of postgres {self.version} failed: {self._log_tail()}")
@@ -198,6 +211,9 @@ class EmbeddedPostgres:
         missing = [p for p in (wanted, *wanted.parents) if not p.exists()]
         wanted.mkdir(parents=True, exist_ok=True)
         self._made += reversed(missing)
+        for folder in missing:
+            # under a narrow umask they are for us alone, and the account has to pass
+            self._own(folder)
         root = wanted / f"postgres-{self.version}"
         root.mkdir(mode=0o700)
         self._made.append(root)
@@ -215,7 +231,8 @@ class EmbeddedPostgres:
             os.chown(folder, self._account.uid, self._account.gid, follow_symlinks=False)
 
     def _launch(self) -> bool:
-        settings = {**self._settings, "listen_addresses": "127.0.0.1", "port": str(self.port)}
+        listens = "127.0.0.1" if self._tcp else ""
+        settings = {**self._settings, "listen_addresses": listens, "port": str(self.port)}
         settings["unix_socket_directories"] = str(self.socket_directory)
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         self._process = self._popen("postgres", "-D", str(self.data_directory), *options)

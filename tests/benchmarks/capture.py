@@ -53,7 +53,7 @@ def run(*, quick: bool) -> tuple[int, dict[str, Figure]]:
     with tempfile.TemporaryDirectory(prefix="cdc-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # the server runs as another user
-        with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS) as server:
+        with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS, tcp=True) as server:
             bench = Bench(server.dsn(), folder, figures)
             for key, workload in _workloads(quick=quick):
                 bench.ratio(key, workload, runs)

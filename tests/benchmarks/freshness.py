@@ -89,7 +89,7 @@ def run(
                 ticking = part == "tables"
                 work = workloads.ticking(tables, TABLE_ROWS) if ticking else workloads.tpcb(0, accounts[part])
                 # a server of its own each time: what one load leaves behind is no business of the next
-                with EmbeddedPostgres(folder / f"{part}{number}", version=18, settings=SETTINGS) as server:
+                with EmbeddedPostgres(folder / f"{part}{number}", version=18, settings=SETTINGS, tcp=True) as server:
                     measured = Measurement(server.dsn(), folder / f"{part}{number}-cdc", work)
                     for what, value in measured.of(spell, 1.0 if ticking else RATE).items():
                         figures[_key(what, part)].values.append(value)

@@ -84,7 +84,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="cdc-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # the server runs as another user
-        with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS) as server:
+        with EmbeddedPostgres(folder / "postgres", version=18, settings=SETTINGS, tcp=True) as server:
             bench = Bench(server.dsn(), folder, figures, rows)
             for workload in (workloads.mixed(rows), workloads.tpcb(0)):
                 bench.execute(*workload.setup)

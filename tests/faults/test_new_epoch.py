@@ -125,7 +125,7 @@ def test_a_recovery_killed_in_the_middle_can_be_run_again(held: Captured) -> Non
 def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     """A server that the test may stop."""
     request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
-    server = EmbeddedPostgres(tmp_path / "pg", version=request.param)
+    server = EmbeddedPostgres(tmp_path / "pg", version=request.param, tcp=True)
     with server:
         yield server
 

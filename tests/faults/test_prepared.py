@@ -20,7 +20,7 @@ SETTINGS = {"max_prepared_transactions": "8", "logical_decoding_work_mem": "64kB
 @pytest.fixture(scope="module", name="server")
 def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """One that knows two-phase transactions; a test may crash it."""
-    with EmbeddedPostgres(tmp_path_factory.mktemp("prepared"), settings=SETTINGS) as server:
+    with EmbeddedPostgres(tmp_path_factory.mktemp("prepared"), settings=SETTINGS, tcp=True) as server:
         yield server
 
 

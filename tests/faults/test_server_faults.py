@@ -41,7 +41,7 @@ SCRAM = "host all guarded 127.0.0.1/32 scram-sha-256\n"
 @pytest.fixture(scope="module", name="server")
 def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """With few places, asking one role for its password; a test may crash it."""
-    with EmbeddedPostgres(tmp_path_factory.mktemp("own"), settings=SETTINGS) as server:
+    with EmbeddedPostgres(tmp_path_factory.mktemp("own"), settings=SETTINGS, tcp=True) as server:
         rules = server.data_directory / "pg_hba.conf"
         rules.write_text(SCRAM + rules.read_text())
         run_sql(server.dsn(), "SELECT pg_reload_conf()")

@@ -177,7 +177,7 @@ def test_another_cluster_is_refused(held: Captured, postgres_16: EmbeddedPostgre
 def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
     small = {"min_wal_size": "32MB", "max_wal_size": "32MB"}
-    with EmbeddedPostgres(tmp_path / "pg", version=request.param, settings=small) as server:
+    with EmbeddedPostgres(tmp_path / "pg", version=request.param, settings=small, tcp=True) as server:
         yield server
 
 

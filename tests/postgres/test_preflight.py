@@ -49,7 +49,7 @@ def test_a_weak_role_is_told_everything_at_once_and_the_sql_mends_it(any_databas
 
 def test_settings_are_named_with_their_values(tmp_path: Path) -> None:
     settings = {"wal_level": "replica", "max_replication_slots": "0", "max_wal_senders": "0"}
-    with EmbeddedPostgres(tmp_path / "pg", settings=settings) as server:
+    with EmbeddedPostgres(tmp_path / "pg", settings=settings, tcp=True) as server:
         problems = preflight(server.dsn(), WANTS)
 
     assert subjects(problems) == {"wal_level", "max_replication_slots", "max_wal_senders", "tables"}

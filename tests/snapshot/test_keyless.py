@@ -171,7 +171,7 @@ def test_a_transaction_counts_once_wherever_it_stands_to_the_snapshot(beside: Be
 
 def test_a_prepared_transaction_counts_when_it_is_committed(tmp_path: Path) -> None:
     prepare: LiteralString = "BEGIN; UPDATE t SET a = 100 WHERE a = 3; SAVEPOINT s; DELETE FROM t WHERE a = 4; "
-    with EmbeddedPostgres(tmp_path / "server", settings={"max_prepared_transactions": "4"}) as server:
+    with EmbeddedPostgres(tmp_path / "server", settings={"max_prepared_transactions": "4"}, tcp=True) as server:
         held = captured(tmp_path, server.dsn())
         with Beside(held) as beside, connect(held.dsn) as conn:
             conn.execute(prepare + "PREPARE TRANSACTION 'one'")
