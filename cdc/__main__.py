@@ -14,6 +14,7 @@ from cdc.cli.app import app
 from cdc.cli.failures import discard_output, reported
 from cdc.cli.output import Invocation, fail
 from cdc.errors import CdcError, ConfigError, ExitCode
+from cdc.private_files import product_umask
 from cdc.remedy import literal
 
 INTERRUPTED: Final = 130
@@ -33,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if owns_process:
         _print_everything()
     try:
-        status = command.main(args=given, prog_name="cdc", standalone_mode=False, obj=Invocation(owns_process))
+        with product_umask():
+            status = command.main(args=given, prog_name="cdc", standalone_mode=False, obj=Invocation(owns_process))
         sys.stdout.flush()
         return status if isinstance(status, int) else ExitCode.OK.value
     except (KeyboardInterrupt, typer.Abort):

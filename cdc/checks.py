@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from shlex import quote
 from typing import Final, NamedTuple
 
 from cdc import durable, metrics
@@ -27,6 +28,7 @@ from cdc.errors import (
     InvalidDefinition,
     LogCorrupt,
     LogError,
+    LogExposed,
     LogInaccessible,
     LogUnreachable,
     LogUnwritable,
@@ -54,6 +56,7 @@ from cdc.postgres.preflight import Problem, Wants, preflight
 from cdc.postgres.replication import identify
 from cdc.postgres.slot import exclusive, slot_status
 from cdc.postgres.tables import match_tables, matched_schemas
+from cdc.private_files import is_exposed
 from cdc.remedy import literal
 from cdc.resume import captured, check_source
 from cdc.settings import publication_control
@@ -341,6 +344,26 @@ def _rules(subject: Subject) -> Iterator[Problem]:
                 yield Problem(InvalidDefinition.code, f"sink {sink.name} rules.{place}", told, fatal=False)
 
 
+def exposure_problems(definition: Definition) -> list[Problem]:
+    """Log and catalog that other accounts of this machine can read, as an older version left them; none is fatal."""
+    catalog = definition.catalog.url.partition("sqlite:///")[2]
+    found = [(definition.log.root, "log"), *([(Path(catalog), "catalog")] if catalog else [])]
+    return [
+        Problem(
+            code=LogExposed.code,
+            subject=subject,
+            message=f"other accounts of this machine can read {str(path)!r}: run chmod -R go= {quote(str(path))}",
+            fatal=False,
+        )
+        for path, subject in found
+        if isinstance(path, Path) and is_exposed(path)
+    ]
+
+
+def _exposure(subject: Subject) -> Iterator[Problem]:
+    yield from exposure_problems(subject.definition)
+
+
 CHECKS: Final = (
     Check(_storage, Binds.EMPTY, "log"),
     Check(_log_directory, Binds.ALWAYS, "log"),
@@ -349,6 +372,7 @@ CHECKS: Final = (
     Check(_slot_in_the_way, Binds.ALWAYS, "slot"),
     Check(_adopted_slot, Binds.ALWAYS, "slot"),
     Check(_continuity, Binds.CONTINUED, "slot"),
+    Check(_exposure, Binds.NEVER, "log"),
     Check(_catalog, Binds.NEVER, "catalog"),
     Check(_lake, Binds.NEVER, "sinks"),
     Check(_rules, Binds.NEVER, "dsn"),

@@ -15,7 +15,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_eve
 from tenacity.nap import sleep_using_event
 
 from cdc import metrics
-from cdc.checks import check_log
+from cdc.checks import check_log, exposure_problems
 from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
 from cdc.error_location import LOCATED, locate
@@ -55,6 +55,8 @@ def main(definition: Definition, again: Callable[[], Definition] | None = None) 
 
     signal.signal(signal.SIGTERM, drain)
     signal.signal(signal.SIGINT, drain)
+    for problem in exposure_problems(definition):
+        log.warning(problem.message, code=problem.code)
     figures = metrics.Figures()
     reporter = Reporter(definition, figures, stop)
     reporter.start()

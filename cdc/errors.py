@@ -62,7 +62,8 @@
     │   ├── LogUnwritable           retried: no space, read-only, an error of the device
     │   ├── LogUnreachable          retried: the object store does not answer
     │   ├── LogInaccessible         exit 3: no such bucket, or no rights to it
-    │   └── LogTrimmed              what is asked for is compacted away
+    │   ├── LogTrimmed              what is asked for is compacted away
+    │   └── LogExposed              reported only: other accounts of the machine can read log or catalog
     ├── ServiceError          CDC-5xxx           API, catalog, child processes
     │   ├── CatalogUnavailable      retried
     │   ├── ChildFailed
@@ -594,6 +595,13 @@ class LogTrimmed(LogError):
 
     code = "CDC-4004"
     remedy = "build a sink anew with 'cdc replay SINK'; read changes from the oldest position on, which is named"
+
+
+class LogExposed(LogError):
+    """Other accounts of this machine can read the log or the catalog, which contain rows as before any mask."""
+
+    code = "CDC-4012"
+    remedy = "run the chmod that the message names"
 
 
 class ServiceError(CdcError):

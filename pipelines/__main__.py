@@ -17,6 +17,7 @@ from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
 from cdc.config import Definition, load, placed
 from cdc.config.quantities import seconds
 from cdc.errors import ExitCode, InvalidDefinition, SinkError
+from cdc.private_files import product_umask
 from cdc.remedy import literal
 from cdc.service.logs import configure_by_environment
 from cdc.verification import Against, Mode
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> 
     """
     asked = _parser().parse_args(arguments, argparse.Namespace(submitted=submitted))
     try:
-        return int(asked.run(asked))
+        with product_umask():
+            return int(asked.run(asked))
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as exc:  # noqa: BLE001 - reported with a code

@@ -43,6 +43,7 @@ from cdc.errors import (
 from cdc.failpoint import hit
 from cdc.log.read import LogReader
 from cdc.position import Position
+from cdc.private_files import make_private_directory
 from pipelines.apply import SinkLoop
 from pipelines.compaction.upkeep import Upkeep
 from pipelines.folding.by_size import RangeFold
@@ -435,7 +436,7 @@ class SinkQuery:
         for table in loop.lagging:
             loop.catch_up(table, session)
         base = Path(self._definition.spark.checkpoint.removeprefix("file://"))
-        base.mkdir(parents=True, exist_ok=True)
+        make_private_directory(base)
         self._checkpoint = Path(tempfile.mkdtemp(prefix=f"{self._wanted.name}-", dir=base))
         rows = (
             session.readStream.format("cdc")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from cdc.catalog.models import Model
 from cdc.errors import CatalogUnavailable, ConfigError
+from cdc.private_files import make_private_file
 
 BUSY_MILLISECONDS: Final = 5_000
 """How long SQLite waits for another process' write; ours take milliseconds."""
@@ -100,8 +101,10 @@ def _engine(url: URL) -> Engine:
 
 
 def _sqlite(url: URL) -> Engine:
-    if url.database and url.database != ":memory:":
+    if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # SQLite says why it cannot open what cannot be made
+            make_private_file(Path(url.database))
     engine = create_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_MILLISECONDS / 1000})
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)

@@ -33,6 +33,7 @@ from cdc.log.bucket import BucketPath, Root, options_of, told
 from cdc.log.checkpoint import checkpoint
 from cdc.log.layout import FORMAT, PROPERTIES, TABLE_SCHEMA, LogIdentity, commit_file, format_of, segment_of
 from cdc.log.storage import footer, is_table, open_table, said_last
+from cdc.private_files import make_private_directory
 
 CHECKPOINT_EVERY: Final = 20
 """Commits between checkpoints: each one that a table has replayed makes the next a little dearer."""
@@ -78,7 +79,11 @@ class FencedTable:
         if is_table(path):
             return
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            if isinstance(path, BucketPath):
+                path.mkdir(parents=True, exist_ok=True)
+            else:
+                make_private_directory(path.parent)  # the log's root
+                make_private_directory(path)
         except OSError as exc:
             why = (exc.strerror or "refused").lower()
             raise LogUnwritable(f"the log's directory {str(path)!r} cannot be made: {why}") from exc

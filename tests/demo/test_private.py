@@ -1,0 +1,75 @@
+"""The demo keeps to itself: no other account of the machine reads its files or reaches its database."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cdc.postgres.programs import find_programs
+from tests.fixtures.private import open_to_others, under_umask
+from tests.fixtures.waiting import until
+
+PSQL = re.compile(r"psql '(postgresql://[^']+)'")
+DEADLINE = 240
+
+
+@contextmanager
+def demo(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A demo that runs, and the file of what it prints; it is ended if it has not ended by itself."""
+    printed, command = folder / "printed", [sys.executable, "-m", "cdc", "demo", "--no-spark", "--port", "0", *options]
+    with printed.open("wb") as output:
+        running = subprocess.Popen(
+            command, cwd=folder, stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(folder)}
+        )
+    try:
+        yield running, printed
+    finally:
+        if running.poll() is None:
+            running.send_signal(signal.SIGINT)
+        running.wait(DEADLINE)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022], ids=oct)
+def test_the_printed_psql_line_works_when_copied_and_for_nobody_else(folder: Path, umask: int) -> None:
+    programs = find_programs(18)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PGPORT": "1"}
+    with under_umask(umask), demo(folder, "--seconds", "60") as (running, printed):
+        until(
+            lambda: "✓ shop" in printed.read_text() or running.poll() is not None, printed.read_text, seconds=DEADLINE
+        )
+        line = f"{PSQL.search(printed.read_text())[0]} -Atc 'SELECT count(*) > 0 FROM shop.orders'"  # type: ignore[index]
+        ours = subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, check=False)
+        assert (ours.stdout, ours.stderr) == ("t\n", "")
+        assert socket.socket().connect_ex(("127.0.0.1", 54329)) != 0
+        if os.geteuid() == 0:
+            theirs = subprocess.run(
+                line, shell=True, env=environment, capture_output=True, text=True, user="nobody", cwd="/", check=False
+            )
+            assert theirs.returncode != 0
+            assert "Permission denied" in theirs.stderr
+        state = next(folder.glob(".cdc-demo*"))
+        assert open_to_others(state) == []
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022], ids=oct)
+def test_everything_that_a_run_made_is_for_its_own_account(folder: Path, umask: int) -> None:
+    """Log, catalog, checkpoints, spool, output of processes; then a lake and an index, by Spark."""
+    with under_umask(umask):
+        with demo(folder, "--seconds", "2", "--keep") as (running, printed):
+            assert running.wait(DEADLINE) == 0, printed.read_text()
+        state = folder / ".cdc-demo"
+        command = [sys.executable, "-m", "pipelines", "apply", "--once", "-c", str(state / "shop.yaml")]
+        applied = subprocess.run(command, cwd=state, capture_output=True, text=True, check=False, timeout=DEADLINE)
+    assert applied.returncode == 0, applied.stderr
+    assert list(state.glob("lake/shop/*/*.parquet"))
+    assert list(state.glob("search/**/meta.json"))
+    assert open_to_others(state) == []
