@@ -308,6 +308,10 @@ READ_AT_SOURCE: Final = frozenset(
 """Metrics that only the server process gives out, as it reads them itself: what others reported of them is old."""
 
 
+MOMENTARY: Final = frozenset(metric.name for metric in (COMPILING, SPOOLED_BYTES, LOG_BLOCKED, CADENCE))
+"""What a process does at the moment: of one that has ended or is silent nobody knows it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One figure at one moment."""

@@ -72,7 +72,9 @@ class SourceObservation:
         if self.safe_bytes is None or self.retained_bytes is None:
             return False
         left = self.seconds_left
-        stalled = self.slot_active is False or (self.unconfirmed_seconds or 0.0) > STALLED_AFTER
+        # whoever has just begun to look knows of a reader that hangs by its last status update alone
+        silent = max(self.unconfirmed_seconds or 0.0, self.feedback_age_seconds or 0.0)
+        stalled = self.slot_active is False or silent > STALLED_AFTER
         return self.safe_bytes < self.retained_bytes or (stalled and left is not None and left < SHORT_TIME)
 
     @property

@@ -44,7 +44,7 @@ REPORT_LIFE: Final = 5.0
 """Seconds; processes report every second, so five missed reports are no hiccup."""
 WORKING: Final = ("reader", "apply")
 """The processes whose absence makes a pipeline not run; the server is the one that is asking."""
-_SILENT: Final = frozenset({"stale", "stopped", "failed"})
+SILENT: Final = frozenset({"stale", "stopped", "failed"})
 """Processes that say no more how their work goes on."""
 COMPILES: Final = "compiles its decoder, once per machine"
 FAILED_STATES: Final = frozenset({"failed", "stale", "stopped", "needs_resync", REFUSED})
@@ -150,7 +150,7 @@ def pipeline_status(
     """
     reports = {report.process: report for report in catalog.processes.ls(name)}
     processes = tuple(_process(p, reports.get(p), now) for p in [*WORKING, *sorted(set(reports) - set(WORKING))])
-    silence = {p.process: p.age_seconds if p.state in _SILENT and p.age_seconds else 0.0 for p in processes}
+    silence = {p.process: p.age_seconds if p.state in SILENT and p.age_seconds else 0.0 for p in processes}
     figures = {process: Readings(report.figures) for process, report in reports.items()}
     source = _source(figures.get("reader", Readings(())), silence["reader"])
     durable = figures.get("reader", Readings(())).get(LOG_POSITION)

@@ -17,7 +17,7 @@ from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from tests.service.running import answering
-from tests.service.test_source_watch import write_wal
+from tests.service.scraped import write_wal
 
 LIMIT = "ALTER SYSTEM SET max_slot_wal_keep_size = '64MB'"
 NO_LIMIT = "ALTER SYSTEM RESET max_slot_wal_keep_size"

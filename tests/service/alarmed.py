@@ -27,6 +27,7 @@ from cdc.service.watch import LogWatch
 from tests.faults.proxy import Proxy
 from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME
+from tests.service.scraped import write_wal
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "cdc.rules.yml"
@@ -199,8 +200,7 @@ class Pipeline:
     def write_wal(self, megabytes: int) -> None:
         """Write so much WAL that concerns no table."""
         with connect(self.dsn) as conn:
-            for _ in range(megabytes):
-                conn.execute("SELECT pg_logical_emit_message(false, 'cdc.test', repeat('x', 1 << 20))")
+            write_wal(conn, megabytes)
 
     def limit(self, megabytes: int | None) -> None:
         """How much WAL the server keeps for a slot."""

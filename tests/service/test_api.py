@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import every_error
-from cdc.metrics import CADENCE, REWRITTEN_BYTES, SINK_LATENCY, SLOT_RETAINED, Figures
+from cdc.metrics import CADENCE, CHANGES, LOG_BLOCKED, REWRITTEN_BYTES, SINK_LATENCY, SLOT_RETAINED, Figures
 from cdc.service.api.app import create_app, news
 from tests.service.pipeline import NAME, definition, fill, write_log
 from tests.service.running import answering
@@ -146,6 +146,20 @@ def test_the_build_and_the_age_of_each_report_are_in_the_metrics(client: httpx.C
     assert (build.value, build.labels["pipeline"], build.labels["version"]) == (1, NAME, version("cdc"))
     ages = {sample.labels["process"]: sample.value for sample in families["cdc_report_age_seconds"].samples}
     assert ages["reader"] == pytest.approx(100, abs=10)
+
+
+def test_what_a_process_did_when_it_last_reported_is_not_shown_once_it_is_silent(
+    client: httpx.Client, catalog: Catalog, clock: Clock
+) -> None:
+    figures = Figures()
+    figures.set(LOG_BLOCKED, 1.0, NAME)
+    figures.add(CHANGES, 7.0, NAME)
+    catalog.processes.report(ProcessReport(NAME, "reader", 4711, "running", None, figures.to_json()))
+    assert samples(client)["cdc_log_blocked", NAME] == 1
+    clock.ahead = 100
+    found = samples(client)
+    assert ("cdc_log_blocked", NAME) not in found
+    assert found["cdc_changes_total", NAME] == 7
 
 
 def test_what_a_reader_of_an_earlier_version_reports_of_the_slot_is_not_passed_on(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
-import psycopg
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.catalog import Catalog
 from cdc.postgres.connection import connect
@@ -23,6 +22,7 @@ from tests.faults.proxy import Proxy
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from tests.service.running import answering
+from tests.service.scraped import figures, write_wal
 
 SOON = 30.0
 
@@ -35,12 +35,6 @@ class Clock:
 
     def __call__(self) -> float:
         return time.monotonic() + self.ahead
-
-
-def write_wal(conn: psycopg.Connection, megabytes: int) -> None:
-    """Messages that no reader sees, for they roll back nothing and publish nothing."""
-    for _ in range(megabytes):
-        conn.execute("SELECT pg_logical_emit_message(false, 'cdc.test', repeat('x', 1 << 20))")
 
 
 @contextmanager
@@ -68,12 +62,6 @@ def _client(held: Captured) -> Iterator[httpx.Client]:
         httpx.Client(base_url=url, timeout=5.0) as client,
     ):
         yield client
-
-
-def figures(client: httpx.Client) -> dict[str, float]:
-    """Every sample of `/metrics` without labels but the pipeline's."""
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    return {sample.name: sample.value for family in families for sample in family.samples if len(sample.labels) == 1}
 
 
 def test_the_wal_kept_for_a_hung_reader_grows_in_the_metrics_though_nobody_reports(
@@ -180,6 +168,14 @@ def test_a_slot_is_at_risk_by_what_is_left_and_by_the_time_it_lasts(
     )
     assert found.is_at_risk is at_risk
     assert bool(found.problems()) is at_risk
+
+
+def test_a_command_that_has_just_begun_to_look_knows_a_hung_reader_by_its_last_status_update() -> None:
+    observed = SourceObservation(
+        slot="s", up=True, slot_active=True, retained_bytes=1_000, safe_bytes=9_000_000, wal_bytes_per_second=1e5
+    )
+    assert not replace(observed, feedback_age_seconds=9.0).is_at_risk
+    assert replace(observed, feedback_age_seconds=90.0).is_at_risk
 
 
 @pytest.mark.parametrize("status", ["unreserved", "lost"])

@@ -27,7 +27,7 @@ from cdc.service.api.access import Access, has_token
 from cdc.service.api.consumers import consumer_routes
 from cdc.service.api.copies import Desk, copy_routes
 from cdc.service.api.dead_letters import dead_letter_routes
-from cdc.service.api.exposition import exposition
+from cdc.service.api.exposition import exposition, reported_figures
 from cdc.service.api.log import log_routes
 from cdc.service.api.verifications import verification_routes
 from cdc.service.copying import TableStatus
@@ -148,8 +148,10 @@ def _process_routes(view: View) -> APIRouter:
     @routes.get("/metrics")
     def metrics() -> Response:
         """Prometheus text."""
-        figures = [figure for report in view.catalog.processes.ls(view.name) for figure in report.figures]
-        return Response(exposition(view.whole(), figures), media_type="text/plain; version=0.0.4; charset=utf-8")
+        status = view.whole()
+        reports = view.catalog.processes.ls(view.name)
+        figures = reported_figures(status, reports)
+        return Response(exposition(status, figures), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
 

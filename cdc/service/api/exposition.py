@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from cdc.catalog import ProcessReport
 from cdc.metrics import (
     BACKFILL_ESTIMATED,
     BACKFILL_ETA,
@@ -36,6 +37,7 @@ from cdc.metrics import (
     LOG_HORIZON,
     LOG_OLDEST,
     LOG_SEGMENTS,
+    MOMENTARY,
     READ_AT_SOURCE,
     REPORT_AGE,
     SINK_LAG_SECONDS,
@@ -60,7 +62,7 @@ from cdc.metrics import (
 )
 from cdc.position import Position
 from cdc.service.holdings import ConsumerLine, LogState, LogStatus
-from cdc.service.status import PipelineStatus, SourceStatus
+from cdc.service.status import SILENT, PipelineStatus, SourceStatus
 from cdc.snapshot.progress import BackfillStatus
 
 MOST_TABLES: Final = 500
@@ -203,6 +205,17 @@ class Figures(Collector):
 
     def _set(self, metric: Metric, value: float, *labels: str) -> None:
         self._values.setdefault(metric.name, {})[labels] = value
+
+
+def reported_figures(status: PipelineStatus, reports: Iterable[ProcessReport]) -> list[Any]:
+    """[[name, [label…], value]…] of all processes; not what one that is silent or has ended was doing."""
+    silent = {process.process for process in status.processes if process.state in SILENT}
+    return [
+        figure
+        for report in reports
+        for figure in report.figures
+        if report.process not in silent or figure[0] not in MOMENTARY
+    ]
 
 
 def exposition(status: PipelineStatus, figures: Iterable[Any]) -> bytes:

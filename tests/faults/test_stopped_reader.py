@@ -1,0 +1,60 @@
+"""A reader process that is stopped: its figures do not stay at what it last reported."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.postgres.connection import connect
+from cdc.service.api.app import create_app
+from cdc.service.source_watch import SHOWN_FOR
+from tests.faults.capture import Captured, ReaderProcess
+from tests.fixtures.postgres import run_sql
+from tests.fixtures.waiting import until
+from tests.service.running import answering
+from tests.service.scraped import figures, health, write_wal
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, database: str) -> Captured:
+    run_sql(database, "CREATE TABLE t (id int PRIMARY KEY)")
+    held = Captured(tmp_path, database)
+    held.copy()
+    return held
+
+
+@pytest.fixture(name="client")
+def _client(held: Captured) -> Iterator[httpx.Client]:
+    definition = held.definition
+    with (
+        Catalog.open(definition.catalog.url) as catalog,
+        answering(create_app(catalog, definition, definition.log.path)) as url,
+        httpx.Client(base_url=url, timeout=5.0) as client,
+    ):
+        yield client
+
+
+def test_a_reader_process_that_is_stopped_and_goes_on_is_seen_in_every_figure(
+    held: Captured, client: httpx.Client
+) -> None:
+    with ReaderProcess(held) as reader, connect(held.dsn) as conn:
+        conn.execute("INSERT INTO t VALUES (1)")
+        until(lambda: health(client, "reader") == 1 and figures(client).get("cdc_slot_active") == 1, reader.output)
+        until(lambda: "cdc_source_lag_seconds" in figures(client), reader.output)
+        before = figures(client)["cdc_slot_retained_bytes"]
+        reader.child.send_signal(signal.SIGSTOP)
+        write_wal(conn, 20)
+        until(lambda: health(client, "reader") == 0, "the silence of the reader")
+        until(lambda: figures(client)["cdc_slot_retained_bytes"] > before + 20e6, "what the server keeps")
+        until(lambda: figures(client)["cdc_source_lag_seconds"] > SHOWN_FOR, "the lag")
+        until(lambda: figures(client)["cdc_feedback_age_seconds"] > SHOWN_FOR, "the age of the last status update")
+        reader.child.send_signal(signal.SIGCONT)
+        until(
+            lambda: health(client, "reader") == 1 and figures(client)["cdc_feedback_age_seconds"] < SHOWN_FOR,
+            "the reader again",
+        )
