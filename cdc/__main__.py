@@ -13,7 +13,7 @@ from typer.main import get_command
 from cdc.cli.app import app
 from cdc.cli.failures import discard_output, reported
 from cdc.cli.output import Invocation, fail
-from cdc.errors import CdcError, ConfigError, ExitCode
+from cdc.errors import CdcError, ConfigError, ExitCode, status_of_process
 from cdc.private_files import product_umask
 from cdc.remedy import literal
 
@@ -26,7 +26,8 @@ _SERVICES: Final = frozenset({"reader", "server"})
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; hands back its exit status.
 
-    0 done, 1 failed while running, 2 usage or definition, 3 surroundings, 4 a bad finding, 130 interrupted.
+    0 done, 1 failed while running, 2 usage or definition, 3 surroundings, 4 a bad finding, 130 interrupted; reader and
+    server end with 5 where 1 would be final.
     """
     owns_process = arguments is None
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -61,8 +62,9 @@ def _print_everything() -> None:
 
 def _failed(command: Any, given: list[str], error: CdcError) -> int:
     error.fix = literal(error.fix, file=_definition(given))
-    fail(_words(command, given), error, json="--json" in given)
-    return int(error.exit_code.value)
+    words = _words(command, given)
+    fail(words, error, json="--json" in given)
+    return int((status_of_process(error) if words in _SERVICES else error.exit_code).value)
 
 
 def _definition(given: list[str]) -> str | None:

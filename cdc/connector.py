@@ -19,7 +19,7 @@ from cdc.checks import check_log, exposure_problems
 from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
 from cdc.error_location import LOCATED, locate
-from cdc.errors import CdcError, Reaction, UndecodableWal, known
+from cdc.errors import CdcError, ExitCode, Reaction, UndecodableWal, known
 from cdc.log.patient import failure_of
 from cdc.patience import pause
 from cdc.reader import Reader
@@ -84,9 +84,11 @@ def main(definition: Definition, again: Callable[[], Definition] | None = None) 
     elif isinstance(failure, CdcError):
         reporter.gave_up(failure)
     reporter.end()
+    if isinstance(ending, DISCONTINUED) and definition.snapshot.mode is SnapshotMode.WHEN_NEEDED:
+        return ExitCode.RUNTIME.value  # the next start begins another epoch
     if ending is not None:
         raise ending
-    return 0
+    return ExitCode.OK.value
 
 
 def outcome(verdict: CdcError | None, failure: BaseException | None) -> BaseException | None:

@@ -736,6 +736,20 @@ class LogDamaged(Finding):
     remedy = "restore the files that it names from a copy, or run 'cdc log drop-file FILE' for each"
 
 
+_RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation)
+"""Errors that halt a process although the next one may not meet them: it reads anew where log and sinks are."""
+
+
+def status_of_process(error: CdcError) -> ExitCode:
+    """Exit status of a reader, apply or server process that ends in the error.
+
+    HALTED is for causes that are known to stay. An error of a general class may be anything: its process is restarted.
+    """
+    kind = type(error)
+    is_known = error.reaction is Reaction.HALT and not kind.__subclasses__() and kind not in _RESTARTABLE
+    return ExitCode.HALTED if is_known and error.exit_code is ExitCode.RUNTIME else error.exit_code
+
+
 def known(failure: BaseException, process: str) -> CdcError:
     """The failure as processes report it; of one that is no CdcError only the type: its text may have row values."""
     if isinstance(failure, CdcError):

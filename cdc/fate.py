@@ -29,3 +29,5 @@ class ExitCode(int, Enum):
     ENVIRONMENT = 3
     #: It ran, and what it found is bad: unhealthy, unequal.
     FINDING = 4
+    #: Of reader, apply and server: it stopped for good; started again it ends alike until a person acts.
+    HALTED = 5

@@ -16,7 +16,7 @@ from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, Mark, emit, fa
 from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
 from cdc.config import Definition, load, placed
 from cdc.config.quantities import seconds
-from cdc.errors import ExitCode, InvalidDefinition, SinkError
+from cdc.errors import ExitCode, InvalidDefinition, SinkError, status_of_process
 from cdc.private_files import product_umask
 from cdc.remedy import literal
 from cdc.service.logs import configure_by_environment
@@ -28,6 +28,8 @@ INTERRUPTED: Final = 130
 
 def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> int:
     """Run one verb; hands back its exit status: 0 done, 1 failed, 2 usage, 3 surroundings, 4 a difference.
+
+    An apply process that would run until it is stopped ends with 5 where 1 would be final.
 
     submitted: to a cluster, which waits for a session, and where nobody reads what is printed.
     """
@@ -41,7 +43,8 @@ def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> 
         error = reported(exc, logs=asked.verb == "apply")
         error.fix = literal(error.fix, file=str(asked.config))
         fail(asked.verb, error, json=getattr(asked, "json", False))
-        return int(error.exit_code.value)
+        is_process = asked.verb == "apply" and asked.trigger != ONCE and not submitted
+        return int((status_of_process(error) if is_process else error.exit_code).value)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc import errors
-from cdc.errors import CdcError, ExitCode, Reaction, every_error
+from cdc.errors import CdcError, ExitCode, Reaction, every_error, status_of_process
 
 AREAS = {"1": ExitCode.USAGE, "6": ExitCode.FINDING}
 RUNBOOK = Path(__file__).resolve().parent.parent / "deploy" / "RUNBOOK.md"
@@ -55,6 +55,16 @@ def test_a_remedy_is_a_sentence_without_a_full_stop(error: type[CdcError]) -> No
 @every_class
 def test_the_runbook_has_a_section_for_the_code(error: type[CdcError]) -> None:
     assert f"## {error.code} " in RUNBOOK.read_text(encoding="utf-8")
+
+
+def test_a_process_ends_with_5_where_only_a_person_changes_something() -> None:
+    assert status_of_process(errors.PublicationNarrowed("x")) is ExitCode.HALTED
+    assert status_of_process(errors.UndecodableWal("x")) is ExitCode.HALTED
+    assert status_of_process(errors.LogFenced("x")) is ExitCode.RUNTIME
+    assert status_of_process(errors.SourceError("nobody knows")) is ExitCode.RUNTIME
+    assert status_of_process(errors.SlotInUse("x")) is ExitCode.RUNTIME
+    assert status_of_process(errors.PreflightFailed("x")) is ExitCode.ENVIRONMENT
+    assert status_of_process(errors.InvalidDefinition("x")) is ExitCode.USAGE
 
 
 def test_no_two_classes_share_a_code() -> None:

@@ -67,11 +67,15 @@ def run(
 ) -> None:
     """Run the pipeline on this machine: reader, apply and server as children, started again when they fall.
 
+    One that stopped for good is started every five minutes, and at once when the definition changes, a command changes
+    something, or SIGUSR1 comes.
+
     ^C and SIGTERM let each finish its batch; a second ^C ends them at once. With snapshot.mode initial_only the reader
     ends when everything is copied, and the others go on.
     """
     from cdc.config import load
     from cdc.config.definition import SnapshotMode
+    from cdc.service.acts import OperatorActs
     from cdc.service.supervisor import Supervisor, pipeline_children
 
     definition = load(config)
@@ -79,7 +83,9 @@ def run(
     parts = [part.value for part in only or []]
     if (exposure := definition.service.exposure) is not None and (not only or Part.SERVER in only):
         raise exposure
-    supervisor = Supervisor(pipeline_children(str(config.resolve()), parts, copies_only=copies_only))
+    acts = OperatorActs(config, definition.catalog.url)
+    children = pipeline_children(str(config.resolve()), parts, copies_only=copies_only)
+    supervisor = Supervisor(children, acts=acts)
     supervisor.handle_signals()
     if not json:
         line(Mark.GOOD, f"running {definition.name!r}, ^C stops it", fix=f"cdc status -c {config}")

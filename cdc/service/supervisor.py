@@ -2,7 +2,9 @@
 
 A child that ends is started again after a wait that grows (0.5 s, doubling, at most 30 s, with jitter)
 and is forgotten after a minute of health. Exit status 2 (the definition is wrong) ends everything: no
-restart mends it. Status 3 (the surroundings) is tried again, but never hot: it begins at 5 s.
+restart mends it. Status 3 (the surroundings) is tried again, but never hot: it begins at 5 s. After status 5 (stopped
+for good) a child is started every five minutes, and at once when a person has acted: the definition or the audit
+changed, or SIGUSR1 came.
 
 A child that may end is done when it ends with 0 without being asked; when all are done, so is the supervisor.
 
@@ -24,9 +26,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from types import FrameType
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Protocol
 
 from tenacity import RetryCallState, Retrying, wait_exponential, wait_random
 
@@ -38,9 +40,12 @@ DEADLINE: Final = 20.0
 """Seconds a child has to finish its batch after SIGTERM; a batch takes up to 10."""
 ENVIRONMENT_WAIT: Final = 5.0
 """Seconds before the next try when the surroundings do not allow it: a person has to act first."""
+HALTED_WAIT: Final = 300.0
+"""Seconds before the next try after a child stopped for good: its cause may be repaired where nobody sees it here."""
 POLL: Final = 0.05
 """Seconds between looks at a child that is ending."""
 INTERRUPTED: Final = 130
+SOONER: Final = "or at once after a change of the definition, a cdc command that changes something, or kill -USR1"
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -64,14 +69,27 @@ class RestartPolicy:
     jitter: float = 0.5
     healthy_after: float = HEALTHY_AFTER
     deadline: float = DEADLINE
+    halted: float = HALTED_WAIT
 
     def wait(self, falls: int, exit_code: int) -> float:
         """Seconds before the next start after so many falls in a row, the newest with this status."""
+        if exit_code == ExitCode.HALTED:
+            return self.halted
         calls = RetryCallState(Retrying(), None, (), {})
         calls.attempt_number = max(1, falls)
         grown = wait_exponential(multiplier=self.first, max=self.most) + wait_random(0, self.jitter)
         floor = ENVIRONMENT_WAIT if exit_code == ExitCode.ENVIRONMENT else 0.0
         return min(self.most, max(floor + random.uniform(0, self.jitter), grown(calls)))  # noqa: S311 - spreads restarts, guards nothing
+
+
+class Acts(Protocol):
+    """Shows whether a person acted since a child was started; neither waits for anything."""
+
+    def definition(self) -> str:
+        """A digest of the definition as it is now."""
+
+    def newest(self) -> float | None:
+        """When somebody last changed something by a command, as time.time(), as far as that is known."""
 
 
 @dataclass(slots=True)
@@ -84,6 +102,11 @@ class _Place:
     falls: int = 0
     due: float = 0.0
     done: bool = False
+    halted: bool = False
+    definition: str = ""
+    """As the child found it."""
+    began: float = 0.0
+    """When it was started, as time.time()."""
     reader: Thread | None = field(default=None, repr=False)
 
 
@@ -96,10 +119,13 @@ class Supervisor:
         *,
         policy: RestartPolicy | None = None,
         say: Callable[[str, str], None] | None = None,
+        acts: Acts | None = None,
     ) -> None:
         self._places = [_Place(child) for child in children]
         self._policy = policy or RestartPolicy()
         self._say = say or _say
+        self._acts = acts
+        self._retry = Event()
         self._signals: SimpleQueue[int] = SimpleQueue()
         self.restarts: dict[str, int] = {child.name: 0 for child in children}
         """How often each child was started again."""
@@ -121,18 +147,28 @@ class Supervisor:
         """Ask run to end; safe from any thread and from a signal handler."""
         self._signals.put(signal.SIGTERM)
 
+    def retry(self) -> None:
+        """Start children that stopped for good again, now; safe from any thread and from a signal handler."""
+        self._retry.set()
+
     def handle_signals(self) -> None:
-        """Let SIGTERM and SIGINT end run; only in the main thread."""
+        """Let SIGTERM and SIGINT end run, and SIGUSR1 retry; only in the main thread."""
 
         def note(number: int, _: FrameType | None) -> None:
             self._signals.put(number)
 
+        signal.signal(signal.SIGUSR1, lambda *_: self.retry())
         signal.signal(signal.SIGTERM, note)
         signal.signal(signal.SIGINT, note)
 
     def _step(self) -> float:
         """Look after every child once; returns the seconds until something is due."""
+        retry = self._retry.is_set()
+        self._retry.clear()
         for place in self._places:
+            if place.halted and (retry or self._has_acted(place)):
+                self._say(place.child.name, "starting again: somebody acted")
+                place.due = 0.0
             self._look_after(place)
         waiting = [p.due - time.monotonic() for p in self._places if p.process is None and not p.done]
         return max(0.0, min([0.25, *waiting]))
@@ -154,9 +190,18 @@ class Supervisor:
         if code is not None:
             self._fell(place, code, now)
 
+    def _has_acted(self, place: _Place) -> bool:
+        """Whether a person did something since a child that stopped for good was started."""
+        if self._acts is None:
+            return False
+        newest = self._acts.newest()
+        return (newest is not None and newest > place.began) or self._acts.definition() != place.definition
+
     def _start(self, place: _Place, now: float) -> None:
         if place.started:
             self.restarts[place.child.name] += 1
+        place.halted, place.began = False, time.time()
+        place.definition = "" if self._acts is None else self._acts.definition()
         place.process = subprocess.Popen(
             place.child.command,
             stdin=subprocess.DEVNULL,
@@ -183,7 +228,9 @@ class Supervisor:
         wait = self._policy.wait(place.falls, code)
         place.due = now + wait
         ended = f"signal {-code}" if code < 0 else f"status {code}"
-        self._say(place.child.name, f"ended with {ended}; starting again in {wait:.1f} s")
+        place.halted = code == ExitCode.HALTED
+        sooner = f", {SOONER} {os.getpid()}" if place.halted else ""
+        self._say(place.child.name, f"ended with {ended}; starting again in {wait:.1f} s{sooner}")
 
     def _end(self) -> bool:
         """Stop children in order; True when a second signal cut it short."""

@@ -167,10 +167,12 @@ class Reading:
 class ReaderProcess:
     """`cdc reader` as a process; a context manager, which kills it."""
 
+    COMMAND: tuple[str, ...] = ("reader",)
+
     def __init__(self, held: Captured) -> None:
         self._output = held.folder / "reader.out"
         with self._output.open("ab") as output:
-            self.child = start("cdc", "reader", "-c", held.path, output=output)
+            self.child = start("cdc", *self.COMMAND, "-c", held.path, output=output)
 
     def __enter__(self) -> Self:
         return self
@@ -183,6 +185,12 @@ class ReaderProcess:
     def output(self) -> str:
         """What it printed."""
         return self._output.read_text()
+
+
+class SupervisedReader(ReaderProcess):
+    """A reader as the child of `cdc run`."""
+
+    COMMAND = ("run", "--only", "reader")
 
 
 def fold(log: LogReader, relation: int) -> list[dict[int, str | None]]:

@@ -20,7 +20,7 @@ from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import drop_slot, slot_status
 from cdc.resume import confirmable
 from tests.cli.command import run, spawn
-from tests.faults.capture import Captured, ReaderProcess
+from tests.faults.capture import Captured, ReaderProcess, SupervisedReader
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import PATIENCE, until
 
@@ -134,3 +134,17 @@ def test_a_backfill_without_rows_after_a_restart_leaves_the_count_of_copied_rows
         reader.child.terminate()
         assert reader.child.wait(PATIENCE) == 0, reader.output()
     assert copied_rows(held)["public.t"] == 20_000
+
+
+def test_under_cdc_run_a_failed_reader_waits_for_a_person_and_runs_again_after_the_remedy(held: Captured) -> None:
+    with SupervisedReader(held) as supervised:
+        until(lambda: reports(held, "running") and is_read(held), supervised.output)
+        run_sql(held.dsn, "ALTER PUBLICATION cdc_held_pub DROP TABLE u")
+        until(lambda: "ended with status 5" in supervised.output(), supervised.output)
+        assert ended_with(held) == ("failed", PublicationNarrowed.code)
+        run_sql(held.dsn, "ALTER PUBLICATION cdc_held_pub ADD TABLE u")
+        assert spawn("slots", "recover", "--new-epoch", "--yes", "-c", held.path).status == 0
+        until(lambda: reports(held, "running") and is_read(held), supervised.output)
+        assert supervised.output().count("ended with status") == 1
+        supervised.child.terminate()
+        assert supervised.child.wait(PATIENCE) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cdc.checks import check_log
-from cdc.errors import SlotMissing, SourceWentBack
+from cdc.errors import ExitCode, SlotMissing, SourceWentBack
 from cdc.failpoint import VARIABLE
 from cdc.log.intent import declared
 from cdc.postgres.connection import connect
@@ -199,7 +199,7 @@ def test_with_mode_initial_a_reader_without_its_slot_stops_and_touches_nothing(h
     before = held.stream()
     lose_the_slot(held)
     with ReaderProcess(held) as process:
-        assert process.child.wait(60) == 1
+        assert process.child.wait(60) == ExitCode.HALTED
     assert SlotMissing.code in process.output()
     assert held.log.durable == before
     assert rows_of(held.dsn, "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == []

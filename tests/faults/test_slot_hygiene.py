@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.errors import PublicationMissing, SlotBlocked, SourceError, WalBudgetExceeded
+from cdc.errors import ExitCode, PublicationMissing, SlotBlocked, SourceError, WalBudgetExceeded
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
@@ -140,7 +140,7 @@ def test_a_budget_that_says_stop_stops_the_reader_and_leaves_the_slot(held: Capt
         old.execute("INSERT INTO t VALUES (1, 'open')")
         with ReaderProcess(held) as reader:
             run_sql(held.dsn, "INSERT INTO busy (v) SELECT repeat('x', 900) FROM generate_series(1, 4000)")
-            assert reader.child.wait(PATIENCE) == 1, reader.output()
+            assert reader.child.wait(PATIENCE) == ExitCode.HALTED, reader.output()
     assert WalBudgetExceeded.code in reader.output()
     until(lambda: not status(held).active, "the slot free")
 
@@ -161,7 +161,7 @@ def test_a_publication_dropped_under_a_running_reader_stops_it(held: Captured) -
     with ReaderProcess(held) as reader:
         until(lambda: status(held).active, "the reader at the slot")
         run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", "INSERT INTO t VALUES (1, 'never sent')")
-        assert reader.child.wait(PATIENCE) == 1, reader.output()
+        assert reader.child.wait(PATIENCE) == ExitCode.HALTED, reader.output()
     assert PublicationMissing.code in reader.output() or "CDC-2110" in reader.output()
 
 

@@ -9,12 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from queue import Queue
 from threading import Thread
 
 import pytest
 
+from cdc.catalog import Catalog
 from cdc.errors import ChildFailed, ExitCode
+from cdc.service.acts import OperatorActs
 from cdc.service.supervisor import INTERRUPTED, Child, RestartPolicy, Supervisor, pipeline_children
 
 QUICK = RestartPolicy(first=0.01, most=0.05, jitter=0.01, deadline=10.0)
@@ -115,6 +118,40 @@ def test_other_children_go_on_while_one_falls() -> None:
         lines.wait(lambda line: line == "up")
         lines.wait(lambda line: "starting again" in line, 2)
     assert supervisor.restarts["steady"] == 0
+
+
+HALTED = script("import sys; print('up', flush=True); sys.exit(5)", "halted")
+
+
+def test_a_child_that_stopped_for_good_is_not_started_again_while_nobody_acts() -> None:
+    lines = Lines()
+    fallen = script("raise SystemExit(1)", "fallen")
+    with running(supervisor := Supervisor([HALTED, fallen], policy=QUICK, say=lines)):
+        lines.wait(lambda line: line.startswith("ended with status 5; starting again in 300.0 s, or at once"))
+        lines.wait(lambda line: line.startswith("ended with status 1"), 3)
+    assert supervisor.restarts["halted"] == 0
+
+
+def test_a_child_that_stopped_for_good_is_started_on_request_and_after_its_long_wait() -> None:
+    lines = Lines()
+    with running(supervisor := Supervisor([HALTED], policy=QUICK, say=lines)):
+        lines.wait(lambda line: line.startswith("ended with status 5"))
+        supervisor.retry()
+        lines.wait(lambda line: line == "up")
+    with running(Supervisor([HALTED], policy=RestartPolicy(halted=0.05), say=lines)):
+        lines.wait(lambda line: line == "up", 3)
+
+
+def test_a_changed_definition_and_a_command_start_a_child_that_stopped_for_good(tmp_path: Path) -> None:
+    file, url, lines = tmp_path / "shop.yaml", f"sqlite:///{tmp_path}/catalog.db", Lines()
+    file.write_text("name: shop")
+    acts = OperatorActs(file, url)
+    with Catalog.open(url) as catalog, running(Supervisor([HALTED], policy=QUICK, say=lines, acts=acts)):
+        lines.wait(lambda line: line.startswith("ended with status 5"))
+        file.write_text("name: shop  # repaired")
+        lines.wait(lambda line: line.startswith("ended with status 5"))
+        catalog.audit.write("operator", "slots.recover", "shop")
+        lines.wait(lambda line: line == "up")
 
 
 def test_a_wrong_definition_ends_everything_and_leaves_no_child() -> None:
