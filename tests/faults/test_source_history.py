@@ -12,7 +12,7 @@ from threading import Event
 
 import pytest
 
-from cdc.checks import check_log
+from cdc.checks import check_log, problems
 from cdc.errors import (
     CdcError,
     PublicationMissing,
@@ -55,10 +55,11 @@ def _held(tmp_path: Path, server: EmbeddedPostgres) -> Iterator[Captured]:
 
 
 def refused(held: Captured, error: type[CdcError], says: str) -> CdcError:
-    """Both the look before and the reader itself refuse, with a next step; the log does not move."""
+    """Doctor, the look before and the reader itself refuse, with a next step; the log does not move."""
     before = held.log.durable
     with pytest.raises(error, match=says) as caught:
         check_log(held.definition)
+    assert error.code in {problem.code for problem in problems(held.definition) if problem.fatal}
     with pytest.raises(CdcError):
         held.stream()
     assert held.log.durable == before
