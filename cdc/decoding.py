@@ -7,17 +7,22 @@ sent its WAL, but nothing in the stream proves it: one false WAL end would lose 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from cdc.config.definition import SnapshotMode
 from cdc.log.bucket import Root
+from cdc.log.read import LogReader
 from cdc.lsn import Lsn
 from cdc.mending import MendFrames, frame_mender, unchanged
 from cdc.pgoutput.columnar import ColumnarDecoder
 from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.kernel import BEGIN
 from cdc.pgoutput.lsn_check import LsnCheck
-from cdc.pgoutput.messages import Keepalive
+from cdc.pgoutput.messages import Begin, Keepalive
+from cdc.pgoutput.parse import parse_frame
+from cdc.pgoutput.streamed import marks, next_of, readonly
 from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.position import Position
 from cdc.relations import Relations, Watched
@@ -25,6 +30,25 @@ from cdc.snapshot.initial import CopySource
 from cdc.snapshot.placing import Placing
 from cdc.spool import Spool
 from cdc.table import TableSchema
+
+_BEGINS: Final = marks(bytes([BEGIN]))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTransaction:
+    """The last one of a log."""
+
+    root: Root
+    position: Position
+    committed_at: int
+    """Microseconds UTC since 1970."""
+
+    def is_same(self, begin: Begin) -> bool:
+        """Whether this is its Begin, by commit time and xid; the log is read only where the time is the same."""
+        if begin.committed_at != self.committed_at:
+            return False
+        found = LogReader(self.root).rows(Position(self.position - 1), self.position)
+        return any(begin.xid in rows["xid"].unique().to_pylist() for rows in found)
 
 
 class Decoding:
@@ -39,6 +63,8 @@ class Decoding:
         self._relations = relations
         self._decoder = ColumnarDecoder(epoch=after.epoch, after=after)
         self._lsns = LsnCheck(Lsn(0))
+        self._after = after
+        self._last: KnownTransaction | None = None
         self._resolved: dict[int, tuple[RelationSeen, TableSchema]] = {}
 
     @classmethod
@@ -67,9 +93,12 @@ class Decoding:
             frame_mender(source.dsn, source.undecodable, after),
         )
 
-    def expect_from(self, confirmed: Lsn) -> None:
-        """Refuse transactions that ended before this LSN, which the slot had confirmed when the session began."""
-        self._lsns = LsnCheck(confirmed)
+    def expect_from(self, confirmed: Lsn, last: KnownTransaction) -> None:
+        """Refuse transactions that ended before this LSN, which the slot had confirmed when the session began.
+
+        last: of the log that the session continues; it is dropped if it comes first under a higher LSN.
+        """
+        self._lsns, self._last = LsnCheck(confirmed), last
 
     def close(self) -> None:
         """Drop what waits, and give files and connection back."""
@@ -82,6 +111,8 @@ class Decoding:
         for schema in self._relations.drifted():
             self._announce(schema)
         for whole in self.spool.whole(frames):
+            if self._last is not None:
+                self._skip_known(whole)
             for event in self._decoder.decode(self._mend(self._lsns.checked(whole))):
                 if isinstance(event, RelationSeen):
                     self._define(event)
@@ -92,6 +123,21 @@ class Decoding:
                     yield from self._place(event)
                 elif not isinstance(event, Keepalive):
                     yield from self._keep(event)
+
+    def _skip_known(self, frames: FrameBatch) -> None:
+        """Drop the log's last transaction if the first one behind it is the same one under a higher LSN.
+
+        No field of the stream repeats the LSN of a streamed transaction's commit. If a false one was too low, what
+        was confirmed is too low as well, and the server sends the transaction again.
+        """
+        place = -1
+        while self._last and (place := next_of(*readonly(frames), place + 1, _BEGINS)) < len(frames):
+            begin = parse_frame(frames[place])
+            if not isinstance(begin, Begin) or begin.final_lsn <= self._after.lsn:
+                continue
+            if self._last.is_same(begin):
+                self._decoder.skip_to(Position.of(begin.final_lsn, self._after.epoch))
+            self._last = None
 
     def _keep(self, event: SignalSeen | Decoded) -> Iterator[Decoded]:
         """Signals are on disk before the log can hold the transaction that they came in."""

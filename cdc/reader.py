@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import Any, Final
 
 from cdc import metrics
-from cdc.decoding import Decoding
+from cdc.decoding import Decoding, KnownTransaction
 from cdc.errors import SourceError
 from cdc.failpoint import hit
 from cdc.log.append import LogWriter, StagedFile
@@ -121,7 +121,9 @@ class Reader:
         self._figures.set(metrics.LOG_POSITION, int(self._reached.position), source.pipeline)
         self._decoding = Decoding.open(source, self._settings.log, known, self._reached.position, self._placing)
         if state.slot is not None and state.slot.confirmed_flush is not None:
-            self._decoding.expect_from(state.slot.confirmed_flush)
+            self._decoding.expect_from(
+                state.slot.confirmed_flush, KnownTransaction(self._settings.log, last.last, last.committed_at)
+            )
 
     def _guard(self, stage: Callable[[], None], *pipes: Pipe[Any]) -> None:
         """Run a stage; pipes: that nobody fills or nobody reads once it has ended."""

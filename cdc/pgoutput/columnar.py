@@ -92,6 +92,10 @@ class ColumnarDecoder:
         """Skip rows of this OID from now on: published, but not asked for."""
         self._read_as(Layout.ignored(oid))
 
+    def skip_to(self, position: Position) -> None:
+        """Drop whole transactions at or below this position too; outside of a transaction."""
+        self._state[kernel.AFTER] = max(int(self._state[kernel.AFTER]), position)
+
     def leave_room(self, rows: int) -> None:
         """Count rows that the consumer puts into the open transaction here, between this event and the next."""
         self._state[kernel.ORDINAL] += rows

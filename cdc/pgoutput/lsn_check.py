@@ -13,8 +13,9 @@ plain transactions that the spool gives out, in the order of their commits:
    the position that the slot had confirmed: the server skips what is older.
 
 The keepalive's WAL end has no second witness, therefore it never becomes a position (`cdc/decoding.py`). Fields that
-agree and are all false are found by asking the server: `cdc/postgres/wal_bound.py`. What remains is a Stream Commit
-whose commit LSN alone is too low, and still not below the last change: by the length of a few WAL records at most.
+agree and are all false are found by asking the server: `cdc/postgres/wal_bound.py`. The commit LSN of a Stream Commit
+stands in the stream once. If it is a little too low, and still not below the last change, no rule finds it: the log
+then has the transaction at a wrong place in the right order, and drops it by its xid when it is sent again.
 """
 
 from __future__ import annotations

@@ -148,6 +148,20 @@ def test_a_false_commit_is_an_error_with_its_code_and_the_log_stays_as_it_was(
     assert_equal(held, database)
 
 
+def test_a_streamed_transaction_that_came_under_too_low_an_lsn_is_not_there_twice(
+    held: Captured, proxy: Proxy, database: str
+) -> None:
+    """Nothing repeats the LSN of its commit, so the lie is not found; and what was confirmed is too low as well."""
+    lie(proxy, lambda frame: with_lsn(frame, 31, lsn_at(frame, 31) - 8) if kind_of(frame) == b"c" else frame)
+    with held.reading() as reading:
+        with connect(database) as conn:
+            conn.execute("INSERT INTO t SELECT i, repeat('x', 99) FROM generate_series(1, 3000) i")
+        reading.until(lambda: len(held.folded("t")) == 3000, "the transaction in the log")
+    lie(proxy, None)
+    held.stream()
+    assert_equal(held, database)
+
+
 class Writing:
     """Transactions of every kind that the protocol has a message for."""
 
