@@ -151,6 +151,8 @@ class Standing:
     """(attnum, xmin) of the live `pg_attribute` rows without `attmissingval`, which any rewrite clears."""
     leaves: tuple[tuple[int, int], ...] = ()
     """(OID, relfilenode) of the leaves of a partitioned table, by OID."""
+    links: tuple[tuple[int, str], ...] = ()
+    """(OID, xmins of the `pg_inherits` rows up to this table) of the leaves, by OID; empty in older rows."""
     published: tuple[str, ...] | None = None
     """How the publication has it; None if it has not, or if nobody asked."""
 
@@ -163,6 +165,7 @@ class Standing:
             file=fields["file"],
             attributes=tuple((number, xmin) for number, xmin in fields["attributes"]),
             leaves=tuple((oid, file) for oid, file in fields["leaves"]),
+            links=tuple((oid, xmins) for oid, xmins in fields.get("links", ())),
             published=None if published is None else tuple(published),
         )
 

@@ -28,7 +28,10 @@ _LEAVES: Final = """
             JOIN pg_attribute born ON born.attrelid = i.inhrelid AND born.attnum = -1
             LEFT JOIN LATERAL (SELECT a.xmin, a.cmin FROM pg_attribute a WHERE a.attrelid = i.inhrelid AND a.attnum > 0
                                ORDER BY a.attnum LIMIT 1) f ON true
-            WHERE up.step <= p.level AND NOT (i.xmin = born.xmin AND (f.xmin <> i.xmin OR f.cmin = born.cmin))))
+            WHERE up.step <= p.level AND NOT (i.xmin = born.xmin AND (f.xmin <> i.xmin OR f.cmin = born.cmin))),
+        (SELECT string_agg(i.xmin::text, ' ' ORDER BY up.step)
+         FROM pg_partition_ancestors(l.oid) WITH ORDINALITY up (relid, step)
+         JOIN pg_inherits i ON i.inhrelid = up.relid WHERE up.step <= p.level))
         ORDER BY l.oid)
     FROM pg_partition_tree(c.oid) p JOIN pg_class l ON l.oid = p.relid
     WHERE p.isleaf AND p.relid <> c.oid
@@ -130,6 +133,7 @@ def _sight(row: Sequence[Any], publication: str) -> Sight:
             file=file,
             attributes=tuple((number, xmin) for number, xmin, missing, *_ in columns if not missing),
             leaves=tuple((leaf[0], leaf[1]) for leaf in leaves),
+            links=tuple((leaf[0], leaf[6]) for leaf in leaves),
             published=None if published is None or published[_MEMBER] is None else tuple(published),
         ),
         labels={number: tuple(labels) for number, *_, labels in columns if labels},
@@ -194,6 +198,9 @@ def _leaves(before: Standing, now: Sight) -> Iterator[str]:
         yield f"partitions were detached or dropped with their rows: OID {', '.join(map(str, gone))}"
     if come := sorted((leaves.keys() - was.keys()) & now.attached):
         yield f"partitions were attached with rows: OID {', '.join(map(str, come))}"
+    links = dict(now.standing.links)
+    if again := [leaf for leaf, xmins in before.links if links.get(leaf, xmins) != xmins]:
+        yield f"partitions were detached and attached again: OID {', '.join(map(str, again))}"
     common = was.keys() & leaves.keys()
     emptied = {leaf for leaf in common if leaves[leaf] != was[leaf] and leaf in now.emptied}
     # a truncate of the root empties all of them in one transaction, and that one is in the stream

@@ -34,6 +34,12 @@ DRIFTS: dict[str, tuple[LiteralString, ...]] = {
             "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES IN (3)"
         ),
     ),
+    "attached again": (
+        (
+            "ALTER TABLE p DETACH PARTITION p1; INSERT INTO p1 VALUES (9, 1);"
+            "ALTER TABLE p ATTACH PARTITION p1 FOR VALUES IN (1)"
+        ),
+    ),
     "is unlogged": ("ALTER PUBLICATION pub DROP TABLE t", "ALTER TABLE t SET UNLOGGED"),
     "no longer has the table": ("ALTER PUBLICATION pub DROP TABLE t",),
     "taken out and put back": ("ALTER PUBLICATION pub DROP TABLE t", "ALTER PUBLICATION pub ADD TABLE t"),
