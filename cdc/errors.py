@@ -284,7 +284,7 @@ class PublicationNarrowed(SourceError):
     """A captured table is no longer in the publication: what is changed in it is not sent."""
 
     code = "CDC-2109"
-    remedy = "add the table to the publication again, then run 'cdc slots recover -c FILE --new-epoch'"
+    remedy = "add the table to the publication again, start the reader, then run 'cdc tables resync TABLE'"
 
 
 class PublicationReplaced(SourceError):

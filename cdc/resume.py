@@ -22,9 +22,11 @@ from cdc.log.layout import CommitInfo, Lineage, LogIdentity
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.history import PublicationStatus, SourceState
-from cdc.postgres.publication import via_root_sql
+from cdc.postgres.publication import addition_sql, via_root_sql
 from cdc.postgres.slot import PLUGIN, SlotStatus
-from cdc.table import TableSchema, TableState
+from cdc.postgres.tables import TableName
+from cdc.remedy import literal
+from cdc.table import TableSchema, TableState, parted
 
 RECOVER: Final = "run 'cdc slots recover -c FILE --new-epoch'"
 """The way on for everything that the stream cannot bring any more."""
@@ -72,14 +74,23 @@ def check_publication(last: CommitInfo, publication: PublicationStatus | None) -
     if last.publication not in {0, publication.oid}:
         raise PublicationReplaced(f"publication {publication.name!r} was dropped and made anew")
     if publication.missing:
-        listed = ", ".join(publication.missing)
-        raise PublicationNarrowed(f"publication {publication.name!r} no longer has {listed}")
+        raise _narrowed(publication)
     if publication.by_leaf:
         listed = ", ".join(publication.by_leaf)
         raise PublicationByLeaf(
             f"publication {publication.name!r} sends changes of {listed} under the names of the partitions",
             remedy=f"run {via_root_sql(publication.name)} then restart the reader",
         )
+
+
+def _narrowed(publication: PublicationStatus) -> PublicationNarrowed:
+    listed = ", ".join(publication.missing)
+    statement = addition_sql(publication.name, [TableName(*parted(topic)) for topic in publication.missing])
+    copies = ", ".join(literal("'cdc tables resync TABLE'", topic=topic) for topic in publication.missing)
+    return PublicationNarrowed(
+        f"publication {publication.name!r} no longer has {listed}",
+        remedy=f"run {statement} start the reader, then run {copies}",
+    )
 
 
 def captured(known: Mapping[int, TableSchema]) -> list[int]:

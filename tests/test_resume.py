@@ -86,7 +86,6 @@ def test_postgres_is_told_one_more_than_the_durable_position():
     [
         (None, PublicationMissing),
         (replace(PUBLICATION, oid=6), PublicationReplaced),
-        (replace(PUBLICATION, missing=("shop.orders",)), PublicationNarrowed),
     ],
 )
 def test_a_publication_that_sends_less_than_the_log_expects_is_refused(
@@ -97,6 +96,14 @@ def test_a_publication_that_sends_less_than_the_log_expects_is_refused(
     with pytest.raises(expected) as caught:
         check_source(LOG, last, SourceState(SOURCE, SLOT, publication))
     assert "--new-epoch" in caught.value.fix
+
+
+def test_a_table_that_is_no_longer_published_is_named_with_the_sql_and_its_copy():
+    narrowed = replace(PUBLICATION, missing=("shop.orders", 'Odd."a.b"'))
+    with pytest.raises(PublicationNarrowed, match=r"shop\.orders") as caught:
+        check_source(LOG, replace(LAST, publication=5), SourceState(SOURCE, SLOT, narrowed))
+    assert 'ADD TABLE ONLY "shop"."orders", ONLY "Odd"."a.b";' in caught.value.fix
+    assert "'cdc tables resync shop.orders'" in caught.value.fix
 
 
 def test_a_publication_that_sends_a_partitioned_table_by_leaf_is_refused_with_the_sql():
