@@ -46,6 +46,8 @@ def test_a_reader_process_that_is_stopped_and_goes_on_is_seen_in_every_figure(
         conn.execute("INSERT INTO t VALUES (1)")
         until(lambda: health(client, "reader") == 1 and figures(client).get("cdc_slot_active") == 1, reader.output)
         until(lambda: "cdc_source_lag_seconds" in figures(client), reader.output)
+        assert figures(client)["cdc_log_append_duration_seconds_count"] >= 1
+        assert figures(client)["cdc_source_latency_seconds_count"] >= 1
         before = figures(client)["cdc_slot_retained_bytes"]
         reader.child.send_signal(signal.SIGSTOP)
         write_wal(conn, 20)

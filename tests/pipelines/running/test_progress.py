@@ -73,3 +73,23 @@ def test_a_batch_without_rows_never_makes_a_sink_later_than_it_was(progress: Pro
     clock.now += 900
     progress.published(record(8, 999.0), lag=None, rows={})
     assert lag(progress) == 0.4
+
+
+def test_only_batches_with_rows_count_in_the_latency_and_all_of_them_in_the_duration(clock: Clock) -> None:
+    figures = metrics.Figures()
+    progress = Progress("shop", "lake", figures, clock)
+    for position, rows in ((7, {1: 3}), (8, {}), (9, {1: 1})):
+        progress.published(record(position, 999.0), lag=0.4, rows=rows)
+        progress.took(0.2)
+    counts = {name: value for name, labels, value in figures.to_json() if "+Inf" in labels}  # type: ignore[operator]
+    assert counts == {"cdc_sink_latency_seconds_bucket": 2, "cdc_apply_duration_seconds_bucket": 3}
+
+
+def test_a_sink_that_needs_spark_says_so_until_its_first_batch(progress: Progress) -> None:
+    progress.published(record(7, 999.0), lag=0.4, rows={1: 3})
+    told = []
+    for awaits in (False, True, False):
+        progress.awaits_spark = awaits
+        sink = progress.to_sink()
+        told.append(None if sink is None else sink.reason)
+    assert told == [None, "waits for Spark", None]
