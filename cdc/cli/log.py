@@ -106,6 +106,8 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     if count is None:
         count = NEWEST if start is None else -1
     rows = view.last(count, printer.operations) if start is None else view.since(*start)
+    if not rows.num_rows:
+        _check_known(log, table)
     tables = Tables(view.schemas_before(rows))
     printer.show(view.messages(rows, tables), count)
     seen = log.durable
@@ -232,6 +234,19 @@ def _inspect_transaction(log: LogReader, definition: Definition, position: str, 
     for message in found:
         echo(_line(message))
     echo(summary)
+
+
+def _check_known(log: LogReader, glob: str) -> None:
+    """Raise ConfigError where the log has no table that the glob names."""
+    from difflib import get_close_matches
+
+    topics = sorted({schema.topic for schema in log.schemas().values()})
+    if any(map(_topics(glob), topics)):
+        return
+    names = {topic.partition(".")[2]: topic for topic in topics} | {topic: topic for topic in topics}
+    near = get_close_matches(glob, names, n=1)
+    fix = f"did you mean {names[near[0]]!r}? " if near else ""
+    raise ConfigError(f"the log has no table {glob!r}", remedy=f"{fix}'cdc tables ls' lists the tables")
 
 
 def _topics(glob: str) -> Callable[[str], bool]:

@@ -128,17 +128,19 @@ def server(
 def status(
     config: ConfigOption = DEFAULT_CONFIG,
     watch: Annotated[bool, typer.Option("--watch", help="Print it again every second until ^C.")] = False,
-    exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with 4 unless everything runs as it should.")
-    ] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 4 also when it is degraded.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Say how the pipeline is: processes, lags, sinks, tables, and what is wrong with the way out."""
+    """Say how the pipeline is: processes, lags, sinks, tables, and what is wrong with the way out.
+
+    Exit status 4 when it is down: the reader or the apply process failed, has stopped, or does not report.
+    """
     import sys
 
     from cdc.catalog import Catalog
     from cdc.config import load
     from cdc.service.source_watch import SourceWatch
+    from cdc.service.status import DOWN, RUNNING
     from cdc.service.watch import LogWatch
 
     definition = load(config)
@@ -152,7 +154,7 @@ def status(
             if not json and sys.stdout.isatty():
                 sys.stdout.write(_CLEAR)
             found = _print_status(catalog, definition, (log.latest(), source.latest()), file=config, json=json)
-    if exit_code and found.state != "running":
+    if found.state == DOWN or (exit_code and found.state != RUNNING):
         raise typer.Exit(ExitCode.FINDING.value)
 
 
@@ -166,14 +168,14 @@ def _print_status(
 ) -> PipelineStatus:
     from datetime import UTC, datetime
 
-    from cdc.service.status import pipeline_status, with_source
+    from cdc.service.status import RUNNING, pipeline_status, with_source
 
     log, source = seen
     reported = pipeline_status(catalog, definition.name, datetime.now(UTC), log, file=str(file))
     found = with_source(reported, source, definition.source.heartbeat or 0.0, file=str(file))
     summary = f"{definition.name} is {found.state}"
     if json:
-        emit("status", json=True, summary=summary, result=found.to_json(), ok=found.state == "running")
+        emit("status", json=True, summary=summary, result=found.to_json(), ok=found.state == RUNNING)
     else:
         _print_lines(found, summary, file)
     return found
@@ -181,9 +183,10 @@ def _print_status(
 
 def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
     from cdc.cli.retention import kept
+    from cdc.service.status import RUNNING
     from cdc.snapshot.progress import said, tables_of
 
-    line(Mark.GOOD if found.state == "running" else Mark.BAD, summary)
+    line(Mark.GOOD if found.state == RUNNING else Mark.BAD, summary)
     for problem in found.problems:
         code = f"{problem.code} " if problem.code else ""
         line(Mark.BAD, f"{code}{problem.subject}: {problem.message}", fix=problem.remedy)

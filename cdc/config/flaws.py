@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic_core import ErrorDetails
 
 from cdc.config.document import Document, Key
-from cdc.config.foreign import AUTO_CDC, POLICIES
+from cdc.config.foreign import AUTO_CDC, POLICIES, TRANSFORM
 from cdc.errors import Flaw, UnsetVariable
 
 
@@ -20,8 +20,11 @@ def flaws_of(errors: list[ErrorDetails], document: Document, schema: Mapping[str
             continue  # The list is short only because its entries are wrong.
         key, around = _untagged(error["loc"], schema)
         kind = error["type"]
+        if kind == "union_tag_invalid":
+            key = (*key, "type")
         code = UnsetVariable.code if kind == "unset" else "CDC-1002"
-        message, reason = _MESSAGES.get(kind, _own)(error), _elsewhere(error, key, document, around)
+        message = _MESSAGES.get(kind, _own)(error) + _example(error, key)
+        reason = _elsewhere(error, key, document, around)
         if reason is not None:
             yield document.flaw(key, f"{message}: {reason}", code=code)
             continue
@@ -57,26 +60,42 @@ def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str
 def _elsewhere(error: ErrorDetails, key: Key, document: Document, around: Mapping[str, Any]) -> str | None:
     """What is said of a word that another tool has, where this one has not."""
     if error["type"] == "extra_forbidden" and "stored_as_scd_type" in around.get("properties", {}):
-        return AUTO_CDC.get(str(key[-1]).lower())
+        return AUTO_CDC.get(str(key[-1]).lower()) or _transformed(str(key[-1]), around)
     if error["type"] == "enum" and "exact" in _choices(error):
-        return POLICIES.get(_written(error, key, document).lower())
+        return POLICIES.get(_written(key, document).lower())
     return None
+
+
+def _transformed(word: str, around: Mapping[str, Any]) -> str | None:
+    """Where a word of a transform stands, which is in a rule."""
+    if word not in TRANSFORM:
+        return None
+    written = f"transform: {{{word}: {TRANSFORM[word]}}}"
+    inside = "rules" in around.get("properties", {})
+    return "write " + (f"rules: [{{match: shop.users, {written}}}]" if inside else written)
+
+
+def _example(error: ErrorDetails, key: Key) -> str:
+    """How a list of rules is written, where something else stands for one."""
+    if error["type"] in {"model_type", "model_attributes_type"} and key[-2:-1] in {("tables",), ("rules",)}:
+        return ": write - match: shop.*"
+    return ": write [{match: shop.*}]" if error["type"] == "tuple_type" and key[-1] in {"tables", "rules"} else ""
 
 
 def _meant(error: ErrorDetails, key: Key, document: Document, around: Mapping[str, Any]) -> str | None:
     if error["type"] == "extra_forbidden":
         wanted, choices = str(key[-1]), list(around.get("properties", {}))
     elif error["type"] in {"union_tag_invalid", "literal_error", "enum"}:
-        wanted, choices = _written(error, key, document), _choices(error)
+        wanted, choices = _written(key, document), _choices(error)
     else:
         return None
     near = get_close_matches(wanted.lower(), choices, n=1, cutoff=0.6)
     return near[0] if near else None
 
 
-def _written(error: ErrorDetails, key: Key, document: Document) -> str:
+def _written(key: Key, document: Document) -> str:
     value: Any = document.values
-    for part in (*key, "type") if error["type"] == "union_tag_invalid" else key:
+    for part in key:
         value = value.get(part) if isinstance(value, dict) else _item(value, part)
     return value if isinstance(value, str) else ""
 

@@ -21,5 +21,14 @@ AUTO_CDC: Final = {
 }
 """Arguments of AUTO CDC (`create_auto_cdc_flow`) that a Delta sink and its rules have not; they have its others."""
 
+TRANSFORM: Final = {
+    "mask": "{email: redact}",
+    "drop": "[email]",
+    "rename": "{email: address}",
+    "computed": "{total: price * amount}",
+    "python": "company.rules:users",
+}
+"""Keys of a rule's transform with a value each, for who writes them under the sink or the rule itself."""
+
 POLICIES: Final = {"reject": "'exact' is that policy, for it refuses what a type cannot hold and changes nothing"}
 """Words for a policy of types that is called otherwise here."""

@@ -42,6 +42,12 @@ if TYPE_CHECKING:
 
 REPORT_LIFE: Final = 5.0
 """Seconds; processes report every second, so five missed reports are no hiccup."""
+RUNNING: Final = "running"
+"""Of a pipeline: the reader and the apply process report, and nothing is wrong."""
+DEGRADED: Final = "degraded"
+"""Both report, and something needs a person."""
+DOWN: Final = "down"
+"""One of them failed, has stopped, or does not report."""
 WORKING: Final = ("reader", "apply")
 """The processes whose absence makes a pipeline not run; the server is the one that is asking."""
 SILENT: Final = frozenset({"stale", "stopped", "failed"})
@@ -305,8 +311,8 @@ def _grown(lag: float | None, silence: float) -> float | None:
 def _verdict(processes: Iterable[ProcessStatus], problems: Iterable[Problem]) -> str:
     broken = {"stale", "missing", "failed", "stopped"}
     if any(p.process in WORKING and p.state in broken for p in processes):
-        return "down"
-    return "degraded" if tuple(problems) else "running"
+        return DOWN
+    return DEGRADED if tuple(problems) else RUNNING
 
 
 def _process_problems(processes: Iterable[ProcessStatus]) -> Iterable[Problem]:

@@ -85,7 +85,7 @@ def test_people_read_the_figures_that_programs_get(cdc: Command, catalog: Catalo
     catalog.tables.record("held", [TableProgress("", "public.t", "snapshotting", None, 1, None, 0)])
     for arguments in (("tables", "ls"), ("status",)):
         assert words in cdc(*arguments).output
-    (table,) = (t for t in cdc.result("status")["tables"] if t["topic"] == "public.t")
+    (table,) = (t for t in cdc("status", "--json").envelope["result"]["tables"] if t["topic"] == "public.t")
     assert (table["state"], table["progress"]["share"]) == ("snapshotting", 0.25)
 
 

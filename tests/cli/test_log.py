@@ -225,3 +225,13 @@ def test_gc_removes_a_file_that_belongs_to_nobody(capsys: pytest.CaptureFixture[
 
 def test_a_log_of_this_format_is_not_migrated(capsys: pytest.CaptureFixture[str], whole: Path) -> None:
     assert run(capsys, "migrate", "log", "-c", whole).output == "✓ the log is already of format 2\n"
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "0"], ["--since", "2030-01-01"], ["-f"]])
+def test_tail_of_a_table_that_the_log_does_not_have_names_the_nearest(
+    capsys: pytest.CaptureFixture[str], definition: Path, options: list[str]
+) -> None:
+    outcome = run(capsys, "tail", "ordres", "-c", definition, *options)
+    assert (outcome.status, outcome.output) == (2, "")
+    assert "the log has no table 'ordres'" in outcome.errors
+    assert f"→ did you mean 'shop.orders'? 'cdc tables ls -c {definition}' lists the tables" in outcome.errors

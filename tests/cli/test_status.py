@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cdc.catalog import Catalog, SinkProgress, TableProgress
+from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.config import load
+from cdc.metrics import Figures
 from tests.cli.command import run
 from tests.cli.trimmed import Folder
 from tests.service.pipeline import NAME, fill
@@ -82,3 +83,15 @@ def test_a_pipeline_before_its_first_copy_has_no_log_and_that_is_no_problem(
         outcome = run(capsys, "status", "-c", path)
     assert "no log yet" in outcome.output
     assert "CDC-4000" not in outcome.output
+
+
+def test_a_pipeline_that_is_down_is_exit_status_4_and_one_that_is_degraded_only_where_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str], folder: Folder
+) -> None:
+    stopped = TableProgress("lake", "shop.orders", "stopped", "CDC-3001 a value", 7, 1, 3)
+    with Catalog.open(load(folder.path).catalog.url) as catalog:
+        catalog.tables.record(NAME, [stopped])
+        degraded = [run(capsys, "status", *option, "-c", folder.path).status for option in ([], ["--exit-code"])]
+        catalog.processes.report(ProcessReport(NAME, "apply", 4712, "failed", None, Figures().to_json()))
+        down = [run(capsys, "status", *option, "-c", folder.path).status for option in ([], ["--json"])]
+    assert (degraded, down) == ([0, 4], [4, 4])

@@ -33,7 +33,23 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     ),
     "misspelt type": (
         changed("type: delta", "type: detla"),
-        "9:5: sinks.0: expected 'delta' or 'search' — did you mean \"delta\"?",
+        "10:5: sinks.0.type: expected 'delta' or 'search' — did you mean \"delta\"?",
+    ),
+    "tables as names": (
+        changed("  - match: shop.*", "  - shop.*"),
+        "5:5: tables.0: expected a mapping of keys to values: write - match: shop.*",
+    ),
+    "tables as a name": (
+        changed("tables:\n  - match: shop.*", "tables: shop.*"),
+        "4:1: tables: expected a list: write [{match: shop.*}]",
+    ),
+    "mask under a sink": (
+        changed(DELTA, DELTA + "    mask: {users: [email]}\n"),
+        "11:5: sinks.0.mask: unknown key: write rules: [{match: shop.users, transform: {mask: {email: redact}}}]",
+    ),
+    "mask under a rule": (
+        changed(DELTA, DELTA + "    rules: [{match: '*.*', mask: {email: redact}}]\n"),
+        "11:28: sinks.0.rules.0.mask: unknown key: write transform: {mask: {email: redact}}",
     ),
     "no type": (changed(DELTA, ""), "9:5: sinks.0: required key is missing: type"),
     "misspelt choice": (
@@ -227,7 +243,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "port in a DSN": (dsn(f"postgresql://u@h:{CANARY}/d"), "3:3: source.dsn: the port in the DSN is no number"),
     "secret as a key": (dsn(f"{{'postgresql://{CANARY}': x}}"), "3:3: source.dsn: expected ${VAR}"),
     "secret as an unknown key": (SOUND + f"'p:{CANARY}@h': x\n", "12:1: …: unknown key"),
-    "secret as a choice": (changed("delta\n", f"{CANARY}\n"), "9:5: sinks.0: expected 'delta' or 'search'"),
+    "secret as a choice": (changed("delta\n", f"{CANARY}\n"), "10:5: sinks.0.type: expected 'delta' or 'search'"),
     "secret as a name": (changed("name: lake", f"name: {CANARY}"), "9:5: sinks.0.name: expected at most 40"),
     "text for a setting": (SOUND + "spark: {conf: {a: 1}}\n", "12:16: spark.conf.a: expected text"),
 }
