@@ -157,6 +157,33 @@ def test_no_name_of_a_folder_or_of_a_removed_file_has_what_the_mask_hides(tmp_pa
     assert now["delta.deletedFileRetentionDuration"] == (retention or "interval 7 days")
 
 
+KEPT: Final = {
+    "versions": "stored_as_scd_type: 2",
+    "changes": "mode: append",
+    "marked": "mode: soft_delete",
+    "in one target": "path: '<folder>/lake/all', merge_tables: true",
+}
+
+
+@pytest.mark.parametrize("hides", [MASK, RULES["left out"]], ids=["mask", "left out"])
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT.keys())
+def test_however_a_target_keeps_its_rows_what_a_rule_hides_goes(tmp_path: Path, kept: str, hides: str) -> None:
+    rule = kept.replace("<folder>", str(tmp_path))
+    ground = under(made(tmp_path), rule)
+    ground.append(LATER, [change(LATER, 0, 60, CANARY)])
+    ground.append(LATER + 1, [change(LATER + 1, 0, 60, "other", op="u")])
+    ground.drive("lake", LATER + 1)
+    assert files_with(ground.folder / "lake", CANARY)
+    hidden = under(ground, f"{rule}, {hides}")
+    hidden.drive("lake", LATER + 1)
+    assert (orders(hidden).reason or "").startswith("CDC-3019 ")
+    assert replayed(hidden).status == 0
+    hidden.append(LATER + 50, [change(LATER + 50, 0, 60, CANARY, op="u")])
+    hidden.drive("lake", LATER + 50)
+    assert (orders(hidden).state, orders(hidden).reason) == (TargetState.STREAMING, None)
+    assert files_with(ground.folder / "lake", CANARY) == []
+
+
 def test_past_cuts_of_a_masked_table_are_refused_and_those_of_others_stay(
     ground: Ground, capsys: pytest.CaptureFixture[str]
 ) -> None:
