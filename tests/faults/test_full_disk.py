@@ -64,7 +64,7 @@ def test_a_reader_waits_for_room_without_losing_its_stream_and_goes_on(small: Pa
 def _server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     """One that the test may stop."""
     request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
-    with EmbeddedPostgres(tmp_path / "pg", version=request.param) as server:
+    with EmbeddedPostgres(tmp_path / "pg", version=request.param, tcp=True) as server:
         yield server
 
 
