@@ -170,12 +170,21 @@ def tables_of(definition: Definition) -> list[TableSchema]:
 
 
 def rule_problems(definition: Definition, file: str) -> list[Problem]:
-    """Tables of which a target was filled under other rules than the definition has; file: where that lies."""
+    """Tables of which a target was filled under other rules than the definition has; file: where that lies.
+
+    Also a sink of which that cannot be read.
+    """
     found = []
     for sink in definition.sinks:
         if not isinstance(sink, DeltaSink):
             continue
-        for topic, error in Lake.open(sink.path, TargetRules.of(sink)).differences():
+        try:
+            differing = Lake.open(sink.path, TargetRules.of(sink)).differences()
+        except SinkUnavailable as exc:
+            fix = literal(exc.fix, sink=sink.name, file=file)
+            found.append(Problem(exc.code, f"sink {sink.name}", f"{exc.message}; {fix}"))
+            continue
+        for topic, error in differing:
             fix = literal(error.fix, sink=sink.name, topic=topic, file=file)
             found.append(Problem(error.code, topic, f"sink {sink.name!r}: {error.message}; {fix}"))
     return found

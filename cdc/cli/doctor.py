@@ -55,9 +55,11 @@ def doctor(
 
     definition = load(config)
     problems, tables = problems_of(definition), [] if sql else tables_of(definition)
-    problems += [*rule_problems(definition, str(config)), *mask_problems(definition, tables)]
     found = [*judged(definition, tables), *exposed(definition)]
-    problems += [_of_store(one.error) for one in found if isinstance(one.error, SinkUnavailable)]
+    stores = [_of_store(one.error) for one in found if isinstance(one.error, SinkUnavailable)]
+    # a store that does not answer is reported once
+    ruled = [one for one in rule_problems(definition, str(config)) if not stores or one.code != SinkUnavailable.code]
+    problems += [*ruled, *mask_problems(definition, tables), *stores]
     flaws = list(placed(config, [one for one in found if not isinstance(one.error, SinkUnavailable)]))
     if rules and tables:
         unresolved, failed = _by_spark(config)

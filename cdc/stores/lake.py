@@ -7,7 +7,8 @@ nulls after a rename and fail on deletion vectors, and `count` ignores deletion 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import StrEnum
@@ -32,7 +33,7 @@ from cdc.position import Position
 from cdc.stores.cuts import ListedCut, chosen
 from cdc.stores.features import lacking, named_in, widened
 from cdc.stores.published import Published, TableRecord, TargetState
-from cdc.stores.read_only import checked_rows, named_errors, require_query
+from cdc.stores.read_only import checked_rows, named_errors, one_line, require_query
 from cdc.stores.rules import TargetRules
 from cdc.table import TableSchema, parted, topic
 
@@ -105,26 +106,30 @@ class Lake:
         return cls(template, rules)
 
     def published(self) -> Published | None:
-        """The sink's record, None when nothing was published yet."""
-        table = self._record()
-        return table and read_published(table)
+        """The sink's record, None when nothing was published yet; raises SinkUnavailable if it cannot be read."""
+        with self._reading():
+            table = self._record()
+            return table and read_published(table)
 
     def cuts(self) -> list[ListedCut]:
-        """The cuts that are kept, oldest first."""
-        table = self._record()
-        return [] if table is None else list_cuts(table)
+        """The cuts that are kept, oldest first; raises SinkUnavailable if they cannot be read."""
+        with self._reading():
+            table = self._record()
+            return [] if table is None else list_cuts(table)
 
     def cut(self, at: At | Moment = At.PUBLISHED) -> Published:
-        """The record of one cut; raises CutUnavailable where none is kept.
+        """The record of one cut; raises CutUnavailable where none is kept, SinkUnavailable if it cannot be read.
 
         Its tables in state streaming are at its position; a table in another state does not belong to the cut.
         """
-        table = self._record()
-        cuts = [] if table is None else list_cuts(table)
+        with self._reading():
+            table = self._record()
+            cuts = [] if table is None else list_cuts(table)
         newest = Position(cuts[-1].position if cuts else 0)
         moment = _zoned(at) if isinstance(at, datetime) else at if isinstance(at, Position) else newest
         found = chosen(cuts, moment, datetime.now(UTC))
-        record = None if table is None else _record_of(table, found.published_at)
+        with self._reading():
+            record = None if table is None else _record_of(table, found.published_at)
         if record is None:
             raise CutUnavailable(f"the cut at {found} was let go of a moment ago", remedy="ask again")
         return record
@@ -245,6 +250,17 @@ class Lake:
             remedy=f"Spark with Delta reads it: pipelines.lake.at(spark, {self._template!r})[{topic!r}]; or move the "
             f"table away and build it anew without them: 'cdc replay SINK --tables {topic}'",
         )
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Around the reading of the record: what it fails with has a code."""
+        try:
+            yield
+        except (DeltaError, pa.ArrowException, OSError, ValueError, KeyError, TypeError) as exc:
+            raise SinkUnavailable(
+                f"the published record {self._published_uri!r} cannot be read: {one_line(str(exc))[:160]}",
+                remedy="put its files back from a copy, or build the sink anew: 'cdc replay SINK'",
+            ) from exc
 
     def _record(self) -> DeltaTable | None:
         try:

@@ -38,7 +38,7 @@ SECONDS: Final = 30
 STATUSES: Final = frozenset({0, 1, 2, 3, 4, 130})
 ENDLESS: Final = frozenset({"demo", "run", "reader", "server", "spark submit", "verify", "replay", "log compact"})
 """Commands that stay, or start processes of their own."""
-STAYING: Final = frozenset({"--follow", "--watch", "--every", "--rules"})
+STAYING: Final = frozenset({"--follow", "--watch", "--every", "--rules", "--wait"})
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c]")
 UNEXPECTED: Final = re.compile(r'✗ CDC-0000|"code": "CDC-0000", "message"|unexpected \w+ (?:at|in) ')
 ODD: Final = (

@@ -159,3 +159,13 @@ def test_a_record_survives_its_json():
 def test_a_record_of_a_newer_format_is_refused():
     with pytest.raises(ValueError, match="format"):
         Published.from_json('{"format": 2}')
+
+
+@pytest.mark.parametrize("pattern", ["*.parquet", "_delta_log/*.json"])
+@pytest.mark.parametrize("content", [b"", b"nonsense"])
+def test_a_record_that_is_damaged_is_an_error_that_names_it(lake, tmp_path, pattern, content):
+    for file in (tmp_path / "_cdc" / "published").glob(pattern):
+        file.write_bytes(content)
+    for reading in (lake.published, lake.cuts, lake.cut, lambda: lake.query("select 1 from orders")):
+        with pytest.raises(SinkUnavailable, match=r"the published record .* cannot be read: "):
+            reading()
