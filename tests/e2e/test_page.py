@@ -237,7 +237,7 @@ def test_the_description_of_the_api_is_shown_with_nothing_of_another_site(browse
         page.get_by_role("link", name="API").click()
         expect(page.locator(".opblock").first).to_be_visible()
         expect(page.locator("#api")).to_contain_text("/api/v1/pipelines/{pipeline}/backfills")
-        page.locator(".opblock-summary-post").first.click()
+        page.locator(".opblock-post .opblock-summary").first.click()
         expect(page.locator(".opblock.is-open")).to_contain_text("Parameters")
     assert any("swagger-ui-bundle.js" in one for one in asked)
     assert [one for one in asked if not one.startswith((url, "data:"))] == []
