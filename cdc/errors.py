@@ -66,6 +66,7 @@
     │   └── LogExposed              reported only: other accounts of the machine can read log or catalog
     ├── ServiceError          CDC-5xxx           API, catalog, child processes
     │   ├── CatalogUnavailable      retried
+    │   │   └── CatalogUnusable     exit 3: damaged, or of a newer version
     │   ├── ChildFailed
     │   ├── CutNotReached
     │   ├── EmbeddedUnavailable     exit 3
@@ -617,6 +618,14 @@ class CatalogUnavailable(ServiceError):
     reaction = Reaction.RETRY
     exit_code = ExitCode.ENVIRONMENT
     remedy = "check catalog.url and run 'cdc migrate up'"
+
+
+class CatalogUnusable(CatalogUnavailable):
+    """The catalog's file is damaged or no catalog, or a newer version of cdc made it; neither goes by itself."""
+
+    code = "CDC-5005"
+    reaction = Reaction.HALT
+    remedy = "stop cdc, move the catalog's file away and start again; or use the version of cdc that made it"
 
 
 class ChildFailed(ServiceError):

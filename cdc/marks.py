@@ -11,7 +11,7 @@ from cdc.table import TableSchema, TableState
 
 
 def marks(known: Iterable[TableSchema], shown: Iterable[TableProgress], position: int) -> list[TableProgress]:
-    """What has to be shown of the source's tables that are marked in the log, or that were and are no longer.
+    """What has to be shown of the source's tables that are marked in the log, were and are no longer, or are not shown.
 
     `shown` is what stands there now. A dropped table whose name another one has by now is not shown.
     """
@@ -28,6 +28,8 @@ def marks(known: Iterable[TableSchema], shown: Iterable[TableProgress], position
             continue  # a rule matches it again
         if schema.state is not TableState.LIVE:
             found.append(replace(before, state=schema.state.value, reason=schema.reason, position=position))
+        elif topic not in standing:  # the catalog is new
+            found.append(before)
         elif before.state in {*states, REFUSED}:
             found.append(replace(before, state="streaming", reason=None, position=position))
     return found

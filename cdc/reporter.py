@@ -174,7 +174,8 @@ class Reporter(Thread):
             self._marks_due = time.monotonic() + LOOK_AT_MARKS_EVERY
             with suppress(LogError):  # the first copy has not begun
                 known = self._held().schemas()
-                self._marks = marks(known.values(), catalog.tables.ls(self._definition.name), int(position))
+                shown = [*self._copied(), *catalog.tables.ls(self._definition.name)]
+                self._marks = marks(known.values(), shown, int(position))
         marked = {table.topic for table in self._marks}
         return [*(table for table in self._copied() if table.topic not in marked), *self._marks]
 

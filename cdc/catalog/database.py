@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,13 +14,22 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.orm import Session
 
 from cdc.catalog.models import Model
-from cdc.errors import CatalogUnavailable, ConfigError
+from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 from cdc.private_files import make_private_file
 
 BUSY_MILLISECONDS: Final = 5_000
 """How long SQLite waits for another process' write; ours take milliseconds."""
 _INSERT: Final = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _WRITES: Final = "cdc_writes"
+
+
+LOST: Final = (
+    "no data is in it: positions are in the log and the targets. Lost are the audit, the backfills and commands that "
+    "wait, the counts of copied rows, and what was verified"
+)
+"""What a new catalog lacks."""
+_DAMAGED: Final = frozenset({11, 26})
+"""SQLITE_CORRUPT and SQLITE_NOTADB."""
 
 
 class Database:
@@ -50,6 +60,20 @@ class Database:
                 connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('cdc.catalog.migrations'))")
             yield connection
 
+    @property
+    def shown(self) -> str:
+        """The URL without its password."""
+        return self._url.render_as_string(hide_password=True)
+
+    @property
+    def replacement(self) -> str:
+        """How an operator gives the pipeline an empty catalog, in the imperative."""
+        if self._url.get_backend_name() != "sqlite":
+            return "stop cdc, let catalog.url name an empty database, and start cdc again"
+        file = str(self._url.database)
+        names = " ".join(shlex.quote(f"{file}{end}") for end in ("", "-wal", "-shm"))
+        return f"stop cdc, move the files of the catalog to another directory ({names}), and start cdc again"
+
     def close(self) -> None:
         """Give all connections back; the object is of no use afterwards."""
         self.engine.dispose()
@@ -59,8 +83,10 @@ class Database:
         try:
             yield
         except SQLAlchemyError as error:
-            shown = self._url.render_as_string(hide_password=True)
-            raise CatalogUnavailable(f"catalog {shown!r}: {_why(error)}") from error
+            message = f"catalog {self.shown!r}: {_why(error)}"
+            if _is_damaged(error):
+                raise CatalogUnusable(message, remedy=f"{self.replacement}; {LOST}") from error
+            raise CatalogUnavailable(message) from error
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -122,6 +148,11 @@ def _begin(connection: Connection) -> None:
     # A read that turns into a write fails at once when another wrote in between: take the lock first.
     writes = connection.get_execution_options().get(_WRITES)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _is_damaged(error: SQLAlchemyError) -> bool:
+    code = getattr(error.orig, "sqlite_errorcode", 0) if isinstance(error, DBAPIError) else 0
+    return (code & 0xFF) in _DAMAGED  # the rest of an extended code says where
 
 
 def _why(error: SQLAlchemyError) -> str:

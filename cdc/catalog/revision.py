@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from sqlalchemy import inspect, text
 
-from cdc.catalog.database import Database
-from cdc.errors import CatalogUnavailable, ConfigError
+from cdc.catalog.database import LOST, Database
+from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 
 HEAD: Final = "0002"
 """The newest revision, written here so that a process which finds it need not import Alembic."""
@@ -25,23 +25,41 @@ def current(database: Database) -> str | None:
 
 
 def ensure(database: Database, *, migrate: bool) -> None:
-    """Bring the database to HEAD, or raise CatalogUnavailable if it may not be changed and is not there."""
+    """Bring the database to HEAD, or raise CatalogUnavailable if it may not be changed and is not there.
+
+    Raises CatalogUnusable if a newer version of cdc made it.
+    """
     found = current(database)
     if found == HEAD:
         return
+    _refuse_newer(database, found)
     if not migrate:
         raise CatalogUnavailable(f"catalog is at revision {found!r}, expected {HEAD!r}")
     up(database)
 
 
 def up(database: Database, revision: str = "head") -> None:
-    """Forward to the revision, in one transaction; a newer database than this version knows is refused."""
+    """Forward to the revision, in one transaction; raises CatalogUnusable for a newer database than this one knows."""
+    _refuse_newer(database, current(database))
     _run(database, "upgrade", revision)
 
 
 def down(database: Database, revision: str) -> None:
     """Back to the revision, `base` for an empty database; what later revisions held is gone."""
     _run(database, "downgrade", revision)
+
+
+def is_newer(found: str | None) -> bool:
+    """Whether a version of cdc after this one, or another program, gave the database its revision."""
+    return found is not None and found > HEAD
+
+
+def _refuse_newer(database: Database, found: str | None) -> None:
+    if is_newer(found):
+        raise CatalogUnusable(
+            f"catalog {database.shown!r} is at revision {found!r}, this version of cdc knows up to {HEAD!r}",
+            remedy=f"use the version of cdc that made it, or a later one; without it {database.replacement}; {LOST}",
+        )
 
 
 def sql(url: str, revision: str = "head") -> str:

@@ -34,6 +34,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> N
     found = revision.current(database)
     database.close()
     state = "up to date" if found == revision.HEAD else f"newest is {revision.HEAD}: run 'cdc migrate up'"
+    if revision.is_newer(found):
+        state = f"newer than this version of cdc knows ({revision.HEAD}): use the version that made it"
     result = {"current": found, "head": revision.HEAD}
     emit("migrate status", json=json, summary=f"catalog at {found or 'no revision'}, {state}", result=result)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog, CommandState, DeadLetter, ProcessReport, SinkProgress, TableProgress
-from cdc.errors import CatalogUnavailable, ConfigError
+from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 POSTER = """
@@ -197,6 +197,24 @@ def test_a_table_is_refused_until_it_is_not_and_others_stay_as_they_are(catalog:
 def test_a_database_without_its_tables_is_unavailable_when_it_may_not_be_changed(url: str) -> None:
     with pytest.raises(CatalogUnavailable, match="at revision None, expected"):
         Catalog.open(url, migrate=False)
+
+
+@pytest.mark.parametrize("first_page_is_whole", [True, False])
+def test_a_damaged_file_is_named_and_works_again_once_it_is_moved(tmp_path: Path, first_page_is_whole: bool) -> None:
+    file = tmp_path / "catalog.db"
+    with Catalog.open(f"sqlite:///{file}") as catalog:
+        catalog.audit.write("somebody", "something", "shop")
+    whole = file.read_bytes()
+    kept = 4096 if first_page_is_whole else 0
+    file.write_bytes(whole[:kept] + b"\xff" * (len(whole) - kept))
+    for migrate in (True, False):
+        with pytest.raises(CatalogUnusable) as caught:
+            Catalog.open(f"sqlite:///{file}", migrate=migrate)
+        assert f"({file} {file}-wal {file}-shm)" in caught.value.fix
+    for end in ("", "-wal", "-shm"):
+        Path(f"{file}{end}").unlink(missing_ok=True)
+    with Catalog.open(f"sqlite:///{file}") as catalog:
+        assert catalog.audit.ls() == []
 
 
 @pytest.mark.parametrize("wrong", ["mysql://h/d", "no url"])

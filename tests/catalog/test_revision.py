@@ -16,7 +16,7 @@ import migrations
 from cdc.catalog import Catalog, revision
 from cdc.catalog.database import Database
 from cdc.catalog.models import Model
-from cdc.errors import CatalogUnavailable, ConfigError
+from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 
 FOLDER = Path(migrations.__file__).parent
 
@@ -82,8 +82,17 @@ def test_a_catalog_of_a_newer_version_is_refused_unchanged(database: Database, t
     revision.up(database)
     with database.migrating() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(ConfigError, match="no way to revision 'head'"):
-        Catalog.open(f"sqlite:///{tmp_path}/catalog.db")
+    for open_it in (
+        lambda: Catalog.open(f"sqlite:///{tmp_path}/catalog.db"),
+        lambda: Catalog.open(f"sqlite:///{tmp_path}/catalog.db", migrate=False),
+        lambda: revision.up(database),
+    ):
+        with pytest.raises(
+            CatalogUnusable, match=f"at revision '9999', this version of cdc knows up to '{revision.HEAD}'"
+        ) as e:
+            open_it()
+        assert "use the version of cdc that made it" in e.value.fix
+        assert "migrate up" not in e.value.fix
     assert revision.current(database) == "9999"
 
 

@@ -9,6 +9,7 @@ import pytest
 from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.connector import outcome
 from cdc.errors import (
+    CatalogUnusable,
     LogCorrupt,
     PublicationNarrowed,
     SlotInUse,
@@ -148,3 +149,24 @@ def test_under_cdc_run_a_failed_reader_waits_for_a_person_and_runs_again_after_t
         assert supervised.output().count("ended with status") == 1
         supervised.child.terminate()
         assert supervised.child.wait(PATIENCE) == 0
+
+
+def test_a_damaged_catalog_stops_no_reader_and_its_remedy_works(held: Captured) -> None:
+    file = held.folder / "catalog.db"
+    file.write_bytes(b"not a database at all" * 400)
+    refused = spawn("status", "-c", held.path, "--json")
+    error = refused.envelope["error"]
+    assert (refused.status, error["code"]) == (3, CatalogUnusable.code), refused
+    assert str(file) in error["suggestion"]
+    with ReaderProcess(held) as reader:
+        until(lambda: is_read(held) or reader.child.poll() is not None, reader.output)
+        assert reader.child.poll() is None, reader.output()
+        run_sql(held.dsn, "INSERT INTO t VALUES (1)")
+        until(lambda: held.folded("t") == [("1",)], reader.output)
+        assert reader.child.poll() is None
+    for end in ("", "-wal", "-shm"):
+        moved = file.with_name(f"catalog.db{end}")
+        if moved.exists():
+            moved.rename(held.folder / f"moved{end}")
+    with ReaderProcess(held) as reader:
+        until(lambda: reports(held, "running") and set(copied_rows(held)) == {"public.t", "public.u"}, reader.output)
