@@ -199,6 +199,13 @@ def _print_replay(asked: argparse.Namespace, report: Any) -> None:
     line(Mark.GOOD if report.ok else Mark.BAD, report.summary)
 
 
+def _named_file(given: Sequence[str]) -> str:
+    """The definition, as the log's remedies name it."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("-c", "--config", default=str(DEFAULT_CONFIG))
+    return str(parser.parse_known_args(given)[0].config)
+
+
 if __name__ == "__main__":
-    configure_by_environment()
+    configure_by_environment(_named_file(sys.argv[1:]))
     sys.exit(main())

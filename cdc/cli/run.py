@@ -105,7 +105,7 @@ def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = For
     from cdc.connector import main
     from cdc.service.logs import LogFormat, configure
 
-    configure(LogFormat(log_format.value))
+    configure(LogFormat(log_format.value), file=str(config))
     raise typer.Exit(main(load(config), again=lambda: load(config)))
 
 
@@ -121,7 +121,7 @@ def server(
     from cdc.service.logs import LogFormat, configure
     from cdc.service.server import main
 
-    configure(LogFormat(log_format.value))
+    configure(LogFormat(log_format.value), file=str(config))
     raise typer.Exit(main(load(config), config.resolve(), strict_port=strict_port))
 
 

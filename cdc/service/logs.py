@@ -6,8 +6,11 @@ import logging
 import os
 import sys
 from enum import StrEnum
+from typing import Final
 
 import structlog
+
+from cdc.remedy import literal
 
 
 class LogFormat(StrEnum):
@@ -19,8 +22,15 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO") -> None:
-    """Set up structlog for this process and let the standard library's loggers speak through it."""
+REMEDIES: Final = ("fix", "reason")
+"""Fields that name commands."""
+
+
+def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO", *, file: str | None = None) -> None:
+    """Set up structlog for this process and let the standard library's loggers speak through it.
+
+    file: the definition, which commands in remedies are to name.
+    """
     number = logging.getLevelNamesMapping()[level.upper()]
     common: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -28,6 +38,7 @@ def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
         structlog.processors.StackInfoRenderer(),
         structlog.processors.format_exc_info,
+        _Remedies(file),
     ]
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer(ensure_ascii=False)
@@ -51,7 +62,21 @@ def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO") -> None:
         logging.getLogger(library).setLevel(max(number, logging.WARNING))
 
 
-def configure_by_environment() -> None:
+class _Remedies:
+    """Writes commands in remedies as they can be copied: with definition, sink and table, where the line has them."""
+
+    def __init__(self, file: str | None) -> None:
+        self._file = file
+
+    def __call__(self, _logger: object, _method: str, event: structlog.types.EventDict) -> structlog.types.EventDict:
+        sink, table = event.get("sink"), event.get("table")
+        for name in REMEDIES:
+            if isinstance(text := event.get(name), str):
+                event[name] = literal(text, sink=sink, topic=table, file=self._file)
+        return event
+
+
+def configure_by_environment(file: str | None = None) -> None:
     """Set up as CDC_LOG_FORMAT says, for a process without the option; what it does not know is for people."""
     known = {form.value: form for form in LogFormat}
-    configure(known.get(os.environ.get("CDC_LOG_FORMAT", ""), LogFormat.CONSOLE))
+    configure(known.get(os.environ.get("CDC_LOG_FORMAT", ""), LogFormat.CONSOLE), file=file)
