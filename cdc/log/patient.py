@@ -178,7 +178,7 @@ def lost(root: Root) -> LogCorrupt | None:
     return LogCorrupt(
         f"the log's directory {str(root)!r} is gone: it was deleted, moved or unmounted while the reader ran",
         remedy="put the directory back from a copy, or mount its volume, and start the reader again; without one "
-        "run 'cdc slots recover -c FILE --new-epoch', which copies everything again",
+        "run 'cdc slots drop -c FILE' and start the reader, which begins another log and copies everything",
     )
 
 

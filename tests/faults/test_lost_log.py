@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from cdc.errors import LogCorrupt, LogUnwritable
+from cdc.errors import ExitCode, LogCorrupt, LogUnwritable
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
@@ -35,11 +35,12 @@ def test_a_reader_whose_log_is_deleted_stops_and_names_it(tmp_path: Path, databa
         streaming(held, reader, 1)
         shutil.rmtree(tmp_path / gone)
         run_sql(database, "INSERT INTO t VALUES (2, 'x')")
-        assert reader.child.wait(60) == 1
+        assert reader.child.wait(60) == ExitCode.HALTED
 
     said = reader.output()
     assert f"✗ {LogCorrupt.code} the log's directory '{tmp_path}/log' is gone" in said
     assert "Traceback" not in said
+    assert "cdc slots drop -c" in said
     assert not (tmp_path / "log" / "changes" / "_delta_log").exists()
 
 
