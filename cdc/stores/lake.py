@@ -389,7 +389,7 @@ def _quoted(name: str) -> str:
 def _table(target: str, version: int | None) -> DeltaTable:
     try:
         return DeltaTable(target, version=version)
-    except (TableNotFoundError, DeltaError) as exc:
+    except (TableNotFoundError, DeltaError, OSError) as exc:
         raise SinkUnavailable(f"no readable table at {target!r}, version {version!r}") from exc
 
 

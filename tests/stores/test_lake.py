@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -169,3 +171,11 @@ def test_a_record_that_is_damaged_is_an_error_that_names_it(lake, tmp_path, patt
     for reading in (lake.published, lake.cuts, lake.cut, lambda: lake.query("select 1 from orders")):
         with pytest.raises(SinkUnavailable, match=r"the published record .* cannot be read: "):
             reading()
+
+
+def test_a_file_in_the_place_of_a_target_s_log_is_an_error_that_names_the_target(lake):
+    target = lake.tables()[0].target
+    shutil.rmtree(f"{target}/_delta_log")
+    Path(target, "_delta_log").write_text("a file", encoding="utf-8")
+    with pytest.raises(SinkUnavailable, match="no readable table at"):
+        lake.read(target)
