@@ -174,7 +174,8 @@ def _unproven(slot: SlotStatus, claim: SlotClaim, seen: Position | None) -> Slot
     known = "" if seen is None else f"; the catalog last saw this pipeline's log at {seen}"
     return SlotInTheWay(
         f"{at}, and the log at {str(claim.root)!r} is empty: nothing proves that this log made the slot{known}",
-        remedy=f"if the log was moved away or is not mounted: put it back at {claim.root} and start again; "
+        remedy=f"if the log was moved away or is not mounted: mount {claim.root}, or mv OLD {claim.root}, and start "
+        "again; "
         "if the definition was copied or the slot is somebody else's: set another source.slot.name, "
         "'cdc slots ls -c FILE' lists those in use; if it is left from a first start that did not finish: "
         "'cdc slots drop -c FILE', and start again",
