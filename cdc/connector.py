@@ -130,16 +130,20 @@ class _Attempts:
 def _run(definition: Definition, figures: metrics.Figures, stop: Event, reporter: Reporter, placing: Placing) -> None:
     settings = reader_settings(definition)
     reporter.running()
+
+    def read() -> None:
+        Reader(settings, figures, stop, placing, reporter.started).run()
+
     try:
         try:
             check_log(definition)
-            Reader(settings, figures, stop, placing).run()
+            read()
         except DISCONTINUED as exc:
             if definition.snapshot.mode is not SnapshotMode.WHEN_NEEDED:
                 raise
             declare_next_epoch(settings, exc)
             log.warning("the source cannot continue the log: all is copied again", code=exc.code, message=exc.message)
-            Reader(settings, figures, stop, placing).run()
+            read()
     except LOCATED as exc:
         raise locate(exc, definition) from exc
     except OSError as exc:

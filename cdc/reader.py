@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any, Final
 
@@ -28,13 +29,14 @@ from cdc.pgoutput.compiled import load_kernels
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.transactions import Decoded
 from cdc.pipe import Pipe, PipeClosed
+from cdc.position import Position
 from cdc.postgres.history import source_state
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
 from cdc.postgres.wal_bound import WalBound
 from cdc.resume import captured, check_source, confirmable, lineage_of
 from cdc.settings import ReaderSettings
 from cdc.slot_claim import SlotClaim, check_slot_name, note_slot
-from cdc.snapshot.initial import prepare
+from cdc.snapshot.initial import CopySummary, prepare
 from cdc.snapshot.placing import Placing
 
 FRAMES_WAITING: Final = 16 * 1024 * 1024
@@ -43,11 +45,32 @@ ROWS_WAITING: Final = 32 * 1024 * 1024
 """Bytes of Arrow rows between decode and encode."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReaderStart:
+    """What a reader did until its stream was open."""
+
+    position: Position
+    """Behind which the log continues."""
+    copied: CopySummary | None
+    """The copy that the log, or its new epoch, begins with; None if it was there."""
+    compile_seconds: float
+    """Time to load the compiled decoder: the first start on a machine compiles it."""
+
+
 class Reader:
     """One source database into one log; run() returns after a drain or raises what stopped it."""
 
-    def __init__(self, settings: ReaderSettings, figures: metrics.Figures, stop: Event, placing: Placing) -> None:
+    def __init__(
+        self,
+        settings: ReaderSettings,
+        figures: metrics.Figures,
+        stop: Event,
+        placing: Placing,
+        on_start: Callable[[ReaderStart], None] | None = None,
+    ) -> None:
+        """on_start: called once the stream is open."""
         self._settings, self._placing = settings, placing
+        self._on_start = on_start
         self._figures, self._stop = figures, stop
         self._frames: Pipe[FrameBatch] = Pipe(FRAMES_WAITING)
         self._rows: Pipe[Decoded] = Pipe(ROWS_WAITING)
@@ -64,12 +87,10 @@ class Reader:
         give_back_what_is_freed()
         source = self._settings.source
         identity = identify(source.dsn)
-        log = LogIdentity(system_id=identity.system_id, database=identity.database)
-        writer = LogWriter.open(self._settings.log, log, self._settings.limits)
-        prepare(source, self._settings.log, writer, self._figures)
-        self._figures.set(metrics.COMPILING, 1, source.pipeline)
-        load_kernels()
-        self._figures.set(metrics.COMPILING, 0, source.pipeline)
+        expected = LogIdentity(system_id=identity.system_id, database=identity.database)
+        writer = LogWriter.open(self._settings.log, expected, self._settings.limits)
+        copied = prepare(source, self._settings.log, writer, self._figures)
+        seconds = self._load_kernels()
         options = StreamOptions(slot=source.slot, publication=source.publication, start=confirmable(0))
         # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
         with (
@@ -78,6 +99,8 @@ class Reader:
             self._trimmer,
         ):
             self._resume()
+            if self._on_start is not None:
+                self._on_start(ReaderStart(self._reached.position, copied, seconds))
             rows, batches = self._rows, self._batches
             ends = ((self._decode, rows), (self._encode, rows, batches), (self._append, batches))
             stages = [Thread(target=self._guard, args=end, name=end[0].__name__) for end in ends]
@@ -99,9 +122,17 @@ class Reader:
         if self._failure is not None:
             raise self._failure
 
+    def _load_kernels(self) -> float:
+        """Load the compiled decoder; returns the seconds that it took."""
+        began = time.monotonic()
+        self._figures.set(metrics.COMPILING, 1, self._settings.source.pipeline)
+        load_kernels()
+        self._figures.set(metrics.COMPILING, 0, self._settings.source.pipeline)
+        return time.monotonic() - began
+
     def _resume(self) -> None:
-        source, log = self._settings.source, LogReader(self._settings.log)
-        known = log.schemas()
+        source, reading = self._settings.source, LogReader(self._settings.log)
+        known = reading.schemas()
 
         def blocked(on: bool) -> None:  # noqa: FBT001 - PatientWriter's words
             self._figures.set(metrics.LOG_BLOCKED, on, source.pipeline)
@@ -112,7 +143,7 @@ class Reader:
         last = self._writer.last_commit
         assert last is not None, "the initial copy has committed"  # noqa: S101
         state = source_state(source.dsn, source.slot, source.publication, captured(known))
-        claim = SlotClaim.of(self._settings.log, log)
+        claim = SlotClaim.of(self._settings.log, reading)
         check_slot_name(claim, state.slot)
         check_source(self._writer.identity, last, state)
         note_slot(claim, state.slot, state.identity)

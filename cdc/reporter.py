@@ -28,6 +28,7 @@ from cdc.postgres import heartbeat
 from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.history import publication_status
 from cdc.postgres.slot import SlotStatus, slot_status
+from cdc.reader import ReaderStart
 from cdc.resume import captured, check_publication
 
 LOOK_AT_PUBLICATION_EVERY: Final = 5.0
@@ -42,6 +43,9 @@ SLOT_IN_USE_EVERY: Final = 60.0
 """Seconds between two log lines of a reader that waits for the same other reader, which it asks for every second."""
 REPORT_EVERY: Final = 1.0
 """Seconds between reports; a process that is silent for five is shown as down."""
+
+NOTICED: Final = 2.0
+"""Seconds from which on somebody wonders what a start does; to load a decoder that is compiled takes less."""
 
 log = structlog.get_logger("reader")
 
@@ -66,6 +70,7 @@ class Reporter(Thread):
         self._in_use: str | None = None
         self._in_use_due = 0.0
         self._copied_before: dict[str, int] = {}
+        self._waiting_since: float | None = None
         self._marks: list[TableProgress] = []
         self._marks_due = 0.0
         self._view: LogReader | None = None
@@ -77,6 +82,20 @@ class Reporter(Thread):
         self._state, self._error = "running", None
         self._captured = None
 
+    def started(self, start: ReaderStart) -> None:
+        """The reader streams."""
+        if start.copied is not None:
+            made = start.copied
+            log.info("copied", position=str(made.position), tables=made.tables, rows=made.rows, later=made.later)
+        if start.compile_seconds > NOTICED:
+            log.info("compiled the decoder, for later starts too", seconds=round(start.compile_seconds, 1))
+        if self._waiting_since is None:
+            log.info("streaming", position=str(start.position))
+        else:
+            seconds = round(time.monotonic() - self._waiting_since, 1)
+            log.info("connected again", position=str(start.position), after_seconds=seconds)
+        self._waiting_since = None
+
     def copied(self) -> None:
         """The reader is about to end, for it was there for the copy alone."""
         self._last = "copied"
@@ -86,6 +105,8 @@ class Reporter(Thread):
         exc = attempt.outcome.exception() if attempt.outcome else None
         assert isinstance(exc, CdcError)  # noqa: S101 - only those are retried
         self._figures.add(metrics.RECONNECTS, 1, self._definition.name)
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
         self._tell("waiting", exc)
 
     def failed(self, exc: CdcError) -> None:

@@ -76,26 +76,39 @@ class CopySource:
     """What is copied, and which tables beside the stream."""
 
 
-def prepare(source: CopySource, root: Root, writer: LogWriter, figures: Figures) -> None:
+@dataclass(frozen=True, slots=True)
+class CopySummary:
+    """What the first commit of an epoch contains."""
+
+    position: Position
+    tables: int
+    rows: int
+    later: int
+    """Tables that are copied while the stream runs."""
+
+
+def prepare(source: CopySource, root: Root, writer: LogWriter, figures: Figures) -> CopySummary | None:
     """Make the log one that can be streamed into: copy if it is empty, or if a new epoch was asked for and not begun.
+
+    Returns what was copied, None if nothing had to be.
 
     Killed anywhere, it can be called again: an epoch begins with one commit. Raises SlotInUse while another
     reader copies from or streams from the same source, SlotBlocked, PreflightFailed, and SlotInTheWay, SlotNotOurs or
     SlotNotCreated for a slot that the copy may not replace.
     """
-    if writer.durable is None:
-        copy_everything(source, root, writer, figures, Past())
+    copied = copy_everything(source, root, writer, figures, Past()) if writer.durable is None else None
     intent = declared(root)
     if intent is None or writer.durable is None:
-        return
+        return copied
     if writer.durable.epoch < intent.epoch:
         versions = [schema for _, schema in LogReader(root).schema_history()]
-        copy_everything(source, root, writer, figures, Past.of(intent.epoch, versions))
+        copied = copy_everything(source, root, writer, figures, Past.of(intent.epoch, versions))
     fulfil(root)
+    return copied
 
 
-def copy_everything(source: CopySource, root: Root, writer: LogWriter, figures: Figures, past: Past) -> Position:
-    """Make publication and slot, copy every table, commit; returns the position of the copy.
+def copy_everything(source: CopySource, root: Root, writer: LogWriter, figures: Figures, past: Past) -> CopySummary:
+    """Make publication and slot, copy every table, commit; returns what was copied.
 
     Raises SlotInUse while another reader copies from the same source.
     """
@@ -128,7 +141,7 @@ def copy_everything(source: CopySource, root: Root, writer: LogWriter, figures: 
             _take(copy, plan, later, reading)
             state = source_state(source.dsn, source.slot, source.publication, ())
             copy.commit(lineage_of(state))
-    return position
+    return copy.summary(later)
 
 
 def _is_copied(reading: Any, copy: _Copy, schema: TableSchema, chunks: Iterator[Lines]) -> bool:
@@ -225,6 +238,7 @@ class _Copy:
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._ended: list[TableSchema] = []
+        self._copied = self._copied_rows = 0
 
     def table(self, schema: TableSchema, chunks: Iterator[Lines]) -> None:
         """Take one table: its schema row, then its rows."""
@@ -236,8 +250,10 @@ class _Copy:
             batch = decoder.feed(chunk)
             if batch is not None:
                 self._add(batch)
+                self._copied_rows += batch.num_rows
                 self._figures.add(SNAPSHOT_ROWS, batch.num_rows, self.source.pipeline, schema.topic)
         decoder.finish()
+        self._copied += 1
         self._ended.append(schema)
 
     def mark(self, schema: TableSchema, *, ended: bool = False) -> None:
@@ -260,6 +276,10 @@ class _Copy:
             **lineage._asdict(),
         )
         self._writer.commit(self._files, info)
+
+    def summary(self, later: set[int]) -> CopySummary:
+        """What was copied; later: relations that are copied beside the stream."""
+        return CopySummary(self.position, self._copied, self._copied_rows, len(later))
 
     def _add(self, batch: pa.RecordBatch) -> None:
         self._waiting.append(batch)
