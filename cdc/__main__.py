@@ -10,7 +10,7 @@ from typing import Any, Final
 import typer
 from typer.main import get_command
 
-from cdc.cli.app import app
+from cdc.cli.app import application
 from cdc.cli.failures import discard_output, reported
 from cdc.cli.output import Invocation, fail
 from cdc.errors import CdcError, ConfigError, ExitCode, status_of_process
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     owns_process = arguments is None
     given = list(sys.argv[1:] if arguments is None else arguments)
-    command = get_command(app)
+    command = get_command(application(given[0] if given else None))
     if owns_process:
         _print_everything()
     try:

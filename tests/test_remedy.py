@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from cdc.cli.app import app
+from cdc.cli.app import application
 from cdc.errors import CdcError, every_error
 from cdc.remedy import COMMAND, literal
 
@@ -43,7 +43,7 @@ def test_a_command_in_a_remedy_is_one_of_ours_with_all_that_it_needs(error: type
     from typer.main import get_command
 
     for command in COMMAND.findall(error.remedy):
-        known, words = get_command(app), command.split()[1:]
+        known, words = get_command(application()), command.split()[1:]
         while words and hasattr(known, "commands"):
             known = known.commands[words.pop(0)]
         words = [re.sub(r"^[A-Z]+$", "1", word) for word in words if word != "..."]

@@ -1,68 +1,66 @@
-"""The typer application: every group of commands, registered in the order of the help page."""
+"""The typer application: its commands, and the module of each.
+
+Importing every module takes longer than most commands run. So the application for a command line that begins with a
+command has only the module of that command. The help page, completion and a misspelt command get them all.
+"""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Annotated, Final
 
 import typer
 
-from cdc.cli import (
-    backfill,
-    config,
-    consumers,
-    demo,
-    dlq,
-    doctor,
-    log,
-    migrate,
-    query,
-    replay,
-    run,
-    search,
-    slots,
-    source,
-    spark,
-    tables,
-    validate,
-    verify,
-)
 from cdc.cli.output import JsonOption, echo, emit
 from cdc.errors import CdcError, ConfigError, every_error
 
-GROUPS: Final = (
-    demo,
-    validate,
-    doctor,
-    run,
-    backfill,
-    tables,
-    slots,
-    source,
-    log,
-    consumers,
-    query,
-    search,
-    verify,
-    dlq,
-    replay,
-    spark,
-    migrate,
-    config,
-)
-"""Modules with `register(app)`."""
+COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "demo": ("demo",),
+    "validate": ("validate",),
+    "doctor": ("doctor",),
+    "run": ("run", "status", "reader", "server"),
+    "backfill": ("backfill",),
+    "tables": ("tables",),
+    "slots": ("slots",),
+    "source": ("source",),
+    "log": ("log", "tail"),
+    "consumers": ("consumers",),
+    "query": ("query",),
+    "search": ("search",),
+    "verify": ("verify",),
+    "dlq": ("dlq",),
+    "replay": ("replay",),
+    "spark": ("spark",),
+    "migrate": ("migrate",),
+    "config": ("config",),
+}
+"""Modules of `cdc.cli` with `register(app)`, in the order of the help page, and the commands that each registers."""
 
-app: Final = typer.Typer(
-    name="cdc",
-    help="Change data capture for Postgres: one ordered log, every other store derived from it.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
-for group in GROUPS:
-    group.register(app)
+def application(word: str | None = None) -> typer.Typer:
+    """Build the application: with the module of the command `word` only, with every module if there is none."""
+    app = typer.Typer(
+        name="cdc",
+        help="Change data capture for Postgres: one ordered log, every other store derived from it.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for module in _modules_of(word):
+        import_module(f"cdc.cli.{module}").register(app)
+    app.command()(version)
+    app.command()(explain)
+    return app
+
+
+def _modules_of(word: str | None) -> list[str]:
+    if word in {"version", "explain"}:
+        return []
+    return [module for module, commands in COMMANDS.items() if word in commands] or list(COMMANDS)
 
 
 def _print_version(wanted: bool) -> None:
@@ -71,7 +69,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     _version_flag: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
@@ -80,7 +77,6 @@ def _root(
     pass
 
 
-@app.command()
 def version(json: JsonOption = False) -> None:
     """Print the version."""
     if json:
@@ -89,7 +85,6 @@ def version(json: JsonOption = False) -> None:
         echo(f"cdc {_version()}")
 
 
-@app.command()
 def explain(
     code: Annotated[str | None, typer.Argument(help="For example CDC-2104; without it all codes are listed.")] = None,
     json: JsonOption = False,

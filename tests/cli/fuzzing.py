@@ -25,7 +25,7 @@ from typer.main import get_command
 
 from cdc.__main__ import main
 from cdc.catalog import Catalog
-from cdc.cli.app import app
+from cdc.cli.app import application
 from cdc.config import load
 from cdc.stores.published import Published
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
@@ -107,7 +107,7 @@ def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
 
 def arguments(random: Random, folder: Path) -> list[str]:
     """A command with some of its options."""
-    known = [leaf for leaf in leaves(get_command(app)) if " ".join(leaf[0]) not in ENDLESS]
+    known = [leaf for leaf in leaves(get_command(application())) if " ".join(leaf[0]) not in ENDLESS]
     words, command = random.choice(known)
     given = list(words)
     for parameter in command.params:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from cdc.cli.app import COMMANDS, application
 from cdc.errors import CdcError, every_error
 from tests.cli.command import run, spawn
 
-HEAVY = ("pyspark", "psycopg", "sqlalchemy", "pyarrow", "rich", "alembic", "numba", "deltalake")
+HEAVY = ("pyspark", "psycopg", "sqlalchemy", "pyarrow", "rich", "alembic", "numba", "deltalake", "fastapi")
 PROBE = f"""
 import sys
 from cdc.__main__ import main
@@ -18,15 +21,45 @@ status = main(sys.argv[1:])
 print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 sys.exit(status)
 """
+MODULES_PROBE = f"""
+import sys
+from cdc.__main__ import main
+status = main(sys.argv[1:])
+print(*(name for name in {sorted(COMMANDS)!r} if "cdc.cli." + name in sys.modules), file=sys.stderr)
+sys.exit(status)
+"""
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["version"], ["explain", "CDC-2104"], ["validate", "config"]])
 def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
-    environment = {"SHOP_DSN": "postgresql:///shop"}
+    assert _printed_by(PROBE, *arguments) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "imported"),
+    [(["validate", "config"], "validate"), (["version"], ""), (["--help"], " ".join(sorted(COMMANDS)))],
+)
+def test_a_command_imports_no_module_of_another_command(arguments: list[str], imported: str) -> None:
+    assert _printed_by(MODULES_PROBE, *arguments) == imported
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_the_table_of_commands_names_what_a_module_registers(module: str) -> None:
+    for command in COMMANDS[module]:
+        registered: Any = get_command(application(command))
+        assert registered.commands.keys() == {*COMMANDS[module], "version", "explain"}
+
+
+def _printed_by(probe: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=False, env=environment
+        [sys.executable, "-c", probe, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"SHOP_DSN": "postgresql:///shop"},
     )
-    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    assert done.returncode == 0
+    return done.stderr.strip()
 
 
 def test_without_arguments_the_help_is_shown_and_the_usage_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
