@@ -62,8 +62,11 @@ def check(path: Path, environment: Mapping[str, str] | None = None, content: byt
 
 def placed(path: Path, misfits: Iterable[Misfit]) -> tuple[Flaw, ...]:
     """What was found once the tables were known, at its places in the file, in the order of the file."""
+    found = list(misfits)
+    if not found:
+        return ()
     document, flaws = read(path, os.environ), list[Flaw]()
-    for key, error in misfits:
+    for key, error in found:
         # before anything is written there is nothing to start or to build again
         mend = "mend the rule" if error.fix in {MEND, TransformRefused.remedy} else error.fix
         again = "cdc doctor --rules" if _BY_SPARK & set(key) else "cdc doctor"

@@ -28,6 +28,14 @@ status = main(sys.argv[1:])
 print(*(name for name in {sorted(COMMANDS)!r} if "cdc.cli." + name in sys.modules), file=sys.stderr)
 sys.exit(status)
 """
+READS_PROBE = """
+import sys
+from cdc.__main__ import main
+read = []
+sys.addaudithook(lambda event, given: read.append(given) if event == "open" and given[0] == sys.argv[-1] else None)
+main(sys.argv[1:])
+print(len(read), file=sys.stderr)
+"""
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["version"], ["explain", "CDC-2104"], ["validate", "config"]])
@@ -48,6 +56,10 @@ def test_the_table_of_commands_names_what_a_module_registers(module: str) -> Non
     for command in COMMANDS[module]:
         registered: Any = get_command(application(command))
         assert registered.commands.keys() == {*COMMANDS[module], "version", "explain"}
+
+
+def test_a_valid_definition_is_read_once() -> None:
+    assert _printed_by(READS_PROBE, "validate", "config/shop.yaml") == "1"
 
 
 def _printed_by(probe: str, *arguments: str) -> str:
