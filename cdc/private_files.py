@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +51,13 @@ def make_private_directory(path: Path) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Make an empty file unless it is there; SQLite gives the files next to a database its mode."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDONLY, _FILE))
+    """Make an empty file unless it is there; SQLite gives the files next to a database its mode.
+
+    A file that is there is not even opened: to close it would release the locks that SQLite has on it in this process
+    (POSIX ties them to the process and the file), and another process would then delete the WAL that is in use.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY, _FILE))
 
 
 def is_exposed(path: Path) -> bool:

@@ -35,6 +35,26 @@ def catalog(url: str) -> Iterator[Catalog]:
         yield opened
 
 
+READER = """
+import sys
+from cdc.catalog import Catalog
+with Catalog.open(sys.argv[1]) as catalog:
+    print(len(catalog.pipelines.ls()))
+"""
+
+
+def test_opening_a_catalog_twice_does_not_cost_the_first_its_locks(url: str, catalog: Catalog) -> None:
+    catalog.pipelines.put("shop", "one")
+    with Catalog.open(url):  # a second time in this process, as the parts of a reader do
+        pass
+    for _ in range(2):  # a process that finds no locks deletes the WAL when it ends, under us
+        subprocess.run([sys.executable, "-c", READER, url], check=True, capture_output=True)
+    catalog.pipelines.put("other", "two")
+    shown = subprocess.run([sys.executable, "-c", READER, url], check=True, capture_output=True, text=True)
+
+    assert shown.stdout.strip() == "2"
+
+
 def test_a_definition_is_replaced_by_the_next(catalog: Catalog) -> None:
     catalog.pipelines.put("shop", "one")
     catalog.pipelines.put("shop", "two")
