@@ -19,7 +19,7 @@ from cdc.errors import CdcError, LogTrimmed, Reaction
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
-from cdc.table import TableSchema
+from cdc.table import TableSchema, TableState
 from pipelines.fold import FOLDED_ARROW
 from pipelines.folding.batch import Boundary, FoldedBatch, TableControls
 from pipelines.folding.by_size import SMALL, RangeFold
@@ -191,8 +191,13 @@ class SinkLoop:
             self._cuts.answer(cut, self._published, self._sink.keep(self._published))
 
     def _may_fit(self, relation: int, controls: TableControls) -> bool:
-        """Whether a table that had stopped was copied again meanwhile, or is another than the one that did not fit."""
-        changed = controls.schema is not None and controls.schema != self._schemas.get(relation)
+        """Whether a table that had stopped was copied again meanwhile, or is another than the one that did not fit.
+
+        While it is copied again nothing is gained: the end of the copy brings it back.
+        """
+        schema = controls.schema
+        copying = schema is not None and schema.state is TableState.SNAPSHOTTING
+        changed = schema is not None and schema != self._schemas.get(relation) and not copying
         return self._is_failed(relation) and (controls.generation is not None or changed)
 
     def _is_failed(self, relation: int) -> bool:
