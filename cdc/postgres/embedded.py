@@ -221,7 +221,10 @@ class EmbeddedPostgres:
         return root
 
     def _temporary_folder(self) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix="cdc-pg-"))
+        # the usual place may be deep, as TMPDIR says it, and a socket's path has to be short
+        usual = Path(tempfile.gettempdir(), "cdc-pg-12345678", "s", ".s.PGSQL.65535")
+        place = "/tmp" if len(os.fsencode(usual)) > SOCKET_PATH else None  # noqa: S108 - mkdtemp makes a private folder
+        folder = Path(tempfile.mkdtemp(prefix="cdc-pg-", dir=place))
         self._temporary.append(folder)
         self._own(folder)
         return folder
