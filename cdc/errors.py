@@ -687,7 +687,7 @@ class QueryNotReadOnly(ServiceError):
 
     code = "CDC-5014"
     exit_code = ExitCode.USAGE
-    remedy = "write one SELECT, WITH or VALUES; to keep its rows use 'cdc query … --json > FILE'"
+    remedy = "write one SELECT, WITH or VALUES; to keep its rows, redirect the output of --json to a file"
 
 
 class QueryFailed(ServiceError):

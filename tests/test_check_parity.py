@@ -167,7 +167,7 @@ def test_another_cluster_is_said_by_doctor(
 
 
 def test_a_server_without_logical_wal_is_said_by_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with EmbeddedPostgres(tmp_path / "pg", settings={"wal_level": "replica"}) as server:
+    with EmbeddedPostgres(tmp_path / "pg", settings={"wal_level": "replica"}, tcp=True) as server:
         run_sql(server.dsn(), "CREATE TABLE t (id int PRIMARY KEY)")
         held = Captured(tmp_path, server.dsn())
         assert "CDC-2002" in codes_of_doctor(held, capsys)

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.catalog import Catalog, SinkProgress
 from cdc.checks import check_log, problems
-from cdc.errors import ConfigError, LogError, SlotInTheWay, SlotInUse, SlotNotCreated, SlotNotOurs, SourceGap
+from cdc.errors import ConfigError, ExitCode, LogError, SlotInTheWay, SlotInUse, SlotNotCreated, SlotNotOurs, SourceGap
 from cdc.failpoint import VARIABLE
 from cdc.log.slot_record import NAME, read_slot_record
 from cdc.lsn import Lsn
@@ -223,7 +223,7 @@ def test_with_mode_when_needed_a_slot_ahead_of_the_log_stays(tmp_path: Path, dat
     make_slot(held)
     before = place_of(held)
     with ReaderProcess(held) as process:
-        assert process.child.wait(60) == 1
+        assert process.child.wait(60) == ExitCode.HALTED
     assert SlotNotOurs.code in process.output()
     assert place_of(held) == before
     with pytest.raises(SourceGap):  # nothing was declared: the log is as it was
@@ -284,7 +284,7 @@ def test_a_reader_that_may_not_create_a_slot_neither_creates_nor_drops_one(held:
     with pytest.raises(SlotNotCreated, match=r"source\.slot\.create is false") as missing:
         check_log(held.definition)
     assert "pg_create_logical_replication_slot" in missing.value.fix
-    assert spawn("reader", "-c", held.path).status == 1
+    assert spawn("reader", "-c", held.path).status == ExitCode.HALTED
     assert slot_of(held) is None
     make_slot(held)
     assert "cdc slots adopt" in stays(held, SlotNotCreated.code)
