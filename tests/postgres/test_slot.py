@@ -12,6 +12,7 @@ from cdc.postgres.slot import create_slot, drop_slot, slot_status
 from cdc.postgres.tables import TableName, match_tables, read_schema
 from cdc.table import TableSchema
 from tests.fixtures.postgres import rows_of, run_sql
+from tests.fixtures.waiting import until
 
 
 def schema_of(dsn: str, name: str = "public.t") -> TableSchema:
@@ -38,10 +39,14 @@ def test_a_snapshot_shows_what_was_before_the_slot_and_nothing_after(any_databas
     assert status.plugin == "pgoutput"
 
 
+EXPORTING = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'cdc slot'"
+
+
 def test_a_snapshot_ends_with_its_block_and_leaves_the_connection_usable(database: str) -> None:
     with create_slot(database, database.rpartition("/")[2], temporary=True) as snapshot:
         pass
     with connect(database) as conn:
+        until(lambda: conn.execute(EXPORTING).fetchone() is None, "the end of the session that exported the snapshot")
         with pytest.raises(CdcError):
             begin_snapshot(conn, snapshot.name)
         assert conn.execute("SELECT 1").fetchone() == (1,)
