@@ -342,15 +342,15 @@ def _rules(subject: Subject) -> Iterator[Problem]:
         topics = [str(name) for _, name in match_tables(conn, ["*"])]
     for place, rule in enumerate(definition.tables):
         if not any(matches(topic, [rule.match]) for topic in topics):
-            told = f"rule {rule.match!r} matches no table of the source"
-            yield Problem(PreflightFailed.code, f"tables.{place}", told, fatal=False)
+            message = f"rule {rule.match!r} matches no table of the source"
+            yield Problem(PreflightFailed.code, f"tables.{place}", message, fatal=False)
     ours = [t for t in topics if matches(t, definition.patterns) and not matches(t, definition.excludes)]
     for sink in definition.sinks:
         fed = [topic for topic in ours if matches(topic, sink.tables)]
         for place, rule in enumerate(getattr(sink, "rules", ())):
             if not any(matches(topic, [rule.match]) for topic in fed):
-                told = f"rule {rule.match!r} matches no table of the sink"
-                yield Problem(InvalidDefinition.code, f"sink {sink.name} rules.{place}", told, fatal=False)
+                message = f"rule {rule.match!r} matches no table of the sink"
+                yield Problem(InvalidDefinition.code, f"sink {sink.name} rules.{place}", message, fatal=False)
 
 
 def exposure_problems(definition: Definition) -> list[Problem]:

@@ -746,7 +746,7 @@ class LogDamaged(Finding):
 
 
 _RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation)
-"""Errors that halt a process although the next one may not meet them: it reads anew where log and sinks are."""
+"""Errors that halt a process although the next one may not meet them: it reads again where log and sinks are."""
 
 
 def status_of_process(error: CdcError) -> ExitCode:

@@ -1,6 +1,6 @@
 """EmbeddedPostgres: a throw-away server of the demo and the tests, started as a child process.
 
-It trusts whoever reaches it as superuser, so it listens on a Unix socket in a directory of its own account alone
+It trusts every client as superuser, so it listens on a Unix socket in a directory of its own account alone
 (0700), and on 127.0.0.1 only where a test asks for that: a port of this machine is open to all of its accounts.
 
 Postgres refuses to run as root. Then the server runs under an account that exists already and has no rights;

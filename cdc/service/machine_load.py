@@ -19,7 +19,7 @@ SPAN: Final = 10.0
 SHORTEST: Final = 2.0
 """Seconds that two samples must be apart: processor time is counted in hundredths of a second."""
 NEARLY_ALL: Final = 0.85
-"""Share of the cores; the rest goes to the source, if it is on the same machine, and to whoever looks."""
+"""Share of the cores; the rest goes to the source, if it is on the same machine, and to the page."""
 LAG_BAR: Final = 1.0
 """Seconds of lag that two free cores do not exceed at the demo's rate; below it no reason is asked for."""
 _PROC: Final = Path("/proc")

@@ -1,6 +1,6 @@
 """SourceObservation: what the server process saw at the source, and what it means for the slot.
 
-Rule: an observation is of one moment and short-lived. Whoever shows one computes its ages for the moment of showing,
+Rule: an observation is of one moment and short-lived. Its ages are computed for the moment in which it is shown,
 and where the source does not answer there is no figure at all, never the last one.
 """
 
@@ -72,7 +72,7 @@ class SourceObservation:
         if self.safe_bytes is None or self.retained_bytes is None:
             return False
         left = self.seconds_left
-        # whoever has just begun to look knows of a reader that hangs by its last status update alone
+        # an observer that has just started knows of a hung reader by its last status update alone
         silent = max(self.unconfirmed_seconds or 0.0, self.feedback_age_seconds or 0.0)
         stalled = self.slot_active is False or silent > STALLED_AFTER
         return self.safe_bytes < self.retained_bytes or (stalled and left is not None and left < SHORT_TIME)

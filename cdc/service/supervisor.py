@@ -2,7 +2,7 @@
 
 A child that ends is started again after a wait that grows (0.5 s, doubling, at most 30 s, with jitter)
 and is forgotten after a minute of health. Exit status 2 (the definition is wrong) ends everything: no
-restart mends it. Status 3 (the surroundings) is tried again, but never hot: it begins at 5 s. After status 5 (stopped
+restart repairs it. Status 3 (the surroundings) is tried again, but never hot: it begins at 5 s. After status 5 (stopped
 for good) a child is started every five minutes, and at once when a person has acted: the definition or the audit
 changed, or SIGUSR1 came.
 

@@ -1,6 +1,6 @@
 """Erasure: what earlier versions of a target contain is removed for good, because its rules hide it now.
 
-A replay under rules that hide more marks the target before it puts the new rows in place, so that whoever comes next
+A replay under rules that hide more marks the target before it puts the new rows in place, so that the next process
 knows: it after a crash, the sink when it opens the target. The mark goes last. What remains is one version: its files
 and its log from there on. The log goes as well, for its commits name the least and the greatest value of each file.
 """
