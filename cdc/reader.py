@@ -70,8 +70,7 @@ class Reader:
     ) -> None:
         """on_start: called once the stream is open."""
         self._settings, self._placing = settings, placing
-        self._on_start = on_start
-        self._figures, self._stop = figures, stop
+        self._on_start, self._figures, self._stop = on_start, figures, stop
         self._frames: Pipe[FrameBatch] = Pipe(FRAMES_WAITING)
         self._rows: Pipe[Decoded] = Pipe(ROWS_WAITING)
         self._batches: Pipe[Batch] = Pipe(3)  # so many wait while another is written
@@ -243,6 +242,8 @@ class Reader:
         end, began = batch.end, time.monotonic()
         if end is not None and end.last <= self._reached.position:
             return []
+        if end is not None:
+            self._bound.ask(end.last.lsn)
         files = [*staged, *self._writer.stage_encoded(batch.files)]
         if end is None:
             return files

@@ -38,6 +38,17 @@ def test_what_the_server_has_written_passes_and_what_it_has_not_is_an_error(any_
         bound.require(Lsn(wal_end(any_database) - 1))
 
 
+def test_a_question_sent_ahead_is_answered_once(database: str) -> None:
+    with WalBound(database) as bound:
+        bound.ask(Lsn(2**52 - 1))
+        with pytest.raises(PositionBeyondWal):
+            bound.require(Lsn(2**52 - 1))
+        run_sql(database, "CREATE TABLE more ()")
+        later = Lsn(wal_end(database) - 1)
+        bound.ask(later)
+        bound.require(later)
+
+
 def test_a_position_below_the_last_answer_is_not_asked_for(database: str) -> None:
     with WalBound(database) as bound:
         end = wal_end(database)
