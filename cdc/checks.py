@@ -59,8 +59,8 @@ from cdc.postgres.tables import match_tables, matched_schemas
 from cdc.private_files import is_exposed
 from cdc.remedy import literal
 from cdc.resume import captured, check_source
-from cdc.settings import publication_control
 from cdc.slot_claim import SlotClaim, check_adopted, check_replaceable, check_slot_name
+from cdc.snapshot.membership import publication_control
 from cdc.stores.lake import Lake
 from cdc.stores.rules import TargetRules
 from cdc.table import TableSchema, matches

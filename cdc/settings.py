@@ -8,8 +8,8 @@ from cdc.config import Definition
 from cdc.log.bucket import Root
 from cdc.log.segments import SegmentLimits
 from cdc.log.trimming import Retention
-from cdc.postgres.publication import PublicationControl
 from cdc.snapshot.initial import CopySource
+from cdc.snapshot.membership import publication_control
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +49,6 @@ def reader_settings(definition: Definition) -> ReaderSettings:
         linger=definition.log.commit.linger,
         retention=retention_of(definition),
     )
-
-
-def publication_control(definition: Definition) -> PublicationControl:
-    """What the definition allows the reader to do with its publication."""
-    publication = definition.source.publication
-    return PublicationControl(definition.name, create=publication.create, alter=publication.alter)
 
 
 def retention_of(definition: Definition) -> Retention:

@@ -23,11 +23,10 @@ from cdc.position import Position
 from cdc.postgres.alignment import EPOCH_SHIFT
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import Wants, preflight
-from cdc.postgres.publication import ensure_publication, read_publication, withdraw
+from cdc.postgres.publication import PublicationControl, ensure_publication, read_publication, withdraw
 from cdc.postgres.published import published_schema
 from cdc.postgres.tables import TableName, match_tables, read_schema, unfit_tables
 from cdc.remedy import literal
-from cdc.settings import publication_control
 from cdc.snapshot.placing import Placing
 from cdc.snapshot.stream import Stream
 from cdc.snapshot.versions import in_state, renewed, said
@@ -229,3 +228,9 @@ def _reason(table: TableName, message: str, statement: str | None) -> str:
     """Why a table is refused, with the next step."""
     step = statement or literal("exclude it: 'cdc tables remove TABLE'", topic=str(table))
     return f"{PreflightFailed.code} {message} → {step}"
+
+
+def publication_control(definition: Definition) -> PublicationControl:
+    """What the definition allows the reader to do with its publication."""
+    publication = definition.source.publication
+    return PublicationControl(definition.name, create=publication.create, alter=publication.alter)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from cdc.log.proof.parquet import in_tables
 from cdc.position import Position
-
-_NAMED: Final = 5
-"""Tables that a line names; the others are counted."""
 
 
 class Damage(StrEnum):
@@ -92,12 +89,3 @@ class Finding:
             "tables": list(self.tables),
             "remedy": self.remedy,
         }
-
-
-def in_tables(tables: Collection[str]) -> str:
-    """`; tables a, b and 3 more`, empty for none."""
-    if not tables:
-        return ""
-    some = sorted(tables)
-    more = f" and {len(some) - _NAMED:,} more" if len(some) > _NAMED else ""
-    return f"; tables {', '.join(some[:_NAMED])}{more}"

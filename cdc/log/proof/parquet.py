@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,12 +14,13 @@ from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt
 from cdc.log.bucket import BucketPath, Root, located
 from cdc.log.layout import LogFile
-from cdc.log.proof.finding import in_tables
 from cdc.log.storage import by_threads, parquet_file
 from cdc.position import Position
 
 _BROKEN: Final = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
 """What a damaged file makes pyarrow raise: a length that was changed may ask for any amount of memory."""
+_NAMED: Final = 5
+"""Tables that a message names; the others are counted."""
 _I32: Final = 0x15
 """Thrift's compact protocol: the field after the last one, a 32-bit integer."""
 
@@ -141,3 +142,12 @@ def _has_checksums(source: Any, footer: pq.FileMetaData) -> bool:
 
 def _reason(exc: BaseException) -> str:
     return (str(exc) or type(exc).__name__).splitlines()[0][:160]
+
+
+def in_tables(tables: Collection[str]) -> str:
+    """The text `; tables a, b and 3 more`, empty for no tables."""
+    if not tables:
+        return ""
+    some = sorted(tables)
+    more = f" and {len(some) - _NAMED:,} more" if len(some) > _NAMED else ""
+    return f"; tables {', '.join(some[:_NAMED])}{more}"
