@@ -51,10 +51,10 @@ from cdc.log.intent import declared
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.history import source_state
 from cdc.postgres.preflight import Problem, Wants, preflight
 from cdc.postgres.replication import identify
 from cdc.postgres.slot import exclusive, slot_status
+from cdc.postgres.source_identity import source_state
 from cdc.postgres.tables import match_tables, matched_schemas
 from cdc.private_files import is_exposed
 from cdc.remedy import literal

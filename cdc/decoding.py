@@ -16,14 +16,14 @@ from cdc.log.bucket import Root
 from cdc.log.read import LogReader
 from cdc.lsn import Lsn
 from cdc.mending import MendFrames, frame_mender, unchanged
-from cdc.pgoutput.columnar import ColumnarDecoder
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
+from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.kernel import BEGIN
 from cdc.pgoutput.lsn_check import LsnCheck
 from cdc.pgoutput.messages import Begin, Keepalive
 from cdc.pgoutput.parse import parse_frame
 from cdc.pgoutput.streamed import marks, next_of, readonly
-from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.position import Position
 from cdc.relations import Relations, Watched
 from cdc.snapshot.initial import CopySource

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from cdc.postgres.alignment import EPOCH_SHIFT, UNPROVED
+from cdc.postgres.column_identity import EPOCH_SHIFT, UNPROVED
 from cdc.table import TableSchema, TableState
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
 from cdc.config.definition import Undecodable
-from cdc.pgoutput.copy_text import Lines
+from cdc.pgoutput.copy_decoder import Lines
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.undecodable import CopyMender, FrameMender
+from cdc.pgoutput.text_repair import CopyMender, FrameMender
 from cdc.position import Position
 from cdc.postgres.connection import connect, is_raw
 from cdc.table import TableSchema

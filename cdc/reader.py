@@ -25,13 +25,13 @@ from cdc.log.patient import PatientWriter
 from cdc.log.read import LogReader
 from cdc.log.trimmer import Trimmer
 from cdc.memory import give_back_what_is_freed
-from cdc.pgoutput.compiled import load_kernels
+from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.transactions import Decoded
+from cdc.pgoutput.load_kernels import load_kernels
 from cdc.pipe import Pipe, PipeClosed
 from cdc.position import Position
-from cdc.postgres.history import source_state
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
+from cdc.postgres.source_identity import source_state
 from cdc.postgres.wal_bound import WalBound
 from cdc.resume import captured, check_source, confirmable, lineage_of
 from cdc.settings import ReaderSettings

@@ -18,11 +18,11 @@ import structlog
 from cdc.errors import CdcError, SourceUnreachable
 from cdc.pgoutput.messages import Relation
 from cdc.position import Position
-from cdc.postgres.alignment import marked, tell
+from cdc.postgres.column_identity import marked, tell
 from cdc.postgres.connection import ANSWER_WITHIN, connect
-from cdc.postgres.drift import Sight, divergence, look
+from cdc.postgres.ddl_messages import read, typed
+from cdc.postgres.rewrite_detection import Sight, divergence, look
 from cdc.postgres.tables import View, resolve, view
-from cdc.postgres.telling import read, typed
 from cdc.table import ADDED, PARTITION_OF, TableSchema, TableState, matches, topic
 
 LOOK_EVERY: Final = 30.0

@@ -26,8 +26,8 @@ from cdc.log.read import LogReader
 from cdc.marks import marks
 from cdc.postgres import heartbeat
 from cdc.postgres.connection import ANSWER_WITHIN, connect
-from cdc.postgres.history import publication_status
 from cdc.postgres.slot import SlotStatus, slot_status
+from cdc.postgres.source_identity import publication_status
 from cdc.reader import ReaderStart
 from cdc.resume import captured, check_publication
 

@@ -21,9 +21,9 @@ from cdc.errors import (
 from cdc.log.layout import CommitInfo, Lineage, LogIdentity
 from cdc.lsn import Lsn
 from cdc.position import Position
-from cdc.postgres.history import PublicationStatus, SourceState
 from cdc.postgres.publication import addition_sql, via_root_sql
 from cdc.postgres.slot import PLUGIN, SlotStatus
+from cdc.postgres.source_identity import PublicationStatus, SourceState
 from cdc.postgres.tables import TableName
 from cdc.remedy import literal
 from cdc.table import TableSchema, TableState, parted

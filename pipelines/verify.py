@@ -20,7 +20,7 @@ from cdc.config import Definition, DeltaSink, SearchSink
 from cdc.errors import ConfigError, CutNotReached, SinkUnavailable
 from cdc.log.read import LogReader
 from cdc.position import Position
-from cdc.postgres.published import published_schema
+from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.tables import match_tables
 from cdc.stores.published import TableRecord, TargetState
 from cdc.stores.search import SearchIndex

@@ -43,7 +43,7 @@ TABLES = {"cdc/errors.py"}
 """Files that are one table: every error with its code, reaction and remedy is found in one place."""
 BODY_LINES = 60
 PARAMETERS = 5
-KERNELS = {"cdc.pgoutput.columnar", "cdc.pgoutput.kernel"}
+KERNELS = {"cdc.pgoutput.columnar_decoder", "cdc.pgoutput.kernel"}
 """Compiled by numba: flat functions of arrays."""
 FORBIDDEN_MODULES = {"utils", "helpers", "common", "misc", "base", "core", "manager", "handler"}
 FORBIDDEN_SUFFIXES = ("Manager", "Helper", "Util", "Handler", "Processor", "Service", "Impl")

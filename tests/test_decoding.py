@@ -10,9 +10,9 @@ import pytest
 from cdc.change import SIGNAL_PREFIX
 from cdc.decoding import Decoding
 from cdc.lsn import Lsn
+from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, Insert, Message, Relation
-from cdc.pgoutput.transactions import Decoded
 from cdc.position import Position
 from cdc.relations import Relations, Watched
 from cdc.snapshot.inbox import Inbox

@@ -23,9 +23,9 @@ from cdc.errors import (
 from cdc.log.layout import CommitInfo, LogIdentity
 from cdc.lsn import Lsn
 from cdc.position import Position
-from cdc.postgres.history import PublicationStatus, SourceState
 from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import SlotStatus
+from cdc.postgres.source_identity import PublicationStatus, SourceState
 from cdc.resume import INVALIDATED, check_source, confirmable, lineage_of
 
 LOG = LogIdentity(system_id="7", database="shop")

@@ -34,7 +34,7 @@ def remove(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, jso
 
 
 def _carry_out(config: ConfigOption, name: str, *, show: bool, json: bool) -> None:
-    from cdc.postgres.telling import carry_out, script
+    from cdc.postgres.ddl_messages import carry_out, script
 
     if show:
         if json:

@@ -12,7 +12,7 @@ from cdc.change import LOG_SCHEMA
 from cdc.log.append import EncodedFile, encoded
 from cdc.log.pending import End, Pending
 from cdc.log.reached import Reached
-from cdc.pgoutput.transactions import Decoded
+from cdc.pgoutput.decoder_events import Decoded
 
 OPEN_LIMIT: Final = 16 * 1024 * 1024
 """Bytes of an unfinished transaction in memory; above it its rows go to data files that nobody sees yet."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from cdc.log.layout import CommitInfo, Lineage
-from cdc.pgoutput.transactions import Decoded
+from cdc.pgoutput.decoder_events import Decoded
 from cdc.position import Position
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from cdc.change import LOG_SCHEMA, Operation
 from cdc.pgoutput.arrays import Layouts, Rows, Texts, Values
 from cdc.pgoutput.kernel import OPERATIONS, ROWS, STATE_SIZE, end_row, start_row
-from cdc.pgoutput.layout import Layout
+from cdc.pgoutput.tuple_layout import Layout
 
 _NESTED: Final = ("key", "old_key", "before", "after")
 _OPERATIONS: Final = pa.array(list(OPERATIONS), pa.string())

@@ -73,7 +73,7 @@ def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memory
 
     Of a table with children by inheritance only its own rows, of a partitioned one those of all
     partitions: as pgoutput sends them. Text of an SQL_ASCII database comes as it is stored (see
-    `cdc.pgoutput.undecodable`). Leaving early cancels the statement. Raises PreflightFailed
+    `cdc.pgoutput.text_repair`). Leaving early cancels the statement. Raises PreflightFailed
     without the right to read, UnknownRelation if the table is gone.
     """
     with mapped():

@@ -27,7 +27,7 @@ from urllib.parse import quote
 from psycopg import pq
 
 from cdc.errors import EmbeddedUnavailable
-from cdc.postgres.programs import Account, account, find_programs, reachable
+from cdc.postgres.binaries import Account, account, find_programs, reachable
 
 SETTINGS: Final[Mapping[str, str]] = {
     "wal_level": "logical",

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from cdc.errors import ConfigError, UnknownRelation
-from cdc.postgres.chunk import row_filter
+from cdc.postgres.chunk_snapshot import row_filter
 from cdc.postgres.copy import source_of
 from cdc.postgres.sqlstate import mapped
 from cdc.table import TableSchema

@@ -32,7 +32,7 @@ from cdc.postgres.publication import (
     read_publication,
     via_root_sql,
 )
-from cdc.postgres.published import COMPUTED_SENT
+from cdc.postgres.publication_columns import COMPUTED_SENT
 from cdc.postgres.slot import PLUGIN, SlotStatus, slot_status
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import TableName, match_tables, unfit_tables

@@ -15,11 +15,11 @@ from psycopg import sql
 
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import Relation
-from cdc.postgres.alignment import align
-from cdc.postgres.catalogue import Catalogued, look_up, types
+from cdc.postgres.column_identity import align
 from cdc.postgres.connection import connect
-from cdc.postgres.drift import Sight, look
+from cdc.postgres.rewrite_detection import Sight, look
 from cdc.postgres.sqlstate import mapped
+from cdc.postgres.system_catalog import Catalogued, look_up, types
 from cdc.table import TableSchema, matches, topic
 
 # partitions are published as their root; unlogged and temporary tables write no WAL

@@ -19,7 +19,7 @@ from cdc.errors import StateConflict
 from cdc.log.read import LogReader
 from cdc.postgres.connection import connect
 from cdc.postgres.keys import check_keys
-from cdc.postgres.predicate import check_predicate
+from cdc.postgres.where_clause import check_predicate
 from cdc.snapshot.progress import BackfillStatus, covers, found
 from cdc.snapshot.work import BACKFILL, Request, Verb, check_request
 from cdc.table import TableSchema

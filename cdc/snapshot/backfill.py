@@ -19,12 +19,12 @@ from typing import Any, Final
 
 from cdc.errors import CdcError, Reaction
 from cdc.position import Position
-from cdc.postgres.chunk import Bounds, estimate, leaves, table_sizes
+from cdc.postgres.chunk_snapshot import Bounds, estimate, leaves, table_sizes
 from cdc.postgres.connection import cancel
 from cdc.postgres.keys import check_keys
-from cdc.postgres.predicate import check_predicate
 from cdc.postgres.publication import wait_for_older
-from cdc.postgres.published import published_schema
+from cdc.postgres.publication_columns import published_schema
+from cdc.postgres.where_clause import check_predicate
 from cdc.priority import give_way
 from cdc.snapshot.bases import moved_from, without_base
 from cdc.snapshot.chunks import Chunks, Slots, Stopped, Surroundings

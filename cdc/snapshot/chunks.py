@@ -21,14 +21,14 @@ from cdc.errors import ConfigError, SnapshotVoid
 from cdc.failpoint import hit
 from cdc.log.bucket import Root
 from cdc.mending import MendLines
-from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk import Span, has_columns, keyed_query, snapshot, span_query, whole_query
+from cdc.postgres.chunk_snapshot import Span, has_columns, keyed_query, snapshot, span_query, whole_query
 from cdc.postgres.copy import copy_rows
 from cdc.postgres.heartbeat import is_standby
 from cdc.postgres.keys import absent
-from cdc.postgres.predicate import reading_by
-from cdc.postgres.published import published_schema
+from cdc.postgres.publication_columns import published_schema
+from cdc.postgres.where_clause import reading_by
 from cdc.snapshot.cuts import CALM, Cut, Limits, Part, Read
 from cdc.snapshot.gone import gone
 from cdc.snapshot.pace import Pace

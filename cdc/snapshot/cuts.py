@@ -15,7 +15,7 @@ from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
-from cdc.postgres.chunk import Bounds, Leaf, Span
+from cdc.postgres.chunk_snapshot import Bounds, Leaf, Span
 from cdc.snapshot.work import Blocks, TableWork
 
 FIRST_ROWS: Final = 5_000

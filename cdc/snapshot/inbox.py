@@ -25,7 +25,7 @@ from cdc.change import Operation
 from cdc.errors import ConfigError, LogCorrupt, LogUnwritable
 from cdc.failpoint import hit
 from cdc.log.bucket import BucketPath, Root
-from cdc.pgoutput.transactions import SignalSeen
+from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.table import TableSchema
 
 FOLDER: Final = "_signals"

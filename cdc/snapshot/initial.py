@@ -32,16 +32,16 @@ from cdc.log.slot_record import write_slot_record
 from cdc.lsn import Lsn
 from cdc.mending import line_mender
 from cdc.metrics import SNAPSHOT_ROWS, Figures
-from cdc.pgoutput.copy_text import CopyDecoder, Lines
+from cdc.pgoutput.copy_decoder import CopyDecoder, Lines
 from cdc.position import Position
-from cdc.postgres.chunk import table_sizes
+from cdc.postgres.chunk_snapshot import table_sizes
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, hold_tables
-from cdc.postgres.history import source_state
 from cdc.postgres.publication import PublicationControl, ensure_publication
-from cdc.postgres.published import published_rows, published_schemas
+from cdc.postgres.publication_columns import published_rows, published_schemas
 from cdc.postgres.replication import SystemIdentity, identify
 from cdc.postgres.slot import ExportedSnapshot, SlotStatus, create_recorded_slot, drop_slot, exclusive, slot_status
+from cdc.postgres.source_identity import source_state
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import match_tables
 from cdc.resume import lineage_of

@@ -20,11 +20,11 @@ from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
 from cdc.errors import CdcError, PreflightFailed
 from cdc.position import Position
-from cdc.postgres.alignment import EPOCH_SHIFT
+from cdc.postgres.column_identity import EPOCH_SHIFT
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import Wants, preflight
 from cdc.postgres.publication import PublicationControl, ensure_publication, read_publication, withdraw
-from cdc.postgres.published import published_schema
+from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.tables import TableName, match_tables, read_schema, unfit_tables
 from cdc.remedy import literal
 from cdc.snapshot.placing import Placing

@@ -20,9 +20,9 @@ import pyarrow as pa
 from cdc.change import Operation, Place, control_row
 from cdc.errors import SnapshotVoid
 from cdc.log.reached import Reached
-from cdc.pgoutput.transactions import Decoded, WatermarkSeen
+from cdc.pgoutput.decoder_events import Decoded, WatermarkSeen
 from cdc.position import Position
-from cdc.postgres.chunk import Visibility
+from cdc.postgres.chunk_snapshot import Visibility
 from cdc.snapshot.inbox import Inbox
 from cdc.snapshot.window import KEPT, WHOLE, brings_version, placed, settle, unseen, window_of
 from cdc.table import TableSchema

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from cdc.log.bucket import Root
 from cdc.log.read import LogReader, read_file
 from cdc.position import Position
-from cdc.postgres.chunk import open_transactions
+from cdc.postgres.chunk_snapshot import open_transactions
 
 SLACK: Final = timedelta(minutes=1)
 """By how much commit times may go back from one commit to the next."""

@@ -15,7 +15,7 @@ from uuid import uuid4
 from cdc.change import WATERMARK_PREFIX
 from cdc.errors import SnapshotVoid
 from cdc.position import Position
-from cdc.postgres.chunk import replay_lag
+from cdc.postgres.chunk_snapshot import replay_lag
 from cdc.postgres.heartbeat import emit
 from cdc.snapshot.placing import Chunk, Placed, Placing
 from cdc.table import TableSchema

@@ -7,7 +7,7 @@ from dataclasses import replace
 from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError
 from cdc.position import Position
-from cdc.postgres.alignment import EPOCH_SHIFT
+from cdc.postgres.column_identity import EPOCH_SHIFT
 from cdc.snapshot.placing import Chunk
 from cdc.table import TableSchema, TableState
 

@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA, Operation, Place
-from cdc.postgres.chunk import Visibility
+from cdc.postgres.chunk_snapshot import Visibility
 
 KEPT: Final = ("op", "key", "after", "partial")
 """Columns of the stream's rows that a window needs to settle a chunk."""

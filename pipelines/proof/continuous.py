@@ -19,7 +19,7 @@ from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition
 from cdc.errors import CdcError, ExitCode
 from cdc.position import Position
-from cdc.postgres.ranges import KeyRange, next_start
+from cdc.postgres.key_ranges import KeyRange, next_start
 from cdc.snapshot.work import KEYS
 from cdc.verification import Mode
 from pipelines.proof.cut import ConsistentCut, consistent_cut

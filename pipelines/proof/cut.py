@@ -26,7 +26,7 @@ from cdc.position import Position
 from cdc.postgres import heartbeat
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, hold_tables
-from cdc.postgres.published import published_rows
+from cdc.postgres.publication_columns import published_rows
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import match_tables
 from cdc.stores.published import Published

@@ -1,4 +1,4 @@
-"""Digest: what the server says of rows (`cdc.postgres.ranges.digest_rows`), made of batches of canonical text.
+"""Digest: what the server says of rows (`cdc.postgres.key_ranges.digest_rows`), made of batches of canonical text.
 
 The two are written apart and have only the recipe in common: of each row the SHA-256 of its columns' lengths and texts,
 of all rows the sums of two words of it. Equal multisets have equal digests in any order of rows; two that differ have
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.postgres.ranges import Digest, DigestColumn, Form
+from cdc.postgres.key_ranges import Digest, DigestColumn, Form
 from cdc.table import Column
 
 _NULL: Final = pa.scalar("-", pa.large_string())

@@ -19,7 +19,7 @@ from cdc.errors import CutNotReached
 from cdc.log.ranges import Only
 from cdc.log.read import LogReader
 from cdc.position import Position
-from cdc.postgres.ranges import Digest, KeyRange
+from cdc.postgres.key_ranges import Digest, KeyRange
 from cdc.stores.lake import Lake
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.search import SearchIndex

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from cdc.errors import SinkUnavailable
-from cdc.postgres.ranges import KeyRange
+from cdc.postgres.key_ranges import KeyRange
 from cdc.stores.published import TableRecord
 from cdc.table import Column, TableSchema
 from cdc.verification import Mode

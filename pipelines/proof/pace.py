@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from cdc.postgres.ranges import Digest, KeyRange
+from cdc.postgres.key_ranges import Digest, KeyRange
 from pipelines.proof.compare import Rows
 from pipelines.proof.reference import Compared, Reference
 

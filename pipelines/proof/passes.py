@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from cdc.catalog import VerifiedRange
-from cdc.postgres.ranges import ordered_by_bytes
+from cdc.postgres.key_ranges import ordered_by_bytes
 from cdc.table import TableSchema
 
 _INTEGERS: Final = {20, 21, 23}

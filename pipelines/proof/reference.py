@@ -8,8 +8,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from cdc.pgoutput.copy_text import CopyDecoder
-from cdc.postgres.ranges import Digest, KeyRange, can_digest, count_rows, digest_rows, range_rows
+from cdc.pgoutput.copy_decoder import CopyDecoder
+from cdc.postgres.key_ranges import Digest, KeyRange, can_digest, count_rows, digest_rows, range_rows
 from cdc.table import TableSchema
 from pipelines.proof.compare import Rows, Shape
 from pipelines.proof.cut import ConsistentCut

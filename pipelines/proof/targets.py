@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from cdc.errors import CdcError, SinkUnavailable
 from cdc.naming import POSITION_COLUMN, column_name
-from cdc.postgres.ranges import KeyRange
+from cdc.postgres.key_ranges import KeyRange
 from cdc.stores.published import TableRecord
 from cdc.stores.rows import APPEND, CurrentRows, literal, quoted
 from cdc.stores.search import SearchIndex

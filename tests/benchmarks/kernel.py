@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdc.pgoutput.columnar import ColumnarDecoder
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
+from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Insert
-from cdc.pgoutput.transactions import Decoded
 from tests.pgoutput.encode import frame
 from tests.pgoutput.streams import table, transaction
 

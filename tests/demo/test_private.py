@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.postgres.programs import find_programs
+from cdc.postgres.binaries import find_programs
 from tests.fixtures.private import open_to_others, under_umask
 from tests.fixtures.waiting import until
 

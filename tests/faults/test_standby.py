@@ -12,7 +12,7 @@ import pytest
 
 from cdc.checks import problems
 from cdc.errors import LogError
-from cdc.postgres.chunk import replay_lag
+from cdc.postgres.chunk_snapshot import replay_lag
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.snapshot.work import Request

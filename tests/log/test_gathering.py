@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdc.log.gathering import CHUNKS, OPEN_LIMIT, Batch, Gathering
 from cdc.log.reached import Reached
-from cdc.pgoutput.transactions import Decoded
+from cdc.pgoutput.decoder_events import Decoded
 from cdc.position import Position
 from tests.log.rows import row, table
 

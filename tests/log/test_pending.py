@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA
 from cdc.log.pending import Pending
-from cdc.pgoutput.transactions import Decoded
+from cdc.pgoutput.decoder_events import Decoded
 from cdc.position import Position
 from tests.log.rows import row, table
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from numba.core.dispatcher import Dispatcher
 
-from cdc.pgoutput.compiled import load_kernels
+from cdc.pgoutput.load_kernels import load_kernels
 from cdc.postgres import libpq
 from cdc.postgres.connection import connect
 from tests.faults.capture import Captured

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA, OWN_PREFIXES
 from cdc.lsn import Lsn
-from cdc.pgoutput.columnar import ColumnarDecoder
-from cdc.pgoutput.decode import PlainDecoder
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
+from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import (
     UNCHANGED,
@@ -31,7 +31,7 @@ from cdc.pgoutput.messages import (
     Type,
     Update,
 )
-from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
+from cdc.pgoutput.reference_decoder import PlainDecoder
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.pgoutput.buffers import beside, pack, without
-from cdc.pgoutput.layout import Layout
+from cdc.pgoutput.tuple_layout import Layout
 
 
 @st.composite

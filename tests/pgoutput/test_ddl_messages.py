@@ -9,11 +9,11 @@ import pytest
 
 from cdc.change import DDL_PREFIX
 from cdc.lsn import Lsn
-from cdc.pgoutput.columnar import ColumnarDecoder
-from cdc.pgoutput.decode import PlainDecoder
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
+from cdc.pgoutput.decoder_events import DdlSeen, Decoded
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, Begin, Commit, Insert, Message
-from cdc.pgoutput.transactions import DdlSeen, Decoded
+from cdc.pgoutput.reference_decoder import PlainDecoder
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.pgoutput.encode import frame

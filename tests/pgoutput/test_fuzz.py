@@ -15,14 +15,14 @@ import pyarrow as pa
 from cdc.config.definition import Undecodable
 from cdc.errors import MalformedFrame, UnknownRelation
 from cdc.lsn import Lsn
-from cdc.pgoutput.columnar import ColumnarDecoder
-from cdc.pgoutput.copy_text import CopyDecoder
-from cdc.pgoutput.decode import PlainDecoder, parse_frame
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
+from cdc.pgoutput.copy_decoder import CopyDecoder
+from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import UNCHANGED as NOT_SENT
 from cdc.pgoutput.messages import Delete, Insert, Keepalive, Message, OldKind, OldTuple, Origin, Truncate, Type, Update
-from cdc.pgoutput.transactions import Decoded
-from cdc.pgoutput.undecodable import CopyMender, FrameMender
+from cdc.pgoutput.reference_decoder import PlainDecoder, parse_frame
+from cdc.pgoutput.text_repair import CopyMender, FrameMender
 from cdc.position import Position
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 from tests.pgoutput.streams import FULL, ORDERS, Decoder, events, ready, relation, rows, transaction

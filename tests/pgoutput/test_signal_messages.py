@@ -8,9 +8,9 @@ import pytest
 
 from cdc.change import SIGNAL_PREFIX
 from cdc.lsn import Lsn
+from cdc.pgoutput.decoder_events import Decoded, SignalSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, Insert, Message
-from cdc.pgoutput.transactions import Decoded, SignalSeen
 from cdc.position import Position
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 from tests.pgoutput.streams import DECODERS, Decoder, ready, transaction

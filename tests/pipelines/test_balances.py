@@ -15,7 +15,7 @@ import pytest
 from cdc import metrics
 from cdc.log.read import LogReader
 from cdc.position import Position
-from cdc.postgres.programs import find_programs
+from cdc.postgres.binaries import find_programs
 from cdc.snapshot.work import Request
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TargetState

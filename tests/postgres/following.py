@@ -8,12 +8,12 @@ from typing import Any, LiteralString
 
 from cdc.change import Operation
 from cdc.lsn import Lsn
-from cdc.pgoutput.columnar import ColumnarDecoder
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
+from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen
 from cdc.postgres.connection import connect
 from cdc.postgres.publication import ensure_publication
-from cdc.postgres.published import published_schema
+from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import match_tables

@@ -18,12 +18,12 @@ from psycopg import sql
 
 from cdc.change import LOG_SCHEMA
 from cdc.lsn import Lsn
-from cdc.pgoutput.columnar import ColumnarDecoder
-from cdc.pgoutput.copy_text import CopyDecoder
-from cdc.pgoutput.decode import PlainDecoder, parse_frame
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
+from cdc.pgoutput.copy_decoder import CopyDecoder
+from cdc.pgoutput.decoder_events import Decoded, RelationSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Commit, Keepalive
-from cdc.pgoutput.transactions import Decoded, RelationSeen
+from cdc.pgoutput.reference_decoder import PlainDecoder, parse_frame
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table

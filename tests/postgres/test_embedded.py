@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cdc.errors import EmbeddedUnavailable
+from cdc.postgres.binaries import account, find_programs, reachable
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.postgres.programs import account, find_programs, reachable
 
 
 def test_it_runs_under_a_folder_with_a_space_and_goes_without_a_trace(tmp_path: Path) -> None:

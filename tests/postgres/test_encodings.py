@@ -22,12 +22,12 @@ from cdc.log.segments import SegmentLimits
 from cdc.lsn import Lsn
 from cdc.mending import frame_mender, line_mender, unchanged
 from cdc.metrics import Figures
-from cdc.pgoutput.columnar import ColumnarDecoder
-from cdc.pgoutput.copy_text import CopyDecoder
-from cdc.pgoutput.decode import PlainDecoder
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
+from cdc.pgoutput.copy_decoder import CopyDecoder
+from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.transactions import Decoded
-from cdc.pgoutput.undecodable import CopyMender, FrameMender
+from cdc.pgoutput.reference_decoder import PlainDecoder
+from cdc.pgoutput.text_repair import CopyMender, FrameMender
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table

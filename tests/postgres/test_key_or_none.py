@@ -7,9 +7,9 @@ from typing import LiteralString
 import pytest
 
 from cdc.postgres.connection import connect
-from cdc.postgres.published import published_schemas
+from cdc.postgres.ddl_messages import script
+from cdc.postgres.publication_columns import published_schemas
 from cdc.postgres.tables import match_tables
-from cdc.postgres.telling import script
 from cdc.table import TableSchema, TableState
 from tests.fixtures.postgres import run_sql
 from tests.postgres.following import PUBLICATION, following

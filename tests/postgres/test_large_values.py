@@ -11,7 +11,7 @@ import hashlib
 import pytest
 
 from cdc.errors import Reaction, UndecodableWal
-from cdc.pgoutput.columnar import ColumnarDecoder
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.sqlstate import classify_message

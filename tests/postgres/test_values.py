@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from cdc.pgoutput.columnar import ColumnarDecoder
-from cdc.pgoutput.decode import PlainDecoder
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
+from cdc.pgoutput.reference_decoder import PlainDecoder
 from cdc.postgres.connection import connect
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.postgres.readings import Texts, captured, read_four_ways

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cdc.change import LOG_SCHEMA
-from cdc.postgres.chunk import Visibility
+from cdc.postgres.chunk_snapshot import Visibility
 
 RELATION = 7
 FIRST_XID = (1 << 32) - 4

@@ -18,7 +18,7 @@ from cdc.errors import ConfigError
 from cdc.log.read import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.predicate import READ_WITHIN
+from cdc.postgres.where_clause import READ_WITHIN
 from cdc.snapshot.tables import LOOK
 from cdc.snapshot.work import BACKFILL, Request, Verb, check_request
 from cdc.table import TableState

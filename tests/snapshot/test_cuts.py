@@ -10,7 +10,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from cdc.postgres.chunk import Leaf, Span
+from cdc.postgres.chunk_snapshot import Leaf, Span
 from cdc.postgres.tables import TableName
 from cdc.snapshot.cuts import ByBlocks, Limits, Part, Read
 from cdc.snapshot.work import TableWork

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from cdc.errors import ConfigError, LogCorrupt, LogUnwritable
-from cdc.pgoutput.transactions import SignalSeen
+from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.position import Position
 from cdc.snapshot.inbox import CONTENT_LIMIT, FOLDER, LIMIT, Channel, Inbox, Signal, SignalType, parsed
 from cdc.table import Column, ReplicaIdentity, TableSchema

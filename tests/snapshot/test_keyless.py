@@ -17,9 +17,9 @@ import pytest
 
 from cdc import metrics
 from cdc.change import LOG_SCHEMA, WATERMARK_PREFIX
-from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk import Visibility, snapshot
+from cdc.postgres.chunk_snapshot import Visibility, snapshot
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded import EmbeddedPostgres

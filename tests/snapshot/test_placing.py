@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import SnapshotVoid
-from cdc.pgoutput.transactions import Decoded, WatermarkSeen
+from cdc.pgoutput.decoder_events import Decoded, WatermarkSeen
 from cdc.position import Position
-from cdc.postgres.chunk import Visibility
+from cdc.postgres.chunk_snapshot import Visibility
 from cdc.snapshot.placing import WINDOW_LIMIT, Chunk, Placed, Placing
 from cdc.table import TableSchema
 from pipelines.fold import fold

@@ -13,7 +13,7 @@ from cdc.catalog import Catalog, Command, CommandState
 from cdc.config import Definition
 from cdc.errors import ConfigError
 from cdc.log.append import LogWriter
-from cdc.pgoutput.transactions import SignalSeen
+from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.position import Position
 from cdc.snapshot.inbox import FOLDER
 from cdc.snapshot.signals import SIGNAL, Signals

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table

@@ -10,7 +10,7 @@ import pyarrow as pa
 from cdc.errors import MalformedFrame
 from cdc.pgoutput import kernel
 from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, pack
-from cdc.pgoutput.layout import Layout
+from cdc.pgoutput.tuple_layout import Layout
 from cdc.position import Position
 from cdc.table import TableSchema
 

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.ranges import (
+from cdc.postgres.key_ranges import (
     Digest,
     DigestColumn,
     KeyRange,

@@ -12,9 +12,8 @@ from cdc.change import DDL_PREFIX, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX
 from cdc.errors import SourceError, UnknownRelation
 from cdc.pgoutput import kernel
 from cdc.pgoutput.buffers import Capacity, RowBuffers, beside, new_state, new_values, pack, without
-from cdc.pgoutput.decode import expand
+from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.layout import IGNORED, Layout
 from cdc.pgoutput.messages import (
     AnyMessage,
     Begin,
@@ -29,7 +28,8 @@ from cdc.pgoutput.messages import (
     row_oids,
 )
 from cdc.pgoutput.parse import malformed, parse_frame
-from cdc.pgoutput.transactions import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
+from cdc.pgoutput.reference_decoder import expand
+from cdc.pgoutput.tuple_layout import IGNORED, Layout
 from cdc.position import Position
 from cdc.table import TableSchema
 

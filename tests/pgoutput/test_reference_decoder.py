@@ -12,6 +12,7 @@ import pytest
 from cdc.change import HEARTBEAT_PREFIX, Operation
 from cdc.errors import MalformedFrame, MalformedPosition, UnknownRelation
 from cdc.lsn import Lsn
+from cdc.pgoutput.decoder_events import Decoded, RelationSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import (
     UNCHANGED,
@@ -29,7 +30,6 @@ from cdc.pgoutput.messages import (
     Type,
     Update,
 )
-from cdc.pgoutput.transactions import Decoded, RelationSeen
 from cdc.position import Position
 from cdc.table import TableSchema
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from cdc.lsn import Lsn
-from cdc.pgoutput.columnar import ColumnarDecoder
-from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
+from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.lsn_check import LsnCheck
 from cdc.pgoutput.streamed import marks, next_of, readonly, unwrap

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from cdc.config.definition import Undecodable
 from cdc.errors import UndecodableValue
-from cdc.pgoutput.copy_text import CopyDecoder
-from cdc.pgoutput.decode import PlainDecoder, parse_frame
+from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Delete, Insert, OldKind, OldTuple, Update
-from cdc.pgoutput.undecodable import PREFIX, CopyMender, FrameMender, mended
+from cdc.pgoutput.reference_decoder import PlainDecoder, parse_frame
+from cdc.pgoutput.text_repair import PREFIX, CopyMender, FrameMender, mended
 from cdc.position import Position
 from tests.pgoutput.encode import frame
 from tests.pgoutput.streams import ORDERS, events, relation, rows, streams, transaction
-from tests.pgoutput.test_copy_text import ESCAPES
+from tests.pgoutput.test_copy_decoder import ESCAPES
 
 BAD = b"a\xffb"
 MARK = "BAD"

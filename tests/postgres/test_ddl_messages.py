@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.postgres.catalogue import look_up
 from cdc.postgres.connection import connect
-from cdc.postgres.telling import read, script
+from cdc.postgres.ddl_messages import read, script
+from cdc.postgres.system_catalog import look_up
 from cdc.table import TableState
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.postgres.following import Following, following

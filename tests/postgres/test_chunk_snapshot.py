@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from cdc.errors import SnapshotVoid
-from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk import Bounds, Visibility, estimate, keyed_query, snapshot
+from cdc.postgres.chunk_snapshot import Bounds, Visibility, estimate, keyed_query, snapshot
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_rows, hold_tables
 from cdc.postgres.publication import ensure_publication

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from cdc.change import Operation
-from cdc.postgres.alignment import UNPROVED
+from cdc.postgres.column_identity import UNPROVED
 from cdc.postgres.connection import connect
+from cdc.postgres.ddl_messages import script
 from cdc.postgres.tables import read_schema
-from cdc.postgres.telling import script
 from cdc.table import TableSchema, TableState
 from tests.fixtures.postgres import run_sql
 from tests.postgres.following import Following, following

@@ -28,7 +28,7 @@ class DdlSeen:
     """What the event trigger in the source says at this place of a kept transaction; the consumer may `announce`."""
 
     content: bytes
-    """See `cdc.postgres.telling`; anybody can write such a message, so it may be anything."""
+    """See `cdc.postgres.ddl_messages`; anybody can write such a message, so it may be anything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.postgres.catalogue import Attribute, Catalogued, TypeFacts, types
 from cdc.postgres.connection import connect
 from cdc.postgres.sqlstate import mapped
+from cdc.postgres.system_catalog import Attribute, Catalogued, TypeFacts, types
 from cdc.table import ReplicaIdentity
 
 REWRITES: Final = {

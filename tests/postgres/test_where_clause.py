@@ -10,10 +10,10 @@ import pytest
 
 from cdc.errors import ConfigError, SourceUnreachable
 from cdc.postgres.connection import connect
-from cdc.postgres.predicate import check_predicate, reading_by
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import match_tables, read_schema
+from cdc.postgres.where_clause import check_predicate, reading_by
 from cdc.table import TableSchema
 from tests.fixtures.postgres import rows_of, run_sql
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.postgres.catalogue import WITNESS
 from cdc.postgres.sqlstate import mapped
+from cdc.postgres.system_catalog import WITNESS
 from cdc.table import Standing, TableSchema
 
 # a leaf came with its rows if it was attached, or if a partitioned table between it and this one was;

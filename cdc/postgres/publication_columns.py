@@ -11,7 +11,7 @@ from typing import Final
 
 import psycopg
 
-from cdc.postgres.chunk import whole_query
+from cdc.postgres.chunk_snapshot import whole_query
 from cdc.postgres.copy import copy_rows, copy_table
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import TableName, read_schemas

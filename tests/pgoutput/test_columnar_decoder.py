@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 import cdc
 from cdc.change import LOG_SCHEMA
 from cdc.errors import MalformedFrame, SourceError
-from cdc.pgoutput.columnar import ColumnarDecoder
-from cdc.pgoutput.decode import PlainDecoder
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
+from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Insert, OldKind, OldTuple, Update
-from cdc.pgoutput.transactions import Decoded
+from cdc.pgoutput.reference_decoder import PlainDecoder
 from cdc.position import Position
 from tests.pgoutput.encode import frame
 from tests.pgoutput.streams import IGNORED_OID, ORDERS, Decoder, events, ready, rows, streams, table, transaction

@@ -18,7 +18,7 @@ from typing import Final
 
 from cdc.config.definition import Undecodable
 from cdc.errors import MalformedFrame, UndecodableValue
-from cdc.pgoutput.copy_text import Lines
+from cdc.pgoutput.copy_decoder import Lines
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Begin, Relation
 from cdc.pgoutput.parse import HEADER, parse_frame

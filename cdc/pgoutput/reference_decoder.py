@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from cdc.change import DDL_PREFIX, LOG_SCHEMA, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.errors import SourceError, UnknownRelation
+from cdc.pgoutput.decoder_events import DdlSeen, Decoded, OpenTransaction, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.layout import IGNORED, Layout
 from cdc.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
@@ -41,7 +41,7 @@ from cdc.pgoutput.messages import (
     row_oids,
 )
 from cdc.pgoutput.parse import HEADER, malformed, parse_frame
-from cdc.pgoutput.transactions import DdlSeen, Decoded, OpenTransaction, RelationSeen, SignalSeen, WatermarkSeen
+from cdc.pgoutput.tuple_layout import IGNORED, Layout
 from cdc.position import Position
 from cdc.table import TableSchema
 

@@ -15,7 +15,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from cdc.postgres.chunk import row_filter
+from cdc.postgres.chunk_snapshot import row_filter
 from cdc.postgres.connection import is_raw
 from cdc.postgres.copy import copy_rows, rows_of_table, source_of
 from cdc.postgres.sqlstate import mapped

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import MalformedFrame
-from cdc.pgoutput.copy_text import CopyDecoder
+from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
 from tests.pgoutput.streams import KEYLESS, NARROW, ORDERS, table
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cdc.pgoutput.messages import Relation, RelationColumn
-from cdc.postgres.catalogue import Attribute, Catalogued, TypeFacts, unknown_type
+from cdc.postgres.system_catalog import Attribute, Catalogued, TypeFacts, unknown_type
 from cdc.table import CAPTURED, Column, ReplicaIdentity, TableSchema, TableState
 
 EPOCH_SHIFT: Final = 32
