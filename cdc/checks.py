@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final, NamedTuple
 
-from cdc import durable, metrics
+from cdc import atomic_file, metrics
 from cdc.catalog import Catalog
 from cdc.catalog.probe import check_catalog_writable, is_made
 from cdc.config import Definition, DeltaSink, rule_of, settings_of
@@ -45,10 +45,10 @@ from cdc.errors import (
     TimelineChanged,
     every_error,
 )
-from cdc.log.bucket import BucketPath, keeps_what_is_there
-from cdc.log.fenced import check_writable_format
-from cdc.log.intent import declared
-from cdc.log.read import LogReader
+from cdc.log.fenced_table import check_writable_format
+from cdc.log.object_path import BucketPath, keeps_what_is_there
+from cdc.log.pending_epoch import declared
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import Problem, Wants, preflight
@@ -248,7 +248,7 @@ def _log_directory(subject: Subject) -> Iterator[Problem]:
         check_writable_format(subject.log.format)
     if isinstance(root, Path):
         try:
-            durable.probe(root)
+            atomic_file.probe(root)
         except OSError as exc:
             raise LogUnwritable(f"the log's directory {str(root)!r} cannot be written: {_reason(exc)}") from exc
     yield from ()
@@ -329,7 +329,7 @@ def _lake(subject: Subject) -> Iterator[Problem]:
         if is_remote(place):
             continue
         try:
-            durable.probe(Path(place.removeprefix("file://")))
+            atomic_file.probe(Path(place.removeprefix("file://")))
         except OSError as exc:
             error = SinkUnavailable(f"{place!r} cannot be written: {_reason(exc)}")
             yield _problem_of(error, f"sink {sink.name}")

@@ -20,7 +20,7 @@ from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
 from cdc.error_location import LOCATED, locate
 from cdc.errors import CdcError, ExitCode, Reaction, UndecodableWal, known
-from cdc.log.patient import failure_of
+from cdc.log.retrying_writer import failure_of
 from cdc.patience import pause
 from cdc.reader import Reader
 from cdc.recovery import declare_next_epoch

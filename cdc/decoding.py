@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from cdc.config.definition import SnapshotMode
-from cdc.log.bucket import Root
-from cdc.log.read import LogReader
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.mending import MendFrames, frame_mender, unchanged
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder

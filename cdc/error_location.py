@@ -18,7 +18,7 @@ from cdc.errors import (
     SourceError,
     UndecodableWal,
 )
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.slot import SlotStatus, slot_status
 

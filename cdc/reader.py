@@ -17,13 +17,13 @@ from cdc import metrics
 from cdc.decoding import Decoding, KnownTransaction
 from cdc.errors import SourceError
 from cdc.failpoint import hit
-from cdc.log.append import LogWriter, StagedFile
-from cdc.log.gathering import Batch, Gathering
+from cdc.log.commit_batcher import Batch, Gathering
 from cdc.log.layout import LogIdentity
-from cdc.log.leftovers import remove_leftovers
-from cdc.log.patient import PatientWriter
-from cdc.log.read import LogReader
-from cdc.log.trimmer import Trimmer
+from cdc.log.orphan_files import remove_leftovers
+from cdc.log.reader import LogReader
+from cdc.log.retention_worker import Trimmer
+from cdc.log.retrying_writer import PatientWriter
+from cdc.log.writer import LogWriter, StagedFile
 from cdc.memory import give_back_what_is_freed
 from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch

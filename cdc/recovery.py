@@ -14,11 +14,11 @@ from cdc.change import Operation, Place, control_row
 from cdc.config import Definition
 from cdc.errors import CdcError, ConfigError, LogError, SlotInUse, SlotMissing, StateConflict
 from cdc.failpoint import hit
-from cdc.log.append import LogWriter
-from cdc.log.intent import EpochIntent, declare, declared
 from cdc.log.layout import CommitInfo, LogIdentity
-from cdc.log.read import LogReader
+from cdc.log.pending_epoch import EpochIntent, declare, declared
+from cdc.log.reader import LogReader
 from cdc.log.slot_record import write_slot_record
+from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect

@@ -22,7 +22,7 @@ from cdc.config import Definition
 from cdc.config.definition import OnWalBudget
 from cdc.error_location import LOCATED, locate
 from cdc.errors import CdcError, LogError, LogUnwritable, SlotInUse, SourceError, WalBudgetExceeded
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.marks import marks
 from cdc.postgres import heartbeat
 from cdc.postgres.connection import ANSWER_WITHIN, connect

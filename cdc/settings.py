@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cdc.config import Definition
-from cdc.log.bucket import Root
+from cdc.log.object_path import Root
+from cdc.log.retention import Retention
 from cdc.log.segments import SegmentLimits
-from cdc.log.trimming import Retention
 from cdc.snapshot.initial import CopySource
 from cdc.snapshot.membership import publication_control
 

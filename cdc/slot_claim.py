@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from cdc.errors import SlotInTheWay, SlotInUse, SlotNotCreated, SlotNotOurs
-from cdc.log.append import LogWriter
-from cdc.log.bucket import Root
 from cdc.log.layout import CommitInfo
-from cdc.log.read import LogReader
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader
 from cdc.log.slot_record import SlotRecord, read_slot_record, write_slot_record
+from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.replication import SystemIdentity

@@ -27,7 +27,7 @@ from cdc.errors import (
     TargetUnfit,
     TransformRefused,
 )
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.stores.places import check_place
 from cdc.table import TableSchema, TableState, matches
 

@@ -12,7 +12,7 @@ from cdc.config.columns import Misfit, kept, misfits
 from cdc.config.document import Key
 from cdc.config.sinks import Sink
 from cdc.errors import InvalidDefinition, SinkUnavailable, TransformRefused
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.stores.places import is_begun
 from cdc.table import TableSchema
 from cdc.targets import Fed, fed, tables_in, taken

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from cdc import durable
+from cdc import atomic_file
 from cdc.failpoint import hit
 from cdc.log import consumers
-from cdc.log.bucket import Root, located
-from cdc.log.compacted import CompactedWriter, Run, WrittenFile, state
-from cdc.log.fenced import sync_commit
+from cdc.log.compacted_state import CompactedWriter, Run, WrittenFile, state
+from cdc.log.fenced_table import sync_commit
 from cdc.log.layout import CHANGES, LogFile, commit_file
-from cdc.log.read import LogReader
+from cdc.log.object_path import Root, located
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.compaction.blobs import packed
 from pipelines.compaction.cancelled import cancelled
@@ -221,7 +221,7 @@ def _secure(root: Root, log: LogReader) -> None:
     try:
         sync_commit(root / CHANGES, log.version)
     except FileNotFoundError:  # cleaned away, long after its sync
-        durable.sync(commit_file(root / CHANGES, log.version).parent)
+        atomic_file.sync(commit_file(root / CHANGES, log.version).parent)
 
 
 def _floor(root: Root, writer: CompactedWriter) -> Position:

@@ -41,7 +41,7 @@ from cdc.errors import (
     known,
 )
 from cdc.failpoint import hit
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.private_files import make_private_directory
 from pipelines.apply import SinkLoop

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from cdc.errors import InvalidDefinition, SchemaNotApplicable
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.reading.frames import SCHEMA, Frame, LogPartition, dealt, planned, read
 from pipelines.reading.pushed import Pushed

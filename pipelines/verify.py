@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition, DeltaSink, SearchSink
 from cdc.errors import ConfigError, CutNotReached, SinkUnavailable
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.tables import match_tables

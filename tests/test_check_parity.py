@@ -15,7 +15,7 @@ import pytest
 from cdc import metrics
 from cdc.checks import check_log
 from cdc.errors import CdcError
-from cdc.log.intent import EpochIntent, declare
+from cdc.log.pending_epoch import EpochIntent, declare
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.reader import Reader

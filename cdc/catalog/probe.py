@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import inspect, make_url, text
 from sqlalchemy.orm import Session
 
-from cdc import durable
+from cdc import atomic_file
 from cdc.catalog.database import Database
 from cdc.catalog.models import ProcessRow
 from cdc.errors import CatalogUnavailable
@@ -27,7 +27,7 @@ def check_catalog_writable(url: str) -> None:
     file = _file(url)
     try:
         if file is not None:
-            durable.probe(file.parent)  # its journal lies there
+            atomic_file.probe(file.parent)  # its journal lies there
     except OSError as exc:
         why = (exc.strerror or "refused").lower()
         raise CatalogUnavailable(f"catalog {url!r}: its directory cannot be written: {why}") from exc

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cdc.config import Definition
-    from cdc.log.read import LogReader
+    from cdc.log.message_formats import Message, Row
+    from cdc.log.reader import LogReader
     from cdc.position import Position
-    from cdc.tail import Message, Row
 
 POLL: Final = 0.1
 """Seconds between two looks at the log of `tail -f`: the log's own linger."""
@@ -56,7 +56,7 @@ def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CO
     if position is not None:
         _inspect_transaction(log, definition, position, json=json)
         return
-    from cdc.log.peek import counts
+    from cdc.log.inspect import counts
 
     found = counts(log)
     tables = {topic: operations for topic, operations in found.items() if topic}
@@ -97,7 +97,7 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     With --json and without -f they come as one envelope. Integers and booleans are JSON's, every
     other value is the text that Postgres sent.
     """
-    from cdc.tail import Tables
+    from cdc.log.message_formats import Tables
 
     printer = _Printer(form, op, json=json, follow=follow)
     definition, log = opened(config)
@@ -130,14 +130,14 @@ class _View:
     ) -> None:
         from importlib.metadata import version
 
-        from cdc.tail import Place
+        from cdc.log.message_formats import Place
 
         self._log, self._wanted, self._printer = log, wanted, printer
         self._place = Place(definition.name, log.identity.database, version("cdc"))
 
     def last(self, count: int, operations: frozenset[str]) -> pa.Table:
         """At least the last `count` rows, sorted."""
-        from cdc.log.peek import newest
+        from cdc.log.inspect import newest
 
         return newest(self._log, self._wanted, count, operations)
 
@@ -154,7 +154,7 @@ class _View:
 
     def parts(self, after: Position, upto: Position) -> Iterator[pa.Table]:
         """The rows in (after, upto], sorted, a few files at a time; raises LogTrimmed if not all are left."""
-        from cdc.log.peek import between
+        from cdc.log.inspect import between
 
         _check_left(self._log, after)
         return between(self._log, self._wanted, after, upto)
@@ -167,7 +167,7 @@ class _View:
 
     def messages(self, rows: pa.Table, tables: Any) -> Iterator[tuple[Row, Message]]:
         """What is printed of them."""
-        from cdc.tail import messages
+        from cdc.log.message_formats import messages
 
         stream = (row for batch in rows.to_batches(max_chunksize=1024) for row in batch.to_pylist())
         return messages(stream, tables, self._printer.form, self._place)
@@ -178,7 +178,7 @@ class _Printer:
 
     def __init__(self, form: str, operations: str, *, json: bool, follow: bool) -> None:
         from cdc.change import Operation
-        from cdc.tail import Format
+        from cdc.log.message_formats import Format
 
         if form not in tuple(Format):
             raise ConfigError(f"unknown format {form!r}", remedy=f"write --format {', '.join(Format)}")
@@ -192,7 +192,7 @@ class _Printer:
 
     def show(self, found: Iterator[tuple[Row, Message]], count: int) -> None:
         """Print the last `count` messages of the wanted operations, all for -1."""
-        from cdc.tail import filtered
+        from cdc.log.message_formats import filtered
 
         wanted = deque(filtered(found, self.operations), maxlen=None if count < 0 else count)
         if self._envelope:
@@ -216,9 +216,9 @@ def _line(message: Message) -> str:
 
 
 def _inspect_transaction(log: LogReader, definition: Definition, position: str, *, json: bool) -> None:
-    from cdc.log.peek import transaction
+    from cdc.log.inspect import transaction
+    from cdc.log.message_formats import Format, Tables
     from cdc.position import Position
-    from cdc.tail import Format, Tables
 
     wanted = Position.parse(position)
     _check_left(log, Position(max(0, wanted - 1)))
@@ -259,7 +259,7 @@ def _since(log: LogReader, text: str | None) -> tuple[Position, datetime | None]
     """(position, exclusive; earliest commit time) of --since."""
     if text is None:
         return None
-    from cdc.log.peek import before_time
+    from cdc.log.inspect import before_time
     from cdc.position import Position
 
     try:
@@ -289,7 +289,7 @@ def _earliest(log: LogReader) -> datetime:
     """When the oldest change was committed that is left."""
     import pyarrow.compute as pc
 
-    from cdc.log.read import read_file
+    from cdc.log.reader import read_file
 
     first = min(log.every_file(), key=lambda file: file.first)  # the newest segment is never trimmed
     found: datetime = pc.min(read_file(first, log.oldest, first.last, ["committed_at"])["committed_at"]).as_py()

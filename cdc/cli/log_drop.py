@@ -11,7 +11,7 @@ from cdc.cli.destructive import YesOption, audit, confirm
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit
 
 if TYPE_CHECKING:
-    from cdc.log.damaged import Damaged, Dropped
+    from cdc.log.audit.damaged_file import Damaged, Dropped
 
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="As 'cdc log verify' names it.")]
 
@@ -28,7 +28,7 @@ def drop_file(
     from dataclasses import asdict
 
     from cdc.config import load
-    from cdc.log.damaged import Damaged
+    from cdc.log.audit.damaged_file import Damaged
 
     definition = load(config)
     damaged = Damaged.find(definition.log.root, file)
@@ -40,7 +40,7 @@ def drop_file(
 
 
 def _asked(damaged: Damaged) -> str:
-    from cdc.log.damaged import Way
+    from cdc.log.audit.damaged_file import Way
 
     place = f"{damaged.file.first!s} to {damaged.file.last!s}"
     return {
@@ -51,7 +51,7 @@ def _asked(damaged: Damaged) -> str:
 
 
 def _summary(done: Dropped) -> str:
-    from cdc.log.damaged import Way
+    from cdc.log.audit.damaged_file import Way
 
     if done.way is Way.TRIMMED:
         return f"{done.file} left the log with its segment; its changes are compacted, start the reader"

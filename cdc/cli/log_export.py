@@ -16,9 +16,9 @@ from cdc.cli.retention import opened
 if TYPE_CHECKING:
     from cdc.config import Definition
     from cdc.log.export import Span
-    from cdc.log.read import LogReader
+    from cdc.log.message_formats import Format, Message
+    from cdc.log.reader import LogReader
     from cdc.position import Position
-    from cdc.tail import Format, Message
 
 
 class Shape(StrEnum):
@@ -55,8 +55,8 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
     JSON comes in the order of the commits and holds one transaction in memory; Parquet as the rows lie in the log.
     """
     from cdc.log.export import span, write_lines, write_parquet
+    from cdc.log.message_formats import Format
     from cdc.table import named
-    from cdc.tail import Format
 
     definition, log = opened(config)
     globs = tuple(tables or ())
@@ -83,7 +83,7 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 def _messages(log: LogReader, definition: Definition, asked: Span, form: Format) -> Iterator[Message]:
     from cdc.log.export import sorted_rows
-    from cdc.tail import Place, Tables, messages
+    from cdc.log.message_formats import Place, Tables, messages
 
     tables = Tables(dict(log.schemas(asked.after)))
     place = Place(definition.name, log.identity.database, version("cdc"))

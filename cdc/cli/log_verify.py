@@ -13,7 +13,7 @@ from cdc.errors import ExitCode, LogDamaged
 
 if TYPE_CHECKING:
     from cdc.config import Definition
-    from cdc.log.proof.verify import Report
+    from cdc.log.audit.verify import Report
 
 _MEBIBYTE: Final = 1 << 20
 
@@ -37,8 +37,8 @@ def verify(
     whether they are whole.
     """
     from cdc.config import load
-    from cdc.log.proof.verify import Scope
-    from cdc.log.proof.verify import verify as look
+    from cdc.log.audit.verify import Scope
+    from cdc.log.audit.verify import verify as look
 
     definition = load(config)
     scope = Scope(

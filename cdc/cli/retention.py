@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from cdc.catalog.commands import Command
     from cdc.config import Definition
-    from cdc.log.bucket import Root
     from cdc.log.layout import LogFile
-    from cdc.log.read import LogReader
+    from cdc.log.object_path import Root
+    from cdc.log.reader import LogReader
     from cdc.service.holdings import Collected, ConsumerLine, LogStatus, SegmentLine
 
 _WAITING: Final = "left the log and stay on the disk for who still reads them"
@@ -100,7 +100,7 @@ def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, jso
 def opened(config: Path) -> tuple[Definition, LogReader]:
     """The definition, and a view of its log; raises LogError without one."""
     from cdc.config import load
-    from cdc.log.read import LogReader
+    from cdc.log.reader import LogReader
 
     definition = load(config)
     return definition, LogReader(definition.log.root)
@@ -205,7 +205,7 @@ def _table(found: LogStatus, segments: Sequence[SegmentLine]) -> list[str]:
 
 
 def _listing(root: Root, log: LogReader) -> list[str]:
-    from cdc.log.compacted import state
+    from cdc.log.compacted_state import state
     from cdc.service import figures
 
     held = state(root, log.log_id)

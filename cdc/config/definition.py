@@ -41,7 +41,7 @@ from cdc.config.secret import HIDDEN, Secret
 from cdc.config.sinks import Sink
 from cdc.config.storage import Storage, root_at
 from cdc.errors import ServiceUnprotected
-from cdc.log.bucket import Root
+from cdc.log.object_path import Root
 from cdc.table import parted, topic
 
 

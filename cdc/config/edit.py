@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
-from cdc import durable
+from cdc import atomic_file
 from cdc.config.definition import Definition
 from cdc.config.load import check, load
 from cdc.errors import ConfigError
@@ -76,7 +76,7 @@ def write(edit: Edit) -> None:
         if path.read_bytes() != edit.before.encode():
             raise ConfigError(f"{edit.path} was changed meanwhile", remedy="ask again")
         held = path.stat()
-        durable.replace(path, edit.after.encode())
+        atomic_file.replace(path, edit.after.encode())
         path.chmod(stat.S_IMODE(held.st_mode))
         if (path.stat().st_uid, path.stat().st_gid) != (held.st_uid, held.st_gid):
             os.chown(path, held.st_uid, held.st_gid)

@@ -14,7 +14,7 @@ from cdc.config.model import Model
 from cdc.config.names import Location, Switch, wrong
 from cdc.config.secret import HIDDEN, Secret
 from cdc.errors import InvalidDefinition
-from cdc.log.bucket import Root, located
+from cdc.log.object_path import Root, located
 
 _S3: Final = {
     "endpoint": "aws_endpoint",

@@ -15,7 +15,7 @@ from cdc.demo.children import command, last_line
 from cdc.demo.ground import Ground
 from cdc.demo.statements import script
 from cdc.errors import ChildFailed
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.table import TableSchema

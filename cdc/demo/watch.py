@@ -16,7 +16,7 @@ from cdc.catalog import Catalog
 from cdc.change import Operation
 from cdc.demo.ground import Ground
 from cdc.errors import LogError
-from cdc.log.read import LogReader, read_file
+from cdc.log.reader import LogReader, read_file
 from cdc.metrics import COMPILING, SLOT_RETAINED, SOURCE_LAG_SECONDS
 from cdc.position import Position
 from cdc.service.machine_load import LoadMeter, MachineLoad

@@ -14,8 +14,8 @@ from typing import Final
 
 from deltalake import DeltaTable
 
-from cdc import durable
-from cdc.log.bucket import BucketPath, Root
+from cdc import atomic_file
+from cdc.log.object_path import BucketPath, Root
 
 HOUR: Final = 3600.0
 ASIDE: Final = "_checkpoint"
@@ -33,7 +33,7 @@ def checkpoint(path: Root, table: DeltaTable, kept: int = KEPT) -> None:
         table.cleanup_metadata()
         return
     log, version = path / "_delta_log", int(table.version())
-    durable.replace(log / HINT, checkpoint_at(path, version))
+    atomic_file.replace(log / HINT, checkpoint_at(path, version))
     oldest = f"{max(0, version - kept):020d}"
     for file in log.glob("[0-9]*[a-z]"):
         if file.name < oldest:
@@ -71,9 +71,9 @@ def _made_aside(path: Path, version: int) -> Path:
 
 def _move_in(log: Path, aside: Path) -> None:
     newest = max(aside.glob("*.checkpoint*.parquet"))
-    durable.sync(newest)
+    atomic_file.sync(newest)
     newest.replace(log / newest.name)
-    durable.sync(log)
+    atomic_file.sync(log)
 
 
 def version_of(file: Path) -> int:

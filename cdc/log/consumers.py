@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cdc import durable
+from cdc import atomic_file
 from cdc.errors import LogCorrupt
-from cdc.log.bucket import Root, located
-from cdc.log.noted import Noted
+from cdc.log.boot_clock import Noted
+from cdc.log.object_path import Root, located
 from cdc.position import Position
 
 FOLDER: Final = "_consumers"
@@ -38,7 +38,7 @@ class Consumer:
     seen_at: int = 0
     """Microseconds UTC of its last word."""
     boot: str = ""
-    """Of the machine that it said it on, as `up_us` is: see cdc.log.noted."""
+    """Of the machine that it said it on, as `up_us` is: see cdc.log.boot_clock."""
     up_us: int = 0
 
     def __post_init__(self) -> None:
@@ -66,9 +66,9 @@ def register(root: str | Root, consumer: Consumer) -> None:
     folder = root / FOLDER
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        durable.sync(root)
+        atomic_file.sync(root)
     said = consumer.to_json() | {"boot": consumer.boot, "up_us": consumer.up_us}
-    durable.replace(folder / f"{consumer.uuid}.json", json.dumps(said).encode())
+    atomic_file.replace(folder / f"{consumer.uuid}.json", json.dumps(said).encode())
 
 
 def ls(root: str | Root) -> list[Consumer]:
@@ -94,7 +94,7 @@ def forget(root: str | Root, uuid: str) -> bool:
     if not _PLAIN.match(uuid) or not file.exists():
         return False
     file.unlink(missing_ok=True)
-    durable.sync(file.parent)
+    atomic_file.sync(file.parent)
     return True
 
 

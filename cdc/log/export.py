@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError, LogTrimmed
+from cdc.log.inspect import between
 from cdc.log.layout import GROUP, PARQUET
-from cdc.log.peek import between
-from cdc.log.read import LogReader, read_file
+from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 
 FILE_ROWS: Final = 1_000_000

@@ -11,9 +11,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from cdc import durable
+from cdc import atomic_file
 from cdc.errors import LogCorrupt
-from cdc.log.bucket import Root, located
+from cdc.log.object_path import Root, located
 from cdc.lsn import Lsn
 
 NAME: Final = "_slot.json"
@@ -59,4 +59,4 @@ def write_slot_record(root: str | Root, record: SlotRecord) -> None:
     """Replace the record; durable when it returns."""
     restart = None if record.restart_lsn is None else str(record.restart_lsn)
     fields = {**asdict(record), "confirmed_flush": str(record.confirmed_flush), "restart_lsn": restart}
-    durable.replace(located(root) / NAME, json.dumps(fields).encode())
+    atomic_file.replace(located(root) / NAME, json.dumps(fields).encode())

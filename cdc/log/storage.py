@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from cdc import durable
+from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogInaccessible
-from cdc.log.bucket import BucketPath, Options, Root, located, options_of, told
 from cdc.log.layout import GROUP, PARQUET, commit_file
+from cdc.log.object_path import BucketPath, Options, Root, located, options_of, told
 
 _LOG: Final = "_delta_log"
 _READABLE: Final = "let this user read and write the directory log.path, and every one above it"
@@ -146,7 +146,7 @@ def _made(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        durable.sync(path.parent)
+        atomic_file.sync(path.parent)
     except BaseException:
         with suppress(OSError):  # what was begun takes room that may be wanted for the next attempt
             path.unlink(missing_ok=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cdc.config import Definition
-from cdc.log import trimmer
-from cdc.log.proof.strays import remove
-from cdc.log.sweep import sweep, waiting
+from cdc.log import retention_worker
+from cdc.log.audit.orphan_files import remove
+from cdc.log.vacuum import sweep, waiting
 from cdc.service.holdings import Collected, Trimmable
 from cdc.settings import retention_of
 
@@ -16,11 +16,11 @@ def collect(definition: Definition, *, dry_run: bool) -> Collected:
     In a dry run nothing is touched.
     """
     root, retention = definition.log.root, retention_of(definition)
-    trim = trimmer.due(root, retention)
+    trim = retention_worker.due(root, retention)
     swept = sweep(root, retention, dry_run=dry_run)
     strays = remove(root, retention.grace, dry_run=dry_run)
     if trim is not None and not dry_run:
-        trimmer.ask(root)
+        retention_worker.ask(root)
     return Collected(
         dry_run=dry_run,
         trim=None if trim is None else Trimmable(segments=trim.segments, oldest=str(trim.upto)),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from cdc.errors import UnknownName
-from cdc.log.peek import outline
-from cdc.log.read import LogReader
+from cdc.log.inspect import outline
+from cdc.log.message_formats import Format, Place, Tables, messages
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.service.holdings import Transaction
-from cdc.tail import Format, Place, Tables, messages
 
 _NOT_READ: Final = {"before": None, "after": None, "partial": False}
 _NOWHERE: Final = Place("", "", "")

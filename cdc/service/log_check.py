@@ -57,7 +57,7 @@ def log_check(definition: Definition, most: int) -> LogCheck:
     Changes nothing. Raises LogError if there is no log.
     """
     # loaded when somebody first asks: who serves without ever looking needs no Arrow
-    checks = import_module("cdc.log.proof.verify")
+    checks = import_module("cdc.log.audit.verify")
     report = checks.verify(definition.log.root, checks.Scope(most=most, grace=definition.log.retain.grace))
     told = report.to_json()
     return LogCheck(

@@ -8,15 +8,15 @@ from typing import Final, TypeVar
 
 from cdc.errors import CdcError, ConfigError, LogCorrupt, LogTrimmed, UnknownName
 from cdc.log import consumers
-from cdc.log.bucket import Root, located
-from cdc.log.compacted import Compacted, Run, last_commit, state
+from cdc.log.compacted_state import Compacted, Run, last_commit, state
 from cdc.log.consumers import Consumer
-from cdc.log.extent import Extent, Extents
 from cdc.log.layout import CHANGES, LogFile
-from cdc.log.plan import is_late
-from cdc.log.read import LogReader
+from cdc.log.object_path import Root, located
+from cdc.log.read_plan import is_late
+from cdc.log.reader import LogReader
+from cdc.log.segment_listing import Extent, Extents
 from cdc.log.storage import is_table
-from cdc.log.sweep import waiting
+from cdc.log.vacuum import waiting
 from cdc.position import Position
 from cdc.service.holdings import (
     Compaction,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.errors import LogError
-from cdc.log.bucket import Root
-from cdc.log.read import LogReader
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader
 from cdc.service.copying import TableStatus
 from cdc.service.status import PipelineStatus
 from cdc.snapshot.progress import Progress

@@ -16,7 +16,7 @@ from uuid import uuid4
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.errors import StateConflict
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.postgres.connection import connect
 from cdc.postgres.keys import check_keys
 from cdc.postgres.where_clause import check_predicate

@@ -12,8 +12,8 @@ from collections.abc import Collection
 import pyarrow.compute as pc
 
 from cdc.change import Operation
-from cdc.log.bucket import Root
-from cdc.log.read import LogReader, read_file
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 
 _COLUMNS = ["relation", "key", "old_key", "partial"]

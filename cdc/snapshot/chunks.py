@@ -19,7 +19,7 @@ import pyarrow as pa
 from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError, SnapshotVoid
 from cdc.failpoint import hit
-from cdc.log.bucket import Root
+from cdc.log.object_path import Root
 from cdc.mending import MendLines
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position

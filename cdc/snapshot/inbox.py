@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from cdc import durable
+from cdc import atomic_file
 from cdc.change import Operation
 from cdc.errors import ConfigError, LogCorrupt, LogUnwritable
 from cdc.failpoint import hit
-from cdc.log.bucket import BucketPath, Root
+from cdc.log.object_path import BucketPath, Root
 from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.table import TableSchema
 
@@ -144,7 +144,7 @@ class Inbox:
                 self._arrived += 1
                 signal = Signal(*place, self._arrived, channel, name, SignalType(kind), body)
                 self._folder.mkdir(exist_ok=True)
-                durable.replace(self._folder / f"{signal.key}.json", json.dumps(asdict(signal)).encode())
+                atomic_file.replace(self._folder / f"{signal.key}.json", json.dumps(asdict(signal)).encode())
                 self._empty = False
             hit("signal_kept")
 
@@ -171,7 +171,7 @@ class Inbox:
         """Forget one that was carried out."""
         with _disk():
             (self._folder / f"{signal.key}.json").unlink(missing_ok=True)
-            durable.sync(self._folder)
+            atomic_file.sync(self._folder)
 
     def _files(self) -> Iterator[Root]:
         # a hidden one is a draft

@@ -23,12 +23,12 @@ from cdc.config.definition import Snapshot, SnapshotMode, Undecodable
 from cdc.epoch import Continuation, Past, continue_relations
 from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit
-from cdc.log.append import LogWriter, StagedFile
-from cdc.log.bucket import Root
-from cdc.log.intent import declared, fulfil
 from cdc.log.layout import CommitInfo, Lineage
-from cdc.log.read import LogReader
+from cdc.log.object_path import Root
+from cdc.log.pending_epoch import declared, fulfil
+from cdc.log.reader import LogReader
 from cdc.log.slot_record import write_slot_record
+from cdc.log.writer import LogWriter, StagedFile
 from cdc.lsn import Lsn
 from cdc.mending import line_mender
 from cdc.metrics import SNAPSHOT_ROWS, Figures

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cdc.change import Operation, Place, control_row
 from cdc.errors import SnapshotVoid
-from cdc.log.reached import Reached
+from cdc.log.durable_position import Reached
 from cdc.pgoutput.decoder_events import Decoded, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility

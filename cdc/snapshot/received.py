@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.log.bucket import Root
-from cdc.log.read import LogReader, read_file
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import open_transactions
 

@@ -20,7 +20,7 @@ from cdc.catalog import Catalog, CommandState
 from cdc.config import Definition
 from cdc.errors import ConfigError, LogError, StateConflict
 from cdc.failpoint import hit
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.asking import say
 from cdc.snapshot.inbox import LIMIT, SHOWN, Channel, Inbox, Signal, SignalType, parsed

@@ -14,7 +14,7 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import Command, CommandState
 from cdc.config import Definition
 from cdc.errors import StateConflict, UnknownName
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.snapshot.progress import covers
 from cdc.snapshot.work import BACKFILL, Request
 from cdc.table import TableSchema, TableState, exactly, named

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from cdc.change import ROW_OPERATIONS, Operation
 from cdc.log.layout import LogFile
 from cdc.log.ranges import Only
-from cdc.log.read import read_file, stream_file
+from cdc.log.reader import read_file, stream_file
 from cdc.position import Position
 from cdc.table import TableSchema
 from pipelines.fold import after_fences

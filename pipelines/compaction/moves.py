@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA
-from cdc.log.compacted import Run
+from cdc.log.compacted_state import Run
 from cdc.log.layout import LogFile
-from cdc.log.read import read_file
+from cdc.log.reader import read_file
 from cdc.position import Position
 from pipelines.compaction.compacting import moved
 

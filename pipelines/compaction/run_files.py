@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
-from cdc.log.bucket import Root, located
-from cdc.log.compacted import WrittenFile
+from cdc.log.compacted_state import WrittenFile
 from cdc.log.layout import ORDER, LogFile, statistics
+from cdc.log.object_path import Root, located
 from cdc.log.ranges import split
-from cdc.log.read import read_file
+from cdc.log.reader import read_file
 from cdc.log.storage import write_parquet
 from cdc.position import Position
 from pipelines.compaction.blobs import opened, packed, places_by_part

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA
 from cdc.log.layout import LogFile
-from cdc.log.read import stream_file
+from cdc.log.reader import stream_file
 from cdc.position import Position
 from pipelines.compaction.compacting import SURVEYED, needed
 

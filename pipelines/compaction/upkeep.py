@@ -18,9 +18,9 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
 from cdc.config import Definition
 from cdc.errors import CdcError, LogError
-from cdc.log import trimmer
-from cdc.log.compacted import state
-from cdc.log.read import LogReader
+from cdc.log import retention_worker
+from cdc.log.compacted_state import state
+from cdc.log.reader import LogReader
 from cdc.service.upkeep import COMPACT
 from pipelines.compact import Limits, Outcome, compact, is_large
 from pipelines.session import COMPACTION_POOL
@@ -83,7 +83,7 @@ class Upkeep(Thread):
         except Exception as exc:  # noqa: BLE001 - whatever it is, the sinks go on
             return self._failed(exc)
         if made.rows_in or made.merged:
-            trimmer.ask(self._root)
+            retention_worker.ask(self._root)
             log.info("compacted", outcome=made.to_json(), seconds=round(time.monotonic() - began, 1))
         return made
 

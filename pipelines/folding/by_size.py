@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS
 from cdc.failpoint import hit
 from cdc.log.ranges import Only
-from cdc.log.read import LogReader, read_file
+from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.table import matches
 from pipelines.fold import fold

@@ -17,7 +17,7 @@ from cdc.change import LOG_SCHEMA
 from cdc.config import DeltaSink, SearchSink
 from cdc.errors import CutNotReached
 from cdc.log.ranges import Only
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.key_ranges import Digest, KeyRange
 from cdc.stores.lake import Lake

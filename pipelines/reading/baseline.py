@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from cdc.change import LOG_SCHEMA, Operation
 from cdc.log.layout import LogFile
 from cdc.log.ranges import Only
-from cdc.log.read import Extent, stream_file
+from cdc.log.reader import Extent, stream_file
 from cdc.position import Position
 from pipelines.compaction.compacting import compacted
 from pipelines.compaction.moves import moves_in, part_of, together

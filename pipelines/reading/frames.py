@@ -17,9 +17,9 @@ from pyspark.sql.types import StructType
 from cdc.change import LOG_SCHEMA
 from cdc.errors import InvalidDefinition
 from cdc.log.layout import LogFile
-from cdc.log.plan import History
 from cdc.log.ranges import Only, split
-from cdc.log.read import LogReader, chosen, extents, read_file, stream_file
+from cdc.log.read_plan import History
+from cdc.log.reader import LogReader, chosen, extents, read_file, stream_file
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, matches
 from pipelines.reading.baseline import Share, as_read, folded, shares

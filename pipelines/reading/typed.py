@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from cdc.change import LOG_SCHEMA, Operation
 from cdc.errors import InvalidDefinition, SchemaNotApplicable
 from cdc.log.ranges import Only
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, TableState

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from cdc.change import ROW_OPERATIONS
 from cdc.log.layout import LogFile
-from cdc.log.read import LogReader, read_file
+from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.table import TableSchema, matches
 from pipelines.folding.survey import SURVEY_COLUMNS, Survey, addressed_to, survey

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from cdc.log.layout import LogFile
 from cdc.log.ranges import split
-from cdc.log.read import read_file
+from cdc.log.reader import read_file
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
 from pipelines.folding.survey import Fence

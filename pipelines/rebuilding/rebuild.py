@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from cdc.change import LOG_SCHEMA
 from cdc.errors import CdcError, Reaction, ValueNotRepresentable
 from cdc.failpoint import hit
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord
 from cdc.table import matches

@@ -10,8 +10,8 @@ from typing import Final
 from cdc.config import Definition, DeltaSink, SearchSink, rule_of
 from cdc.config.routes import routed
 from cdc.errors import ConfigError, SinkUnavailable
-from cdc.log import instants
-from cdc.log.read import LogReader
+from cdc.log import time_index
+from cdc.log.reader import LogReader
 from cdc.moment import WRITE_MOMENT, parse_moment
 from cdc.position import Position
 from cdc.stores.lake import Lake
@@ -186,7 +186,7 @@ def _place(log: LogReader, text: str, option: str) -> Position:
 def before(log: LogReader, moment: datetime) -> Position:
     """The last position before the first transaction that was committed later than a moment."""
     durable = log.durable or Position(0)
-    return instants.before(log.files(Position(0), durable), durable, int(moment.timestamp() * 1_000_000))
+    return time_index.before(log.files(Position(0), durable), durable, int(moment.timestamp() * 1_000_000))
 
 
 def _standing(wanted: DeltaSink | SearchSink) -> Published | None:

@@ -17,10 +17,10 @@ import structlog
 from cdc.config import DeltaSink, SearchSink
 from cdc.errors import CdcError
 from cdc.log import consumers
-from cdc.log.bucket import Root, located
+from cdc.log.boot_clock import Noted
 from cdc.log.consumers import Consumer
-from cdc.log.noted import Noted
-from cdc.log.read import LogReader
+from cdc.log.object_path import Root, located
+from cdc.log.reader import LogReader
 from cdc.position import Position
 
 MOVED_EVERY: Final = 5.0

@@ -16,7 +16,7 @@ import structlog
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
-from cdc import durable
+from cdc import atomic_file
 from cdc.failpoint import hit
 from cdc.log.checkpoint import HINT, checkpoint_at
 from pipelines.sinks.delta_log import shorten
@@ -76,7 +76,7 @@ def _forget_log(uri: str, store: pafs.FileSystem, version: int) -> None:
         for path in spent_log_files(names, version):
             store.delete_file(path)
         return
-    durable.replace(Path(uri) / _LOG / HINT, checkpoint_at(Path(uri), version))
+    atomic_file.replace(Path(uri) / _LOG / HINT, checkpoint_at(Path(uri), version))
     shorten(uri, version, kept=0)
     for folder in sorted((path for path in Path(uri).rglob("*") if path.is_dir()), reverse=True):
         if not any(folder.iterdir()):

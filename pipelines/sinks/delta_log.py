@@ -15,7 +15,7 @@ from typing import Final
 
 from deltalake.exceptions import DeltaError
 
-from cdc import durable
+from cdc import atomic_file
 from cdc.failpoint import hit
 from cdc.log.checkpoint import HINT, checkpoint_at, version_of
 from cdc.log.layout import commit_file
@@ -64,8 +64,8 @@ def shorten(uri: str, newest: int, listed: Collection[int] = (), *, kept: int) -
         stay.update(range(first, version + 1))
     gone = [file for file in files if version_of(file) < begins and version_of(file) not in stay]
     if gone:  # delta-rs does not wait until it is safe
-        durable.sync(table / _LOG / f"{begins:020d}.checkpoint.parquet")
-        durable.sync(table / _LOG)
+        atomic_file.sync(table / _LOG / f"{begins:020d}.checkpoint.parquet")
+        atomic_file.sync(table / _LOG)
     for file in gone:  # in order, so that what follows a commit that is there is there
         hit("delta_log_shortened")
         file.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from cdc import durable
+from cdc import atomic_file
 from cdc.config import DeadLetters
 from cdc.failpoint import hit
 from cdc.stores.published import Published, TableRecord
@@ -90,6 +90,6 @@ def put_index(new: Path, old: Path) -> None:
         if file.name not in {META, MANAGED, *_LOCKS} and not (old / file.name).exists():
             os.link(file, old / file.name)
     # first what may be removed, then what counts: killed in between, the next commit removes the new segments
-    durable.replace(old / MANAGED, json.dumps(sorted(managed)).encode())
+    atomic_file.replace(old / MANAGED, json.dumps(sorted(managed)).encode())
     hit("replay_before_publish")
-    durable.replace(old / META, (new / META).read_bytes())
+    atomic_file.replace(old / META, (new / META).read_bytes())

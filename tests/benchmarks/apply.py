@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
 from pipelines.driver import MAX_ROWS

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc.change import LOG_SCHEMA
-from cdc.log.append import LogWriter
 from cdc.log.layout import CommitInfo
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.log.rows import IDENTITY, LIMITS

@@ -17,7 +17,7 @@ from typing import Any
 
 from cdc.change import HEARTBEAT_PREFIX, ROW_OPERATIONS
 from cdc.log.layout import CHANGES
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres import heartbeat

@@ -31,7 +31,7 @@ from cdc.catalog import Catalog
 from cdc.change import HEARTBEAT_PREFIX, Operation
 from cdc.config import load
 from cdc.errors import ExitCode
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres import heartbeat

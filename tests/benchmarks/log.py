@@ -17,15 +17,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc.change import LOG_SCHEMA
-from cdc.log.append import LogWriter
 from cdc.log.checkpoint import HINT
-from cdc.log.compacted import state
-from cdc.log.fenced import CHECKPOINT_EVERY
+from cdc.log.compacted_state import state
+from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import CHANGES, COMPACTED
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.retention import Retention
+from cdc.log.retention_worker import Trimmer
 from cdc.log.segments import SegmentLimits
-from cdc.log.trimmer import Trimmer
-from cdc.log.trimming import Retention
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compact import compact
 from pipelines.session import SparkSettings, spark_session

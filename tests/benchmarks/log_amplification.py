@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA
-from cdc.log import consumers, trimmer
-from cdc.log.append import LogWriter
+from cdc.log import consumers, retention_worker
 from cdc.log.consumers import Consumer
 from cdc.log.layout import CHANGES, COMPACTED
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.retention import Retention
 from cdc.log.segments import SegmentLimits
-from cdc.log.settled import Settling
-from cdc.log.trimming import Retention
+from cdc.log.small_file_rewrite import Settling
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compact import compact
 from pipelines.fold import fold
@@ -145,7 +145,7 @@ class Log:
             raise RuntimeError(f"nothing was cold: {made.summary}")
         if self._random.random() < 0.5:
             consumers.register(self._root, Consumer("lake", "lake", made.horizon))
-        if (trim := trimmer.due(self._root, _KEEP)) is not None:
+        if (trim := retention_worker.due(self._root, _KEEP)) is not None:
             self._writer.trim(trim.segments, trim.upto)
 
     def _check(self, number: int) -> None:

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA
-from cdc.log.append import LogWriter
 from cdc.log.layout import LogFile
 from cdc.log.ranges import Only
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.retention import Retention
+from cdc.log.retention_worker import SETTLE_EVERY, Trimmer
 from cdc.log.segments import SegmentLimits
-from cdc.log.trimmer import SETTLE_EVERY, Trimmer
-from cdc.log.trimming import Retention
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.log_reading import Rows

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from cdc.log.append import LogWriter
 from cdc.log.layout import CHANGES
 from cdc.log.segments import SegmentLimits
+from cdc.log.writer import LogWriter
 from pipelines.source import register
 from tests.benchmarks.figures import Figure
 from tests.log.rows import IDENTITY, info

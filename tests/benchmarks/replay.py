@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.peers import ReaderPlace, until
 

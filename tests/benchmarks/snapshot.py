@@ -20,7 +20,7 @@ from threading import Event
 from typing import Any, Final
 
 from cdc.change import HEARTBEAT_PREFIX, Operation
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.postgres import heartbeat
 from cdc.postgres.connection import connect

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from cdc.config import Definition, load
-from cdc.log.compacted import state
-from cdc.log.read import LogReader
+from cdc.log.compacted_state import state
+from cdc.log.reader import LogReader
 from pipelines.rebuilding.request import ReplayOptions
 from pipelines.replay import replay
 from pipelines.session import SparkSettings, has_delta, spark_session

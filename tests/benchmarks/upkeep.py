@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cdc.log import trimmer
-from cdc.log.read import LogReader
+from cdc.log import retention_worker
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.compact import compact
 from tests.benchmarks.peers import until
@@ -38,7 +38,7 @@ def main() -> int:
 
 def _compact(root: str, upto: Position) -> None:
     compact(None, root, upto=upto)
-    trimmer.ask(root)
+    retention_worker.ask(root)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cdc.log import consumers
-from cdc.log.append import LogWriter
-from cdc.log.bucket import BucketPath
 from cdc.log.consumers import Consumer
-from cdc.log.read import LogReader
+from cdc.log.object_path import BucketPath
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.cli.command import run
 from tests.fixtures.s3 import KEY, KEY_ID, S3

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log.append import LogWriter
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.cli.command import Outcome, run
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table

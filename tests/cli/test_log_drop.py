@@ -8,7 +8,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.config import load
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from tests.cli.command import run
 from tests.cli.trimmed import Folder
 

@@ -12,8 +12,8 @@ import pytest
 
 from cdc.catalog import Catalog, ProcessReport
 from cdc.config import load
-from cdc.log.read import LogReader
-from cdc.log.trimmer import ASKED
+from cdc.log.reader import LogReader
+from cdc.log.retention_worker import ASKED
 from cdc.service.upkeep import COMPACT
 from tests.cli.command import run, spawn
 from tests.cli.trimmed import Folder

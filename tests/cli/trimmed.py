@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from cdc.log import consumers
-from cdc.log.append import LogWriter
 from cdc.log.consumers import Consumer
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.log.compacting import compact
 from tests.log.rows import IDENTITY, info, row, schema_of, table

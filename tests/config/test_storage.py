@@ -18,7 +18,7 @@ from obstore.store import from_url
 from cdc.config import load
 from cdc.config.storage import Storage, taken_by
 from cdc.errors import LogError
-from cdc.log.bucket import CLIENT, BucketPath, located, options_of
+from cdc.log.object_path import CLIENT, BucketPath, located, options_of
 
 KEY = "c2VjcmV0LWtleQ=="
 """As Azure's are: base64."""

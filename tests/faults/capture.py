@@ -12,9 +12,9 @@ from typing import Any, Self
 from cdc import metrics
 from cdc.change import Operation
 from cdc.config import Definition, load
-from cdc.log.append import LogWriter
 from cdc.log.layout import LogIdentity
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect

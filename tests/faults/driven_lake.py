@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
 from pipelines.folding.by_size import RangeFold

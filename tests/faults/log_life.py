@@ -13,19 +13,19 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
-from cdc.log import consumers, leaving
-from cdc.log.append import LogWriter
+from cdc.log import consumers, removed_files
 from cdc.log.checkpoint import KEPT
 from cdc.log.consumers import Consumer
-from cdc.log.fenced import CHECKPOINT_EVERY
+from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import CHANGES, COMPACTED
-from cdc.log.leftovers import remove_leftovers
-from cdc.log.patient import PatientWriter
-from cdc.log.read import LogReader
+from cdc.log.orphan_files import remove_leftovers
+from cdc.log.reader import LogReader
+from cdc.log.retention import Retention
+from cdc.log.retention_worker import due
+from cdc.log.retrying_writer import PatientWriter
 from cdc.log.segments import SegmentLimits
-from cdc.log.sweep import sweep
-from cdc.log.trimmer import due
-from cdc.log.trimming import Retention
+from cdc.log.vacuum import sweep
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compact import compact
 from tests.log.compacting import Row, between, live, opened
@@ -128,7 +128,7 @@ def assert_lived(root: Path) -> None:
     assert_whole(root, LAST)
     held = {file.path for file in log.every_file()}
     held |= {file.path for file in ([] if log.compacted is None else log.compacted.files)}
-    noted = {str(root / note.table / path) for note in leaving.notes(root).values() for path in note.paths}
+    noted = {str(root / note.table / path) for note in removed_files.notes(root).values() for path in note.paths}
     on_disk = {str(file) for name in (CHANGES, COMPACTED) for file in (root / name).glob("segment=*/*.parquet")}
     assert on_disk - held - noted == set()
 

@@ -11,10 +11,10 @@ import pytest
 from cdc.checks import storage_problems
 from cdc.config import Definition, load
 from cdc.errors import LogFenced, LogInaccessible, LogUnreachable
-from cdc.log.append import LogWriter
-from cdc.log.bucket import BucketPath
-from cdc.log.patient import PatientWriter
-from cdc.log.read import LogReader
+from cdc.log.object_path import BucketPath
+from cdc.log.reader import LogReader
+from cdc.log.retrying_writer import PatientWriter
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.fixtures.s3 import KEY, S3, Relay
 from tests.fixtures.waiting import until

@@ -16,8 +16,8 @@ import os, sys
 from threading import Thread
 from cdc.config.storage import Storage, root_at
 from cdc.log import storage
-from cdc.log.append import LogWriter
-from cdc.log.read import LogReader
+from cdc.log.writer import LogWriter
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 

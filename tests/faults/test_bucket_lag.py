@@ -9,14 +9,14 @@ from threading import Event
 import pytest
 
 from cdc.errors import LogFenced, LogUnreachable
-from cdc.log.append import LogWriter
-from cdc.log.bucket import BucketPath
-from cdc.log.leaving import notes
-from cdc.log.patient import PatientWriter
-from cdc.log.proof.verify import verify
-from cdc.log.read import LogReader
-from cdc.log.sweep import sweep
-from cdc.log.trimming import Retention
+from cdc.log.audit.verify import verify
+from cdc.log.object_path import BucketPath
+from cdc.log.reader import LogReader
+from cdc.log.removed_files import notes
+from cdc.log.retention import Retention
+from cdc.log.retrying_writer import PatientWriter
+from cdc.log.vacuum import sweep
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.test_bucket import patient
 from tests.fixtures.s3 import S3, Relay

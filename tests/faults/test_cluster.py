@@ -24,9 +24,9 @@ from deltalake import DeltaTable, QueryBuilder
 from cdc.catalog import Catalog
 from cdc.demo.workload import Workload
 from cdc.errors import LogFenced
-from cdc.log.compacted import state
+from cdc.log.compacted_state import state
 from cdc.log.layout import LogFile
-from cdc.log.read import LogReader, read_file
+from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.service.replays import Replays

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from cdc.catalog import Catalog
-from cdc.log.bucket import Root
-from cdc.log.read import LogReader
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader
 from cdc.table import TableState
 from tests.cli.command import spawn
 from tests.fixtures.pipeline import Pipeline

@@ -14,10 +14,10 @@ import pytest
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import LogUnwritable
-from cdc.log.append import LogWriter
 from cdc.log.layout import CommitInfo
-from cdc.log.patient import PatientWriter, is_storage
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.retrying_writer import PatientWriter, is_storage
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres

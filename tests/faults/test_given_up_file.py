@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cdc.log import consumers
-from cdc.log.damaged import Damaged, Dropped, Way
+from cdc.log.audit.damaged_file import Damaged, Dropped, Way
 from cdc.log.layout import LogFile
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.work import Request
 from cdc.stores.lake import read_target

@@ -18,7 +18,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres

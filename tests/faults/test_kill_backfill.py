@@ -11,7 +11,7 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
 from cdc.change import Operation
 from cdc.config.definition import Snapshot
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.chunks import AHEAD
 from cdc.snapshot.work import BACKFILL

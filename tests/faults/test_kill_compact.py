@@ -10,10 +10,10 @@ import pytest
 
 from cdc.change import LOG_SCHEMA
 from cdc.failpoint import VARIABLE
-from cdc.log import leaving
-from cdc.log.compacted import Compacted, state
+from cdc.log import removed_files
+from cdc.log.compacted_state import Compacted, state
 from cdc.log.layout import COMPACTED
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.compact import compact
 from tests.faults.test_kill_reader import KILLED
@@ -94,7 +94,7 @@ def test_a_killed_compaction_leaves_each_step_undone_or_done(root: Path, rows: l
     assert read(root) == right
     append(log_writer(root), [[rows[-1] | {"position": int(horizons[1] or 0) + 1}]])
     compact(None, root, everything=True)
-    known = {found.number for found in held(root).runs} | leaving.segments(root, COMPACTED)
+    known = {found.number for found in held(root).runs} | removed_files.segments(root, COMPACTED)
     assert {int(found.name.partition("=")[2]) for found in (root / COMPACTED).glob("segment=*")} <= known
 
 

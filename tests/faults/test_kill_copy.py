@@ -16,7 +16,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.change import Operation
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.chunks import AHEAD

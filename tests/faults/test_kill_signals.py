@@ -9,7 +9,7 @@ import pytest
 
 from cdc.catalog import Catalog, Command
 from cdc.change import Operation
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.inbox import FOLDER
 from cdc.snapshot.signals import SIGNAL

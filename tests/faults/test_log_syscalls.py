@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log.append import LogWriter
+from cdc.log.writer import LogWriter
 from tests.faults.log_life import CLOSED, aged, assert_lived, assert_whole, live_on
 from tests.fixtures.waiting import PATIENCE
 from tests.log.rows import IDENTITY

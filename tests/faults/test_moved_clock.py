@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import LogFenced
-from cdc.log.append import LogWriter
 from cdc.log.layout import CHANGES, COMPACTED, commit_file
-from cdc.log.read import LogReader
-from cdc.log.sweep import sweep
-from cdc.log.trimming import Retention
+from cdc.log.reader import LogReader
+from cdc.log.retention import Retention
+from cdc.log.vacuum import sweep
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.log_life import CLOSED, LAST, aged, assert_lived
 from tests.fixtures.moved_clock import WANDERS, MovedClock
@@ -24,7 +24,7 @@ HOUR = 3600
 KEPT = Retention(max_age=60.0, grace=1800.0)
 APPENDS = """
 import sys
-from cdc.log.append import LogWriter
+from cdc.log.writer import LogWriter
 from tests.faults.log_life import CLOSED
 from tests.log.rows import info, row, table
 position = int(sys.argv[2])
@@ -39,7 +39,7 @@ compact(None, sys.argv[1], upto=Position(int(sys.argv[2])))
 """
 SWEEPS = """
 import sys
-from cdc.log.sweep import sweep
+from cdc.log.vacuum import sweep
 from tests.faults.test_moved_clock import KEPT
 sweep(sys.argv[1], KEPT)
 """
@@ -80,7 +80,7 @@ def test_a_log_lives_and_is_whole_under_a_clock_that_jumps_in_the_midst_of_every
 
 
 def test_the_clock_that_is_moved_is_also_that_of_who_makes_the_commits(tmp_path: Path, moved_clock: MovedClock) -> None:
-    made = "import sys; from cdc.log.append import LogWriter; from tests.log.rows import IDENTITY, LIMITS; "
+    made = "import sys; from cdc.log.writer import LogWriter; from tests.log.rows import IDENTITY, LIMITS; "
     moved_clock.run(HOUR, "-c", made + "LogWriter.open(sys.argv[1], IDENTITY, LIMITS)", tmp_path / "ahead")
     LogWriter.open(tmp_path / "right", IDENTITY, CLOSED)
     assert HOUR - 60 < said_at(tmp_path / "ahead", CHANGES) - said_at(tmp_path / "right", CHANGES) < HOUR + 60

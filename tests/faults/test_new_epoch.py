@@ -13,7 +13,7 @@ import pytest
 from cdc.checks import check_log
 from cdc.errors import ExitCode, SlotMissing, SourceWentBack
 from cdc.failpoint import VARIABLE
-from cdc.log.intent import declared
+from cdc.log.pending_epoch import declared
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.recovery import begin_epoch

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log.append import LogWriter
+from cdc.log.writer import LogWriter
 from tests.faults.disk_states import Call, Death, Disk, traced
 from tests.faults.log_life import CLOSED, LAST, aged, assert_lived, assert_whole, live_on
 from tests.log.rows import IDENTITY

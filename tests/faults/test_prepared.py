@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.embedded import EmbeddedPostgres
 from tests.faults.load import TABLE

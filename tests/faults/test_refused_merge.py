@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log import leaving
-from cdc.log.append import LogWriter
-from cdc.log.compacted import state
+from cdc.log import removed_files
+from cdc.log.compacted_state import state
 from cdc.log.consumers import Consumer, forget, register
 from cdc.log.layout import COMPACTED
-from cdc.log.sweep import sweep
+from cdc.log.vacuum import sweep
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.log_life import CLOSED, SOON
 from tests.log.compacting import compact, read
@@ -33,7 +33,7 @@ def test_what_a_consumer_has_pinned_stays_although_an_older_merge_of_it_was_anno
     announced = state(root)
     assert announced is not None
     paths = {file.path.removeprefix(f"{root / COMPACTED}/"): file.size for file in announced.files}
-    leaving.note(root, COMPACTED, paths, announced.version + 1)
+    removed_files.note(root, COMPACTED, paths, announced.version + 1)
     compact(root, 30)
     pinned = state(root)
     assert pinned is not None
@@ -45,4 +45,4 @@ def test_what_a_consumer_has_pinned_stays_although_an_older_merge_of_it_was_anno
     forget(root, "c")
     sweep(root, SOON)
     assert [file.path for file in pinned.files if Path(file.path).exists()] == []
-    assert leaving.notes(root) == {}
+    assert removed_files.notes(root) == {}

@@ -21,7 +21,7 @@ from cdc.catalog import Catalog, TableProgress
 from cdc.checks import check_log
 from cdc.errors import CdcError, LogError, SlotInTheWay
 from cdc.failpoint import VARIABLE, Abandoned
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
 from cdc.postgres.slot import drop_slot, slot_status

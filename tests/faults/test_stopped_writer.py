@@ -16,12 +16,12 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.errors import LogFenced
-from cdc.log.append import LogWriter
-from cdc.log.fenced import CHECKPOINT_EVERY
+from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import CHANGES, COMPACTED, commit_file
-from cdc.log.leftovers import remove_leftovers
-from cdc.log.patient import PatientWriter
-from cdc.log.read import LogReader
+from cdc.log.orphan_files import remove_leftovers
+from cdc.log.reader import LogReader
+from cdc.log.retrying_writer import PatientWriter
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.log_life import CLOSED
 from tests.fixtures.disk import small_file_system
@@ -31,7 +31,7 @@ from tests.log.rows import IDENTITY, info, row, table
 
 APPENDS = """
 import sys
-from cdc.log.append import LogWriter
+from cdc.log.writer import LogWriter
 from tests.faults.log_life import CLOSED
 from tests.log.rows import info, row, table
 writer = LogWriter(sys.argv[1], CLOSED)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log.append import LogWriter
-from cdc.log.compacted import state
+from cdc.log.compacted_state import state
 from cdc.log.layout import CHANGES, COMPACTED, commit_file
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.log_life import CLOSED
 from tests.log.compacting import between, compact

@@ -11,7 +11,7 @@ import pytest
 from cdc.demo.workload import Workload
 from cdc.log import consumers
 from cdc.log.consumers import Consumer
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from tests.faults.test_kill_reader import prepare
 from tests.fixtures import forked

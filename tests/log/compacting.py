@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA
-from cdc.log.bucket import Root
-from cdc.log.compacted import CompactedWriter, WrittenFile
+from cdc.log.compacted_state import CompactedWriter, WrittenFile
 from cdc.log.layout import statistics
-from cdc.log.read import LogReader, read_file
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader, read_file
 from cdc.log.storage import write_parquet
 from cdc.position import Position
 from tests.log.rows import table

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cdc.log.append import LogWriter
-from cdc.log.bucket import Root
-from cdc.log.compacted import state
+from cdc.log.compacted_state import state
 from cdc.log.layout import CHANGES, COMPACTED
-from cdc.log.patient import PatientWriter
-from cdc.log.read import LogReader
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader
+from cdc.log.retrying_writer import PatientWriter
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.log.compacting import between, compact, opened, read
 from tests.log.rows import IDENTITY, LIMITS, info, row, table

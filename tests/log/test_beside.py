@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from cdc.log.append import LogWriter
 from cdc.log.consumers import Consumer, register
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.retention import Retention
+from cdc.log.retention_worker import due
 from cdc.log.segments import SegmentLimits
-from cdc.log.sweep import sweep
-from cdc.log.trimmer import due
-from cdc.log.trimming import Retention
+from cdc.log.vacuum import sweep
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.log.compacting import Row, between, compact, live, opened
 from tests.log.rows import IDENTITY, info, row, table

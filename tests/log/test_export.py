@@ -10,7 +10,7 @@ import pytest
 from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError, LogTrimmed
 from cdc.log.export import Exported, span, write_lines, write_parquet
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from tests.log.whole_log import RESTORED, build
 

@@ -8,10 +8,10 @@ from threading import Event
 
 import pytest
 
-from cdc.log.append import LogWriter
-from cdc.log.patient import PatientWriter
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.retrying_writer import PatientWriter
 from cdc.log.segments import SegmentLimits
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.fixtures.disk import small_file_system
 from tests.log.compacting import between, compact

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from cdc.errors import LogError, LogFenced, LogFormatUnknown
-from cdc.log.append import LogWriter
-from cdc.log.bucket import Root
-from cdc.log.compacted import CompactedWriter, state
+from cdc.log.audit.commits import parsed
+from cdc.log.audit.verify import verify
+from cdc.log.compacted_state import CompactedWriter, state
 from cdc.log.layout import CHANGES, COMPACTED, FORMAT, LogIdentity, commit_file, format_of
 from cdc.log.migrate import STEPS, Migrated, describe, migrate
-from cdc.log.proof.commits import parsed
-from cdc.log.proof.verify import verify
-from cdc.log.read import LogReader
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader
+from cdc.log.retention import Retention
 from cdc.log.storage import open_table
-from cdc.log.sweep import sweep
-from cdc.log.trimming import Retention
+from cdc.log.vacuum import sweep
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.cli.command import spawn
 from tests.log.rows import IDENTITY, LIMITS, info, row, table

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA
-from cdc.log.append import LogWriter
 from cdc.log.layout import PARQUET, LogFile
 from cdc.log.ranges import Only
-from cdc.log.read import LogReader, read_file
+from cdc.log.reader import LogReader, read_file
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import matches
 from tests.fixtures.spent import bytes_read

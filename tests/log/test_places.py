@@ -9,24 +9,24 @@ from threading import Event
 import pytest
 
 from cdc.errors import LogError, LogFenced, LogFormatUnknown
-from cdc.log import consumers, trimmer
-from cdc.log.append import LogWriter
-from cdc.log.bucket import Root
+from cdc.log import consumers, retention_worker
+from cdc.log.audit.verify import verify
 from cdc.log.checkpoint import checkpoint
-from cdc.log.compacted import CompactedWriter, state
+from cdc.log.compacted_state import CompactedWriter, state
 from cdc.log.consumers import Consumer
-from cdc.log.intent import EpochIntent, declare, declared, fulfil
 from cdc.log.layout import CHANGES, COMPACTED, FORMAT, commit_file, segment_of
-from cdc.log.leftovers import remove_leftovers
 from cdc.log.migrate import Migrated, migrate
-from cdc.log.patient import PatientWriter
-from cdc.log.proof.verify import verify
-from cdc.log.read import PROBE_EVERY, LogReader
+from cdc.log.object_path import Root
+from cdc.log.orphan_files import remove_leftovers
+from cdc.log.pending_epoch import EpochIntent, declare, declared, fulfil
+from cdc.log.reader import PROBE_EVERY, LogReader
+from cdc.log.retention import Retention
+from cdc.log.retrying_writer import PatientWriter
 from cdc.log.segments import SegmentLimits
-from cdc.log.settled import GATHERED, SETTLED, Settling, due, rewritten
+from cdc.log.small_file_rewrite import GATHERED, SETTLED, Settling, due, rewritten
 from cdc.log.storage import open_table
-from cdc.log.sweep import sweep, waiting
-from cdc.log.trimming import Retention
+from cdc.log.vacuum import sweep, waiting
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.fixtures.waiting import until
 from tests.log.compacting import between, compact, live, opened
@@ -138,7 +138,7 @@ def test_segments_are_trimmed_and_swept_and_the_state_is_read_instead(root: Root
     compact(root, 30)
     consumers.register(root, Consumer("a-1", "lake", Position(30)))
     before = live(between(LogReader(root), Position(0), Position(40)))
-    trim = trimmer.due(root, AT_ONCE)
+    trim = retention_worker.due(root, AT_ONCE)
     assert trim is not None
     writer.trim(trim.segments, trim.upto)
     gone: list[Root] = list((root / CHANGES).glob("segment=0/*.parquet"))
@@ -254,8 +254,8 @@ def test_an_intent_is_declared_and_fulfilled(root: Root) -> None:
 
 def test_who_asks_for_a_trim_is_seen_until_it_is_done(root: Root) -> None:
     LogWriter.open(root, IDENTITY, LIMITS)
-    trimmer.ask(root)
-    asked = root / trimmer.ASKED
+    retention_worker.ask(root)
+    asked = root / retention_worker.ASKED
     assert asked.exists()
-    with trimmer.Trimmer(root, AT_ONCE, Event().set):
+    with retention_worker.Trimmer(root, AT_ONCE, Event().set):
         until(lambda: not asked.exists(), "a look", seconds=60)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cdc.log.consumers import Consumer, register
-from cdc.log.leaving import notes
-from cdc.log.sweep import waiting
-from cdc.log.trimmer import ask
+from cdc.log.removed_files import notes
+from cdc.log.retention_worker import ask
+from cdc.log.vacuum import waiting
 from cdc.position import Position
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql

@@ -1,147 +1,121 @@
-"""A log on the disk: whatever is compacted, trimmed, swept and started anew, it folds to what was written to it."""
+"""trimming: what may go is a pure function of the files, the horizon, who reads, and the time."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from collections.abc import Collection
 
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.errors import LogTrimmed
-from cdc.log.append import LogWriter
-from cdc.log.consumers import Consumer, register
-from cdc.log.read import LogReader
-from cdc.log.segments import SegmentLimits
-from cdc.log.sweep import sweep
-from cdc.log.trimmer import due
-from cdc.log.trimming import Retention
+from cdc.log.boot_clock import SECOND, Noted
+from cdc.log.consumers import Consumer
+from cdc.log.layout import COMPACTED, LogFile
+from cdc.log.removed_files import Leaving
+from cdc.log.retention import deletable, trimmable
 from cdc.position import Position
-from tests.log.compacting import Row, between, compact, live, opened
-from tests.log.rows import IDENTITY, info, row, schema_of, table
 
-EVERY = SegmentLimits(size=1, age=3600.0)
-State = dict[Any, Any]
+NOW = 1_000 * SECOND
 
 
-@dataclass
-class Sink:
-    """Keeps the state at its position, reads in batches, and says where it is only now and then."""
-
-    name: str
-    log: LogReader
-    position: Position = field(default_factory=Position)
-    state: State = field(default_factory=dict)
-
-
-class World:
-    """A log, its processes, and all that was ever written."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.every = root, list[Row]()
-        self.writer = LogWriter.open(root, IDENTITY, EVERY)
-        said = row(1, op="s", key=None, payload=schema_of().to_json())
-        self.write([said])
-        self.compactor = opened(root)
-        self.sinks = [Sink(name, LogReader(root)) for name in "xy"]
-
-    def write(self, rows: list[Row]) -> None:
-        self.writer.commit(self.writer.stage(table(*rows)), info(rows[-1]["position"]))
-        self.every += rows
-
-    def append(self, changes: list[tuple[str, bool]]) -> None:
-        """Two transactions of a commit, each with a half of the changes, later ones of a key only."""
-        at = self.writer.durable or 0
-        placed = {(at + 1 + 2 * n // len(changes), key): alive for n, (key, alive) in enumerate(changes)}
-        rows = [
-            row(position, n, key=[key], op="c" if alive else "d", after=[(1, str(n))] if alive else None)
-            for n, ((position, key), alive) in enumerate(placed.items())
-        ]
-        self.write(rows)
-
-    def compact(self, merge: bool, floor: bool) -> None:
-        """Up to the end of the last segment that is closed."""
-        closed = LogReader(self.root).segments()[:-1]
-        upto = max([one.last for one in closed], default=Position(0))
-        if upto > self.compactor.horizon:
-            low = min(sink.position for sink in self.sinks) if floor else 0
-            compact(self.root, upto, writer=self.compactor, merge=merge, floor=min(low, upto) if merge else 0)
-
-    def trim(self, max_age: float) -> None:
-        trim = due(self.root, Retention(max_age=max_age, grace=0.0))
-        if trim is not None:
-            self.writer.trim(trim.segments, trim.upto)
-
-    def sweep(self) -> None:
-        """Nobody holds an old view by now."""
-        for sink in self.sinks:
-            sink.log.refresh()
-        sweep(self.root, Retention(max_age=0.0, grace=0.0))
-
-    def restart(self) -> None:
-        self.writer, self.compactor = LogWriter(self.root, EVERY), opened(self.root)
-
-    def register(self, number: int) -> None:
-        sink = self.sinks[number]
-        register(self.root, Consumer(sink.name, sink.name, sink.position))
-
-    def read(self, number: int, max_rows: int | None, refresh: bool) -> None:
-        sink = self.sinks[number]
-        if refresh:
-            sink.log.refresh()
-        compacted = sink.log.compacted
-        if compacted is not None and 0 < sink.position < min(sink.log.oldest, compacted.floor):
-            with pytest.raises(LogTrimmed):
-                sink.log.files(sink.position, sink.log.durable or Position(0))
-            sink.position, sink.state = Position(0), {}
-        upto = sink.log.latest_boundary(sink.position, max_rows)
-        sink.state = live(between(sink.log, sink.position, upto), sink.state)
-        sink.position = upto
-        assert sink.state == live([r for r in self.every if r["position"] <= upto])
+def file(segment: int, last: int, committed_at: int = NOW) -> LogFile:
+    return LogFile(
+        path=f"{segment}-{last}",
+        rows=1,
+        size=1,
+        first=Position(last),
+        last=Position(last),
+        segment=segment,
+        committed_at=committed_at,
+    )
 
 
-changes = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=4)
-number = st.integers(0, 1)
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("append"), changes),
-        st.tuples(st.just("compact"), st.booleans(), st.booleans()),
-        st.tuples(st.just("trim"), st.sampled_from([0.0, 1e9])),
-        st.tuples(st.just("sweep")),
-        st.tuples(st.just("restart")),
-        st.tuples(st.just("register"), number),
-        st.tuples(st.just("read"), number, st.none() | st.integers(1, 4), st.booleans()),
-    ),
-    min_size=8,
-    max_size=30,
+def consumer(position: int) -> Consumer:
+    return Consumer(f"c{position}", "lake", Position(position))
+
+
+def trimmed(files: list[LogFile], horizon: int, consumers: list[int], max_age: float = 500.0) -> tuple[list[int], int]:
+    return trimmable(
+        files, horizon=Position(horizon), consumers=[consumer(c) for c in consumers], max_age=max_age, now_us=NOW
+    )
+
+
+SIX = [file(segment, 10 * segment) for segment in range(1, 7)]
+
+
+def test_segments_behind_the_horizon_and_every_consumer_may_go():
+    assert trimmed(SIX, 45, [60, 30]) == ([1, 2, 3], 30)
+    assert trimmed(SIX, 25, [60, 30]) == ([1, 2], 20)
+
+
+def test_the_newest_segment_never_goes():
+    assert trimmed(SIX, 60, [60]) == ([1, 2, 3, 4, 5], 50)
+
+
+def test_a_consumer_that_has_nothing_yet_holds_everything_young():
+    assert trimmed(SIX, 60, [60, 0]) == ([], 0)
+
+
+def test_nobody_registered_lets_only_old_segments_go():
+    old = [file(s, 10 * s, NOW - 501 * SECOND if s < 3 else NOW) for s in range(1, 7)]
+    assert trimmed(SIX, 60, []) == ([], 0)
+    assert trimmed(old, 60, []) == ([1, 2], 20)
+
+
+def test_an_old_segment_goes_whatever_a_consumer_says_and_never_before_it_is_compacted():
+    old = [file(s, 10 * s, NOW - 501 * SECOND) for s in range(1, 7)]
+    assert trimmed(old, 60, [5]) == ([1, 2, 3, 4, 5], 50)
+    assert trimmed(old, 15, [5]) == ([1], 10)
+
+
+def test_a_segment_of_unknown_age_is_not_old():
+    assert trimmed([file(s, 10 * s, 0) for s in range(1, 4)], 60, [5]) == ([], 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 99), st.sampled_from([1, NOW])), max_size=12),
+    st.integers(0, 99),
+    st.lists(st.integers(0, 99), max_size=3),
 )
+def test_what_goes_is_the_old_end_without_a_gap(
+    given_files: list[tuple[int, int, int]], horizon: int, consumers: list[int]
+):
+    files = [file(segment, last, at) for segment, last, at in given_files]
+    segments, upto = trimmed(files, horizon, consumers)
+    numbers = sorted({f.segment for f in files})
+    gone = [f for f in files if f.segment in segments]
+    assert segments == numbers[: len(segments)]
+    assert len(segments) < len(numbers) or not numbers
+    assert upto == max((f.last for f in gone), default=0) <= horizon
+    assert all(f.last <= min(consumers, default=0) for f in gone if f.committed_at == NOW and max_is_young(f, files))
 
 
-def play(first: list[Any], script: list[tuple[Any, ...]]) -> None:
-    with ExitStack() as stack:
-        world = World(Path(stack.enter_context(TemporaryDirectory())))
-        for step, *given_ in [*(("append", one) for one in first), *script]:
-            getattr(world, step)(*given_)
-        for sink in (0, 1):
-            world.read(sink, 1, refresh=True)
-            world.read(sink, None, refresh=True)
-        new = LogReader(world.root)
-        assert live(between(new, Position(0), new.durable or Position(0))) == live(world.every)
-        assert [place.position for place, _ in new.schema_history()] == [1]
+def max_is_young(one: LogFile, files: list[LogFile]) -> bool:
+    return max(f.committed_at for f in files if f.segment == one.segment) == NOW
 
 
-@given(st.lists(changes, min_size=2, max_size=4), steps)
-@settings(max_examples=6)
-def test_every_reader_comes_to_what_was_written(first: list[Any], script: list[tuple[Any, ...]]):
-    play(first, script)
+def note(seen_at: int | None = NOW - 60 * SECOND, table: str = COMPACTED) -> Leaving:
+    return Leaving(table, 7, ("segment=1/a.parquet", "segment=1/b.parquet"), seen_at)
 
 
-@pytest.mark.slow
-@given(st.lists(changes, min_size=2, max_size=4), steps)
-@settings(max_examples=300)
-def test_every_reader_comes_to_what_was_written_in_many_histories(first: list[Any], script: list[tuple[Any, ...]]):
-    play(first, script)
+def deleted(one: Leaving, held: Collection[str] = (), pinned: int | None = None, grace: float = 60.0) -> bool:
+    return deletable([one], {one.table: held}, pinned=pinned, grace=grace, now=Noted(NOW)) == [one]
+
+
+def test_files_are_deleted_once_their_grace_is_over():
+    assert deleted(note())
+    assert not deleted(note(), grace=61.0)
+
+
+def test_the_grace_begins_when_somebody_sees_the_files_out_of_the_table():
+    assert not deleted(note(seen_at=None))
+    assert deleted(note(seen_at=None), grace=0.0)
+
+
+def test_a_file_of_the_current_version_is_never_deleted_nor_what_left_with_it():
+    assert not deleted(note(), held={"segment=1/b.parquet"})
+
+
+def test_what_a_consumer_has_pinned_stays():
+    assert not deleted(note(), pinned=6)
+    assert deleted(note(), pinned=7)
+    assert deleted(note(table="changes"), pinned=6)

@@ -19,14 +19,14 @@ import pytest
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt, LogFenced, LogTrimmed
-from cdc.log.append import LogWriter
 from cdc.log.consumers import Consumer, forget, register
 from cdc.log.layout import CommitInfo
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.retention import Retention
+from cdc.log.retention_worker import due
 from cdc.log.segments import SegmentLimits
-from cdc.log.sweep import sweep
-from cdc.log.trimmer import due
-from cdc.log.trimming import Retention
+from cdc.log.vacuum import sweep
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compact import compact
 from tests.fixtures.waiting import until

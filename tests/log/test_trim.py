@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from cdc.errors import LogCorrupt, LogFenced, LogTrimmed
-from cdc.log.append import LogWriter
-from cdc.log.leaving import notes
-from cdc.log.leftovers import remove_leftovers
-from cdc.log.peek import newest
-from cdc.log.read import LogReader
+from cdc.log.inspect import newest
+from cdc.log.orphan_files import remove_leftovers
+from cdc.log.reader import LogReader
+from cdc.log.removed_files import notes
 from cdc.log.segments import SegmentLimits
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.log.compacting import between, compact, live
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
@@ -27,7 +27,7 @@ EVERY = SegmentLimits(size=1, age=3600.0)
 KILLED = """
 import sys
 from pathlib import Path
-from cdc.log.append import LogWriter
+from cdc.log.writer import LogWriter
 from cdc.log.segments import SegmentLimits
 from cdc.position import Position
 LogWriter(Path(sys.argv[1]), SegmentLimits(size=1, age=3600.0)).trim([0, 1], Position(20))

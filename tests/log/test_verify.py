@@ -15,21 +15,20 @@ import pytest
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown
-from cdc.log import consumers, leaving
-from cdc.log.append import LogWriter
+from cdc.log import consumers, parquet_check, removed_files
+from cdc.log.audit.commits import missing
+from cdc.log.audit.finding import Damage, Finding
+from cdc.log.audit.orphan_files import remove
+from cdc.log.audit.rows import Claim, Contents
+from cdc.log.audit.table_claims import look
+from cdc.log.audit.verify import Report, Scope, verify
 from cdc.log.consumers import Consumer
 from cdc.log.layout import FORMAT
-from cdc.log.proof import parquet
-from cdc.log.proof.claims import look
-from cdc.log.proof.commits import missing
-from cdc.log.proof.finding import Damage, Finding
-from cdc.log.proof.rows import Claim, Contents
-from cdc.log.proof.strays import remove
-from cdc.log.proof.verify import Report, Scope, verify
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.retention import Retention
 from cdc.log.storage import open_table
-from cdc.log.sweep import sweep
-from cdc.log.trimming import Retention
+from cdc.log.vacuum import sweep
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compact import compact
 from tests.log.rows import IDENTITY, info, row, table
@@ -120,7 +119,7 @@ def test_any_flipped_byte_is_found_or_changes_nothing_that_is_read(root: Path, t
         shutil.copy(root / claim.path, copy)
         change(copy, at, 1 << random.randrange(8))
         contents = Contents()
-        if parquet.read(copy, contents.add).unread or list(contents.faults(claim)):
+        if parquet_check.read(copy, contents.add).unread or list(contents.faults(claim)):
             seen += 1
         else:
             assert pq.ParquetFile(copy).read().cast(LOG_SCHEMA).equals(original)
@@ -241,7 +240,7 @@ def test_a_file_that_belongs_to_nothing_is_harmless_and_goes(root: Path):
 
 def test_what_a_writer_has_staged_and_what_left_a_table_belong_to_somebody(root: Path):
     writer = LogWriter.open(root, IDENTITY, EACH_OF_ITS_OWN)
-    for note in leaving.notes(root).values():
+    for note in removed_files.notes(root).values():
         for path in note.paths:
             os.utime(root / note.table / path, (1, 1))
     writer.stage(table(row(RESTORED + 20)))
@@ -404,7 +403,7 @@ def test_large_files_are_read_part_by_part(tmp_path: Path) -> None:
     rows = table(*(row(110, n) for n in range(300)))
     pq.write_table(rows, path, row_group_size=100)
     taken: list[int] = []
-    outcome = parquet.read(path, lambda part: taken.append(part.num_rows))
+    outcome = parquet_check.read(path, lambda part: taken.append(part.num_rows))
     assert (taken, outcome.unread, outcome.has_checksums) == ([100, 100, 100], (), False)
 
 

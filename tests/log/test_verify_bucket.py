@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc.log.append import LogWriter
+from cdc.log.audit.finding import Damage
+from cdc.log.audit.orphan_files import remove
+from cdc.log.audit.verify import verify
 from cdc.log.export import span, write_parquet
 from cdc.log.migrate import Migrated, migrate
-from cdc.log.proof.finding import Damage
-from cdc.log.proof.strays import remove
-from cdc.log.proof.verify import verify
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
 from tests.fixtures.s3 import S3, Relay
 from tests.log.rows import IDENTITY, row
 from tests.log.whole_log import EACH_OF_ITS_OWN, ORDERS, add, said, version

@@ -8,8 +8,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from cdc.log.proof.finding import Damage
-from cdc.log.proof.transactions import Gap, Transactions, runs
+from cdc.log.audit.finding import Damage
+from cdc.log.audit.transactions import Gap, Transactions, runs
 from cdc.position import Position
 
 Place = tuple[int, int]

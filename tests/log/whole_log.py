@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cdc.log.append import LogWriter
 from cdc.log.layout import CommitInfo
 from cdc.log.segments import SegmentLimits
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import TableSchema
 from pipelines.compact import compact

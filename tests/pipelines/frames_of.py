@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc.log.append import LogWriter
 from cdc.log.segments import SegmentLimits
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import TableSchema
 from pipelines.reading.frames import Frame, planned, read

@@ -12,9 +12,9 @@ import pyarrow as pa
 from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.config import Definition, load
-from cdc.log.append import LogWriter
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.log.segments import SegmentLimits
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.search import SearchIndex

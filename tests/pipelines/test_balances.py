@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from cdc import metrics
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.binaries import find_programs
 from cdc.snapshot.work import Request

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import load
 from cdc.errors import ConfigError, InvalidDefinition
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.targets import fed, judged, tables_in
 from pipelines.checking import Beginning, unresolved
 from tests.fixtures import forked

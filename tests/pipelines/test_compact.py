@@ -17,12 +17,12 @@ from pyspark.sql import SparkSession
 from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt
 from cdc.log import consumers
-from cdc.log.append import LogWriter
-from cdc.log.compacted import Compacted, state
+from cdc.log.compacted_state import Compacted, state
 from cdc.log.consumers import Consumer
 from cdc.log.layout import LogFile
-from cdc.log.read import LogReader, read_file
+from cdc.log.reader import LogReader, read_file
 from cdc.log.segments import SegmentLimits
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compact import Limits, Outcome, compact, is_large
 from pipelines.compaction.compacting import compacted

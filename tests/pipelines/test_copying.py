@@ -12,8 +12,8 @@ import pytest
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.log.append import LogWriter
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TableRecord, TargetState

@@ -14,7 +14,7 @@ import pytest
 from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.errors import SinkUnavailable
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.snapshot.work import BACKFILL
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord

@@ -8,7 +8,7 @@ from pathlib import Path
 from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.config import DeadLetters
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.stores.lake import read_target
 from pipelines.apply import SinkLoop
 from pipelines.folding.by_size import RangeFold

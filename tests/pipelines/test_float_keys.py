@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.config.sinks import Keeping
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.stores.lake import read_target
 from cdc.stores.published import TargetState
 from pipelines.apply import SinkLoop

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.log.append import LogWriter
-from cdc.log.damaged import Damaged
-from cdc.log.read import LogReader
+from cdc.log.audit.damaged_file import Damaged
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
 from cdc.stores.published import TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.apply import SinkLoop

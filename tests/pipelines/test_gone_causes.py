@@ -11,7 +11,7 @@ import pytest
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord, TargetState

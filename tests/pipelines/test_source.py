@@ -25,8 +25,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import InvalidDefinition, MalformedLsn, MalformedPosition
-from cdc.log.append import LogWriter
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import exactly, matches
 from pipelines.reading.frames import SCHEMA, Frame, LogPartition

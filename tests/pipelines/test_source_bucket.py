@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc.errors import InvalidDefinition
-from cdc.log.append import LogWriter
-from cdc.log.bucket import BucketPath
-from cdc.log.compacted import state
+from cdc.log.compacted_state import state
+from cdc.log.object_path import BucketPath
+from cdc.log.writer import LogWriter
 from pipelines.compact import Limits, compact
 from pipelines.reading.selection import Selection
 from pipelines.source import register

@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from cdc.errors import LogTrimmed
-from cdc.log import trimmer
-from cdc.log.compacted import state
-from cdc.log.read import Extent, LogReader, extents
-from cdc.log.trimming import Retention
+from cdc.log import retention_worker
+from cdc.log.compacted_state import state
+from cdc.log.reader import Extent, LogReader, extents
+from cdc.log.retention import Retention
 from cdc.position import Position
 from pipelines.compact import Limits, compact
 from pipelines.fold import fold
@@ -43,7 +43,7 @@ def trimmed_log(root: Path, seed: int) -> tuple[list[Row], Position]:
             compact(None, root, everything=True, limits=Limits(parts=random.choice([1, 3])))
     if state(root) is None:
         compact(None, root, everything=True)
-    trim = trimmer.due(root, NOBODY)
+    trim = retention_worker.due(root, NOBODY)
     assert trim is not None
     writer.trim(trim.segments, trim.upto)
     held = state(root)

@@ -14,12 +14,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import LogTrimmed
-from cdc.log import consumers, trimmer
-from cdc.log.compacted import Compacted, state
+from cdc.log import consumers, retention_worker
+from cdc.log.compacted_state import Compacted, state
 from cdc.log.consumers import Consumer
-from cdc.log.read import LogReader
-from cdc.log.sweep import sweep
-from cdc.log.trimming import Retention
+from cdc.log.reader import LogReader
+from cdc.log.retention import Retention
+from cdc.log.vacuum import sweep
 from cdc.position import Position
 from pipelines.compact import compact
 from pipelines.source import LogStreamReader
@@ -59,7 +59,7 @@ class Life:
     def compact(self) -> Compacted:
         """All there is; and trim what nobody waits for."""
         compact(None, self.root, everything=True)
-        if (trim := trimmer.due(self.root, KEPT)) is not None:
+        if (trim := retention_worker.due(self.root, KEPT)) is not None:
             self._writer.trim(trim.segments, trim.upto)
         held = state(self.root)
         assert held is not None

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from cdc.errors import InvalidDefinition, SchemaNotApplicable, ValueNotRepresentable
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.table import Column, TableSchema, TableState
 from pipelines.source import LogStreamReader
 from tests.log.rows import row, schema_of

@@ -10,7 +10,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
 from cdc.failpoint import VARIABLE
-from cdc.log.compacted import state
+from cdc.log.compacted_state import state
 from cdc.service.errands import LEASE
 from cdc.service.replays import REPLAY, Replays, ReplayStatus
 from tests.fixtures import forked

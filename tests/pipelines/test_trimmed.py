@@ -18,7 +18,7 @@ from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError, LogTrimmed
 from cdc.log import consumers
 from cdc.log.consumers import Consumer
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.service.status import pipeline_status
 from cdc.stores.published import TargetState

@@ -15,9 +15,9 @@ from deltalake import write_deltalake
 from cdc.catalog import Catalog
 from cdc.config import load
 from cdc.errors import ConfigError, CutNotReached
-from cdc.log.append import LogWriter
 from cdc.log.layout import CommitInfo, LogIdentity
 from cdc.log.segments import SegmentLimits
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.verification import Mode

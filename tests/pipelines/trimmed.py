@@ -10,10 +10,10 @@ from random import Random
 from typing import Any
 
 from cdc.catalog import Catalog
-from cdc.log import trimmer
-from cdc.log.compacted import Compacted, state
-from cdc.log.read import LogReader
-from cdc.log.trimming import Retention
+from cdc.log import retention_worker
+from cdc.log.compacted_state import Compacted, state
+from cdc.log.reader import LogReader
+from cdc.log.retention import Retention
 from cdc.position import Position
 from pipelines.compact import compact
 from pipelines.driver import SinkParts, SinkQuery
@@ -84,7 +84,7 @@ class Twins:
     def compact(self, retention: Retention = KEEP) -> Compacted:
         """Compact what is cold, and trim what may go."""
         compact(None, self.root)
-        trim = trimmer.due(self.root, retention)
+        trim = retention_worker.due(self.root, retention)
         if trim is not None:
             self.cut.writer.trim(trim.segments, trim.upto)
         held = state(self.root)

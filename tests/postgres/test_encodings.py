@@ -15,10 +15,10 @@ from psycopg import sql
 from cdc.config.definition import Undecodable
 from cdc.decoding import Decoding
 from cdc.errors import UndecodableValue, UndecodableWal
-from cdc.log.append import LogWriter
 from cdc.log.layout import LogIdentity
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.log.segments import SegmentLimits
+from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
 from cdc.mending import frame_mender, line_mender, unchanged
 from cdc.metrics import Figures

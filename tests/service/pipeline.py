@@ -9,7 +9,7 @@ from typing import Any
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.config import Definition
-from cdc.log.append import LogWriter
+from cdc.log.writer import LogWriter
 from cdc.metrics import APPLY_ROWS, CHANGES, LOG_POSITION, SLOT_RETAINED, SOURCE_LAG_BYTES, SOURCE_LAG_SECONDS, Figures
 from cdc.snapshot.work import BACKFILL, Request, TableWork, Work
 from cdc.table import parted

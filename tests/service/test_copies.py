@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.catalog import Catalog
-from cdc.log.append import LogWriter
+from cdc.log.writer import LogWriter
 from cdc.service.api.app import create_app
 from cdc.service.replays import REPLAY
 from cdc.snapshot.work import BACKFILL, Request, Verb

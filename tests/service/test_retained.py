@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import LogCorrupt, LogError, UnknownName
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.service.holdings import LogState, LogStatus, wal_between
 from cdc.service.retained import consumer_named, files_of_run, files_of_segment, log_status, opened, segment_lines

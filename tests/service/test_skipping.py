@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.log.append import LogWriter
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
 from cdc.service.api.app import create_app
 from cdc.snapshot.tables import SKIP
 from cdc.snapshot.work import Request

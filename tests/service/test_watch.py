@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cdc.log import consumers
-from cdc.log.append import LogWriter
 from cdc.log.consumers import Consumer
 from cdc.log.segments import SegmentLimits
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.service.holdings import LogState, LogStatus
 from cdc.service.watch import LogWatch

@@ -15,7 +15,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.change import Operation
 from cdc.errors import ConfigError
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.where_clause import READ_WITHIN

@@ -12,7 +12,7 @@ import pytest
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.config import Definition
 from cdc.errors import ConfigError
-from cdc.log.append import LogWriter
+from cdc.log.writer import LogWriter
 from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.position import Position
 from cdc.snapshot.inbox import FOLDER

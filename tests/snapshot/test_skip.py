@@ -9,7 +9,7 @@ from typing import Any
 from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.catalog.commands import CommandState
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.recovery import skip

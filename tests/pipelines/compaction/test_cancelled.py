@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 
 from cdc.change import LOG_SCHEMA
 from cdc.log import consumers
-from cdc.log.append import LogWriter
-from cdc.log.compacted import state
+from cdc.log.audit.verify import verify
+from cdc.log.compacted_state import state
 from cdc.log.consumers import Consumer
-from cdc.log.proof.verify import verify
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compact import Limits, compact
 from pipelines.compaction.cancelled import CANCELLED, without_cancelled

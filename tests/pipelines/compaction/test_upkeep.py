@@ -16,11 +16,11 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import Command, CommandState
 from cdc.change import LOG_SCHEMA
 from cdc.config import Definition
-from cdc.log.bucket import Root
-from cdc.log.compacted import state
+from cdc.log.compacted_state import state
 from cdc.log.layout import COMPACTED
-from cdc.log.read import LogReader
-from cdc.log.trimmer import ASKED
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader
+from cdc.log.retention_worker import ASKED
 from cdc.position import Position
 from cdc.service.upkeep import COMPACT
 from pipelines.compact import Limits

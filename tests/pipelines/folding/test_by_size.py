@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.log.append import LogWriter
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.folding.by_size import SMALL, WHOLE_BYTES, RangeFold
 from tests.log.rows import IDENTITY, LIMITS, info, row, table

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from cdc.catalog import Catalog
 from cdc.config import DeltaSink
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake import read_target
 from cdc.stores.published import Published, TargetState

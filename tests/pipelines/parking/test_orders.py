@@ -12,7 +12,7 @@ import pytest
 
 from cdc import metrics
 from cdc.catalog import Catalog, Command
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.work import BACKFILL, Request
 from pipelines.apply import SinkLoop

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from cdc.config import Secret, SinkRule
-from cdc.log.read import LogReader
+from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published import Published, TargetState
 from pipelines.rebuilding.contents import contents

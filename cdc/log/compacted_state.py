@@ -1,0 +1,287 @@
+"""Compacted: the table of the latest state per key up to a horizon, and its one writer.
+
+It holds sorted runs. Each is a partition of its own, so that a merge replaces whole runs in one commit.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
+
+from cdc import atomic_file
+from cdc.errors import LogCorrupt, LogFenced
+from cdc.failpoint import hit
+from cdc.log import removed_files
+from cdc.log.fenced_table import FencedTable, sync_commit
+from cdc.log.layout import CHANGES, COMPACTED, LogFile, LogIdentity, floor_id, format_of, listed, segment_of
+from cdc.log.object_path import BucketPath, Root, located
+from cdc.log.storage import is_table, open_table, said_last
+from cdc.position import Position
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A data file of a run that is written and not yet part of the table."""
+
+    name: str
+    """Relative to the table's directory: `segment=N/x.parquet`; `s` rows lie in files of their own."""
+    rows: int
+    size: int
+    """Bytes."""
+    statistics: str
+    """JSON as cdc.log.layout.statistics gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One sorted run: at most one row of a key."""
+
+    number: int
+    files: tuple[LogFile, ...]
+    rows: int
+    size: int
+    """Bytes."""
+    relations: tuple[int, int]
+    """Least and greatest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The table at one version, as readers plan with it."""
+
+    horizon: Position
+    """It holds the state at this position; 0 before the first run."""
+    floor: Position
+    """Deletes at or below may be missing: a target that stands below it cannot be patched."""
+    runs: tuple[Run, ...]
+    """Oldest first."""
+    version: int
+
+    @property
+    def files(self) -> list[LogFile]:
+        """Of all runs."""
+        return [file for run in self.runs for file in run.files]
+
+
+def state(root: str | Root, log_id: str | None = None, version: int | None = None) -> Compacted | None:
+    """The compacted table of the log under root as it is now, or was at a version; None if it was never compacted.
+
+    log_id: of `changes`, looked up there if not given. Raises LogCorrupt if the table is another log's, or if the
+    version is not known any more.
+    """
+    path = located(root) / COMPACTED
+    if not is_table(path):
+        return None
+    return _state(path, open_table(path, version), log_id or str(open_table(located(root) / CHANGES).metadata().id))
+
+
+def last_commit(root: str | Root) -> dict[str, Any]:
+    """What the latest commit of the compacted table says of itself, its `timestamp` in ms UTC; it is there."""
+    path = located(root) / COMPACTED
+    return said_last(path, open_table(path))
+
+
+def secured_horizon(root: str | Root, log_id: str) -> Position:
+    """The horizon of the log under root, once a loss of power cannot take it back; 0 if nothing is compacted."""
+    found = state(root, log_id)
+    if found is None:
+        return Position(0)
+    sync_commit(located(root) / COMPACTED, found.version)  # its files were on the disk before
+    return found.horizon
+
+
+class CompactedWriter:
+    """The only writer of `compacted`; one process, one thread. A second one is fenced by its commit."""
+
+    def __init__(self, root: str | Root, log_id: str) -> None:
+        """Raises LogCorrupt if the table is another log's, LogUnwritable if it cannot be made durable."""
+        self._root = located(root)
+        self._fenced = FencedTable(self._root / COMPACTED, log_id)
+        self._state = self._look()
+        self._cleared = False
+
+    @classmethod
+    def open(cls, root: str | Root, identity: LogIdentity, log_id: str) -> Self:
+        """The writer for the log under root, whose `changes` has that identity and id; the table is made if needed."""
+        path = located(root) / COMPACTED
+        FencedTable.create(path, identity)
+        writer = cls(root, log_id)
+        if writer._fenced.identity != identity:
+            raise LogCorrupt(f"table {COMPACTED!r} under {str(root)!r} belongs to another log")
+        return writer
+
+    @property
+    def horizon(self) -> Position:
+        """The state at this position is there; 0 before the first run."""
+        return self._state.horizon
+
+    @property
+    def floor(self) -> Position:
+        """Deletes were dropped up to here."""
+        return self._state.floor
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Oldest first."""
+        return self._state.runs
+
+    def new_run(self) -> tuple[int, Root]:
+        """The number of the next run and the directory for its Parquet files, which is there.
+
+        The first call removes the files of runs that somebody began and did not live to commit. Raises LogFenced if
+        another compactor committed since.
+        """
+        path = self._fenced.path
+        taken = {segment_of(place.name) for place in path.glob("segment=*")}
+        if not self._cleared:
+            self._cleared = True
+            kept = {run.number for run in self.runs} | removed_files.segments(self._root, COMPACTED)
+            if left := taken - kept:
+                # who began them may live and be about to commit them: from here on that is refused
+                self.commit([], horizon=self.horizon, floor=self.floor)
+            for number in left:
+                _remove_all(path / f"segment={number}")  # one may be swept beside this
+        number = max(taken | {run.number for run in self.runs}, default=0) + 1
+        folder = path / f"segment={number}"
+        try:
+            folder.mkdir()
+        except FileExistsError as exc:
+            raise LogFenced(f"another compactor has begun run {number}") from exc
+        return number, folder
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Where files of a run are made and committed; whatever fails inside, raises LogFenced if another one is ahead.
+
+        It has taken away what it found of a run that was not committed, and to miss that is no fault of the log.
+        """
+        try:
+            yield
+        except Exception:
+            self._fenced.check_latest()
+            raise
+
+    def commit(
+        self, written: Sequence[WrittenFile], *, horizon: Position, floor: Position, replaces: Collection[int] = ()
+    ) -> None:
+        """In one commit: add files, take the replaced runs out, and move the horizon; durable when it returns.
+
+        Raises LogFenced if another compactor committed since, LogCorrupt if a file is not as it was written.
+        """
+        self._fenced.check_ours()
+        gone = [run for run in self.runs if run.number in set(replaces)]
+        if len(gone) != len(set(replaces)):
+            raise LogFenced(f"runs to be replaced are not in the table: {sorted(replaces)!r}")
+        if horizon < self.horizon or floor < self.floor or floor > horizon:
+            raise LogFenced(
+                f"the horizon would go back or the floor pass it: from {self.horizon!s} and {self.floor!s} "
+                f"to {horizon!s} and {floor!s}"
+            )
+        added = [self._added(file, horizon) for file in written]
+        self._sync(written)
+        removed = {self._relative(file): file.size for run in gone for file in run.files}
+        removed_files.note(self._root, COMPACTED, removed, self._state.version + 1)
+        self._fenced.commit(
+            [*added, *(FencedTable.removed(name, size) for name, size in removed.items())],
+            int(horizon),
+            {
+                "cdc.horizon": str(horizon),
+                "cdc.floor": str(floor),
+                "cdc.rows": str(sum(file.rows for file in written)),
+            },
+            {floor_id(self._fenced.log_id): int(floor)},
+        )
+        self._state = self._look()
+
+    def give_up(self, name: str) -> None:
+        """Take one file (path relative to the table) out without another in its place; the horizon stays.
+
+        For who has marked the tables in it. Raises LogFenced if another compactor committed since.
+        """
+        gone = {self._relative(file): file.size for file in self._state.files}
+        self._take_out({name: gone[name]}, self.horizon, self.floor)
+
+    def start_over(self) -> None:
+        """Take everything out, so that the log is compacted anew from its beginning.
+
+        For a log of which nothing was trimmed and whose reader does not run: one that trims by the horizon of before
+        would take away what is nowhere else. Raises LogFenced if another compactor committed since.
+        """
+        self._take_out({self._relative(file): file.size for file in self._state.files}, Position(0), Position(0))
+
+    def _take_out(self, files: Mapping[str, int], horizon: Position, floor: Position) -> None:
+        self._fenced.check_ours()
+        removed_files.note(self._root, COMPACTED, files, self._state.version + 1)
+        hit("drop_noted")
+        self._fenced.commit(
+            [FencedTable.removed(name, size) for name, size in files.items()],
+            int(horizon),
+            {"cdc.horizon": str(horizon), "cdc.floor": str(floor), "cdc.dropped": str(len(files))},
+            {floor_id(self._fenced.log_id): int(floor)},
+        )
+        hit("drop_committed")
+        self._state = self._look()
+
+    def _look(self) -> Compacted:
+        return _state(self._fenced.path, self._fenced.table, self._fenced.log_id)
+
+    def _relative(self, file: LogFile) -> str:
+        return file.path.removeprefix(f"{self._fenced.path}/")
+
+    def _added(self, file: WrittenFile, horizon: Position) -> AddAction:
+        action = self._fenced.added(file.name, file.size, file.rows, file.statistics)
+        last = json.loads(file.statistics).get("maxValues", {}).get("position")
+        if last is None or last > horizon:
+            raise LogCorrupt(f"file {file.name!r} holds rows above the horizon {horizon!s}, or does not say")
+        return action
+
+    def _sync(self, written: Sequence[WrittenFile]) -> None:
+        path = self._fenced.path
+        for file in written:
+            atomic_file.sync(path / file.name)
+        for number in {segment_of(file.name) for file in written}:
+            atomic_file.sync(path / f"segment={number}")
+        atomic_file.sync(path)
+
+
+def _remove_all(folder: Root) -> None:
+    if isinstance(folder, BucketPath):
+        folder.remove_all()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _state(path: Root, table: DeltaTable, log_id: str) -> Compacted:
+    format_of(table.metadata().description)  # a newer one is refused
+    rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    horizon, floor = table.transaction_version(log_id), table.transaction_version(floor_id(log_id))
+    if rows and horizon is None:
+        raise LogCorrupt(f"table {str(path)!r} was compacted from another log", remedy="remove the directory")
+    numbers = sorted({int(row["partition.segment"]) for row in rows})
+    return Compacted(
+        horizon=Position(horizon or 0),
+        floor=Position(floor or 0),
+        runs=tuple(_run(path, n, [row for row in rows if int(row["partition.segment"]) == n]) for n in numbers),
+        version=int(table.version()),
+    )
+
+
+def _run(path: Root, number: int, rows: Sequence[Mapping[str, Any]]) -> Run:
+    files = tuple(sorted((listed(path, row) for row in rows), key=lambda file: file.path))
+    least = [row["min.relation"] for row in rows if row["min.relation"] is not None]
+    greatest = [row["max.relation"] for row in rows if row["max.relation"] is not None]
+    return Run(
+        number=number,
+        files=files,
+        rows=sum(file.rows for file in files),
+        size=sum(file.size for file in files),
+        relations=(min(least, default=0), max(greatest, default=0)),
+    )

@@ -1,0 +1,153 @@
+"""Verify, the Parquet files: every page of a file is read and its checksum compared; what cannot be read is located."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cdc.change import LOG_SCHEMA
+from cdc.errors import LogCorrupt
+from cdc.log.layout import LogFile
+from cdc.log.object_path import BucketPath, Root, located
+from cdc.log.storage import by_threads, parquet_file
+from cdc.position import Position
+
+_BROKEN: Final = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
+"""What a damaged file makes pyarrow raise: a length that was changed may ask for any amount of memory."""
+_NAMED: Final = 5
+"""Tables that a message names; the others are counted."""
+_I32: Final = 0x15
+"""Thrift's compact protocol: the field after the last one, a 32-bit integer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """A part of a file that cannot be read."""
+
+    message: str
+    first: Position | None = None
+    """Least and greatest position of the rows, None if those cannot be read either."""
+    last: Position | None = None
+    relations: frozenset[int] | None = None
+    """Of the rows; None if they cannot be read either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of reading a file."""
+
+    unread: tuple[Unread, ...]
+    has_checksums: bool = True
+    """Whether its pages have checksums, so that a flipped byte is seen for sure."""
+
+
+def read(
+    place: Root, take: Callable[[pa.Table], None], columns: Sequence[str] | None = None, size: int | None = None
+) -> Outcome:
+    """Give `take` the rows of a log file as LOG_SCHEMA (or the named columns of it), one row group at a time.
+
+    The groups that can be read, in order. size: of the file, where it is known. Raises FileNotFoundError.
+    """
+    names = list(columns or LOG_SCHEMA.names)
+    schema = pa.schema([LOG_SCHEMA.field(name) for name in names])
+    try:
+        source = opened(place, size)
+        parquet = parquet_file(source)
+        fits = parquet.schema_arrow.names == LOG_SCHEMA.names
+    except FileNotFoundError:
+        raise
+    except _BROKEN as exc:
+        return Outcome((Unread(message=f"its footer cannot be read: {_reason(exc)}"),))
+    if not fits:
+        return Outcome((Unread(message=f"its columns are not the log's: {', '.join(parquet.schema_arrow.names)}"),))
+    unread, threads = list[Unread](), by_threads(source)
+    for number in range(parquet.num_row_groups):
+        try:
+            rows = parquet.read_row_group(number, columns=names, use_threads=threads).select(names).cast(schema)
+        except _BROKEN as exc:
+            unread.append(_located(parquet, number, _reason(exc)))
+        else:
+            if any(rows[field.name].null_count for field in schema if not field.nullable):
+                unread.append(_located(parquet, number, "values are missing"))
+            else:
+                take(rows)
+    return Outcome(tuple(unread), _has_checksums(source, parquet.metadata))
+
+
+def opened(place: Root, size: int | None = None) -> Any:
+    """The file for random access; raises FileNotFoundError, of one whose size is given maybe when it is read."""
+    return place.reader(size) if isinstance(place, BucketPath) else pa.OSFile(str(place))
+
+
+def unreadable(file: LogFile) -> LogCorrupt:
+    """The error of who meets a damaged file: where it lies, what it held, and what to do next."""
+    held = f"positions {file.first!s} to {file.last!s}{in_tables(_topics(file))}"
+    return LogCorrupt(f"log file {file.path!r} cannot be read: {held}")
+
+
+def _topics(file: LogFile) -> list[str]:
+    """The tables in a file by that column of it, if it can be read; else the relations by what the commit says."""
+    try:
+        topics = parquet_file(opened(located(file.path, file.options)))
+        return sorted(topics.read(columns=["topic"], use_threads=False)["topic"].unique().drop_null().to_pylist())
+    except _BROKEN:
+        return [] if file.relations is None else [f"relation {number}" for number in sorted(set(file.relations))]
+
+
+def _located(parquet: pq.ParquetFile, number: int, reason: str) -> Unread:
+    """Which columns of a row group are damaged, and what those tell that are not."""
+    whole = {name: rows for name in LOG_SCHEMA.names if (rows := _column(parquet, number, name)) is not None}
+    broken = [name for name in LOG_SCHEMA.names if name not in whole]
+    message = f"row group {number} cannot be read, columns {', '.join(broken)}: {reason}"
+    first = last = None
+    if "position" in whole:
+        least, greatest = (value.as_py() for value in pc.min_max(whole["position"]).values())
+        first, last = Position(least), Position(greatest)
+    found = whole["relation"].unique().drop_null().to_pylist() if "relation" in whole else None
+    return Unread(message=message, first=first, last=last, relations=None if found is None else frozenset(found))
+
+
+def _column(parquet: pq.ParquetFile, number: int, name: str) -> pa.ChunkedArray | None:
+    """The values of a column; None if they cannot be read, or are fewer than the rows."""
+    try:
+        found = parquet.read_row_group(number, columns=[name], use_threads=False)[name]
+    except _BROKEN:
+        return None
+    is_whole = len(found) == parquet.metadata.row_group(number).num_rows
+    return found if is_whole and (LOG_SCHEMA.field(name).nullable or not found.null_count) else None
+
+
+def _has_checksums(source: Any, footer: pq.FileMetaData) -> bool:
+    """Whether the header of the first page has one: type, two sizes, then the checksum (parquet.thrift, PageHeader)."""
+    if not footer.num_row_groups:
+        return True
+    column = footer.row_group(0).column(0)
+    source.seek(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)
+    header = bytes(source.read(24))
+    at = 0
+    for _ in range(3):
+        if header[at : at + 1] != bytes([_I32]):
+            return False
+        at += 1
+        while header[at] & 0x80:
+            at += 1
+        at += 1
+    return header[at] == _I32
+
+
+def _reason(exc: BaseException) -> str:
+    return (str(exc) or type(exc).__name__).splitlines()[0][:160]
+
+
+def in_tables(tables: Collection[str]) -> str:
+    """The text `; tables a, b and 3 more`, empty for no tables."""
+    if not tables:
+        return ""
+    some = sorted(tables)
+    more = f" and {len(some) - _NAMED:,} more" if len(some) > _NAMED else ""
+    return f"; tables {', '.join(some[:_NAMED])}{more}"

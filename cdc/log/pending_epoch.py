@@ -1,0 +1,49 @@
+"""Intent: a new epoch that somebody asked for, kept beside the log until its copy is committed.
+
+The copy is one commit, so an epoch is begun wholly or not at all. In between the old slot is gone and a new one
+may stand where the log cannot go on; the file keeps a reader from mistaking that for a source it knows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from cdc import atomic_file
+from cdc.errors import LogCorrupt
+from cdc.log.object_path import Root, located
+
+NAME: Final = "_epoch.json"
+"""Under the log's root."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochIntent:
+    """What was asked for."""
+
+    epoch: int
+    """The one to begin; of no weight once the log has reached it."""
+    reason: str
+    """In words for an operator."""
+
+
+def declared(root: str | Root) -> EpochIntent | None:
+    """The intent beside the log under root; None if there is none. Raises LogCorrupt if it cannot be read."""
+    try:
+        fields = json.loads((located(root) / NAME).read_text(encoding="utf-8"))
+        return EpochIntent(int(fields["epoch"]), str(fields["reason"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise LogCorrupt(f"{NAME!r} beside the log cannot be read") from exc
+
+
+def declare(root: str | Root, intent: EpochIntent) -> None:
+    """Put the intent beside the log; durable when it returns."""
+    atomic_file.replace(located(root) / NAME, json.dumps(asdict(intent)).encode())
+
+
+def fulfil(root: str | Root) -> None:
+    """Take it away; nothing happens if there is none."""
+    (located(root) / NAME).unlink(missing_ok=True)

@@ -1,0 +1,141 @@
+"""Plan: which files a range of positions is read from, once the oldest segments were compacted and trimmed.
+
+A range that begins where single changes are still there reads `changes` alone. One that begins earlier reads the
+latest state of each key up to the horizon from `compacted` and what came behind it from `changes`: whoever folds rows
+gets the same from both (the law of compaction), so nothing downstream has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cdc.errors import LogTrimmed
+from cdc.log import lost_ranges, ranges
+from cdc.log.layout import LogFile
+from cdc.position import Position
+
+_ZERO = Position(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Both tables as one reader sees them; oldest ≤ horizon ≤ durable whenever oldest is above 0."""
+
+    changes: Sequence[LogFile]
+    durable: Position
+    oldest: Position = _ZERO
+    """Every change above is in `changes`; 0 while nothing was trimmed."""
+    compacted: Sequence[LogFile] = ()
+    horizon: Position = _ZERO
+    """`compacted` holds the state here."""
+    floor: Position = _ZERO
+    """It lacks deletes at or below: a state older than this cannot be brought forward, only built anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What a range is read from by who wants every change of it."""
+
+    changes: Sequence[LogFile]
+    """In order of their first position."""
+    baseline: Sequence[LogFile] = ()
+    """Of `compacted`: what they fold to is the state that the changes go on from, at the horizon."""
+
+
+def files(view: View, after: Position, upto: Position) -> list[LogFile]:
+    """The files to read (after, upto] from, each in order of its first position, those of `compacted` first.
+
+    Raises LogTrimmed if the range begins below `oldest` and neither at 0 nor at the floor, or ends below the horizon,
+    or between rows that are lost and where the log says so.
+    """
+    _check_whole(view, after, upto)
+    if after >= view.oldest or upto <= after:
+        return ranges.overlapping(view.changes, after, upto)
+    _check_start(view, after)
+    if upto < view.horizon:
+        raise LogTrimmed(
+            f"the log holds no single changes up to {view.oldest!s}, and its state only from {view.horizon!s} on: "
+            f"it cannot be read up to {upto!s}",
+            remedy=f"end at {view.horizon!s} or later; a Spark stream that stopped here begins with a new checkpoint",
+        )
+    return [*ranges.overlapping(view.compacted, after, view.horizon), *_beyond_horizon(view, upto)]
+
+
+def history(view: View, after: Position, upto: Position) -> History:
+    """The same for every single change, begun with the state at the horizon where older ones are gone.
+
+    Raises LogTrimmed if the range begins below `oldest`, but not at 0, or ends below the horizon, or as files() does.
+    """
+    _check_whole(view, after, upto)
+    if after >= view.oldest or upto <= after:
+        return History(changes=ranges.overlapping(view.changes, after, upto))
+    if after:
+        raise LogTrimmed(
+            f"single changes after {after!s} are asked for, and the log holds none up to {view.oldest!s}",
+            remedy=f"begin after {view.oldest!s} or later, or at the beginning, with the state at {view.horizon!s}",
+        )
+    if upto < view.horizon:
+        raise LogTrimmed(
+            f"single changes up to {upto!s} are asked for, and of what lies before {view.oldest!s} the log holds "
+            f"the state at {view.horizon!s} alone",
+            remedy=f"begin after {view.oldest!s} or later, or end at {view.horizon!s} or later",
+        )
+    return History(
+        baseline=ranges.overlapping(view.compacted, after, view.horizon), changes=_beyond_horizon(view, upto)
+    )
+
+
+def boundary(view: View, after: Position, max_rows: int | None) -> Position:
+    """Where a batch that starts after `after` ends: as ranges.boundary, and one from below `oldest` at the horizon.
+
+    One that would lack lost rows ends where the log says so. Raises LogTrimmed if no batch can start there.
+    """
+    if after >= view.durable:
+        return after
+    if after >= view.oldest:
+        end = ranges.boundary(view.changes, after, view.durable, max_rows)
+    else:
+        _check_start(view, after)
+        end = view.durable if max_rows is None else view.horizon
+    return lost_ranges.beyond(lost_ranges.told(view.changes), after, end)
+
+
+def leads(view: View, after: Position, upto: Position) -> bool:
+    """Whether a batch that starts after `after` may end at `upto`: there the log tells all that lies in between."""
+    is_told = after >= view.oldest or upto >= view.horizon
+    return after < upto and is_told and lost_ranges.beyond(lost_ranges.told(view.changes), after, upto) == upto
+
+
+def schema_files(view: View, upto: Position) -> list[LogFile]:
+    """The files of `s` rows up to a position; the same row may be in two of them."""
+    both = (*view.compacted, *view.changes) if view.oldest else view.changes
+    return [file for file in both if file.schemas_only and file.first <= upto]
+
+
+def is_late(after: Position, oldest: Position, floor: Position) -> bool:
+    """Whether the log does not lead on from a position: changes behind it are gone, and deletes forgotten."""
+    return _ZERO < after < min(oldest, floor)
+
+
+def _beyond_horizon(view: View, upto: Position) -> list[LogFile]:
+    newer = ranges.overlapping(view.changes, view.horizon, upto)
+    return [replace(file, beyond=view.horizon) if file.first <= view.horizon else file for file in newer]
+
+
+def _check_whole(view: View, after: Position, upto: Position) -> None:
+    for gap in lost_ranges.told(view.changes):
+        if gap.cuts(after, upto):
+            raise LogTrimmed(
+                f"rows at {gap.first!s} to {gap.last!s} are lost with a damaged file, of which the log tells at "
+                f"{gap.told!s}: it cannot be read from {after!s} up to {upto!s}",
+                remedy=f"end at {gap.told!s} or later; build a sink that stands before it anew with 'cdc replay SINK'",
+            )
+
+
+def _check_start(view: View, after: Position) -> None:
+    if is_late(after, view.oldest, view.floor):
+        raise LogTrimmed(
+            f"a reader at {after!s} is too late: the log holds no single changes up to {view.oldest!s}, "
+            f"and deletes up to {view.floor!s} are forgotten"
+        )

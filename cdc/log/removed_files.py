@@ -1,0 +1,103 @@
+"""Leaving: files that a commit takes out of a table and that stay on the disk for who still reads them.
+
+A note of them is written before the commit, so that none is forgotten when the writer dies in between; it is of no
+weight while the files are in the table. Their time begins when somebody first sees them out of it, which is never
+before the commit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Final, Self
+
+from cdc import atomic_file
+from cdc.errors import LogCorrupt
+from cdc.log.boot_clock import Noted
+from cdc.log.layout import CHANGES, COMPACTED, segment_of
+from cdc.log.object_path import Root, located
+
+FOLDER: Final = "_leaving"
+"""Under the log's root."""
+
+_DATA_FILE: Final = re.compile(r"segment=\d+/[^/]+\.parquet\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """What one commit takes out."""
+
+    table: str
+    """Its directory under the log's root."""
+    version: int
+    """Of the table without the files."""
+    paths: tuple[str, ...]
+    """Relative to the table's directory."""
+    seen_at: int | None = None
+    """Microseconds UTC of when they were first seen to be out, None before."""
+    size: int = 0
+    """Bytes of all of them; 0 where an older version did not say."""
+    boot: str = ""
+    """Of the machine that saw it, as `up_us` is: see cdc.log.boot_clock."""
+    up_us: int = 0
+
+    def __post_init__(self) -> None:
+        if self.table not in {CHANGES, COMPACTED} or not all(map(_DATA_FILE.match, self.paths)):
+            raise ValueError("a note names no other files than the data files of the log's tables")
+
+    @classmethod
+    def read(cls, note: Root) -> Self | None:
+        """The note in a file; None if it is gone. Raises LogCorrupt if it cannot be read."""
+        try:
+            fields = json.loads(note.read_text(encoding="utf-8"))
+            seen = fields["seen_at"]
+            return cls(
+                table=str(fields["table"]),
+                version=int(fields["version"]),
+                paths=tuple(map(str, fields["paths"])),
+                seen_at=None if seen is None else int(seen),
+                size=int(fields.get("size", 0)),
+                boot=str(fields.get("boot", "")),
+                up_us=int(fields.get("up_us", 0)),
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            raise LogCorrupt(f"note {note.name!r} in {FOLDER!r} beside the log cannot be read") from exc
+
+    def write(self, note: Root) -> None:
+        """Put it into a file; durable when it returns."""
+        atomic_file.replace(note, json.dumps(asdict(self)).encode())
+
+    def seen(self, now: Noted) -> Self:
+        """The same once it was seen."""
+        return replace(self, seen_at=now.clock_us, boot=now.boot, up_us=now.up_us)
+
+    def age_us(self, now: Noted) -> int:
+        """Microseconds since it was seen, 0 if it never was."""
+        return 0 if self.seen_at is None else now.since(Noted(self.seen_at, self.boot, self.up_us))
+
+
+def note(root: Root, table: str, files: Mapping[str, int], version: int) -> None:
+    """Write down that the next commit of a table, which makes that version, takes files (path: bytes) out of it."""
+    if not files:
+        return
+    folder = root / FOLDER
+    if not folder.is_dir():
+        folder.mkdir(exist_ok=True)
+        atomic_file.sync(root)
+    Leaving(table, version, tuple(files), size=sum(files.values())).write(folder / f"{uuid.uuid4().hex}.json")
+
+
+def notes(root: str | Root) -> dict[Root, Leaving]:
+    """Every note beside the log under root, by its file."""
+    files: list[Root] = sorted((located(root) / FOLDER).glob("[!.]*.json"), key=str)
+    return {file: found for file in files if (found := Leaving.read(file)) is not None}
+
+
+def segments(root: Root, table: str) -> set[int]:
+    """The partitions of a table that hold such files."""
+    return {segment_of(path) for found in notes(root).values() if found.table == table for path in found.paths}

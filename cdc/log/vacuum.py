@@ -1,0 +1,86 @@
+"""Sweep: files that left the log's tables go from the disk, once nobody can be reading them any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc.log import consumers, removed_files
+from cdc.log.boot_clock import SECOND, Noted
+from cdc.log.object_path import Root, located
+from cdc.log.removed_files import Leaving
+from cdc.log.retention import Retention, deletable, in_force
+from cdc.log.storage import is_table, open_table
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What went, or would go."""
+
+    files: int = 0
+    size: int = 0
+    """Bytes."""
+
+
+def sweep(root: str | Root, retention: Retention, *, dry_run: bool = False) -> Swept:
+    """Delete what left a table longer than the grace ago; nothing of a current version, nothing that is pinned.
+
+    Any process may do it, also beside another one. What nobody has swept since it left begins its grace now.
+    """
+    root, now = located(root), Noted.now()
+    # in this order: what a note announces may be committed while this runs, and is seen to be then
+    notes = removed_files.notes(root)
+    held = {table: _held(root / table) for table in {note.table for note in notes.values()}}
+    if not dry_run:
+        notes = {file: _seen(file, note, held, now) for file, note in notes.items()}
+    pinned = _pinned(root, now, int(retention.max_age * SECOND)) if notes else None
+    chosen = deletable(notes.values(), held, pinned=pinned, grace=retention.grace, now=now)
+    files = size = 0
+    for file, note in notes.items():
+        if note in chosen:
+            for path in note.paths:
+                gone = _remove(root / note.table / path, dry_run=dry_run)
+                files, size = files + (gone is not None), size + (gone or 0)
+            if not dry_run:
+                file.unlink(missing_ok=True)
+    return Swept(files, size)
+
+
+def waiting(root: str | Root) -> int:
+    """Bytes of files that left the log's tables, or are about to, and are still on the disk; asks for none of them."""
+    return sum(note.size for note in removed_files.notes(root).values())
+
+
+def _held(path: Root) -> set[str]:
+    if not is_table(path):
+        return set()
+    return set(pa.table(open_table(path).get_add_actions())["path"].to_pylist())
+
+
+def _seen(file: Root, note: Leaving, held: Mapping[str, set[str]], now: Noted) -> Leaving:
+    if note.seen_at is not None or not in_force(note, held):
+        return note
+    note = note.seen(now)
+    note.write(file)
+    return note
+
+
+def _pinned(root: Root, now: Noted, max_age_us: int) -> int | None:
+    """The lowest version that one of the consumers holds who have said something lately."""
+    known = consumers.ls(root)
+    return min((c.pinned for c in known if c.pinned is not None and c.silent_us(now) <= max_age_us), default=None)
+
+
+def _remove(file: Root, *, dry_run: bool) -> int | None:
+    try:
+        size = file.stat().st_size
+        if not dry_run:
+            file.unlink()
+            with suppress(OSError):  # other files are in it
+                file.parent.rmdir()
+    except FileNotFoundError:
+        return None
+    return size

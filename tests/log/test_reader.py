@@ -1,0 +1,88 @@
+"""LogReader: ranges of positions, schemas in force, nothing before its commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.errors import LogCorrupt, LogError
+from cdc.log.reader import REOPEN_AFTER, LogReader
+from cdc.log.writer import LogWriter
+from cdc.position import Position
+from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path) -> Path:
+    writer = LogWriter.open(tmp_path, IDENTITY, LIMITS)
+    schemas = [row(10, 0, op="s", payload=schema_of().to_json())]
+    writer.commit(writer.stage(table(*schemas, *(row(10, n) for n in range(1, 4)))), info(10))
+    writer.commit(writer.stage(table(row(20), row(30), row(30, 1, topic="shop.items", relation=2))), info(30))
+    later = row(40, 0, op="s", payload=schema_of(16384, "note").to_json())
+    writer.commit(writer.stage(table(later, row(40, 1, partial=True))), info(40))
+    return tmp_path
+
+
+def positions(root: Path, after: int, upto: int) -> list[int]:
+    batches = LogReader(root).rows(Position(after), Position(upto))
+    return sorted({p for batch in batches for p in batch["position"].to_pylist()})
+
+
+@pytest.mark.parametrize(
+    ("after", "upto", "expected"),
+    [(0, 40, [10, 20, 30, 40]), (10, 30, [20, 30]), (20, 25, []), (20, 30, [30]), (40, 40, [])],
+)
+def test_a_range_excludes_its_start_and_includes_its_end(root: Path, after: int, upto: int, expected: list[int]):
+    assert positions(root, after, upto) == expected
+
+
+def test_topics_filter_the_rows(root: Path):
+    batches = LogReader(root).rows(Position(0), Position(40), topics=lambda topic: topic == "shop.items")
+    assert [r["position"] for b in batches for r in b.to_pylist()] == [30]
+
+
+@pytest.mark.parametrize(("upto", "names"), [(10, ["id"]), (39, ["id"]), (40, ["id", "note"])])
+def test_the_schema_in_force_is_the_last_one_at_or_below_a_position(root: Path, upto: int, names: list[str]):
+    assert [c.name for c in LogReader(root).schemas(Position(upto))[16384].columns] == names
+
+
+def test_an_open_reader_sees_new_commits_only_after_refresh(root: Path):
+    reader, writer = LogReader(root), LogWriter.open(root, IDENTITY, LIMITS)
+    for position in range(41, 41 + REOPEN_AFTER + 2):
+        writer.commit(writer.stage(table(row(position))), info(position))
+    assert reader.durable == 40
+
+    reader.refresh()
+
+    assert reader.durable == 40 + REOPEN_AFTER + 2
+    assert len(reader.files(Position(40), Position(1000))) == REOPEN_AFTER + 2
+
+
+def test_the_boundary_never_passes_the_durable_position(root: Path):
+    assert LogReader(root).latest_boundary(Position(0)) == 40
+    assert LogReader(root).latest_boundary(Position(40)) == 40
+    assert LogReader(root).latest_boundary(Position(0), max_rows=1) == 10
+
+
+def test_the_commit_time_of_the_last_transaction_is_exact(root: Path):
+    assert LogReader(root).committed_at(Position(40)) == 1_700_000_000_000_040
+    assert LogReader(root).committed_at(Position(10)) == 1_700_000_000_000_000
+
+
+def test_files_tell_whether_they_hold_partial_images(root: Path):
+    assert [f.partial for f in LogReader(root).files(Position(30), Position(40)) if not f.schemas_only] == [True]
+    assert not any(f.partial for f in LogReader(root).files(Position(0), Position(30)))
+
+
+def test_a_damaged_file_is_named(root: Path):
+    reader = LogReader(root)
+    path = Path(reader.files(Position(10), Position(30))[0].path)
+    path.write_bytes(b"PAR1 not any more")
+    with pytest.raises(LogCorrupt, match=path.name):
+        list(reader.rows(Position(10), Position(30)))
+
+
+def test_no_log_is_an_error_with_a_remedy(tmp_path: Path):
+    with pytest.raises(LogError, match="no change log"):
+        LogReader(tmp_path)
