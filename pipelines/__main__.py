@@ -16,11 +16,11 @@ from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, Mark, emit, fa
 from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
 from cdc.config import Definition, load, placed
 from cdc.config.quantities import seconds
+from cdc.config.verify_options import Against, Mode
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, status_of_process
 from cdc.private_files import product_umask
 from cdc.remedy import literal
 from cdc.service.logs import configure_by_environment
-from cdc.verification import Against, Mode
 
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""
@@ -119,8 +119,13 @@ def _apply(asked: argparse.Namespace) -> int:
 
 def _check(asked: argparse.Namespace) -> int:
     definition, checking = load(asked.config), import_module("pipelines.checking")
-    starting, there = import_module("pipelines.session"), import_module("cdc.checks").tables_of(definition)
-    tables = list(import_module("cdc.targets").fed(definition, there, {sink.name for sink in definition.sinks}))
+    starting, there = (
+        import_module("pipelines.session"),
+        import_module("cdc.capture.startup_checks").tables_of(definition),
+    )
+    tables = list(
+        import_module("cdc.stores.sink_preflight").fed(definition, there, {sink.name for sink in definition.sinks})
+    )
     with ExitStack() as ended:
 
         @cache

@@ -14,9 +14,9 @@ from cdc.config.sinks import Sink
 from cdc.errors import InvalidDefinition, SinkUnavailable, TransformRefused
 from cdc.log.reader import LogReader
 from cdc.stores.places import is_begun
+from cdc.stores.sink_preflight import Fed, fed, tables_in, taken
+from cdc.stores.sink_preflight import misfits as misfits_of
 from cdc.table import TableSchema
-from cdc.targets import Fed, fed, tables_in, taken
-from cdc.targets import misfits as misfits_of
 from pipelines.session import SparkSettings
 from pipelines.sinks.delta import DeltaSettings
 from pipelines.sinks.delta_shapes import Shapes
@@ -72,7 +72,7 @@ def local_settings(definition: Definition) -> SparkSettings:
 
 
 def unresolved(tables: Iterable[Fed], session: Asking) -> list[Misfit]:
-    """What of the tables' rules a sink could not carry out, without what cdc.targets finds."""
+    """What of the tables' rules a sink could not carry out, without what cdc.stores.sink_preflight finds."""
     return [Misfit(one.key(*key), error) for one in tables for key, error in _refusals(one, session)]
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition, DeltaSink, SearchSink
+from cdc.config.verify_options import Against, Mode
 from cdc.errors import ConfigError, CutNotReached, SinkUnavailable
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -25,7 +26,6 @@ from cdc.postgres.tables import match_tables
 from cdc.stores.published import TableRecord, TargetState
 from cdc.stores.search import SearchIndex
 from cdc.table import TableSchema, matches, named
-from cdc.verification import Against, Mode
 from pipelines.proof.compare import LISTED
 from pipelines.proof.cut import ConsistentCut, CutRequest, Kept, consistent_cut
 from pipelines.proof.from_log import LARGE, LogState, LogTable, Standing, standing, targets_at_rest

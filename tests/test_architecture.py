@@ -36,7 +36,7 @@ INPUT_OUTPUT = {
     "asyncio",
     "threading",
 }
-LOOPS = ("cdc/reader.py", "pipelines/apply.py")
+LOOPS = ("cdc/capture/reader.py", "pipelines/apply.py")
 LOOP_LINES = 260
 FILE_LINES = 600
 TABLES = {"cdc/errors.py"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cdc.capture.startup_checks import exposure_problems
 from cdc.catalog import Catalog
-from cdc.checks import exposure_problems
 from cdc.errors import ConfigError
 from cdc.private_files import PRIVATE_UMASK, is_exposed, product_umask, wanted_umask
 from tests.fixtures.private import open_to_others, under_umask

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.catalog import Catalog
-    from cdc.snapshot.progress import BackfillStatus
-    from cdc.snapshot.work import Request
+    from cdc.snapshot.backfill_progress import BackfillStatus
+    from cdc.snapshot.backfill_state import Request
 
 TablesArgument = Annotated[list[str], typer.Argument(help="Globs of schema.table.", metavar="TABLE…")]
 JobArgument = Annotated[
@@ -87,7 +87,7 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
     Of keys that are listed (--key, --keys-from) rows that are gone at the source vanish from the sinks too. Of a range
     or a predicate they stay: `cdc tables resync` takes them away.
     """
-    from cdc.snapshot.work import Request
+    from cdc.snapshot.backfill_state import Request
 
     first, last = _range(keys)
     listed = _listed(key, keys_from)
@@ -99,7 +99,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """List the backfills, newest first."""
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.progress import listing
+    from cdc.snapshot.backfill_progress import listing
 
     definition = load(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
@@ -117,7 +117,7 @@ def show(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOpti
     """Say how far one has come, table by table."""
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.progress import found, said
+    from cdc.snapshot.backfill_progress import found, said
 
     definition = load(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
@@ -154,7 +154,7 @@ def ask_for(request: Request, *, command: str, config: Path, wait: bool, json: b
 
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.asking import OUTCOME_WITHIN, ask, outcome
+    from cdc.snapshot.backfill_requests import OUTCOME_WITHIN, ask, outcome
 
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:
@@ -213,8 +213,8 @@ def _say(job: int, verb: str, *, config: Path, json: bool) -> None:
 
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.asking import say
-    from cdc.snapshot.work import Verb
+    from cdc.snapshot.backfill_requests import say
+    from cdc.snapshot.backfill_state import Verb
 
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:
@@ -232,7 +232,7 @@ def _plain(told: BackfillStatus) -> dict[str, Any]:
 
 
 def _line(told: BackfillStatus) -> str:
-    from cdc.snapshot.progress import said, tables_of
+    from cdc.snapshot.backfill_progress import said, tables_of
 
     what = tables_of(told.request) + (f" into {told.request.sink}" if told.request.sink else "")
     return f"{told.id:>4}  {told.kind:<9}{told.state:<14}{what}  {said(told)}".rstrip()
@@ -246,7 +246,7 @@ def _listed(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ...], 
     from contextlib import nullcontext
     from pathlib import Path
 
-    from cdc.snapshot.listed import parse_keys
+    from cdc.snapshot.key_list import parse_keys
 
     found = [key for text in keys or () for key in parse_keys([text], f"--key {text!r}")]
     if file is not None:

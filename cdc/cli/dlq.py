@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.catalog import DeadLetter
+    from cdc.catalog.dead_letter_requests import Verb
     from cdc.config import Definition, DeltaSink, SearchSink
-    from cdc.dead_letters import Verb
     from cdc.stores.parked import ParkedRow
     from cdc.stores.published import Published
 
@@ -39,8 +39,8 @@ def register(app: typer.Typer) -> None:
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """List what is parked, oldest change first, as the apply process last told it."""
     from cdc.catalog import Catalog
+    from cdc.catalog.dead_letter_requests import to_json
     from cdc.config import load
-    from cdc.dead_letters import to_json
 
     definition = load(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
@@ -57,8 +57,8 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Show one: why and since when it is parked, and its row as the log has it."""
     from cdc.catalog import Catalog
+    from cdc.catalog.dead_letter_requests import letters_of, to_json
     from cdc.config import load
-    from cdc.dead_letters import letters_of, to_json
 
     definition = load(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
@@ -95,7 +95,7 @@ def retry(
     json: JsonOption = False,
 ) -> None:
     """Offer rows to their targets once more, after what was in their way is mended."""
-    from cdc.dead_letters import Verb
+    from cdc.catalog.dead_letter_requests import Verb
 
     if bool(letters) == everything:
         raise ConfigError("expected either names of dead letters or --all", remedy="run 'cdc dlq ls' for the names")
@@ -106,7 +106,7 @@ def discard(
     letter: IdArgument, reason: ReasonOption, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False
 ) -> None:
     """Forget one: its key stays in the target as it is there, which `cdc verify` then reports."""
-    from cdc.dead_letters import Verb
+    from cdc.catalog.dead_letter_requests import Verb
 
     if not reason.strip():
         raise ConfigError("the reason is empty", remedy="say why: --reason TEXT")
@@ -118,8 +118,8 @@ def _say(names: list[str] | None, verb: Verb, reason: str | None, *, config: Pat
     from getpass import getuser
 
     from cdc.catalog import Catalog
+    from cdc.catalog.dead_letter_requests import Wish, answers, letters_of, say
     from cdc.config import load
-    from cdc.dead_letters import Wish, answers, letters_of, say
 
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:

@@ -48,10 +48,10 @@ def doctor(
     Exit status 3 while the source cannot be captured, 2 if only what the definition says of its sinks is wrong, 4 if
     all can be done and the slot may soon be lost.
     """
-    from cdc.checks import mask_problems, rule_problems, tables_of
-    from cdc.checks import problems as problems_of
+    from cdc.capture.startup_checks import mask_problems, rule_problems, tables_of
+    from cdc.capture.startup_checks import problems as problems_of
     from cdc.config import exposed, load, placed
-    from cdc.targets import judged
+    from cdc.stores.sink_preflight import judged
 
     definition = load(config)
     problems, tables = problems_of(definition), [] if sql else tables_of(definition)

@@ -49,7 +49,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Run a SELECT over the Delta tables of the pipeline; nothing can be written."""
     from cdc.config import load
-    from cdc.landlock import deny_file_writes
+    from cdc.stores.landlock import deny_file_writes
 
     definition = load(config)
     if context.obj.owns_process:

@@ -101,8 +101,8 @@ def run(
 
 def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = Format.CONSOLE) -> None:
     """Capture changes from Postgres into the log; one of the processes of `cdc run`."""
+    from cdc.capture.process import main
     from cdc.config import load
-    from cdc.connector import main
     from cdc.service.logs import LogFormat, configure
 
     configure(LogFormat(log_format.value), file=str(config))
@@ -184,7 +184,7 @@ def _print_status(
 def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
     from cdc.cli.retention import kept
     from cdc.service.status import RUNNING
-    from cdc.snapshot.progress import said, tables_of
+    from cdc.snapshot.backfill_progress import said, tables_of
 
     line(Mark.GOOD if found.state == RUNNING else Mark.BAD, summary)
     for problem in found.problems:
@@ -218,7 +218,7 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
 def _print_tables(found: PipelineStatus, file: Path) -> None:
     from cdc.remedy import literal
     from cdc.service.status import FAILED_STATES
-    from cdc.snapshot.progress import said
+    from cdc.snapshot.backfill_progress import said
 
     for table in found.tables:
         where, counted = (table.sink, "merged") if table.sink else ("source", "copied")

@@ -46,7 +46,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 
     Exit status 4 when ours may soon be lost, or is: the WAL that is left is measured, for a second.
     """
-    from cdc.checks import check_log
+    from cdc.capture.startup_checks import check_log
     from cdc.config import load
     from cdc.postgres.connection import connect
     from cdc.postgres.slot import every_slot, slot_limits
@@ -110,9 +110,9 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     The reader must be stopped. Killed in the middle the command can be run again; a new epoch that was begun is also
     ended by the reader's next start. Tables of --resync are marked needs_resync; --new-epoch copies them.
     """
+    from cdc.capture.recovery import begin_epoch, skip
     from cdc.config import load
     from cdc.lsn import Lsn
-    from cdc.recovery import begin_epoch, skip
 
     definition = load(config)
     if new_epoch == (skip_to is not None):
@@ -145,10 +145,10 @@ def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: Js
 
     Refuses a slot of another kind or database, and one that a reader streams from or copies for.
     """
+    from cdc.capture.resume_checks import check_slot_kind
     from cdc.config import load
     from cdc.postgres.connection import connect
     from cdc.postgres.slot import drop_slot, exclusive, slot_status
-    from cdc.resume import check_slot_kind
 
     definition = load(config)
     name = definition.source.slot.name
@@ -171,8 +171,8 @@ def adopt(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: J
 
     The log then begins at the slot's position and copies every table beside the stream. Nobody else may read the slot.
     """
+    from cdc.capture.recovery import adopt as adopt_slot
     from cdc.config import load
-    from cdc.recovery import adopt as adopt_slot
 
     definition = load(config)
     name = definition.source.slot.name

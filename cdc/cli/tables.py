@@ -64,7 +64,7 @@ def resync(
 
     What vanished at the source while nobody watched vanishes from every sink; a needs_resync mark is taken away.
     """
-    from cdc.snapshot.work import Request
+    from cdc.snapshot.backfill_state import Request
 
     request = Request(tuple(tables), rate=rate, resync=True)
     ask_for(request, command="tables resync", config=config, wait=wait, json=json)
@@ -109,7 +109,7 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
 
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.tables import ask_skip
+    from cdc.snapshot.table_requests import ask_skip
 
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:
@@ -173,7 +173,7 @@ def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
     """What keeps tables out that the rules match already: as a running reader finds it now, else as it last did."""
     from cdc.catalog import Catalog
     from cdc.catalog.tables import REFUSED
-    from cdc.snapshot.tables import ask_look
+    from cdc.snapshot.table_requests import ask_look
     from cdc.table import matches
 
     try:
@@ -193,7 +193,7 @@ def _look(command: str, definition: Definition, tables: list[str]) -> tuple[Comm
     from getpass import getuser
 
     from cdc.catalog import Catalog
-    from cdc.snapshot.tables import ask_look
+    from cdc.snapshot.table_requests import ask_look
 
     try:
         with Catalog.open(definition.catalog.url) as catalog:
@@ -208,7 +208,7 @@ def _look(command: str, definition: Definition, tables: list[str]) -> tuple[Comm
 
 def _answer(catalog: Catalog, pipeline: str, job: int) -> Command | None:
     """What a running reader makes of a command; None if none runs, or it takes longer."""
-    from cdc.snapshot.tables import answer
+    from cdc.snapshot.table_requests import answer
 
     return answer(catalog, job) if _runs(catalog, pipeline) else None
 
@@ -264,7 +264,7 @@ def _print_answer(told: dict[str, Any] | None, refused: dict[str, str], trouble:
 
 def _print(table: TableLine, file: str) -> None:
     from cdc.remedy import literal
-    from cdc.snapshot.progress import said
+    from cdc.snapshot.backfill_progress import said
 
     number = "–" if table.relation is None else str(table.relation)
     sinks = "  ".join(f"{sink.sink} {sink.state}" for sink in table.sinks)

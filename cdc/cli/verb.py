@@ -50,7 +50,7 @@ def options_of(verb: str, words: Sequence[str], definition: Definition) -> dict[
     Raises ConfigError, or what a misused command raises, for what the verb would refuse before it has looked at a log.
     """
     from cdc.cluster.job import chosen_sinks
-    from cdc.moment import parse_moment
+    from cdc.point_in_time import parse_moment
 
     if verb not in VERBS:
         raise ConfigError(

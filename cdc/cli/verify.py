@@ -61,7 +61,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     """
     import sys
 
-    from cdc.verification import Against, Mode
+    from cdc.config.verify_options import Against, Mode
 
     _check("--mode", mode, [one.value for one in Mode])
     _check("--against", against, [one.value for one in Against])

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from cdc.catalog import Catalog, DeadLetter
-from cdc.dead_letters import Outcome, Verb, Wish, answers, say
+from cdc.catalog.dead_letter_requests import Outcome, Verb, Wish, answers, say
 from cdc.demo import hints
 from cdc.demo.mark import mark
 from cdc.demo.screen import Screen

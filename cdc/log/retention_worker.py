@@ -16,6 +16,7 @@ import pyarrow as pa
 import structlog
 from deltalake.exceptions import DeltaError
 
+from cdc.byte_queue import PipeClosed
 from cdc.errors import CdcError, LogCorrupt
 from cdc.log import consumers
 from cdc.log.boot_clock import SECOND
@@ -26,7 +27,6 @@ from cdc.log.reader import LogReader
 from cdc.log.retention import Retention, trimmable
 from cdc.log.small_file_rewrite import Rewrites, Settling
 from cdc.log.vacuum import sweep
-from cdc.pipe import PipeClosed
 from cdc.position import Position
 from cdc.table import TableState
 

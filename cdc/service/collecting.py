@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from cdc.capture.settings import retention_of
 from cdc.config import Definition
 from cdc.log import retention_worker
 from cdc.log.audit.orphan_files import remove
 from cdc.log.vacuum import sweep, waiting
 from cdc.service.holdings import Collected, Trimmable
-from cdc.settings import retention_of
 
 
 def collect(definition: Definition, *, dry_run: bool) -> Collected:

@@ -35,7 +35,7 @@ from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
 from cdc.service.proven import VerifiedStatus, mismatches, verified_statuses
 from cdc.service.source_observation import SourceObservation
-from cdc.snapshot.progress import BackfillStatus, listing
+from cdc.snapshot.backfill_progress import BackfillStatus, listing
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog

@@ -10,7 +10,7 @@ from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.service.copying import TableStatus
 from cdc.service.status import PipelineStatus
-from cdc.snapshot.progress import Progress
+from cdc.snapshot.backfill_progress import Progress
 from cdc.table import TableSchema, TableState
 
 _STATES: Final = {state: state.value for state in TableState} | {

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
+from cdc.config.verify_options import Against, Mode
 from cdc.errors import VerifyMismatch
 from cdc.service.errands import Ending, Errands, told
-from cdc.verification import Against, Mode
 
 VERIFY: Final = "verify"
 """The kind of command; its result is what the child reported."""

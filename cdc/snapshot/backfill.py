@@ -25,14 +25,14 @@ from cdc.postgres.keys import check_keys
 from cdc.postgres.publication import wait_for_older
 from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.where_clause import check_predicate
-from cdc.priority import give_way
-from cdc.snapshot.bases import moved_from, without_base
-from cdc.snapshot.chunks import Chunks, Slots, Stopped, Surroundings
-from cdc.snapshot.cuts import ByBlocks, ByKey, ByList, Cut, Read
-from cdc.snapshot.placing import Chunk
-from cdc.snapshot.versions import ending, in_state, renewed, said
-from cdc.snapshot.work import Request, TableWork, Work
+from cdc.snapshot.backfill_state import Request, TableWork, Work
+from cdc.snapshot.chunk_plan import ByBlocks, ByKey, ByList, Cut, Read
+from cdc.snapshot.chunk_reader import Chunks, Slots, Stopped, Surroundings
+from cdc.snapshot.missing_bases import moved_from, without_base
+from cdc.snapshot.schema_rows import ending, in_state, renewed, said
+from cdc.snapshot.watermark_window import Chunk
 from cdc.table import ADDED, CAPTURED, TableSchema, TableState
+from cdc.thread_priority import give_way
 
 LOOK_EVERY: Final = 0.3
 """Seconds between two questions whether to go on; what became durable is recorded at once."""

@@ -22,10 +22,10 @@ from cdc.errors import ConfigError, LogError, StateConflict
 from cdc.failpoint import hit
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.snapshot.asking import say
-from cdc.snapshot.inbox import LIMIT, SHOWN, Channel, Inbox, Signal, SignalType, parsed
-from cdc.snapshot.progress import covers
-from cdc.snapshot.work import BACKFILL, Request, Verb, check_request
+from cdc.snapshot.backfill_progress import covers
+from cdc.snapshot.backfill_requests import say
+from cdc.snapshot.backfill_state import BACKFILL, Request, Verb, check_request
+from cdc.snapshot.signal_queue import LIMIT, SHOWN, Channel, Inbox, Signal, SignalType, parsed
 from cdc.table import TableSchema, TableState, exactly, parted
 
 SIGNAL: Final = "signal"

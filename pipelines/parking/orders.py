@@ -14,11 +14,11 @@ from typing import Final
 import structlog
 
 from cdc.catalog import Catalog, CommandState, DeadLetter
+from cdc.catalog.dead_letter_requests import DLQ, Outcome, Verb
 from cdc.config import Definition
-from cdc.dead_letters import DLQ, Outcome, Verb
 from cdc.errors import CdcError, StateConflict
-from cdc.snapshot.asking import ask_for_keys
-from cdc.snapshot.work import KEYS, Request
+from cdc.snapshot.backfill_requests import ask_for_keys
+from cdc.snapshot.backfill_state import KEYS, Request
 from cdc.stores.parked import Key, ParkedRow
 from cdc.table import exactly
 from pipelines.parking.parking import Parking, Place

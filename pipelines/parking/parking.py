@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
+from cdc.catalog.dead_letter_requests import Outcome, Verb
 from cdc.config import DeadLetters
-from cdc.dead_letters import Outcome, Verb
 from cdc.errors import CdcError, MissingBase, TooManyParked, ValueNotRepresentable
 from cdc.failpoint import hit
 from cdc.stores.parked import Key, ParkedRow

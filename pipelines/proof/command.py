@@ -11,9 +11,9 @@ from pydantic_core import PydanticCustomError
 from cdc.cli.output import Envelope, ErrorReport, Mark, line
 from cdc.config import load
 from cdc.config.quantities import seconds
+from cdc.config.verify_options import Against, Mode
 from cdc.errors import ConfigError, ExitCode, VerifyMismatch
 from cdc.remedy import literal
-from cdc.verification import Against, Mode
 from pipelines.proof.continuous import Continuous, Rhythm, Told
 from pipelines.proof.repair import Mended, repair
 from pipelines.proof.verdict import Report, TableVerdict

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition
+from cdc.config.verify_options import Mode
 from cdc.errors import CdcError, ExitCode
 from cdc.position import Position
 from cdc.postgres.key_ranges import KeyRange, next_start
-from cdc.snapshot.work import KEYS
-from cdc.verification import Mode
+from cdc.snapshot.backfill_state import KEYS
 from pipelines.proof.cut import ConsistentCut, consistent_cut
 from pipelines.proof.inspection import Inspection
 from pipelines.proof.pace import Pace, Paced

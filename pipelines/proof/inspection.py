@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from cdc.config.verify_options import Mode
 from cdc.errors import SinkUnavailable
 from cdc.postgres.key_ranges import KeyRange
 from cdc.stores.published import TableRecord
 from cdc.table import Column, TableSchema
-from cdc.verification import Mode
 from pipelines.proof.canonical import source_text, source_words
 from pipelines.proof.compare import LISTED, Differences, Rows, compare
 from pipelines.proof.digest import digest_of

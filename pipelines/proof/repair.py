@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.config import Definition, DeltaSink
+from cdc.config.verify_options import Mode
 from cdc.errors import ConfigError, CutNotReached, StateConflict
 from cdc.position import Position
-from cdc.snapshot.asking import ask
-from cdc.snapshot.progress import found
-from cdc.snapshot.work import BACKFILL, KEYS, Request
+from cdc.snapshot.backfill_progress import found
+from cdc.snapshot.backfill_requests import ask
+from cdc.snapshot.backfill_state import BACKFILL, KEYS, Request
 from cdc.table import exactly
-from cdc.verification import Mode
 from pipelines.proof.compare import LISTED
 from pipelines.proof.cut import SILENT_AFTER
 from pipelines.proof.verdict import Report, TableVerdict

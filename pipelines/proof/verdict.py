@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from cdc.config.verify_options import Mode
 from cdc.position import Position
 from cdc.stores.published import TargetState
-from cdc.verification import Mode
 
 UNREADABLE: Final = "unreadable"
 """Of every table of a sink whose store cannot be read."""

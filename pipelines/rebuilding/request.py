@@ -12,7 +12,7 @@ from cdc.config.routes import routed
 from cdc.errors import ConfigError, SinkUnavailable
 from cdc.log import time_index
 from cdc.log.reader import LogReader
-from cdc.moment import WRITE_MOMENT, parse_moment
+from cdc.point_in_time import WRITE_MOMENT, parse_moment
 from cdc.position import Position
 from cdc.stores.lake import Lake
 from cdc.stores.published import Published

@@ -10,9 +10,9 @@ import pytest
 
 from cdc.catalog import Catalog, TableProgress
 from cdc.errors import ConfigError
-from cdc.snapshot.listed import csv_line, parse_keys
-from cdc.snapshot.progress import KEYS_SHOWN
-from cdc.snapshot.work import BACKFILL, KEYS, Request, TableWork, Verb, Work
+from cdc.snapshot.backfill_progress import KEYS_SHOWN
+from cdc.snapshot.backfill_state import BACKFILL, KEYS, Request, TableWork, Verb, Work
+from cdc.snapshot.key_list import csv_line, parse_keys
 from tests.cli.command import Outcome, run
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cdc.landlock import kernel_version
+from cdc.stores.landlock import kernel_version
 from cdc.stores.published import Published
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from tests.cli.command import run

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cdc.capture.resume_checks import confirmable
 from cdc.catalog import Catalog
 from cdc.postgres.connection import connect
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import slot_status
-from cdc.resume import confirmable
 from tests.cli.command import run
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql

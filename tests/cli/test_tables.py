@@ -14,8 +14,8 @@ import pytest
 from cdc.catalog import Catalog, ProcessReport
 from cdc.catalog.commands import CommandState
 from cdc.config import load
-from cdc.snapshot.tables import LOOK, SKIP
-from cdc.snapshot.work import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.table_requests import LOOK, SKIP
 from cdc.table import TableState
 from tests.cli.command import Outcome
 from tests.cli.test_backfill import Command

@@ -10,6 +10,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from cdc import metrics
+from cdc.capture.initial_snapshot import prepare
+from cdc.capture.reader import Reader
+from cdc.capture.settings import reader_settings
 from cdc.change import Operation
 from cdc.config import Definition, load
 from cdc.log.layout import LogIdentity
@@ -20,10 +23,7 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.heartbeat import emit
 from cdc.postgres.replication import identify
-from cdc.reader import Reader
-from cdc.settings import reader_settings
-from cdc.snapshot.initial import prepare
-from cdc.snapshot.placing import Placing
+from cdc.snapshot.watermark_window import Placing
 from cdc.table import TableState
 from tests.fixtures.forked import start
 from tests.fixtures.waiting import until

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from cdc.catalog.dead_letter_requests import Verb
 from cdc.config.sinks import Keeping
-from cdc.dead_letters import Verb
 from tests.contracts.folded import gone, part, put
 from tests.contracts.histories import RELATION
 from tests.pipelines.lives import log_row

@@ -8,7 +8,7 @@ from threading import Event, Thread
 
 import pytest
 
-from cdc.checks import storage_problems
+from cdc.capture.startup_checks import storage_problems
 from cdc.config import Definition, load
 from cdc.errors import LogFenced, LogInaccessible, LogUnreachable
 from cdc.log.object_path import BucketPath

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cdc.capture.process import outcome
+from cdc.capture.resume_checks import confirmable
 from cdc.catalog import Catalog, ProcessReport, TableProgress
-from cdc.connector import outcome
 from cdc.errors import (
     CatalogUnusable,
     LogCorrupt,
@@ -19,7 +20,6 @@ from cdc.errors import (
 from cdc.postgres.connection import connect
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import drop_slot, slot_status
-from cdc.resume import confirmable
 from tests.cli.command import run, spawn
 from tests.faults.capture import Captured, ReaderProcess, SupervisedReader
 from tests.fixtures.postgres import run_sql

@@ -13,7 +13,7 @@ from cdc.log.audit.damaged_file import Damaged, Dropped, Way
 from cdc.log.layout import LogFile
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.snapshot.work import Request
+from cdc.snapshot.backfill_state import Request
 from cdc.stores.lake import read_target
 from cdc.table import TableState
 from tests.cli.command import spawn

@@ -13,8 +13,8 @@ from cdc.change import Operation
 from cdc.config.definition import Snapshot
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.snapshot.chunks import AHEAD
-from cdc.snapshot.work import BACKFILL
+from cdc.snapshot.backfill_state import BACKFILL
+from cdc.snapshot.chunk_reader import AHEAD
 from tests.cli.command import spawn
 from tests.faults.capture import fold
 from tests.fixtures.pipeline import Pipeline

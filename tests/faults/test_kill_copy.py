@@ -19,8 +19,8 @@ from cdc.change import Operation
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.chunks import AHEAD
-from cdc.snapshot.work import BACKFILL
+from cdc.snapshot.backfill_state import BACKFILL
+from cdc.snapshot.chunk_reader import AHEAD
 from cdc.stores.lake import read_target
 from cdc.table import TableState
 from tests.cli.command import spawn

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
+from cdc.catalog.dead_letter_requests import Verb, Wish, answers, say
 from cdc.config.sinks import Keeping
-from cdc.dead_letters import Verb, Wish, answers, say
 from cdc.failpoint import VARIABLE
 from tests.contracts.histories import MODELS, RELATION, kept
 from tests.faults.parking_driver import BEGIN, END, HISTORY

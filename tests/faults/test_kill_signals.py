@@ -11,9 +11,9 @@ from cdc.catalog import Catalog, Command
 from cdc.change import Operation
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.snapshot.inbox import FOLDER
+from cdc.snapshot.backfill_state import BACKFILL
+from cdc.snapshot.signal_queue import FOLDER
 from cdc.snapshot.signals import SIGNAL
-from cdc.snapshot.work import BACKFILL
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import run_sql
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from cdc.checks import check_log
+from cdc.capture.recovery import begin_epoch
+from cdc.capture.startup_checks import check_log
 from cdc.errors import ExitCode, SlotMissing, SourceWentBack
 from cdc.failpoint import VARIABLE
 from cdc.log.pending_epoch import declared
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.recovery import begin_epoch
 from cdc.table import TableState
 from tests.cli.command import spawn
 from tests.faults.capture import Captured, ReaderProcess

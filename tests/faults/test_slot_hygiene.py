@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc.capture.resume_checks import confirmable
 from cdc.errors import ExitCode, PublicationMissing, SlotBlocked, SourceError, WalBudgetExceeded
 from cdc.lsn import Lsn
 from cdc.position import Position
@@ -15,7 +16,6 @@ from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import SlotStatus, create_slot, slot_status
-from cdc.resume import confirmable
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import PATIENCE, until

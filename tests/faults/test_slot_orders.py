@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from cdc.capture.startup_checks import check_log
 from cdc.catalog import Catalog, TableProgress
-from cdc.checks import check_log
 from cdc.errors import CdcError, LogError, SlotInTheWay
 from cdc.failpoint import VARIABLE, Abandoned
 from cdc.log.reader import LogReader

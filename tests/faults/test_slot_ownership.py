@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cdc.capture.recovery import adopt, begin_epoch
+from cdc.capture.startup_checks import check_log, problems
 from cdc.catalog import Catalog, SinkProgress
-from cdc.checks import check_log, problems
 from cdc.errors import ConfigError, ExitCode, LogError, SlotInTheWay, SlotInUse, SlotNotCreated, SlotNotOurs, SourceGap
 from cdc.failpoint import VARIABLE
 from cdc.log.slot_record import NAME, read_slot_record
@@ -19,7 +20,6 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.slot import SlotStatus, drop_slot, exclusive, slot_status
-from cdc.recovery import adopt, begin_epoch
 from tests.cli.command import run, spawn
 from tests.faults.capture import Captured, ReaderProcess
 from tests.faults.test_kill_reader import KILLED

@@ -12,7 +12,8 @@ from threading import Event
 
 import pytest
 
-from cdc.checks import check_log, problems
+from cdc.capture.recovery import begin_epoch
+from cdc.capture.startup_checks import check_log, problems
 from cdc.errors import (
     CdcError,
     PublicationMissing,
@@ -28,8 +29,7 @@ from cdc.errors import (
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.slot import slot_status
-from cdc.recovery import begin_epoch
-from cdc.snapshot.work import Request
+from cdc.snapshot.backfill_state import Request
 from tests.faults.capture import Captured
 from tests.faults.load import Load
 from tests.faults.test_new_epoch import restore

@@ -10,12 +10,12 @@ from typing import LiteralString
 
 import pytest
 
-from cdc.checks import problems
+from cdc.capture.startup_checks import problems
 from cdc.errors import LogError
 from cdc.postgres.chunk_snapshot import replay_lag
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.snapshot.work import Request
+from cdc.snapshot.backfill_state import Request
 from tests.faults.capture import Captured, ReaderProcess
 from tests.faults.test_new_epoch import restore
 from tests.fixtures.postgres import rows_of, run_sql

@@ -16,7 +16,7 @@ from cdc.errors import UndecodableWal, UnreadableRow
 from cdc.postgres.connection import connect
 from cdc.remedy import COMMAND, literal
 from cdc.service.status import pipeline_status
-from cdc.snapshot.work import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, Request
 from cdc.table import TableState
 from tests.cli.command import Outcome, spawn
 from tests.faults.capture import Captured, ReaderProcess

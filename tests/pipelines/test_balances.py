@@ -16,7 +16,7 @@ from cdc import metrics
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.binaries import find_programs
-from cdc.snapshot.work import Request
+from cdc.snapshot.backfill_state import Request
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TargetState
 from cdc.table import TableState

@@ -1,4 +1,4 @@
-"""What is wrong with a sink is told before it is begun: pipelines/checking.py, cdc/targets.py."""
+"""What is wrong with a sink is told before it is begun: pipelines/checking.py, cdc/stores/sink_preflight.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from cdc.config import load
 from cdc.errors import ConfigError, InvalidDefinition
 from cdc.log.reader import LogReader
-from cdc.targets import fed, judged, tables_in
+from cdc.stores.sink_preflight import fed, judged, tables_in
 from pipelines.checking import Beginning, unresolved
 from tests.fixtures import forked
 from tests.pipelines.replayed import Ground, made

@@ -14,13 +14,13 @@ from deltalake import write_deltalake
 
 from cdc.catalog import Catalog
 from cdc.config import load
+from cdc.config.verify_options import Mode
 from cdc.errors import ConfigError, CutNotReached
 from cdc.log.layout import CommitInfo, LogIdentity
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.verification import Mode
 from pipelines.verify import VerifyOptions, verify
 from tests.pipelines.kinds import ROWS, TABLE, Ground, replaced, typed
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, LiteralString
 
+from cdc.capture.schema_tracker import Relations, Watched
 from cdc.change import Operation
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
@@ -17,7 +18,6 @@ from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import match_tables
-from cdc.relations import Relations, Watched
 from cdc.table import TableSchema
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until

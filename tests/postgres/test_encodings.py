@@ -12,15 +12,17 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from cdc.capture.decode_stage import Decoding
+from cdc.capture.initial_snapshot import CopySource, prepare
+from cdc.capture.schema_tracker import Relations, Watched
+from cdc.capture.spool import Spool
 from cdc.config.definition import Undecodable
-from cdc.decoding import Decoding
 from cdc.errors import UndecodableValue, UndecodableWal
 from cdc.log.layout import LogIdentity
 from cdc.log.reader import LogReader
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
-from cdc.mending import frame_mender, line_mender, unchanged
 from cdc.metrics import Figures
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
@@ -34,10 +36,8 @@ from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
 from cdc.postgres.tables import match_tables, read_schema
-from cdc.relations import Relations, Watched
-from cdc.snapshot.initial import CopySource, prepare
-from cdc.snapshot.placing import Placing
-from cdc.spool import Spool
+from cdc.postgres.text_repair import frame_mender, line_mender, unchanged
+from cdc.snapshot.watermark_window import Placing
 from tests.fixtures.postgres import VERSIONS, drop_when_free, run_sql
 from tests.fixtures.waiting import until
 from tests.postgres.readings import captured, read_four_ways

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from cdc import errors
+from cdc.capture.retry_policy import pause
 from cdc.errors import CdcError, Reaction
-from cdc.patience import pause
 from cdc.postgres.sqlstate import RULES, Course, Rule, classify_message
 
 CASES: list[tuple[str, str, type[CdcError]]] = [

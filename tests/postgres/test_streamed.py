@@ -7,6 +7,7 @@ from typing import LiteralString
 
 import pytest
 
+from cdc.capture.spool import Spool
 from cdc.errors import PreflightFailed
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import Insert, Keepalive, Message, Relation, Type
@@ -18,7 +19,6 @@ from cdc.postgres.publication import ensure_publication
 from cdc.postgres.replication import Large, Origin, ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import TableName
-from cdc.spool import Spool
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 

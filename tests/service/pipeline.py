@@ -11,7 +11,7 @@ from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.config import Definition
 from cdc.log.writer import LogWriter
 from cdc.metrics import APPLY_ROWS, CHANGES, LOG_POSITION, SLOT_RETAINED, SOURCE_LAG_BYTES, SOURCE_LAG_SECONDS, Figures
-from cdc.snapshot.work import BACKFILL, Request, TableWork, Work
+from cdc.snapshot.backfill_state import BACKFILL, Request, TableWork, Work
 from cdc.table import parted
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 

@@ -17,7 +17,7 @@ from cdc.errors import CdcError, RequestRefused, ServiceUnprotected, Unauthorize
 from cdc.service.api.access import refusal
 from cdc.service.api.app import create_app
 from cdc.service.server import main
-from cdc.snapshot.work import BACKFILL
+from cdc.snapshot.backfill_state import BACKFILL
 from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME, TOKEN, definition, fill, write_log
 from tests.service.running import answering

@@ -16,7 +16,7 @@ from cdc.catalog import Catalog
 from cdc.log.writer import LogWriter
 from cdc.service.api.app import create_app
 from cdc.service.replays import REPLAY
-from cdc.snapshot.work import BACKFILL, Request, Verb
+from cdc.snapshot.backfill_state import BACKFILL, Request, Verb
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table

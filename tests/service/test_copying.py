@@ -13,7 +13,7 @@ from cdc.catalog import Catalog, TableProgress
 from cdc.service.copying import TableStatus
 from cdc.service.status import pipeline_status
 from cdc.service.tables import table_lines
-from cdc.snapshot.work import Request, TableWork, Work
+from cdc.snapshot.backfill_state import Request, TableWork, Work
 from tests.service.pipeline import LOG_END, NAME, copying, fill, write_log
 
 TOPIC = "shop.orders"

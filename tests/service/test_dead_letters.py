@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from cdc.catalog import Catalog, DeadLetter
-from cdc.dead_letters import DLQ
+from cdc.catalog.dead_letter_requests import DLQ
 from cdc.service.api.app import create_app
 from tests.service.pipeline import NAME, definition
 from tests.service.running import answering

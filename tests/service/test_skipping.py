@@ -13,8 +13,8 @@ from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.service.api.app import create_app
-from cdc.snapshot.tables import SKIP
-from cdc.snapshot.work import Request
+from cdc.snapshot.backfill_state import Request
+from cdc.snapshot.table_requests import SKIP
 from cdc.table import TableState
 from tests.log.rows import LIMITS, info, row, table
 from tests.service.pipeline import NAME, copying, definition, fill, write_log

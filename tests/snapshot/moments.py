@@ -8,7 +8,7 @@ from threading import Lock
 from typing import LiteralString
 
 from cdc.postgres.connection import connect
-from cdc.snapshot.placing import Chunk, Placing
+from cdc.snapshot.watermark_window import Chunk, Placing
 from cdc.table import TableSchema
 
 

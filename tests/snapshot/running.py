@@ -8,9 +8,9 @@ from typing import Any, Self
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
 from cdc.change import Operation
-from cdc.snapshot.jobs import Jobs
-from cdc.snapshot.placing import Placing
-from cdc.snapshot.work import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.backfill_worker import Jobs
+from cdc.snapshot.watermark_window import Placing
 from tests.faults.capture import Captured, Reading
 
 

@@ -19,8 +19,8 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.where_clause import READ_WITHIN
-from cdc.snapshot.tables import LOOK
-from cdc.snapshot.work import BACKFILL, Request, Verb, check_request
+from cdc.snapshot.backfill_state import BACKFILL, Request, Verb, check_request
+from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableState
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import rows_of, run_sql

@@ -10,13 +10,13 @@ from typing import Any, LiteralString
 
 import pytest
 
+from cdc.capture.recovery import begin_epoch
 from cdc.catalog import Catalog
 from cdc.change import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.recovery import begin_epoch
-from cdc.snapshot.tables import LOOK
-from cdc.snapshot.work import BACKFILL, Request, Verb
+from cdc.snapshot.backfill_state import BACKFILL, Request, Verb
+from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.faults.test_given_up_file import given_up

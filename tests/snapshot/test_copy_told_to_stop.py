@@ -11,8 +11,8 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.change import Operation
-from cdc.snapshot.tables import LOOK
-from cdc.snapshot.work import BACKFILL, Request, Verb
+from cdc.snapshot.backfill_state import BACKFILL, Request, Verb
+from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

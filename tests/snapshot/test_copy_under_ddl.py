@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from cdc.postgres.connection import connect
-from cdc.snapshot.work import BACKFILL, Request, Verb
+from cdc.snapshot.backfill_state import BACKFILL, Request, Verb
 from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured, fold
 from tests.fixtures.postgres import run_sql

@@ -14,8 +14,8 @@ import pytest
 from cdc.change import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.tables import LOOK
-from cdc.snapshot.work import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

@@ -24,8 +24,8 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.heartbeat import emit
-from cdc.snapshot.placing import Chunk, Placed
-from cdc.snapshot.received import hidden_in_log
+from cdc.snapshot.unconfirmed_xids import hidden_in_log
+from cdc.snapshot.watermark_window import Chunk, Placed
 from cdc.table import TableSchema
 from tests.faults.capture import Captured, Reading
 from tests.fixtures.postgres import rows_of, run_sql

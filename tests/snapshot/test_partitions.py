@@ -8,8 +8,8 @@ from typing import LiteralString
 
 import pytest
 
-from cdc.snapshot.tables import LOOK
-from cdc.snapshot.work import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

@@ -8,11 +8,11 @@ from typing import LiteralString
 
 import pytest
 
-from cdc.checks import check_log
+from cdc.capture.startup_checks import check_log
 from cdc.errors import PreflightFailed, PublicationByLeaf
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import Wants, preflight
-from cdc.snapshot.tables import LOOK
+from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

@@ -15,12 +15,12 @@ from cdc.errors import ConfigError
 from cdc.log.writer import LogWriter
 from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.position import Position
-from cdc.snapshot.inbox import FOLDER
+from cdc.snapshot.backfill_state import BACKFILL, Request, Verb
+from cdc.snapshot.signal_queue import FOLDER
 from cdc.snapshot.signals import SIGNAL, Signals
-from cdc.snapshot.work import BACKFILL, Request, Verb
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
-from tests.snapshot.test_inbox import insert, keep_rows, signals_table
+from tests.snapshot.test_signal_queue import insert, keep_rows, signals_table
 
 TABLES = ("orders", "order_items", "Mixed", "no_key", "odd[1].*", "signals")
 

@@ -12,8 +12,8 @@ import pytest
 from cdc.catalog import Command
 from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
+from cdc.snapshot.backfill_state import BACKFILL, Verb
 from cdc.snapshot.signals import SIGNAL
-from cdc.snapshot.work import BACKFILL, Verb
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.snapshot.running import Running, read_rows

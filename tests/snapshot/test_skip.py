@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from cdc import metrics
+from cdc.capture.recovery import skip
 from cdc.catalog import Catalog
 from cdc.catalog.commands import CommandState
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
-from cdc.recovery import skip
-from cdc.snapshot.tables import SKIP, ask_skip
-from cdc.snapshot.work import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.table_requests import SKIP, ask_skip
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord, TargetState
 from cdc.table import TableState

@@ -1,11 +1,11 @@
-"""How many chunks of a copy are in memory, and on their way in front of the stream: cdc/snapshot/chunks.py."""
+"""How many chunks of a copy are in memory, and on their way in front of the stream: cdc/snapshot/chunk_reader.py."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
-from cdc.snapshot.chunks import Slots
+from cdc.snapshot.chunk_reader import Slots
 
 
 def test_so_many_are_taken_and_one_more_when_one_is_given_back() -> None:

@@ -10,8 +10,8 @@ from typing import Final, LiteralString
 import pytest
 
 from cdc.postgres.connection import connect
-from cdc.snapshot.placing import Chunk
-from cdc.snapshot.work import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.watermark_window import Chunk
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.snapshot.moments import Moments

@@ -17,8 +17,8 @@ from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.errors import UnknownName
 from cdc.service.replays import ReplayRequest, Replays, ReplayStatus
-from cdc.snapshot import work
-from cdc.snapshot.progress import BackfillStatus, found, listing
+from cdc.snapshot import backfill_state
+from cdc.snapshot.backfill_progress import BackfillStatus, found, listing
 from cdc.table import exactly
 
 ACCEPTED = 202
@@ -49,7 +49,7 @@ class BackfillBody(Asking):
     """The key to begin with, one text per column, included."""
     last: list[str] | None = None
     """The key to end with, included."""
-    keys: Annotated[list[list[str]], Field(max_length=work.KEYS)] | None = None
+    keys: Annotated[list[list[str]], Field(max_length=backfill_state.KEYS)] | None = None
     """Of one table, its rows with these keys, one text per column; keys without a row vanish from the sinks."""
     sink: str | None = None
     """For this sink alone; the others write nothing for it."""
@@ -122,21 +122,21 @@ class Desk:
                 f"no table of the log is called {table!r}", remedy=f"GET /api/v1/pipelines/{pipeline}/tables"
             )
 
-    def take_on(self, request: work.Request, actor: str) -> BackfillStatus:
+    def take_on(self, request: backfill_state.Request, actor: str) -> BackfillStatus:
         """Ask for it, and say how it stands."""
         asked = _asking().ask(self.definition, self.catalog, request, actor)
         return found(self.catalog, self.definition.name, asked.id)
 
     def skip(self, table: str, actor: str) -> Skip:
         """Ask the reader to take a table for exact as it is."""
-        asked = import_module("cdc.snapshot.tables").ask_skip
+        asked = import_module("cdc.snapshot.table_requests").ask_skip
         job, _ = asked(self.definition, self.catalog, [exactly(table)], actor)
         return Skip(job, table)
 
     def say(self, pipeline: str, job: int, verb: str, actor: str) -> BackfillStatus:
         """Tell the reader something about a backfill, and say how it stands."""
         self.check(pipeline)
-        status: BackfillStatus = _asking().say(self.catalog, pipeline, job, work.Verb(verb), actor)
+        status: BackfillStatus = _asking().say(self.catalog, pipeline, job, backfill_state.Verb(verb), actor)
         return status
 
 
@@ -156,7 +156,7 @@ def _backfill_routes(desk: Desk) -> APIRouter:
     def backfill(pipeline: PipelinePath, asked: BackfillBody, request: Request) -> BackfillStatus:
         """Read rows again and place them into the stream (`cdc backfill`); 409 if a table of it is in another one."""
         desk.check(pipeline)
-        wanted = work.Request(
+        wanted = backfill_state.Request(
             tables=tuple(asked.tables),
             where=asked.where,
             first=None if asked.first is None else tuple(asked.first),
@@ -183,7 +183,7 @@ def _backfill_routes(desk: Desk) -> APIRouter:
     def resync(pipeline: PipelinePath, table: TablePath, asked: ResyncBody, request: Request) -> BackfillStatus:
         """Copy a whole table again (`cdc tables resync`): what vanished unseen vanishes from every sink."""
         desk.check_table(pipeline, table)
-        return desk.take_on(work.Request((exactly(table),), rate=asked.rate, resync=True), actor_of(request))
+        return desk.take_on(backfill_state.Request((exactly(table),), rate=asked.rate, resync=True), actor_of(request))
 
     @routes.post("/tables/{table:path}/skip", status_code=ACCEPTED)
     def skip(pipeline: PipelinePath, table: TablePath, _asked: VerbBody, request: Request) -> Skip:
@@ -251,4 +251,4 @@ def actor_of(request: Request) -> str:
 
 
 def _asking() -> Any:
-    return import_module("cdc.snapshot.asking")
+    return import_module("cdc.snapshot.backfill_requests")

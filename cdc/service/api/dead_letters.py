@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request
 from pydantic import Field
 
 from cdc.catalog import DeadLetter
-from cdc.dead_letters import Verb, Wish, letters_of, say, to_json
+from cdc.catalog.dead_letter_requests import Verb, Wish, letters_of, say, to_json
 from cdc.service.api.copies import ACCEPTED, Asking, Desk, PipelinePath, Text, VerbBody, actor_of
 
 LetterPath = Annotated[str, Path(description="Its name.", min_length=1, max_length=40)]

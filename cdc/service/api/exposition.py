@@ -63,7 +63,7 @@ from cdc.metrics import (
 from cdc.position import Position
 from cdc.service.holdings import ConsumerLine, LogState, LogStatus
 from cdc.service.status import SILENT, PipelineStatus, SourceStatus
-from cdc.snapshot.progress import BackfillStatus
+from cdc.snapshot.backfill_progress import BackfillStatus
 
 MOST_TABLES: Final = 500
 """Above this many, only tables that are not streaming get a series: scrapes must not grow without end."""

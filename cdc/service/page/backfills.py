@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from cdc.service import figures
 from cdc.service.page.pill import pill
-from cdc.snapshot.progress import BackfillStatus, Progress, is_part, said, tables_of
+from cdc.snapshot.backfill_progress import BackfillStatus, Progress, is_part, said, tables_of
 
 ENDED_SHOWN: Final = 5
 """The newest; the command and the API have more."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cdc.catalog.dead_letter_requests import Verb
 from cdc.config import DeadLetters, TypePolicy
 from cdc.config.sinks import Keeping
-from cdc.dead_letters import Verb
 from cdc.stores.published import TableRecord
 from cdc.table import TableSchema
 from pipelines.parking.parking import Parking

@@ -14,7 +14,7 @@ from cdc import metrics
 from cdc.catalog import Catalog, Command
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.snapshot.work import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, Request
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink
 from pipelines.folding.by_size import RangeFold

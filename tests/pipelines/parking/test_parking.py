@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from cdc.catalog.dead_letter_requests import Outcome, Verb
 from cdc.config import SinkRule, TypePolicy
-from cdc.dead_letters import Outcome, Verb
 from cdc.errors import MissingBase, TooManyParked, ValueNotRepresentable
 from cdc.stores.lake import read_target
 from cdc.stores.parked import Entry, read_parked

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdc.dead_letters import Outcome, Verb
+from cdc.catalog.dead_letter_requests import Outcome, Verb
 from cdc.errors import MissingBase, SinkUnavailable, TooManyParked
 from tests.contracts.folded import ORDERS, gone, part, put
 from tests.pipelines.parking.parked import Driver, SearchDriver

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from cdc.catalog.dead_letter_requests import Outcome, Verb
 from cdc.config.sinks import Keeping
-from cdc.dead_letters import Outcome, Verb
 from cdc.errors import MissingBase, TooManyParked, ValueNotRepresentable
 from tests.contracts.histories import MODELS, RELATION, kept
 from tests.pipelines.lives import KEY_COLUMN, PLAIN, Row, Source, log_row

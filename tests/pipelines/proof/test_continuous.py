@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.catalog import Catalog
-from cdc.verification import Mode
+from cdc.config.verify_options import Mode
 from pipelines.__main__ import main
 from pipelines.proof.continuous import Continuous, Rhythm, Told
 from pipelines.proof.pace import Pace

@@ -1,0 +1,1 @@
+"""The connector process: from the replication stream to durable commits of the change log."""

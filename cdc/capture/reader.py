@@ -1,0 +1,260 @@
+"""The reader: receive → spool and decode → encode → append → durable → confirm, four overlapping stages.
+
+Each stage is a thread; between them are pipes bounded by bytes. A full pipe stops reading the socket, so the WAL
+waits on the source, and status updates go on meanwhile. Postgres is told only of what the log holds durably.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import Any, Final
+
+from cdc import metrics
+from cdc.byte_queue import Pipe, PipeClosed
+from cdc.capture.allocator import give_back_what_is_freed
+from cdc.capture.decode_stage import Decoding, KnownTransaction
+from cdc.capture.initial_snapshot import CopySummary, prepare
+from cdc.capture.resume_checks import captured, check_source, confirmable, lineage_of
+from cdc.capture.settings import ReaderSettings
+from cdc.capture.slot_ownership import SlotClaim, check_slot_name, note_slot
+from cdc.errors import SourceError
+from cdc.failpoint import hit
+from cdc.log.commit_batcher import Batch, Gathering
+from cdc.log.layout import LogIdentity
+from cdc.log.orphan_files import remove_leftovers
+from cdc.log.reader import LogReader
+from cdc.log.retention_worker import Trimmer
+from cdc.log.retrying_writer import PatientWriter
+from cdc.log.writer import LogWriter, StagedFile
+from cdc.pgoutput.decoder_events import Decoded
+from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.load_kernels import load_kernels
+from cdc.position import Position
+from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
+from cdc.postgres.source_identity import source_state
+from cdc.postgres.wal_bound import WalBound
+from cdc.snapshot.watermark_window import Placing
+
+FRAMES_WAITING: Final = 16 * 1024 * 1024
+"""Bytes of raw frames between receive and decode."""
+ROWS_WAITING: Final = 32 * 1024 * 1024
+"""Bytes of Arrow rows between decode and encode."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStart:
+    """What a reader did until its stream was open."""
+
+    position: Position
+    """Behind which the log continues."""
+    copied: CopySummary | None
+    """The copy that the log, or its new epoch, begins with; None if it was there."""
+    compile_seconds: float
+    """Time to load the compiled decoder: the first start on a machine compiles it."""
+
+
+class Reader:
+    """One source database into one log; run() returns after a drain or raises what stopped it."""
+
+    def __init__(
+        self,
+        settings: ReaderSettings,
+        figures: metrics.Figures,
+        stop: Event,
+        placing: Placing,
+        on_start: Callable[[ReaderStart], None] | None = None,
+    ) -> None:
+        """on_start: called once the stream is open."""
+        self._settings, self._placing = settings, placing
+        self._on_start, self._figures, self._stop = on_start, figures, stop
+        self._frames: Pipe[FrameBatch] = Pipe(FRAMES_WAITING)
+        self._rows: Pipe[Decoded] = Pipe(ROWS_WAITING)
+        self._batches: Pipe[Batch] = Pipe(3)  # so many wait while another is written
+        self._failure: BaseException | None = None
+        self._ending = Event()
+        """Set once nothing more is received: storage that takes no more is not waited for any longer."""
+        self._reached = placing.reached
+        self._handed_over, self._appended, self._appended_at = 0, 0, 0.0
+        self._trimmer = Trimmer(settings.log, settings.retention, self._batches.wake)
+
+    def run(self) -> None:
+        """Copy what exists if the log is empty, then stream until stop is set."""
+        give_back_what_is_freed()
+        source = self._settings.source
+        identity = identify(source.dsn)
+        expected = LogIdentity(system_id=identity.system_id, database=identity.database)
+        writer = LogWriter.open(self._settings.log, expected, self._settings.limits)
+        copied = prepare(source, self._settings.log, writer, self._figures)
+        seconds = self._load_kernels()
+        options = StreamOptions(slot=source.slot, publication=source.publication, start=confirmable(0))
+        # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
+        with (
+            ReplicationStream.open(source.dsn, options) as stream,
+            WalBound(source.dsn) as self._bound,
+            self._trimmer,
+        ):
+            self._resume()
+            if self._on_start is not None:
+                self._on_start(ReaderStart(self._reached.position, copied, seconds))
+            rows, batches = self._rows, self._batches
+            ends = ((self._decode, rows), (self._encode, rows, batches), (self._append, batches))
+            stages = [Thread(target=self._guard, args=end, name=end[0].__name__) for end in ends]
+            for stage in stages:
+                stage.start()
+            try:
+                self._receive(stream)
+            except SourceError:
+                stream.close()  # at once: a server that shuts down waits for us, not for what is still to be appended
+                raise
+            finally:
+                self._ending.set()
+                self._frames.close()
+                for stage in stages:
+                    stage.join()
+                self._decoding.close()
+            stream.confirm(confirmable(self._reached.position.lsn))
+            stream.tick()
+        if self._failure is not None:
+            raise self._failure
+
+    def _load_kernels(self) -> float:
+        """Load the compiled decoder; returns the seconds that it took."""
+        began = time.monotonic()
+        self._figures.set(metrics.COMPILING, 1, self._settings.source.pipeline)
+        load_kernels()
+        self._figures.set(metrics.COMPILING, 0, self._settings.source.pipeline)
+        return time.monotonic() - began
+
+    def _resume(self) -> None:
+        source, reading = self._settings.source, LogReader(self._settings.log)
+        known = reading.schemas()
+
+        def blocked(on: bool) -> None:  # noqa: FBT001 - PatientWriter's words
+            self._figures.set(metrics.LOG_BLOCKED, on, source.pipeline)
+
+        blocked(False)  # the session before this one may have ended while it waited for room
+        remove_leftovers(self._settings.log)
+        self._writer = PatientWriter(self._settings.log, self._settings.limits, self._ending, blocked)
+        last = self._writer.last_commit
+        assert last is not None, "the initial copy has committed"  # noqa: S101
+        state = source_state(source.dsn, source.slot, source.publication, captured(known))
+        claim = SlotClaim.of(self._settings.log, reading)
+        check_slot_name(claim, state.slot)
+        check_source(self._writer.identity, last, state)
+        note_slot(claim, state.slot, state.identity)
+        self._lineage = lineage_of(state)
+        self._reached.tell(last.last)
+        self._figures.set(metrics.LOG_POSITION, int(self._reached.position), source.pipeline)
+        self._decoding = Decoding.open(source, self._settings.log, known, self._reached.position, self._placing)
+        if state.slot is not None and state.slot.confirmed_flush is not None:
+            self._decoding.expect_from(
+                state.slot.confirmed_flush, KnownTransaction(self._settings.log, last.last, last.committed_at)
+            )
+
+    def _guard(self, stage: Callable[[], None], *pipes: Pipe[Any]) -> None:
+        """Run a stage; pipes: that nobody fills or nobody reads once it has ended."""
+        try:
+            stage()
+        except PipeClosed:
+            pass
+        except BaseException as exc:  # noqa: BLE001 - handed to run(), which raises it
+            self._failure = self._failure or exc
+            self._frames.close(discard=True)
+        finally:
+            for pipe in pipes:
+                pipe.close(discard=self._failure is not None)
+
+    def _receive(self, stream: ReplicationStream) -> None:
+        def confirm() -> None:
+            hit("before_confirm")
+            stream.confirm(confirmable(self._reached.position.lsn))
+            hit("after_confirm")
+            self._bound.check_session()
+
+        while not self._stop.is_set() and self._failure is None:
+            confirm()
+            frames = stream.receive(0.2)
+            if frames is None:
+                continue
+            hit("after_receive")
+            self._figures.set(metrics.RECEIVED_BYTES, stream.received_bytes, self._settings.source.pipeline)
+            try:
+                self._frames.put(frames, frames.nbytes, meanwhile=confirm)
+            except PipeClosed:
+                return
+
+    def _decode(self) -> None:
+        while (frames := self._frames.get()) is not None:
+            for item in self._decoding.rows(frames):
+                self._rows.put(item, item.nbytes)
+                if self._stop.is_set() and self._decoding.spool.is_replaying:
+                    self._frames.close(discard=True)  # it may take minutes; the server sends it again
+                    return
+            self._figures.set(metrics.SPOOLED_BYTES, self._decoding.spool.nbytes, self._settings.source.pipeline)
+
+    def _encode(self) -> None:
+        gathering = Gathering(self._settings.commit_bytes, self._settings.linger, self._reached)
+        self._reached.on_wait(self._look_again)
+        while True:
+            due = gathering.due(self._free_since, more=self._rows.has_items)
+            try:
+                arrived = self._rows.get(None if due is None else max(0.0, due - time.monotonic()))
+            except PipeClosed:
+                for batch in gathering.rest() if self._failure is None else ():
+                    self._batches.put(batch, 1)
+                return
+            if arrived is not None:
+                gathering.take(arrived)
+            for batch in gathering.batches(time.monotonic(), self._free_since, more=self._rows.has_items):
+                self._handed_over += 1
+                self._batches.put(batch, 1)
+
+    @property
+    def _free_since(self) -> float | None:
+        return None if self._handed_over > self._appended else self._appended_at
+
+    def _look_again(self) -> None:
+        """Have the encoding stage ask once more whether something is due."""
+        with suppress(PipeClosed):  # it has ended
+            self._rows.wake()
+
+    def _append(self) -> None:
+        staged = list[StagedFile]()
+        while True:
+            try:
+                batch = self._batches.get()
+            except PipeClosed:
+                return
+            if batch is not None:
+                staged = self._appended_to(staged, batch)
+                self._appended_at = time.monotonic()
+                self._appended += 1
+                self._look_again()
+            if not staged:
+                self._trimmer.carry_out(self._writer)
+
+    def _appended_to(self, staged: list[StagedFile], batch: Batch) -> list[StagedFile]:
+        """Write a batch, and commit it with what is staged if a transaction ends with it; what is staged then."""
+        end, began = batch.end, time.monotonic()
+        if end is not None and end.last <= self._reached.position:
+            return []
+        if end is not None:
+            self._bound.ask(end.last.lsn)
+        files = [*staged, *self._writer.stage_encoded(batch.files)]
+        if end is None:
+            return files
+        self._bound.require(end.last.lsn)
+        hit("after_data_file")
+        pipeline, count = self._settings.source.pipeline, sum(file.rows for file in files)
+        self._writer.commit(files, end.info(self._lineage, count))
+        hit("after_log_commit")
+        self._reached.tell(end.last)
+        lag = max(0.0, time.time() - end.committed_at / 1e6) if end.committed_at else None
+        nbytes, seconds = sum(file.size for file in files), time.monotonic() - began
+        added = metrics.Added(count, end.transactions, nbytes, seconds, lag)
+        metrics.note_commit(self._figures, pipeline, int(end.last), added)
+        return []

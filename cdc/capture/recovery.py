@@ -1,0 +1,199 @@
+"""Recovery: what follows for a log that its source can no longer continue; no reader runs meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from cdc import metrics
+from cdc.capture.initial_snapshot import prepare
+from cdc.capture.resume_checks import check_slot_kind
+from cdc.capture.settings import ReaderSettings, reader_settings
+from cdc.capture.slot_ownership import (
+    SlotClaim,
+    check_adopted,
+    check_given_up,
+    check_replaceable,
+    check_written_from,
+    slot_absent,
+)
+from cdc.change import Operation, Place, control_row
+from cdc.config import Definition
+from cdc.errors import CdcError, ConfigError, LogError, SlotInUse, SlotMissing, StateConflict
+from cdc.failpoint import hit
+from cdc.log.layout import CommitInfo, LogIdentity
+from cdc.log.pending_epoch import EpochIntent, declare, declared
+from cdc.log.reader import LogReader
+from cdc.log.slot_record import write_slot_record
+from cdc.log.writer import LogWriter
+from cdc.lsn import Lsn
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.postgres.replication import identify
+from cdc.postgres.slot import SlotStatus, advance_slot, exclusive, slot_status
+from cdc.table import TableSchema, TableState, matches
+
+EMPTY: Final = "start the reader: its first copy needs no recovery"
+ENDING: Final = 3.0
+"""Seconds in which the server notices that a reader which has just ended is gone."""
+
+
+def begin_epoch(definition: Definition) -> dict[str, Any]:
+    """Begin the next epoch of the log: publication and slot made anew, everything copied, vanished rows closed.
+
+    The intent is durable before anything is touched; from then on only the new epoch continues the log, whoever
+    ends it. Raises SlotInUse while a reader streams, SlotNotOurs, SlotNotCreated, SlotBlocked, PreflightFailed.
+    """
+    settings = reader_settings(definition)
+    writer = _writer(definition)
+    before = writer.durable
+    if before is None:
+        raise LogError("the log is empty", remedy=EMPTY)
+    _idle_slot(definition)
+    _give_up_slot(settings, writer)
+    declare(settings.log, EpochIntent(before.epoch + 1, "asked for with cdc slots recover"))
+    hit("after_intent")
+    prepare(settings.source, settings.log, writer, metrics.Figures())
+    log = LogReader(settings.log)
+    schemas = log.schemas().values()
+    live = [s for s in schemas if s.state is TableState.LIVE]
+    later = sorted(s.topic for s in schemas if s.state is TableState.SNAPSHOTTING)
+    done = {"epoch": before.epoch + 1, "before": str(before), "position": str(log.durable)}
+    return {**done, "tables": len(live), "copied_by_reader": later}
+
+
+def _give_up_slot(settings: ReaderSettings, writer: LogWriter) -> None:
+    """Record the slot exactly as it is, so that the copy may drop it; a slot that changes later stays."""
+    source, claim = settings.source, SlotClaim.of(settings.log, writer)
+    identity = identify(source.dsn)
+    with connect(source.dsn, application_name="cdc slots") as conn, exclusive(conn, source.slot):
+        slot = slot_status(conn, source.slot)
+        if not source.create_slot:
+            check_adopted(slot, source.slot, claim, identity)
+        elif slot is not None:
+            check_given_up(slot, claim, identity)
+            write_slot_record(settings.log, claim.record_of(slot, identity))
+
+
+def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
+    """Let the next reader begin another epoch, because the source cannot continue the log.
+
+    No operator is asked, so a slot that is not proven to be the log's is left alone: raises SlotNotOurs or
+    SlotNotCreated, and nothing is declared; raises exc if the log is empty.
+    """
+    source, log = settings.source, LogReader(settings.log)
+    if log.durable is None:
+        raise exc
+    claim, identity = SlotClaim.of(settings.log, log), identify(source.dsn)
+    with connect(source.dsn, application_name="cdc slots") as conn:
+        slot = slot_status(conn, source.slot)
+    if not source.create_slot:
+        check_adopted(slot, source.slot, claim, identity)
+    elif slot is not None:
+        check_replaceable(slot, claim, identity)
+    declare(settings.log, EpochIntent(log.durable.epoch + 1, f"{exc.code} {exc.message}"))
+
+
+def adopt(definition: Definition) -> dict[str, Any]:
+    """Assign a slot that an operator made to this log, which may then begin at it; the slot stays as it is.
+
+    Makes the log if there is none. Raises SlotNotCreated if there is no slot, SlotUnsuitable, SlotInUse.
+    """
+    settings = reader_settings(definition)
+    source = settings.source
+    if source.create_slot:
+        raise ConfigError(
+            "source.slot.create is true: the reader makes a slot of its own", remedy="set source.slot.create to false"
+        )
+    identity = identify(source.dsn)
+    with connect(source.dsn, application_name="cdc slots") as conn, exclusive(conn, source.slot):
+        slot = slot_status(conn, source.slot)
+        if slot is None:
+            raise slot_absent(source.slot)
+        check_slot_kind(slot, identity.database)
+        if slot.active:
+            raise SlotInUse(f"slot {slot.name!r} is in use by pid {slot.active_pid}", remedy="stop its reader first")
+        log = LogIdentity(system_id=identity.system_id, database=identity.database)
+        writer = LogWriter.open(settings.log, log, settings.limits)
+        claim = SlotClaim.of(settings.log, writer)
+        write_slot_record(settings.log, claim.record_of(slot, identity, adopted=True))
+    return {"slot": slot.name, "confirmed": str(slot.confirmed_flush), "log": str(writer.durable)}
+
+
+def skip(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, Any]:
+    """Move the log and then the slot to lsn; what committed in between is lost, and the tables are marked for it.
+
+    In this order: a slot behind the log is habit, one ahead of it would be a gap. Run again after a crash it moves
+    what has not moved yet.
+    """
+    writer = _writer(definition)
+    last = writer.last_commit
+    if last is None:
+        raise LogError("the log is empty", remedy=EMPTY)
+    intent = declared(definition.log.root)
+    if intent is not None and intent.epoch > last.last.epoch:
+        raise StateConflict(
+            f"epoch {intent.epoch} was asked for and has not begun: nothing continues the log before it",
+            remedy="run 'cdc slots recover -c FILE --new-epoch', or start the reader, which begins it too",
+        )
+    slot = _idle_slot(definition)
+    if slot is None:
+        raise SlotMissing(f"there is no slot to move; the log is at {last.last}")
+    check_written_from(slot, SlotClaim.of(definition.log.root, writer), identify(definition.source.current_dsn()))
+    if lsn > slot.wal_end or (slot.confirmed_flush is not None and lsn <= slot.confirmed_flush):
+        raise ConfigError(
+            f"lsn out of range: expected one after {slot.confirmed_flush} and up to {slot.wal_end}, got {lsn}",
+            remedy="'cdc slots ls' shows where the slot stands; SELECT pg_current_wal_lsn() where the WAL ends",
+        )
+    source = definition.source
+    known = LogReader(definition.log.root).schemas().values()
+    chosen = [s for s in known if matches(s.topic, tables) and s.state is not TableState.DROPPED]
+    if not chosen:
+        raise ConfigError(f"no table of the log matches {list(tables)!r}", remedy="'cdc log inspect' lists the tables")
+    with connect(source.dsn.reveal(), application_name="cdc slots") as conn, exclusive(conn, slot.name):
+        position = Position.of(lsn - 1, last.last.epoch)
+        if position > last.last:
+            _mark(writer, chosen, last, position)
+        hit("after_skip_marked")
+        moved = advance_slot(conn, slot.name, lsn)
+    marked = sorted(schema.topic for schema in chosen)
+    return {"from": str(slot.confirmed_flush), "slot_at": str(moved), "log_at": str(position), "marked": marked}
+
+
+def _mark(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, position: Position) -> None:
+    """One commit at the position with an `s` row per table that lost changes."""
+    reason = f"changes from {last.last} to {position} were skipped by an operator"
+    now = time.time_ns() // 1000
+    rows = [
+        control_row(
+            Place(int(position), ordinal, 0, now),
+            Operation.SCHEMA,
+            schema.relation,
+            schema.topic,
+            schema.flagged(TableState.NEEDS_RESYNC, reason).to_json(),
+        )
+        for ordinal, schema in enumerate(tables)
+    ]
+    files = writer.stage(pa.Table.from_batches(rows))
+    info = CommitInfo(last=position, committed_at=now, rows=len(rows), transactions=1, **last.lineage._asdict())
+    writer.commit(files, info)
+
+
+def _writer(definition: Definition) -> LogWriter:
+    LogReader(definition.log.root)  # a log is never made here
+    return LogWriter(definition.log.root, reader_settings(definition).limits)
+
+
+@retry(retry=retry_if_exception_type(SlotInUse), stop=stop_after_delay(ENDING), wait=wait_fixed(0.1), reraise=True)
+def _idle_slot(definition: Definition) -> SlotStatus | None:
+    """The pipeline's slot; raises SlotInUse while somebody streams from it."""
+    source = definition.source
+    with connect(source.dsn.reveal(), application_name="cdc slots") as conn:
+        slot = slot_status(conn, source.slot.name)
+    if slot is not None and slot.active:
+        raise SlotInUse(f"slot {slot.name!r} is in use by pid {slot.active_pid}", remedy="stop the reader first")
+    return slot

@@ -1,0 +1,444 @@
+"""Checks: one list of what must be true of definition, source, log and stores before a reader opens anything.
+
+`cdc doctor` runs the whole list and reports everything. The reader's start runs the checks that bind it, in the same
+order, and raises the first that fails. So a reader that would stop at its start is one of which doctor says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from shlex import quote
+from typing import Final, NamedTuple
+
+from cdc import atomic_file, metrics
+from cdc.capture.resume_checks import captured, check_source
+from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable, check_slot_name
+from cdc.catalog import Catalog
+from cdc.catalog.probe import check_catalog_writable, is_made
+from cdc.config import Definition, DeltaSink, rule_of, settings_of
+from cdc.config.columns import kept
+from cdc.config.names import fixed_part, is_remote
+from cdc.config.sinks import Sink
+from cdc.errors import (
+    CatalogUnavailable,
+    CdcError,
+    ConfigError,
+    InvalidDefinition,
+    LogCorrupt,
+    LogError,
+    LogExposed,
+    LogInaccessible,
+    LogUnreachable,
+    LogUnwritable,
+    MaskedElsewhere,
+    PreflightFailed,
+    PublicationMissing,
+    PublicationNarrowed,
+    PublicationReplaced,
+    SinkUnavailable,
+    SlotInUse,
+    SourceError,
+    SourceReplaced,
+    SourceWentBack,
+    TimelineChanged,
+    every_error,
+)
+from cdc.log.fenced_table import check_writable_format
+from cdc.log.object_path import BucketPath, keeps_what_is_there
+from cdc.log.pending_epoch import declared
+from cdc.log.reader import LogReader
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.postgres.preflight import Problem, Wants, preflight
+from cdc.postgres.replication import identify
+from cdc.postgres.slot import exclusive, slot_status
+from cdc.postgres.source_identity import source_state
+from cdc.postgres.tables import match_tables, matched_schemas
+from cdc.private_files import is_exposed
+from cdc.remedy import literal
+from cdc.snapshot.publication_sync import publication_control
+from cdc.stores.lake import Lake
+from cdc.stores.rules import TargetRules
+from cdc.stores.sink_preflight import tables_in
+from cdc.table import TableSchema, matches
+
+
+class Binds(Enum):
+    """When a check that fails keeps a reader from starting."""
+
+    #: At every start.
+    ALWAYS = "always"
+    #: At a start that makes the first copy.
+    EMPTY = "empty log"
+    #: At a start that continues a log.
+    CONTINUED = "continued log"
+    #: Never: another process needs it, or a person wants to know.
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What the checks look at."""
+
+    definition: Definition
+    log: LogReader | None
+    """None where there is no log that can be read."""
+    unreadable: LogError | None
+    """Why it cannot be read; None also where there is none yet."""
+
+    @classmethod
+    def of(cls, definition: Definition) -> Subject:
+        """Open the log, if there is one."""
+        try:
+            return cls(definition, LogReader(definition.log.root), None)
+        except LogError as exc:
+            return cls(definition, None, exc if type(exc) is not LogError else None)
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the log has a position."""
+        return self.log is not None and self.log.last_commit is not None
+
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether the next start copies everything under a new epoch, which fits any source."""
+        intent = declared(self.definition.log.root)
+        durable_position = None if self.log is None else self.log.durable
+        return intent is not None and durable_position is not None and durable_position.epoch < intent.epoch
+
+    @property
+    def copies_first(self) -> bool:
+        """Whether the next start begins with a copy, and so with a slot of its own."""
+        return self.unreadable is None and (not self.is_continued or self.begins_epoch)
+
+
+class Check(NamedTuple):
+    """One entry of the list; the function raises an error or yields problems."""
+
+    find: Callable[[Subject], Iterator[Problem]]
+    binds: Binds
+    subject: str
+    """What an error that it raises is about, unless the error says so itself."""
+
+
+def problems(definition: Definition) -> list[Problem]:
+    """Everything that fails, the fatal first; changes nothing.
+
+    One small file is written and removed where log, catalog and lake lie.
+    """
+    found = dict[tuple[str, str], Problem]()
+    subject = Subject.of(definition)
+    for check in CHECKS:
+        for problem in _found_by(check, subject):
+            found.setdefault((problem.code, problem.subject), problem)
+    return sorted(found.values(), key=lambda problem: not problem.fatal)
+
+
+def check_log(definition: Definition) -> None:
+    """Raise the first failure that keeps a reader from starting now.
+
+    Where there is no log yet PreflightFailed names all that a person has to repair at the source, so that nothing is
+    made half.
+    """
+    subject = Subject.of(definition)
+    if subject.unreadable is not None and not isinstance(subject.unreadable, LogCorrupt):
+        raise subject.unreadable
+    bound = {Binds.ALWAYS, Binds.CONTINUED if subject.is_continued else Binds.EMPTY}
+    if subject.unreadable is not None:
+        bound = {Binds.ALWAYS}  # what a power loss tore is repaired when the log is opened for writing
+    for check in CHECKS:
+        if check.binds in bound:
+            fatal = [problem for problem in check.find(subject) if problem.fatal]
+            if fatal:
+                raise _error_of(fatal)
+
+
+def tables_of(definition: Definition) -> list[TableSchema]:
+    """The tables that the definition means: those of the source, or of the log where the source does not answer."""
+    try:
+        return matched_schemas(definition.source.current_dsn(), definition.patterns, definition.excludes)
+    except (SourceError, ConfigError):
+        pass  # `problems` says why
+    try:
+        return tables_in(LogReader(definition.log.root))
+    except LogError:
+        return []
+
+
+def rule_problems(definition: Definition, file: str) -> list[Problem]:
+    """Tables of which a target was filled under other rules than the definition has; file: where that lies.
+
+    Also a sink of which that cannot be read.
+    """
+    found = []
+    for sink in definition.sinks:
+        if not isinstance(sink, DeltaSink):
+            continue
+        try:
+            differing = Lake.open(sink.path, TargetRules.of(sink)).differences()
+        except SinkUnavailable as exc:
+            fix = literal(exc.fix, sink=sink.name, file=file)
+            found.append(Problem(exc.code, f"sink {sink.name}", f"{exc.message}; {fix}"))
+            continue
+        for topic, error in differing:
+            fix = literal(error.fix, sink=sink.name, topic=topic, file=file)
+            found.append(Problem(error.code, topic, f"sink {sink.name!r}: {error.message}; {fix}"))
+    return found
+
+
+def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list[Problem]:
+    """Columns that one sink masks and another has as the source sends them; somebody should know."""
+    found = []
+    for schema in tables:
+        feeding = [sink for sink in definition.sinks if matches(schema.topic, sink.tables)]
+        masked = {sink.name: _masked(sink, schema) for sink in feeding}
+        for sink in feeding:
+            for other, columns in masked.items():
+                if clear := sorted(columns - _unshown(sink, schema)):
+                    message = f"sink {sink.name!r} shows {', '.join(map(repr, clear))}, which sink {other!r} masks"
+                    fix = MaskedElsewhere.remedy
+                    found.append(Problem(MaskedElsewhere.code, schema.topic, f"{message}; {fix}", fatal=False))
+    return found
+
+
+def _masked(sink: Sink, schema: TableSchema) -> set[str]:
+    rule = rule_of(schema.topic, sink.rules) if isinstance(sink, DeltaSink) else None
+    transform = None if rule is None else rule.transform
+    return set() if transform is None else set(transform.mask)
+
+
+def _unshown(sink: Sink, schema: TableSchema) -> set[str]:
+    """Columns of which a sink does not show the values."""
+    if not isinstance(sink, DeltaSink):
+        return set()
+    rule, all_columns = rule_of(schema.topic, sink.rules), {column.name for column in schema.columns}
+    there = {column.name for column in kept(schema, settings_of(schema.topic, sink, sink.rules)).columns}
+    transform = None if rule is None else rule.transform
+    return all_columns - there | (set() if transform is None else {*transform.mask, *transform.drop})
+
+
+def storage_problems(definition: Definition) -> list[Problem]:
+    """What a log cannot do where it is to lie; nothing of a directory, which is made when it is needed."""
+    root = definition.log.root
+    if not isinstance(root, BucketPath):
+        return []
+    try:
+        told = (
+            "" if keeps_what_is_there(root) else "the store overwrites what was to be new: it cannot tell writers apart"
+        )
+        code, fix = LogInaccessible.code, "use a store that keeps If-None-Match"
+    except (LogInaccessible, LogUnreachable) as exc:
+        told, code, fix = exc.message, exc.code, exc.fix
+    return [Problem(code=code, subject=definition.log.path, message=f"{told}: {fix}")] if told else []
+
+
+def _storage(subject: Subject) -> Iterator[Problem]:
+    yield from storage_problems(subject.definition)
+    if subject.unreadable is not None:
+        yield _problem_of(subject.unreadable, subject.definition.log.path)
+
+
+def _log_directory(subject: Subject) -> Iterator[Problem]:
+    root = subject.definition.log.root
+    if subject.log is not None:
+        check_writable_format(subject.log.format)
+    if isinstance(root, Path):
+        try:
+            atomic_file.probe(root)
+        except OSError as exc:
+            raise LogUnwritable(f"the log's directory {str(root)!r} cannot be written: {_reason(exc)}") from exc
+    yield from ()
+
+
+def _connection(subject: Subject) -> Iterator[Problem]:
+    with connect(subject.definition.source.current_dsn(), application_name="cdc preflight"):
+        yield from ()
+
+
+def _source(subject: Subject) -> Iterator[Problem]:
+    source = subject.definition.source
+    wants = Wants(
+        slot=source.slot.name,
+        publication=source.publication.name,
+        patterns=subject.definition.patterns,
+        exclude=subject.definition.excludes,
+        create_slot=source.slot.create,
+        control=publication_control(subject.definition),
+    )
+    return iter(preflight(source.current_dsn(), wants))
+
+
+def _slot_in_the_way(subject: Subject) -> Iterator[Problem]:
+    """A slot of the definition's name, where the log is empty or begins another epoch."""
+    if not subject.copies_first:
+        return
+    source, root = subject.definition.source, subject.definition.log.root
+    seen = None if subject.is_continued else last_seen(subject.definition)
+    with connect(source.current_dsn(), application_name="cdc preflight") as conn:
+        if not source.slot.create or slot_status(conn, source.slot.name) is None:
+            return
+        try:
+            # a reader that copies has a slot and an empty log for a while
+            with exclusive(conn, source.slot.name):
+                log = Subject.of(subject.definition).log
+                slot = slot_status(conn, source.slot.name)
+                if slot is not None and (log is None or log.durable == (subject.log and subject.log.durable)):
+                    check_replaceable(slot, SlotClaim.of(root, log), identify(source.current_dsn()), seen)
+        except SlotInUse as exc:
+            yield _problem_of(exc, f"slot {source.slot.name}", fatal=False)
+
+
+def _adopted_slot(subject: Subject) -> Iterator[Problem]:
+    """The slot of a log that is empty, where the reader may not create one."""
+    source = subject.definition.source
+    if source.slot.create or not subject.copies_first:
+        return
+    with connect(source.current_dsn(), application_name="cdc preflight") as conn:
+        slot = slot_status(conn, source.slot.name)
+    claim = SlotClaim.of(subject.definition.log.root, subject.log)
+    check_adopted(slot, source.slot.name, claim, identify(source.current_dsn()))
+    yield from ()
+
+
+def _continuity(subject: Subject) -> Iterator[Problem]:
+    """The log against the source that is to continue it."""
+    log, definition = subject.log, subject.definition
+    last = None if log is None else log.last_commit
+    if log is None or last is None or subject.begins_epoch:
+        return
+    source, root = definition.source, definition.log.root
+    tables = captured(log.schemas())
+    state = source_state(source.current_dsn(), source.slot.name, source.publication.name, tables)
+    check_slot_name(SlotClaim.of(root, log), state.slot)
+    check_source(log.identity, last, state, LogReader(root).durable)
+    yield from ()
+
+
+def _catalog(subject: Subject) -> Iterator[Problem]:
+    check_catalog_writable(subject.definition.catalog.url)
+    yield from ()
+
+
+def _lake(subject: Subject) -> Iterator[Problem]:
+    for sink in subject.definition.sinks:
+        place = fixed_part(sink.path)
+        if is_remote(place):
+            continue
+        try:
+            atomic_file.probe(Path(place.removeprefix("file://")))
+        except OSError as exc:
+            error = SinkUnavailable(f"{place!r} cannot be written: {_reason(exc)}")
+            yield _problem_of(error, f"sink {sink.name}")
+
+
+def _rules(subject: Subject) -> Iterator[Problem]:
+    """Rules that fit no table of the source: mostly a slip of the pen."""
+    definition = subject.definition
+    with connect(definition.source.current_dsn(), application_name="cdc preflight") as conn:
+        topics = [str(name) for _, name in match_tables(conn, ["*"])]
+    for place, rule in enumerate(definition.tables):
+        if not any(matches(topic, [rule.match]) for topic in topics):
+            message = f"rule {rule.match!r} matches no table of the source"
+            yield Problem(PreflightFailed.code, f"tables.{place}", message, fatal=False)
+    ours = [t for t in topics if matches(t, definition.patterns) and not matches(t, definition.excludes)]
+    for sink in definition.sinks:
+        fed = [topic for topic in ours if matches(topic, sink.tables)]
+        for place, rule in enumerate(getattr(sink, "rules", ())):
+            if not any(matches(topic, [rule.match]) for topic in fed):
+                message = f"rule {rule.match!r} matches no table of the sink"
+                yield Problem(InvalidDefinition.code, f"sink {sink.name} rules.{place}", message, fatal=False)
+
+
+def exposure_problems(definition: Definition) -> list[Problem]:
+    """Log and catalog that other accounts of this machine can read, as an older version left them; none is fatal."""
+    catalog = definition.catalog.url.partition("sqlite:///")[2]
+    found = [(definition.log.root, "log"), *([(Path(catalog), "catalog")] if catalog else [])]
+    return [
+        Problem(
+            code=LogExposed.code,
+            subject=subject,
+            message=f"other accounts of this machine can read {str(path)!r}: run chmod -R go= {quote(str(path))}",
+            fatal=False,
+        )
+        for path, subject in found
+        if isinstance(path, Path) and is_exposed(path)
+    ]
+
+
+def _exposure(subject: Subject) -> Iterator[Problem]:
+    yield from exposure_problems(subject.definition)
+
+
+CHECKS: Final = (
+    Check(_storage, Binds.EMPTY, "log"),
+    Check(_log_directory, Binds.ALWAYS, "log"),
+    Check(_connection, Binds.EMPTY, "dsn"),
+    Check(_source, Binds.EMPTY, "dsn"),
+    Check(_slot_in_the_way, Binds.ALWAYS, "slot"),
+    Check(_adopted_slot, Binds.ALWAYS, "slot"),
+    Check(_continuity, Binds.CONTINUED, "slot"),
+    Check(_exposure, Binds.NEVER, "log"),
+    Check(_catalog, Binds.NEVER, "catalog"),
+    Check(_lake, Binds.NEVER, "sinks"),
+    Check(_rules, Binds.NEVER, "dsn"),
+)
+"""In the order in which a person would repair them."""
+
+
+def last_seen(definition: Definition) -> Position | None:
+    """The last position of this pipeline's log that the catalog knows; None if it knows none, or does not answer."""
+    known, name = [0], definition.name
+    with suppress(CatalogUnavailable):
+        if not is_made(definition.catalog.url):
+            return None
+        with Catalog.open(definition.catalog.url, migrate=False) as catalog:
+            known += [int(sink.position) for sink in catalog.sinks.ls(name)]
+            known += [int(table.position) for table in catalog.tables.ls(name)]
+            for process in catalog.processes.ls(name):
+                known += [int(value) for metric, _, value in process.figures if metric == metrics.LOG_POSITION.name]
+    return Position(max(known)) if max(known) else None
+
+
+def _found_by(check: Check, subject: Subject) -> list[Problem]:
+    try:
+        return list(check.find(subject))
+    except CdcError as exc:
+        return [_problem_of(exc, _about(exc, subject.definition) or _named(check.subject, subject.definition))]
+
+
+def _about(exc: CdcError, definition: Definition) -> str | None:
+    """The subject that an error names by its class."""
+    if isinstance(exc, PublicationMissing | PublicationNarrowed | PublicationReplaced):
+        return f"publication {definition.source.publication.name}"
+    if (
+        isinstance(exc, SourceReplaced | SourceWentBack | TimelineChanged | ConfigError)
+        or type(exc).code[:6] == "CDC-20"
+    ):
+        return "dsn"
+    return None
+
+
+def _named(subject: str, definition: Definition) -> str:
+    return f"slot {definition.source.slot.name}" if subject == "slot" else subject
+
+
+def _problem_of(exc: CdcError, subject: str, *, fatal: bool = True) -> Problem:
+    return Problem(exc.code, subject, f"{exc.message}; {exc.fix}", fatal=fatal)
+
+
+def _error_of(fatal: list[Problem]) -> CdcError:
+    """The reader's own error for problems of one check: of the first one's class, with all that have its code."""
+    first = fatal[0]
+    if first.code == PreflightFailed.code:
+        listed = "".join(f"\n  {problem.subject}: {problem.message}" for problem in fatal)
+        return PreflightFailed(f"the source cannot be captured yet, {len(fatal)} to mend:{listed}")
+    kind = next(error for error in every_error() if error.code == first.code)
+    return kind(f"{first.subject}: {first.message}", remedy=first.sql)
+
+
+def _reason(exc: OSError) -> str:
+    return (exc.strerror or "refused").lower()

@@ -1,0 +1,242 @@
+"""Progress: what the catalog's commands say of backfills, as figures for programs and as words for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cdc.catalog import Catalog, Command, CommandState
+from cdc.errors import UnknownName
+from cdc.snapshot.backfill_state import BACKFILL, Request, TableWork, Work
+from cdc.snapshot.key_list import csv_line
+from cdc.table import matches, named
+
+ENDED_SHOWN: Final = 20
+"""Of those that ended, so many of the newest stand in a listing that is not asked for more."""
+_RESTING: Final = frozenset({"paused", "cancelled", "failed"})
+"""States in which nothing is left to wait for."""
+_TELLING: Final = 0.05
+"""Share of a table from which on the rows so far tell how many there are."""
+KEYS_SHOWN: Final = 20
+"""Of a list of keys, so many are shown."""
+_NAMED: Final = 4
+"""Tables in a line."""
+_MINUTE: Final = 60
+_HOUR: Final = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far something has come."""
+
+    state: str
+    """`queued`, `snapshotting`, `paused`, `done`, `cancelled` or `failed`."""
+    rows: int
+    """Placed in the log so far."""
+    estimate: int | None
+    """Of all rows; None while nobody has counted, or if a part of a table is asked for."""
+    share: float | None
+    """0–1; None while nobody can say."""
+    rows_per_second: float | None
+    seconds_left: float | None
+    """At the pace so far; None while nobody can say, and for what rests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillStatus(Progress):
+    """One backfill or resync, on its way or ended."""
+
+    id: int
+    kind: str
+    """`backfill`, `resync`, or `copy`: the first one of tables, for which nobody has to ask."""
+    request: Request
+    tables: dict[str, Progress]
+    """By topic; empty until it has begun."""
+    reason: str | None
+    """Why nothing is read at the moment, where nobody asked for that."""
+    error: dict[str, str] | None
+    """Why it failed: code, message, suggestion."""
+    posted_at: str
+    """ISO 8601."""
+    finished_at: str | None
+    command: str
+    """What asks for the same on a command line; LIST has one key per line."""
+    keys: int | None = None
+    """How many are listed, if they are; `request` has the first of them."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether it has not ended."""
+        return self.finished_at is None
+
+    def covers(self, topic: str) -> bool:
+        """Whether it is about this table."""
+        return topic in self.tables or covers(self.request, topic)
+
+
+def backfill_status(command: Command) -> BackfillStatus:
+    """What a command of kind BACKFILL, and the result that it has by now, say."""
+    request, work = Request.from_json(command.payload), Work.from_json(command.result)
+    state = work.state
+    if command.state is CommandState.DONE:
+        state = "done"
+    elif command.state is CommandState.FAILED and state not in _RESTING:
+        state = "failed"
+    part = is_part(request)
+    resting = state in _RESTING
+    whole = _whole(state, list(work.tables.values()), part=part)
+    return BackfillStatus(
+        id=command.id,
+        kind=_kind(request),
+        request=request if request.keys is None else replace(request, keys=request.keys[:KEYS_SHOWN]),
+        tables={topic: _table(table, part=part, resting=resting) for topic, table in work.tables.items()},
+        reason=work.reason if command.state is CommandState.PENDING else None,
+        error=(command.result or {}).get("error"),
+        posted_at=command.posted_at.isoformat(),
+        finished_at=None if command.finished_at is None else command.finished_at.isoformat(),
+        command=command_of(request),
+        keys=None if request.keys is None else len(request.keys),
+        **{name: getattr(whole, name) for name in Progress.__dataclass_fields__},
+    )
+
+
+def found(catalog: Catalog, pipeline: str, job: int) -> BackfillStatus:
+    """The backfill of that number; raises UnknownName."""
+    command = catalog.commands.get(job)
+    if command is None or command.kind != BACKFILL or command.pipeline != pipeline:
+        newest = catalog.commands.ls(pipeline, BACKFILL, limit=10)
+        listed = ", ".join(str(command.id) for command in newest) or "none"
+        raise UnknownName(f"no backfill of {pipeline!r} has the number {job}", remedy=f"there are: {listed}")
+    return backfill_status(command)
+
+
+def listing(catalog: Catalog, pipeline: str, ended: int = ENDED_SHOWN) -> list[BackfillStatus]:
+    """All that are on their way and the newest of those that ended, newest first."""
+    commands = {command.id: command for command in catalog.commands.pending(pipeline, BACKFILL)}
+    newest = catalog.commands.ls(pipeline, BACKFILL, limit=ended + len(commands))
+    over = [command for command in newest if command.state is not CommandState.PENDING][:ended]
+    commands |= {command.id: command for command in over}
+    return [backfill_status(commands[number]) for number in sorted(commands, reverse=True)]
+
+
+def covers(request: Request, topic: str) -> bool:
+    """Whether the request is about this table, however its globs are meant."""
+    return matches(topic, request.tables) or named(topic, request.tables)
+
+
+def is_part(request: Request) -> bool:
+    """Whether it asks for some rows of a table: then the table's size says nothing of how many there are."""
+    return any(said is not None for said in (request.where, request.first, request.last, request.keys))
+
+
+def command_of(request: Request) -> str:
+    """The command that asks for it, for a shell; FILE is the definition."""
+    words = ["cdc", *(("tables", "resync") if request.resync else ("backfill",)), *request.tables]
+    if request.where is not None:
+        words += ["--where", request.where]
+    if request.first is not None or request.last is not None:
+        words += ["--keys", f"{','.join(request.first or ())}..{','.join(request.last or ())}"]
+    if request.keys is not None and len(request.keys) <= KEYS_SHOWN:
+        words += [word for key in request.keys for word in ("--key", csv_line(key))]
+    elif request.keys is not None:
+        words += ["--keys-from", "LIST"]
+    words += [] if request.sink is None else ["--sink", request.sink]
+    words += [] if request.rate is None else ["--rate", str(request.rate)]
+    return shlex.join(words) + " -c FILE"
+
+
+def tables_of(request: Request) -> str:
+    """What it is about, in a few words however much that is."""
+    named, more = request.tables[:_NAMED], len(request.tables) - _NAMED
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def said(progress: Progress) -> str:
+    """Rows, share, pace and what is left, in one line; empty for what has not begun."""
+    if progress.state == "queued" and not progress.rows:
+        return ""
+    words = [f"{progress.rows:,} rows"]
+    if progress.state != "done":
+        if progress.estimate:
+            words[0] += f" of about {progress.estimate:,}"
+        if progress.share is not None:
+            words.append(f"{progress.share:.0%}")
+    if progress.rows_per_second is not None:
+        words.append(f"{progress.rows_per_second:,.0f} rows/s")
+    if progress.state != "done" and progress.seconds_left is not None:
+        words.append(f"{_duration(progress.seconds_left)} left")
+    return " · ".join(words)
+
+
+def _kind(request: Request) -> str:
+    if request.epoch is not None:
+        return "copy"
+    return "resync" if request.resync else "backfill"
+
+
+def _table(table: TableWork, *, part: bool, resting: bool) -> Progress:
+    share = _share(table, part=part)
+    known = share is not None and not (resting and table.state != "done")
+    return Progress(
+        state=table.state,
+        rows=table.rows,
+        estimate=_estimate(table, part=part),
+        share=share,
+        rows_per_second=_rate(table.rows, table.seconds),
+        seconds_left=table.left if known else None,
+    )
+
+
+def _whole(state: str, tables: list[TableWork], *, part: bool) -> Progress:
+    estimates = [_estimate(table, part=part) for table in tables]
+    rows, seconds = sum(table.rows for table in tables), sum(table.seconds for table in tables)
+    share = 1.0 if state == "done" else _mean_share(tables, estimates, part=part)
+    left = seconds * (1 - share) / share if share and state not in _RESTING else None
+    return Progress(
+        state=state,
+        rows=rows,
+        estimate=None if not tables or None in estimates else sum(e for e in estimates if e is not None),
+        share=share,
+        rows_per_second=_rate(rows, seconds),
+        seconds_left=left,
+    )
+
+
+def _mean_share(tables: Iterable[TableWork], estimates: Iterable[int | None], *, part: bool) -> float | None:
+    """The shares of the tables by the rows of each; None while one of them cannot be weighed."""
+    weighed = weight = 0.0
+    for table, estimate in zip(tables, estimates, strict=True):
+        share = 0.0 if table.state == "queued" else _share(table, part=part)
+        if estimate is None or share is None:
+            return None
+        weighed, weight = weighed + share * max(estimate, 1), weight + max(estimate, 1)
+    return weighed / weight if weight else None
+
+
+def _estimate(table: TableWork, *, part: bool) -> int | None:
+    """Of its rows; from what is read of the blocks so far, once that is enough to tell."""
+    if table.state == "done":
+        return table.rows
+    share = _share(table, part=part)
+    if share is not None and share >= _TELLING:
+        return round(table.rows / share)
+    return None if part or not table.estimate else max(table.estimate, table.rows)
+
+
+def _share(table: TableWork, *, part: bool) -> float | None:
+    if table.state == "done" or (not part and table.blocks is not None and table.size):
+        return table.share
+    # read by key, the planner's estimate is all there is; one that turned out too small says nothing
+    return None if part or table.rows > table.estimate else table.share
+
+
+def _rate(rows: int, seconds: float) -> float | None:
+    return rows / seconds if rows and seconds > 0 else None
+
+
+def _duration(seconds: float) -> str:
+    if seconds < _MINUTE:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _MINUTE:.0f} min" if seconds < _HOUR else f"{seconds / _HOUR:.1f} h"

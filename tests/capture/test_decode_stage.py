@@ -1,0 +1,101 @@
+"""Decoding: what one transaction says again is not looked up again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.capture.decode_stage import Decoding
+from cdc.capture.schema_tracker import Relations, Watched
+from cdc.capture.spool import Spool
+from cdc.change import SIGNAL_PREFIX
+from cdc.lsn import Lsn
+from cdc.pgoutput.decoder_events import Decoded
+from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.messages import AnyMessage, Insert, Message, Relation
+from cdc.position import Position
+from cdc.snapshot.signal_queue import Inbox
+from cdc.snapshot.watermark_window import Placing
+from cdc.table import TableSchema
+from tests.pgoutput.encode import POSTGRES_EPOCH, placed_frame
+from tests.pgoutput.streams import ORDERS, relation, transaction
+
+ROW = Insert(ORDERS.oid, ("1", "a", "b"))
+
+
+class Catalogue(Relations):
+    """Knows one table, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(Watched(dsn="", publication=""), {}, 0)
+        self.asked: list[Position] = []
+
+    def drifted(self) -> Iterator[TableSchema]:
+        return iter(())
+
+    def told(self, content: bytes) -> Iterator[TableSchema]:
+        return iter([ORDERS] if content else ())
+
+    def see(self, message: Relation, position: Position) -> tuple[TableSchema, bool]:
+        assert message.oid == ORDERS.oid
+        self.asked.append(position)
+        return ORDERS, len(self.asked) == 1
+
+
+@pytest.fixture(name="catalogue")
+def _catalogue() -> Catalogue:
+    return Catalogue()
+
+
+def decoded(catalogue: Catalogue, folder: Path, *transactions: list[AnyMessage]) -> list[int]:
+    """Rows and `s` rows of each batch, when every transaction comes by itself."""
+    decoding = Decoding(Spool(folder), catalogue, Position(0), Placing())
+    counts = []
+    for messages in transactions:
+        events = decoding.rows(FrameBatch.of([placed_frame(message) for message in messages]))
+        counts.append(sum(event.rows.num_rows for event in events if isinstance(event, Decoded)))
+    decoding.close()
+    return counts
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_signals_are_kept_before_the_log_can_hold_their_transaction(
+    catalogue: Catalogue, tmp_path: Path, transactional: bool
+) -> None:
+    """A row of the table of signals, and a message in its transaction or behind it."""
+    placing = Placing()
+    placing.inbox = Inbox(tmp_path, ORDERS.topic)
+    signal = Message(
+        transactional, Lsn(10 if transactional else 21), SIGNAL_PREFIX, b'{"type": "stop-snapshot"}', POSTGRES_EPOCH
+    )
+    row = Insert(ORDERS.oid, ("r", "pause-snapshot", None))
+    inside, behind = ([signal], []) if transactional else ([], [signal])
+    messages = [*transaction(10, relation(ORDERS), row, *inside), *behind]
+    decoding = Decoding(Spool(tmp_path), catalogue, Position(0), placing)
+    (_decoded,) = kept = [
+        [signal.type.value for signal in placing.inbox.waiting()]
+        for event in decoding.rows(FrameBatch.of([placed_frame(message) for message in messages]))
+        if isinstance(event, Decoded)
+    ]
+    decoding.close()
+    assert kept == [["pause-snapshot", "stop-snapshot"]]
+
+
+def test_a_description_that_its_transaction_repeats_is_resolved_once(catalogue: Catalogue, tmp_path: Path) -> None:
+    repeated: list[AnyMessage] = [relation(ORDERS), ROW] * 50
+    assert decoded(catalogue, tmp_path, transaction(10, *repeated)) == [51]
+    assert catalogue.asked == [Position(10)]
+
+
+def test_the_same_description_in_the_next_transaction_is_looked_up(catalogue: Catalogue, tmp_path: Path) -> None:
+    once: list[AnyMessage] = [relation(ORDERS), ROW]
+    assert decoded(catalogue, tmp_path, transaction(10, *once), transaction(20, *once)) == [2, 1]
+    assert catalogue.asked == [Position(10), Position(20)]
+
+
+def test_what_the_event_trigger_says_in_between_makes_it_news(catalogue: Catalogue, tmp_path: Path) -> None:
+    ddl = Message(True, Lsn(10), "cdc.ddl", b"news", POSTGRES_EPOCH)
+    decoded(catalogue, tmp_path, transaction(10, relation(ORDERS), ROW, ddl, relation(ORDERS), ROW))
+    assert catalogue.asked == [Position(10)] * 2

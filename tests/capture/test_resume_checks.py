@@ -1,0 +1,134 @@
+"""check_source: what stops a reader before it writes a row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cdc.capture.resume_checks import INVALIDATED, check_source, confirmable, lineage_of
+from cdc.errors import (
+    CdcError,
+    PublicationByLeaf,
+    PublicationMissing,
+    PublicationNarrowed,
+    PublicationReplaced,
+    SlotInvalidated,
+    SlotMissing,
+    SlotUnsuitable,
+    SourceGap,
+    SourceReplaced,
+    SourceWentBack,
+    TimelineChanged,
+)
+from cdc.log.layout import CommitInfo, LogIdentity
+from cdc.lsn import Lsn
+from cdc.position import Position
+from cdc.postgres.replication import SystemIdentity
+from cdc.postgres.slot import SlotStatus
+from cdc.postgres.source_identity import PublicationStatus, SourceState
+
+LOG = LogIdentity(system_id="7", database="shop")
+LAST = CommitInfo(last=Position(1000), committed_at=0, timeline=1)
+SOURCE = SystemIdentity(system_id="7", timeline=1, wal_end=Lsn(5000), database="shop")
+SLOT = SlotStatus(
+    name="cdc_shop",
+    plugin="pgoutput",
+    database="shop",
+    active=True,
+    active_pid=1,
+    restart_lsn=Lsn(900),
+    confirmed_flush=Lsn(1001),
+    wal_status="reserved",
+    safe_wal_size=None,
+    invalidation_reason=None,
+    retained_bytes=0,
+    wal_end=Lsn(5000),
+)
+PUBLICATION = PublicationStatus("cdc_shop_pub", oid=5, missing=())
+
+
+@pytest.mark.parametrize("confirmed", [0, 500, 1000, 1001])
+def test_a_slot_at_or_behind_the_log_is_habit(confirmed: int):
+    check_source(LOG, LAST, SourceState(SOURCE, replace(SLOT, confirmed_flush=Lsn(confirmed)), PUBLICATION))
+
+
+@pytest.mark.parametrize(
+    ("source", "slot", "expected"),
+    [
+        (SOURCE, replace(SLOT, confirmed_flush=Lsn(1002)), SourceGap),
+        (SOURCE, None, SlotMissing),
+        (SOURCE, replace(SLOT, wal_status="lost"), SlotInvalidated),
+        (SOURCE, replace(SLOT, invalidation_reason="wal_removed"), SlotInvalidated),
+        (replace(SOURCE, system_id="8"), SLOT, SourceReplaced),
+        (replace(SOURCE, timeline=2), SLOT, TimelineChanged),
+        (replace(SOURCE, timeline=2, wal_end=Lsn(1)), SLOT, TimelineChanged),
+        (SOURCE, replace(SLOT, plugin=None), SlotUnsuitable),
+        (SOURCE, replace(SLOT, plugin="test_decoding"), SlotUnsuitable),
+        (SOURCE, replace(SLOT, database="other"), SlotUnsuitable),
+        (replace(SOURCE, wal_end=Lsn(999)), SLOT, SourceWentBack),
+    ],
+)
+def test_a_log_that_cannot_be_right_is_not_continued(
+    source: SystemIdentity, slot: SlotStatus | None, expected: type[CdcError]
+):
+    with pytest.raises(expected) as caught:
+        check_source(LOG, LAST, SourceState(source, slot, PUBLICATION))
+    assert caught.value.fix
+
+
+def test_postgres_is_told_one_more_than_the_durable_position():
+    assert confirmable(Lsn(1000)) == 1001
+
+
+@pytest.mark.parametrize(
+    ("publication", "expected"),
+    [
+        (None, PublicationMissing),
+        (replace(PUBLICATION, oid=6), PublicationReplaced),
+    ],
+)
+def test_a_publication_that_sends_less_than_the_log_expects_is_refused(
+    publication: PublicationStatus | None, expected: type[CdcError]
+):
+    last = replace(LAST, publication=5)
+    check_source(LOG, last, SourceState(SOURCE, SLOT, PUBLICATION))
+    with pytest.raises(expected) as caught:
+        check_source(LOG, last, SourceState(SOURCE, SLOT, publication))
+    assert "--new-epoch" in caught.value.fix
+
+
+def test_a_table_that_is_no_longer_published_is_named_with_the_sql_and_its_copy():
+    narrowed = replace(PUBLICATION, missing=("shop.orders", 'Odd."a.b"'))
+    with pytest.raises(PublicationNarrowed, match=r"shop\.orders") as caught:
+        check_source(LOG, replace(LAST, publication=5), SourceState(SOURCE, SLOT, narrowed))
+    assert 'ADD TABLE ONLY "shop"."orders", ONLY "Odd"."a.b";' in caught.value.fix
+    assert "'cdc tables resync shop.orders'" in caught.value.fix
+
+
+def test_a_publication_that_sends_a_partitioned_table_by_leaf_is_refused_with_the_sql():
+    by_leaf = replace(PUBLICATION, by_leaf=("shop.orders",))
+    with pytest.raises(PublicationByLeaf, match=r"shop\.orders") as caught:
+        check_source(LOG, replace(LAST, publication=5), SourceState(SOURCE, SLOT, by_leaf))
+    assert "publish_via_partition_root = true" in caught.value.fix
+
+
+@pytest.mark.parametrize("reason", ["wal_removed", "rows_removed", "wal_level_insufficient", "idle_timeout"])
+def test_each_reason_of_an_invalidation_has_the_setting_that_mends_it(reason: str):
+    with pytest.raises(SlotInvalidated, match=reason) as caught:
+        check_source(LOG, LAST, SourceState(SOURCE, replace(SLOT, invalidation_reason=reason), PUBLICATION))
+    assert caught.value.fix == INVALIDATED[reason]
+
+
+def test_after_an_epoch_the_system_that_the_last_commit_names_holds_and_not_the_first():
+    moved = replace(LAST, system_id="8")
+    check_source(LOG, moved, SourceState(replace(SOURCE, system_id="8"), SLOT, PUBLICATION))
+    with pytest.raises(SourceReplaced):
+        check_source(LOG, moved, SourceState(SOURCE, SLOT, PUBLICATION))
+
+
+def test_what_a_session_says_of_its_source_comes_back_from_the_commit():
+    lineage = lineage_of(SourceState(SOURCE, SLOT, PUBLICATION))
+    info = CommitInfo(last=Position(1), committed_at=0, **lineage._asdict())
+    assert CommitInfo.from_metadata(info.to_metadata()) == info
+    assert info.lineage == lineage

@@ -1,0 +1,154 @@
+"""Backfills by list of keys: the rows that are there, a deletion of each that is not, and nothing of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.change import Operation
+from cdc.errors import ConfigError
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.snapshot.backfill_state import BACKFILL, KEYS, Request, check_request
+from cdc.snapshot.chunk_plan import LIST_KEYS
+from cdc.table import TableState
+from tests.faults.capture import Captured
+from tests.fixtures.postgres import rows_of, run_sql
+from tests.snapshot.running import Running
+
+ROWS = 1_500
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, database: str) -> Captured:
+    """A table of two key columns and a long one, copied."""
+    run_sql(
+        database,
+        "CREATE TABLE t (v text, a int, long text, b char(4), PRIMARY KEY (b, a))",
+        "ALTER TABLE t ALTER long SET STORAGE EXTERNAL",
+        f"INSERT INTO t SELECT 'v' || i, i, repeat('x', 3000) || i, 'k' || i % 10 FROM generate_series(1, {ROWS}) i",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+    )
+    held = Captured(tmp_path, database)
+    held.copy()
+    return held
+
+
+@pytest.fixture(name="running")
+def _running(held: Captured) -> Iterator[Running]:
+    """Its first copies have ended."""
+    with Running(held) as running:
+        running.until(lambda: all(s.state is TableState.LIVE for s in held.log.schemas().values()))
+        running.until(lambda: not running.catalog.commands.pending("held", BACKFILL))
+        yield running
+
+
+def placed(held: Captured, after: Position) -> list[dict[str, Any]]:
+    """Rows behind a position."""
+    log = held.log
+    return [row for batch in log.rows(after, log.durable or Position(0)) for row in batch.to_pylist()]
+
+
+def durable(held: Captured) -> Position:
+    return held.log.durable or Position(0)
+
+
+def test_a_row_is_read_and_a_key_without_one_is_told_as_gone_in_the_text_of_the_log(running: Running) -> None:
+    running.caught_up()
+    held, before = running.held, durable(running.held)
+    asked = Request(("public.t",), keys=(("k7", "007"), ("k7  ", "17"), ("k7", "8"), ("zz", " 5"), ("zz", "05")))
+    ended = running.ended(running.ask(asked))
+    assert ended.state == "done", ended.result
+    rows = placed(held, before)
+    found = {(row["op"], *row["key"]) for row in rows}
+    assert found == {("r", "k7  ", "7"), ("r", "k7  ", "17"), ("d", "k7  ", "8"), ("d", "zz  ", "5")}
+    assert len(rows) == 4
+    # columns 2 and 4 are the key's, in the order of the table
+    assert {row["before"][0] for row in rows if row["op"] == "d"} == {(2, "8"), (2, "5")}
+    assert {row["before"][1][0] for row in rows if row["op"] == "d"} == {4}
+    assert ended.result is not None
+    assert ended.result["tables"]["public.t"]["rows"] == 4
+
+
+def test_a_list_beside_writers_that_take_and_bring_its_keys_leaves_the_log_in_the_sources_state(
+    running: Running,
+) -> None:
+    held, done = running.held, Event()
+    before = durable(held)
+
+    def write() -> None:
+        number = 0
+        with connect(held.dsn) as conn:
+            while not done.is_set():
+                number += 1
+                a = number * 7 % ROWS
+                conn.execute("DELETE FROM t WHERE a = %s", [a])
+                conn.execute("INSERT INTO t VALUES ('again', %s, repeat('y', 3000), 'new')", [a - 70])
+                conn.execute("UPDATE t SET b = 'k' || a %% 10 WHERE a = %s", [a - 350])
+                conn.execute("UPDATE t SET v = %s WHERE a = %s", [f"{number}", a - 700])
+                conn.execute("DELETE FROM t WHERE a < 0")
+
+    writer = Thread(target=write)
+    writer.start()
+    keys = tuple((b, str(a)) for a in range(ROWS) for b in (f"k{a % 10}", "new"))
+    try:
+        for _ in range(2):
+            ended = running.ended(running.ask(Request(("public.t",), keys=keys)))
+            assert ended.state == "done", ended.result
+    finally:
+        done.set()
+        writer.join()
+    running.caught_up()
+    rows = placed(held, before)
+    assert len({row["position"] for row in rows if row["op"] == Operation.READ.value}) > len(keys) // LIST_KEYS
+    source = rows_of(held.dsn, "SELECT v, a::text, long, rpad(b::text, 4) FROM t")
+    assert held.folded("t") == sorted(tuple(row) for row in source)
+
+
+def test_a_list_that_a_killed_reader_left_is_read_from_its_beginning(held: Captured) -> None:
+    run_sql(held.dsn, "INSERT INTO u VALUES (1), (2)")
+    with Catalog.open(held.definition.catalog.url) as catalog:
+        request = Request(("public.u",), keys=(("1",), ("2",), ("3",)))
+        job = catalog.commands.post("held", BACKFILL, request.to_json())
+        catalog.commands.record(job, {"tables": {"public.u": {"state": "snapshotting", "rows": 2}}})
+    with Running(held) as running:
+        ended = running.ended(job)
+    assert ended.result is not None
+    assert ended.result["tables"]["public.u"]["rows"] == 3
+    told = [(row["op"], row["key"]) for row in placed(held, Position(0)) if row["op"] in "rd" and row["key"]]
+    assert sorted(row for row in told if len(row[1]) == 1) == [("d", ["3"]), ("r", ["1"]), ("r", ["2"])]
+
+
+def test_a_key_that_the_table_cannot_have_ends_it_before_anything_is_read(running: Running) -> None:
+    running.caught_up()
+    before = durable(running.held)
+    ended = running.ended(running.ask(Request(("public.t",), keys=(("k7", "7"), ("k8", "eight")))))
+    assert ended.state == "failed"
+    assert ended.result is not None
+    assert ended.result["error"]["code"] == ConfigError.code
+    assert "'k8,eight' does not fit 'public.t'" in ended.result["error"]["message"]
+    assert placed(running.held, before) == []
+
+
+REFUSED = [
+    (Request(("public.*",), keys=(("1",),)), "the key of 'public.t' is"),
+    (Request(("public.t", "public.u"), keys=()), "2 are named: public.t, public.u"),
+    (Request(("public.u",), keys=(("1",), ("1", "2"))), r"is \(id\), got 2 values"),
+    (Request(("public.u",), keys=()), "the list of keys is empty"),
+    (Request(("public.u",), keys=(("1",),) * (KEYS + 1)), "too many for one request"),
+    (Request(("public.u",), keys=(("1",),), where="true"), "no range, no predicate and no resync"),
+    (Request(("public.u",), keys=(("1",),), first=("1",)), "no range, no predicate and no resync"),
+    (Request(("public.u",), keys=(("1",),), resync=True), "no range, no predicate and no resync"),
+]
+
+
+def test_a_list_that_cannot_be_is_refused_with_the_way_out(held: Captured) -> None:
+    for request, says in REFUSED:
+        with pytest.raises(ConfigError, match=says):
+            check_request(request, held.log.schemas(), {})
+        assert Request.from_json(request.to_json()) == request
