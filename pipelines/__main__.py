@@ -15,7 +15,7 @@ from cdc.cli.failures import reported
 from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, Mark, emit, fail, line
 from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
 from cdc.config import Definition, load, placed
-from cdc.config.quantities import seconds
+from cdc.config.units import seconds
 from cdc.config.verify_options import Against, Mode
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, status_of_process
 from cdc.private_files import product_umask

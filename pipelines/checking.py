@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cdc.config import Definition, DeltaSink, Transform, placed
 from cdc.config.columns import Misfit, kept, misfits
-from cdc.config.document import Key
 from cdc.config.sinks import Sink
+from cdc.config.yaml_document import Key
 from cdc.errors import InvalidDefinition, SinkUnavailable, TransformRefused
 from cdc.log.reader import LogReader
-from cdc.stores.places import is_begun
+from cdc.stores.path_ownership import is_begun
 from cdc.stores.sink_preflight import Fed, fed, tables_in, taken
 from cdc.stores.sink_preflight import misfits as misfits_of
 from cdc.table import TableSchema

@@ -11,7 +11,7 @@ from cdc.naming import RELATION_COLUMN
 from cdc.position import Position
 from cdc.stores.lake import At, Lake, Moment, aliases, parse_at, shared
 from cdc.stores.published import Published, TableRecord, TargetState
-from cdc.stores.rules import TargetRules
+from cdc.stores.target_rules import TargetRules
 from pipelines.sinks.delta_merge import require_delta
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def at(
     """Topic → the rows of the table at one cut, as `cut` finds it, for every table that belongs to the cut.
 
     A target that several tables share is there as well, under the name of its directory, if all of them belong to it.
-    moment: also a record that `cut` gave. A table that was copied or stood still then is not among them; the record
-    says in which state it was. Nor is one, if the sink of a definition is given, whose rows were made under other rules
-    than that has: see cdc.stores.rules. The frames are read lazily, at versions that are kept as long as the cut is.
+    moment: also a record that `cut` gave. The frames are read lazily, at versions that are kept as long as the cut is.
+    Left out are tables that were being copied or had stopped at that cut (the record has their state), and, if the sink
+    of a definition is given, tables whose rows were made under other rules (`cdc.stores.target_rules`).
     Raises as `cut`, and DeltaJarMissing for a session without Delta.
     """
     record = moment if isinstance(moment, Published) else cut(sink, moment)

@@ -24,7 +24,7 @@ from cdc.position import Position
 from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.tables import match_tables
 from cdc.stores.published import TableRecord, TargetState
-from cdc.stores.search import SearchIndex
+from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema, matches, named
 from pipelines.proof.compare import LISTED
 from pipelines.proof.cut import ConsistentCut, CutRequest, Kept, consistent_cut

@@ -23,7 +23,7 @@ PURE = (
     "pipelines.rows", "pipelines.types",
 )  # fmt: skip
 # `naming` turns types of the pure words into paths; the type policy of a definition is a word as well
-PURE_MAY_ALSO = ("cdc.config.definition", "cdc.config.quantities")
+PURE_MAY_ALSO = ("cdc.config.definition", "cdc.config.units")
 INPUT_OUTPUT = {
     "socket",
     "subprocess",

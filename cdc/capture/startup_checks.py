@@ -18,7 +18,7 @@ from cdc import atomic_file, metrics
 from cdc.capture.resume_checks import captured, check_source
 from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
-from cdc.catalog.probe import check_catalog_writable, is_made
+from cdc.catalog.write_check import check_catalog_writable, is_made
 from cdc.config import Definition, DeltaSink, rule_of, settings_of
 from cdc.config.columns import kept
 from cdc.config.names import fixed_part, is_remote
@@ -62,8 +62,8 @@ from cdc.private_files import is_exposed
 from cdc.remedy import literal
 from cdc.snapshot.publication_sync import publication_control
 from cdc.stores.lake import Lake
-from cdc.stores.rules import TargetRules
 from cdc.stores.sink_preflight import tables_in
+from cdc.stores.target_rules import TargetRules
 from cdc.table import TableSchema, matches
 
 

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from cdc.catalog import revision
-from cdc.catalog.audit import Audit
+from cdc.catalog.audit_log import Audit
 from cdc.catalog.commands import Commands
 from cdc.catalog.database import Database
 from cdc.catalog.dead_letters import DeadLetters
@@ -15,7 +15,7 @@ from cdc.catalog.pipelines import Pipelines
 from cdc.catalog.processes import Processes
 from cdc.catalog.sinks import Sinks
 from cdc.catalog.tables import Tables
-from cdc.catalog.verified import Verified
+from cdc.catalog.verified_ranges import Verified
 
 
 class Catalog:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cdc.catalog import DeadLetter
     from cdc.catalog.dead_letter_requests import Verb
     from cdc.config import Definition, DeltaSink, SearchSink
-    from cdc.stores.parked import ParkedRow
+    from cdc.stores.dead_letter_rows import ParkedRow
     from cdc.stores.published import Published
 
 IdArgument = Annotated[str, typer.Argument(help="Its name, as `cdc dlq ls` shows it, or the beginning.", metavar="ID")]
@@ -146,7 +146,7 @@ def _say(names: list[str] | None, verb: Verb, reason: str | None, *, config: Pat
 def _row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, dict[int, str]]:
     """(the row beside its sink, the names of its columns by id)."""
     from cdc.stores.lake import Lake
-    from cdc.stores.rules import TargetRules
+    from cdc.stores.target_rules import TargetRules
     from cdc.table import TableSchema
 
     sink = next((sink for sink in definition.sinks if sink.name == letter.sink), None)
@@ -163,7 +163,7 @@ def _row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, 
 
 
 def _shown(text: str | None) -> str | None:
-    from cdc.stores.parked import MASKED
+    from cdc.stores.dead_letter_rows import MASKED
 
     return None if text is None else text.removeprefix(MASKED)
 
@@ -171,12 +171,12 @@ def _shown(text: str | None) -> str | None:
 def _beside(sink: DeltaSink | SearchSink) -> tuple[Published | None, list[ParkedRow]]:
     """What a sink last published, and what it has parked there."""
     if sink.type == "search":
-        from cdc.stores.search import SearchIndex
+        from cdc.stores.search_index import SearchIndex
 
         index = SearchIndex.open(sink.path)
         return index.published, index.parked()
+    from cdc.stores.dead_letter_rows import read_parked
     from cdc.stores.lake import Lake
-    from cdc.stores.parked import read_parked
 
     record = Lake.open(sink.path).published()
     return record, [] if record is None else read_parked(sink.path, record)

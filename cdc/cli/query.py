@@ -55,7 +55,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     if context.obj.owns_process:
         deny_file_writes()  # the second barrier; the first is the engine's parser
     from cdc.stores.lake import At, Lake, parse_at
-    from cdc.stores.rules import TargetRules
+    from cdc.stores.target_rules import TargetRules
 
     moment = parse_at(at)
     wanted = _lake(definition, config, sink)
@@ -77,7 +77,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
 def _named(cut: Published) -> dict[str, Any]:
     """What stands in the envelope; tables that do not belong to the cut are listed with their state."""
     from cdc.position import Position
-    from cdc.stores.cuts import told
+    from cdc.stores.snapshot_retention import told
 
     apart = {table.topic: table.state for table in cut.tables.values() if table.state != "streaming"}
     when = told(cut.committed_at) if cut.committed_at else None

@@ -12,7 +12,7 @@ from cdc.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
     from cdc.config import Definition
-    from cdc.stores.search import FoundRow, SearchIndex
+    from cdc.stores.search_index import FoundRow, SearchIndex
 
 _CELL = 60
 """Characters of a value on a screen; `--json` has them whole."""
@@ -49,7 +49,7 @@ def search(
 
 def _found(definition: Definition, table: str) -> tuple[SearchIndex, str]:
     """The first search sink that has the table, and the table's topic."""
-    from cdc.stores.search import SearchIndex
+    from cdc.stores.search_index import SearchIndex
 
     indexes = [SearchIndex.open(sink.path) for sink in definition.sinks if sink.type == "search"]
     if not indexes:

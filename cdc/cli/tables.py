@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cdc.catalog import Catalog
     from cdc.catalog.commands import Command
     from cdc.config import Definition
-    from cdc.config.edit import Edit
+    from cdc.config.yaml_edit import Edit
     from cdc.service.tables import TableLine
 
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would change in the file, and change nothing.")]
@@ -80,7 +80,7 @@ def add(
 
     Comments and layout of the file stay. A glob also means the tables that it will match later.
     """
-    from cdc.config.edit import add_tables
+    from cdc.config.yaml_edit import add_tables
 
     _edit("tables add", add_tables(config, tables), tables, dry_run=dry_run, json=json)
 
@@ -95,7 +95,7 @@ def remove(
 
     What the log and the sinks hold of a table stays there.
     """
-    from cdc.config.edit import remove_tables
+    from cdc.config.yaml_edit import remove_tables
 
     _edit("tables remove", remove_tables(config, tables), tables, dry_run=dry_run, json=json)
 
@@ -135,7 +135,7 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
 
 def _edit(command: str, edit: Edit, tables: list[str], *, dry_run: bool, json: bool) -> None:
     """Write the edit, have the reader look, and say what came of it."""
-    from cdc.config.edit import write
+    from cdc.config.yaml_edit import write
 
     definition, changes = edit.definition, list(edit.done)
     absent = _absent(definition, tables) if command == "tables add" else []

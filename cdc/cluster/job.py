@@ -17,12 +17,12 @@ from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 from cdc.config import Definition, resolved
-from cdc.config.document import Key, dotted
 from cdc.config.interpolation import Interpolated
 from cdc.config.names import fixed_part, is_remote
-from cdc.config.quantities import seconds
 from cdc.config.secret import Secret
 from cdc.config.sinks import Sink
+from cdc.config.units import seconds
+from cdc.config.yaml_document import Key, dotted
 from cdc.errors import ConfigError, InvalidDefinition
 
 SPARK_VERSION: Final = "4.2.0"

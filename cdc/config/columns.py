@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from cdc.config.document import Key
 from cdc.config.sinks import Keeping, SinkRule, TableSettings
 from cdc.config.transform import Transform
+from cdc.config.yaml_document import Key
 from cdc.errors import CdcError, SchemaNotApplicable, TransformRefused
 from cdc.naming import column_name
 from cdc.table import TableSchema

@@ -36,10 +36,10 @@ from cdc.config.names import (
     located,
     wrong,
 )
-from cdc.config.quantities import Bytes, Seconds
 from cdc.config.secret import HIDDEN, Secret
 from cdc.config.sinks import Sink
 from cdc.config.storage import Storage, root_at
+from cdc.config.units import Bytes, Seconds
 from cdc.errors import ServiceUnprotected
 from cdc.log.object_path import Root
 from cdc.table import parted, topic

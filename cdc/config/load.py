@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from cdc.config.agreement import disagreements
 from cdc.config.columns import MEND, Misfit
+from cdc.config.cross_checks import disagreements
 from cdc.config.definition import Definition
-from cdc.config.document import FAULTY, Document, Key, read
-from cdc.config.flaws import flaws_of
+from cdc.config.pydantic_errors import flaws_of
+from cdc.config.yaml_document import FAULTY, Document, Key, read
 from cdc.errors import Flaw, InvalidDefinition, TransformRefused, UnsetVariable
 
 _BY_SPARK: Final = {"transform", "partition_by", "cluster_by"}

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from cdc.config.definition import Definition
 from cdc.config.interpolation import Interpolated
-from cdc.config.quantities import print_seconds, print_size
 from cdc.config.secret import HIDDEN
+from cdc.config.units import print_seconds, print_size
 
 _SENSITIVE: Final = re.compile(r"secret|password|token|access[._]?key|credential", re.IGNORECASE)
 """Spark's own rule for settings that it hides, and a little more."""

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.model import Model
 from cdc.config.names import Glob, Identifier, Location, Name, Share, Switch, placeholders, wrong
-from cdc.config.quantities import Bytes, Seconds
 from cdc.config.transform import Transform
+from cdc.config.units import Bytes, Seconds
 from cdc.table import matches
 
 _OURS: Final = (

@@ -14,8 +14,9 @@ plain transactions that the spool gives out, in the order of their commits:
 
 The keepalive's WAL end has no second witness, therefore it never becomes a position
 (`cdc/capture/decode_stage.py`). Fields that agree and are all false are found by asking the server:
-`cdc/postgres/wal_bound.py`. The commit LSN of a Stream Commit is in the stream once. If it is a little too low, and still not below the last change, no rule finds it: the log
-then has the transaction at a wrong place in the right order, and drops it by its xid when it is sent again.
+`cdc/postgres/wal_bound.py`. The commit LSN of a Stream Commit is in the stream once. If it is a little too low, and
+still not below the last change, no rule finds it: the log then has the transaction at a wrong place in the right order,
+and drops it by its xid when it is sent again.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from cdc.service.problem import Problem
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from cdc.catalog.verified import VerifiedTable
+    from cdc.catalog.verified_ranges import VerifiedTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,11 +30,11 @@ from cdc.errors import (
 )
 from cdc.naming import RELATION_COLUMN, name_of_segment, published_uri
 from cdc.position import Position
-from cdc.stores.cuts import ListedCut, chosen
-from cdc.stores.features import lacking, named_in, widened
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.read_only import checked_rows, named_errors, one_line, require_query
-from cdc.stores.rules import TargetRules
+from cdc.stores.snapshot_retention import ListedCut, chosen
+from cdc.stores.table_features import lacking, named_in, widened
+from cdc.stores.target_rules import TargetRules
 from cdc.table import TableSchema, parted, topic
 
 PUBLISHED_AT: Final = "published_at"

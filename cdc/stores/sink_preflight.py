@@ -14,8 +14,8 @@ from typing import Final
 from cdc.config import Definition, DeltaSink, SinkRule, TableSettings, rule_of, settings_of
 from cdc.config.columns import Misfit
 from cdc.config.columns import misfits as misfits_of_columns
-from cdc.config.document import Key
-from cdc.config.routes import routed
+from cdc.config.target_path import routed
+from cdc.config.yaml_document import Key
 from cdc.errors import (
     CdcError,
     LogCorrupt,
@@ -28,7 +28,7 @@ from cdc.errors import (
     TransformRefused,
 )
 from cdc.log.reader import LogReader
-from cdc.stores.places import check_place
+from cdc.stores.path_ownership import check_place
 from cdc.table import TableSchema, TableState, matches
 
 AT_ONCE: Final = 16

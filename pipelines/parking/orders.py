@@ -19,7 +19,7 @@ from cdc.config import Definition
 from cdc.errors import CdcError, StateConflict
 from cdc.snapshot.backfill_requests import ask_for_keys
 from cdc.snapshot.backfill_state import KEYS, Request
-from cdc.stores.parked import Key, ParkedRow
+from cdc.stores.dead_letter_rows import Key, ParkedRow
 from cdc.table import exactly
 from pipelines.parking.parking import Parking, Place
 from pipelines.running.progress import Progress

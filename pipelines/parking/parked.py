@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import MissingBase
-from cdc.stores.parked import Entry, Key, ParkedRow
+from cdc.stores.dead_letter_rows import Entry, Key, ParkedRow
 from pipelines.fold import FOLDED_ARROW
 from pipelines.sinks.sink import Refusal, TableBatch
 

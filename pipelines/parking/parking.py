@@ -22,7 +22,7 @@ from cdc.catalog.dead_letter_requests import Outcome, Verb
 from cdc.config import DeadLetters
 from cdc.errors import CdcError, MissingBase, TooManyParked, ValueNotRepresentable
 from cdc.failpoint import hit
-from cdc.stores.parked import Key, ParkedRow
+from cdc.stores.dead_letter_rows import Key, ParkedRow
 from pipelines.parking.parked import Held, changed, keys_of, offer, set_aside, touches
 from pipelines.parking.queued import again, forgetting, queue, queued, refused_again, rows_behind
 from pipelines.sinks.sink import Parks, Sink, TableBatch, TableRecord

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from cdc.change import Operation
 from cdc.errors import CdcError, MissingBase
 from cdc.position import Position
-from cdc.stores.parked import Key, ParkedChange, ParkedRow
+from cdc.stores.dead_letter_rows import Key, ParkedChange, ParkedRow
 from cdc.table import TableSchema
 from pipelines.fold import FOLDED_ARROW
 from pipelines.folding.history import Ending

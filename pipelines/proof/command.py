@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from cdc.cli.output import Envelope, ErrorReport, Mark, line
 from cdc.config import load
-from cdc.config.quantities import seconds
+from cdc.config.units import seconds
 from cdc.config.verify_options import Against, Mode
 from cdc.errors import ConfigError, ExitCode, VerifyMismatch
 from cdc.remedy import literal

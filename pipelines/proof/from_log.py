@@ -22,7 +22,7 @@ from cdc.position import Position
 from cdc.postgres.key_ranges import Digest, KeyRange
 from cdc.stores.lake import Lake
 from cdc.stores.published import Published, TableRecord, TargetState
-from cdc.stores.search import SearchIndex
+from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema
 from pipelines.fold import FOLDED_ARROW, fold
 from pipelines.folding.multiset import netted

@@ -10,9 +10,9 @@ import pyarrow as pa
 from cdc.errors import CdcError, SinkUnavailable
 from cdc.naming import POSITION_COLUMN, column_name
 from cdc.postgres.key_ranges import KeyRange
+from cdc.stores.current_rows import APPEND, CurrentRows, literal, quoted
 from cdc.stores.published import TableRecord
-from cdc.stores.rows import APPEND, CurrentRows, literal, quoted
-from cdc.stores.search import SearchIndex
+from cdc.stores.search_index import SearchIndex
 from pipelines.proof.compare import Rows
 from pipelines.proof.sides import document_batches, target_batch
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from cdc.config import Definition, DeltaSink, SearchSink, rule_of
-from cdc.config.routes import routed
+from cdc.config.target_path import routed
 from cdc.errors import ConfigError, SinkUnavailable
 from cdc.log import time_index
 from cdc.log.reader import LogReader
@@ -16,7 +16,7 @@ from cdc.point_in_time import WRITE_MOMENT, parse_moment
 from cdc.position import Position
 from cdc.stores.lake import Lake
 from cdc.stores.published import Published
-from cdc.stores.search import SearchIndex
+from cdc.stores.search_index import SearchIndex
 from cdc.table import exactly, named
 from pipelines.rebuilding.contents import TableContents, contents
 

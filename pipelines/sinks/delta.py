@@ -24,13 +24,13 @@ from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from cdc.config import DeadLetters, SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
-from cdc.config.routes import routed
 from cdc.config.sinks import Keeping
+from cdc.config.target_path import routed
 from cdc.errors import TargetUnfit
 from cdc.failpoint import hit
 from cdc.naming import column_name, parked_uri, published_uri
-from cdc.stores.parked import Image
-from cdc.stores.rules import TargetRules
+from cdc.stores.dead_letter_rows import Image
+from cdc.stores.target_rules import TargetRules
 from cdc.table import Column, TableSchema
 from pipelines.rebuilding.latest_files import Folder
 from pipelines.running.cadence import Pace

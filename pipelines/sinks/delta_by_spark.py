@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.stores.features import lacking
+from cdc.stores.table_features import lacking
 from pipelines.sinks.delta_evolution import Plan
 from pipelines.sinks.delta_features import unsupported
 from pipelines.sinks.delta_merge import ONE_SPARK_WRITE, backticked, transaction

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from cdc.errors import TargetUnfit
-from cdc.stores.features import NAMED
+from cdc.stores.table_features import NAMED
 
 AWAY: Final = "move the table away and build it anew: 'cdc replay SINK --tables TABLE'"
 BY_SPARK: Final = f"let Spark write it (writer 'auto' or 'spark', and the Delta jars), or {AWAY}"

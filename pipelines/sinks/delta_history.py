@@ -36,7 +36,7 @@ from cdc.naming import (
     TO_COLUMN,
 )
 from cdc.position import Position
-from cdc.stores.parked import Key
+from cdc.stores.dead_letter_rows import Key
 from cdc.table import Column, TableSchema
 from pipelines.fold import FOLDED_ARROW
 from pipelines.folding.history import Ending

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from cdc.config.sinks import Keeping
 from cdc.errors import TargetRulesChanged, TransformRefused
-from cdc.stores.rows import MODE
-from cdc.stores.rules import TRANSFORM
+from cdc.stores.current_rows import MODE
+from cdc.stores.target_rules import TRANSFORM
 
 MERGED: Final = "cdc.merged"
 """Property of a target: `true` where many tables share it, each row of which says in `_relation` whose it is."""

@@ -15,7 +15,7 @@ from deltalake import Schema as DeltaSchema
 
 from cdc.errors import CdcError, MissingBase, ValueNotRepresentable
 from cdc.position import Position
-from cdc.stores.parked import PARKED_SCHEMA, Entry, Key, ParkedRow, parked_at, read_entries
+from cdc.stores.dead_letter_rows import PARKED_SCHEMA, Entry, Key, ParkedRow, parked_at, read_entries
 from cdc.stores.published import Published
 from pipelines.rows import typed_keys
 from pipelines.sinks.delta_erasure import erase_earlier

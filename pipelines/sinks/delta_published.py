@@ -21,9 +21,9 @@ from deltalake.schema import Schema
 from cdc.errors import CutUnderOtherRules, SinkBelongsElsewhere, SinkFenced
 from cdc.failpoint import hit
 from cdc.position import Position
-from cdc.stores.cuts import staying
 from cdc.stores.lake import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
 from cdc.stores.published import Published, TargetState
+from cdc.stores.snapshot_retention import staying
 from pipelines.sinks.delta_log import is_newest, shorten
 from pipelines.sinks.delta_table import CHECKPOINT_EVERY
 

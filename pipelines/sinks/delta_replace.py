@@ -24,11 +24,11 @@ from deltalake.transaction import AddAction
 from cdc.errors import SchemaNotApplicable, SinkFenced
 from cdc.failpoint import hit
 from cdc.naming import parked_uri, published_uri
-from cdc.stores.features import lacking
-from cdc.stores.places import STAGED
+from cdc.stores.current_rows import MODE
+from cdc.stores.path_ownership import STAGED
 from cdc.stores.published import Published, TableRecord
-from cdc.stores.rows import MODE
-from cdc.stores.rules import TRANSFORM, TargetRules
+from cdc.stores.table_features import lacking
+from cdc.stores.target_rules import TRANSFORM, TargetRules
 from cdc.table import TableSchema
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from pipelines.sinks.delta_erasure import erase_earlier, is_marked, mark_to_erase

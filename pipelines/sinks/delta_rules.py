@@ -8,7 +8,7 @@ from cdc.errors import TargetRulesChanged, TargetUnfit
 from cdc.naming import parked_uri
 from cdc.remedy import literal
 from cdc.stores.published import Published, TableRecord, TargetState
-from cdc.stores.rules import TargetRules
+from cdc.stores.target_rules import TargetRules
 from cdc.table import TableSchema, TableState
 from pipelines.running.standing import placed, reason
 from pipelines.sinks.delta_erasure import erase_earlier, is_marked

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
-from cdc.stores.parked import Image
+from cdc.stores.dead_letter_rows import Image
 from cdc.table import Column, TableSchema
 from pipelines.rows import target_schema, typed_keys, typed_rows
 from pipelines.sinks.delta_merge import OP, PLACE

@@ -24,7 +24,7 @@ from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
 from cdc.failpoint import hit
 from cdc.naming import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, START_COLUMN, column_name
-from cdc.stores.places import LOG_ID, check_free, check_owner, strange
+from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, strange
 from cdc.table import TableSchema
 from pipelines.rows import COPY_AGAIN
 from pipelines.sinks.delta_evolution import Filled, Plan, check_key, plan, rewritten, without_ids

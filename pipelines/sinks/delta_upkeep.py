@@ -20,7 +20,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from cdc.failpoint import hit
 from cdc.naming import RELATION_COLUMN
-from cdc.stores.features import lacking
+from cdc.stores.table_features import lacking
 from pipelines.sinks.delta_files import STRANGER_AFTER, TableFiles
 from pipelines.sinks.delta_log import shorten
 from pipelines.sinks.delta_order import Ordering, parts_of

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from cdc.config.sinks import Keeping
 from cdc.errors import DeltaJarMissing
-from cdc.stores.features import lacking
+from cdc.stores.table_features import lacking
 from pipelines.sinks.delta_by_spark import SparkTarget
 from pipelines.sinks.delta_cost import LEARNS_FROM, Choice, Costs, Work, candidates
 from pipelines.sinks.delta_features import AWAY, unsupported

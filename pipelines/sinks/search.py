@@ -29,8 +29,8 @@ from cdc.config import DeadLetters
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkBelongsElsewhere, SinkFenced, SinkUnavailable
 from cdc.failpoint import hit
 from cdc.position import Position
-from cdc.stores.parked import Image, Key, ParkedRow
-from cdc.stores.search import (
+from cdc.stores.dead_letter_rows import Image, Key, ParkedRow
+from cdc.stores.search_index import (
     OWNER_ID,
     PUBLISHED_ID,
     decode_image,

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import tantivy
 
-from cdc.stores.parked import Entry, Key, ParkedRow
-from cdc.stores.search import PARKED_TOPIC, parked_id
+from cdc.stores.dead_letter_rows import Entry, Key, ParkedRow
+from cdc.stores.search_index import PARKED_TOPIC, parked_id
 
 
 class ParkedDocuments:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from cdc.config import DeadLetters
 from cdc.errors import CdcError
-from cdc.stores.parked import Entry, Image, Key, ParkedRow
+from cdc.stores.dead_letter_rows import Entry, Image, Key, ParkedRow
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.folding.history import Ending

@@ -22,7 +22,7 @@ from cdc.config.columns import unfit
 from cdc.config.transform import KEEP_LAST, REDACT, SHA256
 from cdc.errors import TransformRefused
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
-from cdc.stores.parked import MASKED
+from cdc.stores.dead_letter_rows import MASKED
 from cdc.table import Column, TableSchema
 from pipelines.rows import sent_cells, target_schema, typed_rows
 from pipelines.types import ColumnPolicies, Policy

@@ -10,7 +10,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.config.sinks import Keeping
-from cdc.stores.parked import ParkedRow
+from cdc.stores.dead_letter_rows import ParkedRow
 from pipelines.parking.orders import letter_of
 from tests.cli.command import run
 from tests.contracts.folded import part, put

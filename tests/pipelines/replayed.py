@@ -17,7 +17,7 @@ from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
-from cdc.stores.search import SearchIndex
+from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink

@@ -15,7 +15,7 @@ from cdc.catalog import Catalog
 from cdc.config import DeltaSink, load
 from cdc.failpoint import VARIABLE
 from cdc.position import Position
-from cdc.stores.parked import read_parked
+from cdc.stores.dead_letter_rows import read_parked
 from cdc.stores.published import TableRecord, TargetState
 from pipelines.lake import at as frames_at
 from pipelines.parking.orders import letter_of

@@ -18,7 +18,7 @@ from cdc.log.reader import LogReader
 from cdc.snapshot.backfill_state import BACKFILL
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord
-from cdc.stores.search import SearchIndex
+from cdc.stores.search_index import SearchIndex
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink
 from pipelines.folding.by_size import RangeFold

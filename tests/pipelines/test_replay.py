@@ -16,10 +16,10 @@ from deltalake import DeltaTable
 from cdc.catalog import Catalog, ProcessReport
 from cdc.config import DeltaSink, SchemaChanges, load
 from cdc.errors import ConfigError, SinkFenced, SinkHeld
+from cdc.stores.dead_letter_rows import read_parked
 from cdc.stores.lake import read_target
-from cdc.stores.parked import read_parked
 from cdc.stores.published import TargetState
-from cdc.stores.search import SearchIndex
+from cdc.stores.search_index import SearchIndex
 from cdc.table import Column
 from pipelines.__main__ import main
 from pipelines.driver import SinkParts, SinkQuery, delta_settings

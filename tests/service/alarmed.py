@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from cdc import metrics
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
-from cdc.catalog.verified import VerifiedRange
+from cdc.catalog.verified_ranges import VerifiedRange
 from cdc.lsn import Lsn
 from cdc.metrics import Figures
 from cdc.postgres.connection import connect

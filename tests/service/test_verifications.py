@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc.catalog import Catalog
 from cdc.service.api.app import create_app
 from cdc.service.verifications import VERIFY, verify_status
-from tests.catalog.test_verified import range_of
+from tests.catalog.test_verified_ranges import range_of
 from tests.fixtures.waiting import until
 from tests.pipelines.replayed import made
 from tests.service.pipeline import NAME, definition, fill

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cdc.config import DeadLetters, TableSettings
 from cdc.stores.lake import read_target
-from cdc.stores.search import SearchIndex
+from cdc.stores.search_index import SearchIndex
 from pipelines.parking.parking import Parking
 from pipelines.sinks.delta import DeltaSettings, DeltaSink
 from pipelines.sinks.search import SearchSink

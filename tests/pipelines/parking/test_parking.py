@@ -17,8 +17,8 @@ from deltalake import DeltaTable, write_deltalake
 from cdc.catalog.dead_letter_requests import Outcome, Verb
 from cdc.config import SinkRule, TypePolicy
 from cdc.errors import MissingBase, TooManyParked, ValueNotRepresentable
+from cdc.stores.dead_letter_rows import Entry, read_parked
 from cdc.stores.lake import read_target
-from cdc.stores.parked import Entry, read_parked
 from cdc.table import TableState
 from pipelines.sinks.delta_parked import ParkedTable
 from pipelines.sinks.sink import Published

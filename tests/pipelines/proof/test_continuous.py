@@ -20,7 +20,7 @@ from pipelines.proof.continuous import Continuous, Rhythm, Told
 from pipelines.proof.pace import Pace
 from pipelines.proof.passes import Begin, next_place
 from pipelines.verify import VerifyOptions
-from tests.catalog.test_verified import range_of
+from tests.catalog.test_verified_ranges import range_of
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published import Published, TargetState
-from cdc.stores.search import SearchIndex
+from cdc.stores.search_index import SearchIndex
 from cdc.table import TableState
 from pipelines.rebuilding.contents import contents
 from pipelines.rebuilding.rebuild import Means, Rebuild, Source, groups

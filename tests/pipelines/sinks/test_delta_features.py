@@ -12,8 +12,8 @@ from deltalake.exceptions import DeltaError
 
 from cdc.config.sinks import WriterChoice
 from cdc.errors import Reaction, TargetUnfit
-from cdc.stores.features import WRITTEN, lacking
 from cdc.stores.published import Published, TargetState
+from cdc.stores.table_features import WRITTEN, lacking
 from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
 from pipelines.sinks.delta_replace import StagedDelta
 from pipelines.sinks.delta_upkeep import UpkeepSettings

@@ -16,7 +16,7 @@ import pytest
 
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkBelongsElsewhere, SinkFenced, SinkUnavailable
 from cdc.stores.published import TargetState
-from cdc.stores.search import PUBLISHED_ID, SearchIndex
+from cdc.stores.search_index import PUBLISHED_ID, SearchIndex
 from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
 from pipelines.sinks.search import SearchSink, _replace_reserved
 from pipelines.sinks.sink import Published, TableBatch, TableRecord

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
-from cdc.config.document import Document, Key
-from cdc.config.foreign import AUTO_CDC, POLICIES, TRANSFORM
+from cdc.config.unsupported_keys import AUTO_CDC, POLICIES, TRANSFORM
+from cdc.config.yaml_document import Document, Key
 from cdc.errors import Flaw, UnsetVariable
 
 

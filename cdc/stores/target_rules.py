@@ -20,7 +20,7 @@ from cdc.config.columns import kept
 from cdc.config.sinks import Keeping, settings_under
 from cdc.errors import TargetRulesChanged
 from cdc.naming import COLUMN_ID_KEY, column_name, name_of_column
-from cdc.stores.rows import MODE
+from cdc.stores.current_rows import MODE
 from cdc.table import TableSchema
 
 TRANSFORM: Final = "cdc.transform"

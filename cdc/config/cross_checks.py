@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cdc.config.definition import Definition
-from cdc.config.document import Key
 from cdc.config.names import fixed_part, is_remote, placeholders
 from cdc.config.sinks import (
     INSTEAD,
@@ -20,6 +19,7 @@ from cdc.config.sinks import (
     settings_under,
 )
 from cdc.config.storage import taken_by
+from cdc.config.yaml_document import Key
 from cdc.table import matches
 
 _WILD: Final = frozenset("*?[")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from cdc.config.quantities import print_seconds, print_size, seconds, size
+from cdc.config.units import print_seconds, print_size, seconds, size
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import tantivy
 
 from cdc.errors import SinkUnavailable
 from cdc.position import Position
-from cdc.stores.parked import Entry, Key, ParkedRow, parked_at
+from cdc.stores.dead_letter_rows import Entry, Key, ParkedRow, parked_at
 from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
 

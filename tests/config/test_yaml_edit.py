@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.config import load
-from cdc.config.edit import Edit, add_tables, remove_tables, write
+from cdc.config.yaml_edit import Edit, add_tables, remove_tables, write
 from cdc.errors import ConfigError
 from cdc.table import matches
 

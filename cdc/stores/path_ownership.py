@@ -11,8 +11,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.errors import SinkUnavailable, TargetUnfit
-from cdc.stores.features import named_in
 from cdc.stores.lake import Lake
+from cdc.stores.table_features import named_in
 
 LOG_ID: Final = "cdc.log_id"
 """The property that makes a Delta table ours: the log that it is filled from."""

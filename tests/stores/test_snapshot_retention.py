@@ -1,4 +1,4 @@
-"""Which cuts stay as they age, and which one a moment means: cdc/stores/cuts.py."""
+"""Which cuts stay as they age, and which one a moment means: cdc/stores/snapshot_retention.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import CutUnavailable
 from cdc.position import Position
-from cdc.stores.cuts import ListedCut, chosen, staying
+from cdc.stores.snapshot_retention import ListedCut, chosen, staying
 
 SECOND = 1_000_000
 DAY = 86_400

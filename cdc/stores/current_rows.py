@@ -16,8 +16,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc.errors import SinkUnavailable
 from cdc.naming import RELATION_COLUMN
-from cdc.stores.features import NAMED
 from cdc.stores.read_only import one_line
+from cdc.stores.table_features import NAMED
 
 MODE: Final = "cdc.mode"
 """The property of a target."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import check, load
-from cdc.config.foreign import AUTO_CDC
+from cdc.config.unsupported_keys import AUTO_CDC
 from cdc.errors import ConfigError, InvalidDefinition, UnsetVariable
 from tests.config.definitions import SOUND, changed, write
 
