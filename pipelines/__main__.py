@@ -20,7 +20,7 @@ from cdc.config.verify_options import Against, Mode
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, status_of_process
 from cdc.private_files import product_umask
 from cdc.remedy import literal
-from cdc.service.logs import configure_by_environment
+from cdc.service.process_logs import configure_by_environment
 
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""

@@ -10,7 +10,7 @@ from cdc.cli.destructive import YesOption, audit, confirm
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, aligned, echo, emit, line
 
 if TYPE_CHECKING:
-    from cdc.service.holdings import ConsumerLine
+    from cdc.service.log_status import ConsumerLine
 
 NameArgument = Annotated[str, typer.Argument(help="As 'cdc consumers ls' shows it, or its UUID.", metavar="NAME")]
 
@@ -29,13 +29,13 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     from datetime import UTC, datetime
 
     from cdc.cli.retention import opened
-    from cdc.service import figures
-    from cdc.service.retained import log_status
+    from cdc.service import number_format
+    from cdc.service.log_status_reader import log_status
 
     definition, log = opened(config)
     found = log_status(definition.log.root, log, datetime.now(UTC), str(config))
     problems = [problem for problem in found.problems if problem.subject.startswith("consumer ")]
-    summary = figures.counted(len(found.consumers), "consumer")
+    summary = number_format.counted(len(found.consumers), "consumer")
     if json:
         result = {"consumers": [asdict(one) for one in found.consumers], "problems": [asdict(one) for one in problems]}
         emit("consumers ls", json=True, summary=summary, result=result)
@@ -60,7 +60,7 @@ def forget(
 
     from cdc.config import load
     from cdc.log import consumers
-    from cdc.service.retained import LATELY, consumer_named, seen_ago
+    from cdc.service.log_status_reader import LATELY, consumer_named, seen_ago
 
     definition = load(config)
     consumer = consumer_named(definition.log.root, name)
@@ -75,9 +75,9 @@ def forget(
 
 def _cells(one: ConsumerLine) -> tuple[str, ...]:
     from cdc.cli.retention import behind
-    from cdc.service import figures
+    from cdc.service import number_format
 
-    holds = figures.said(figures.size(one.holds_bytes)) if one.holds_bytes else "nothing"
-    ago = f"{figures.said(figures.ago(one.seen_seconds))} ago"
+    holds = number_format.said(number_format.size(one.holds_bytes)) if one.holds_bytes else "nothing"
+    ago = f"{number_format.said(number_format.ago(one.seen_seconds))} ago"
     filled = "" if one.pinned is None else "filled from the compacted log"
     return one.name, one.state, one.position, behind(one) or "at the end", holds, ago, filled

@@ -52,9 +52,9 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
         raise InvalidDefinition(f"no embedded postgres of version {pg!r}: expected 16 or 18")
     stop = _stopped_by_signals()
 
-    from cdc.demo.play import play
-    from cdc.demo.screen import Screen
+    from cdc.demo.run import play
     from cdc.demo.settings import Settings
+    from cdc.demo.terminal import Screen
 
     jars = tuple(os.path.abspath(jar) for jar in delta_jars.split(",") if jar)  # noqa: PTH100 - a jar may be a link
     settings = Settings(

@@ -85,7 +85,7 @@ def _risks_of_slot(definition: Definition) -> list[Problem]:
     from cdc.errors import SlotInvalidated
     from cdc.postgres.preflight import Problem
     from cdc.service.source_observation import LOST
-    from cdc.service.source_watch import SourceWatch
+    from cdc.service.source_sampler import SourceWatch
 
     observed = SourceWatch(definition).measured(SOURCE_ANSWERS)
     if not observed.is_at_risk or observed.forecast is None or observed.wal_status in LOST:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cdc.log.layout import LogFile
     from cdc.log.object_path import Root
     from cdc.log.reader import LogReader
-    from cdc.service.holdings import Collected, ConsumerLine, LogStatus, SegmentLine
+    from cdc.service.log_status import Collected, ConsumerLine, LogStatus, SegmentLine
 
 _WAITING: Final = "left the log and stay on the disk for who still reads them"
 
@@ -45,7 +45,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: 
     from dataclasses import asdict
     from datetime import UTC, datetime
 
-    from cdc.service.retained import log_status, segment_lines
+    from cdc.service.log_status_reader import log_status, segment_lines
 
     definition, log = opened(config)
     found, segments = log_status(definition.log.root, log, datetime.now(UTC), str(config)), segment_lines(log)
@@ -67,7 +67,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: 
 def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False, json: JsonOption = False) -> None:
     """Fold segments that ended into the latest state of every row, now; a running apply process does it."""
     from cdc.catalog import Catalog
-    from cdc.service.upkeep import ask_compact, compacted
+    from cdc.service.compaction_requests import ask_compact, compacted
 
     definition, _ = opened(config)
     with Catalog.open(definition.catalog.url) as catalog:
@@ -85,13 +85,15 @@ def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, jso
     """
     from dataclasses import asdict
 
-    from cdc.service import figures
-    from cdc.service.collecting import collect
+    from cdc.service import number_format
+    from cdc.service.log_vacuum import collect
 
     definition, _ = opened(config)
     done = collect(definition, dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
-    summary = f"{verb} {figures.counted(done.files, 'file')}, {figures.said(figures.size(done.bytes))}"
+    summary = (
+        f"{verb} {number_format.counted(done.files, 'file')}, {number_format.said(number_format.size(done.bytes))}"
+    )
     emit("log gc", json=json, summary=summary, result=asdict(done))
     if not json:
         _print_trim(done)
@@ -133,26 +135,27 @@ def _print_answer(done: Command, *, json: bool) -> None:
 
 
 def _print_trim(done: Collected) -> None:
-    from cdc.service import figures
+    from cdc.service import number_format
 
     if done.trim is not None:
-        what = f"{figures.counted(len(done.trim.segments), 'segment')} up to {done.trim.oldest}"
+        what = f"{number_format.counted(len(done.trim.segments), 'segment')} up to {done.trim.oldest}"
         rest = "" if done.dry_run else ": the reader takes them out as soon as it runs"
         line(Mark.GOOD, f"{what} may go{rest}")
     if done.leaving_bytes:
-        line(Mark.ADVICE, f"{figures.said(figures.size(done.leaving_bytes))} {_WAITING}")
+        line(Mark.ADVICE, f"{number_format.said(number_format.size(done.leaving_bytes))} {_WAITING}")
 
 
 def kept(log: LogStatus) -> str:
     """What the log keeps and who is slowest to read it, in one line."""
-    from cdc.service import figures
+    from cdc.service import number_format
 
     if log.state != "read":
         return "no log yet" if log.state == "absent" else "the log cannot be read"
-    parts = [f"{figures.said(figures.size(log.changes_bytes))} in {figures.counted(log.segment_count, 'segment')}"]
+    weight = number_format.said(number_format.size(log.changes_bytes))
+    parts = [f"{weight} in {number_format.counted(log.segment_count, 'segment')}"]
     if log.oldest:
         parts.append(f"oldest change above {log.oldest}")
-    size = figures.said(figures.size(log.compacted_bytes))
+    size = number_format.said(number_format.size(log.compacted_bytes))
     parts.append(f"{size} compacted up to {log.horizon}" if log.horizon else "nothing compacted yet")
     if log.slowest is not None:
         lag = behind(log.slowest)
@@ -162,31 +165,39 @@ def kept(log: LogStatus) -> str:
 
 def behind(consumer: ConsumerLine) -> str:
     """How far before the log's end one stands, for people; empty at the end."""
-    from cdc.service import figures
+    from cdc.service import number_format
 
     if not consumer.behind_segments:
         return ""
-    return figures.distance(consumer.behind_bytes, consumer.behind_seconds)
+    return number_format.distance(consumer.behind_bytes, consumer.behind_seconds)
 
 
 def _summary(found: LogStatus) -> str:
-    from cdc.service import figures
+    from cdc.service import number_format
 
     parts = [
-        figures.counted(found.segment_count, "segment"),
-        figures.counted(found.file_count, "file"),
-        figures.counted(found.row_count, "row"),
-        figures.said(figures.size(found.changes_bytes)),
+        number_format.counted(found.segment_count, "segment"),
+        number_format.counted(found.file_count, "file"),
+        number_format.counted(found.row_count, "row"),
+        number_format.said(number_format.size(found.changes_bytes)),
     ]
     return f"{', '.join(parts)}, up to {found.durable or 'nothing yet'}"
 
 
 def _table(found: LogStatus, segments: Sequence[SegmentLine]) -> list[str]:
-    from cdc.service import figures
+    from cdc.service import number_format
 
     rows = [("", "first", "last", "files", "rows", "size", "committed (UTC)")]
     rows += [
-        (f"run {run.run}", "", "", f"{run.files:,}", f"{run.rows:,}", figures.said(figures.size(run.bytes)), "")
+        (
+            f"run {run.run}",
+            "",
+            "",
+            f"{run.files:,}",
+            f"{run.rows:,}",
+            number_format.said(number_format.size(run.bytes)),
+            "",
+        )
         for run in found.runs
     ]
     rows += [
@@ -196,7 +207,7 @@ def _table(found: LogStatus, segments: Sequence[SegmentLine]) -> list[str]:
             one.last,
             f"{one.files:,}",
             f"{one.rows:,}",
-            figures.said(figures.size(one.bytes)),
+            number_format.said(number_format.size(one.bytes)),
             _span(one.began_at, one.ended_at),
         )
         for one in segments
@@ -206,31 +217,32 @@ def _table(found: LogStatus, segments: Sequence[SegmentLine]) -> list[str]:
 
 def _listing(root: Root, log: LogReader) -> list[str]:
     from cdc.log.compacted_state import state
-    from cdc.service import figures
+    from cdc.service import number_format
 
     held = state(root, log.log_id)
     both = [("run", file) for file in (held.files if held else ())]
     both += [("segment", file) for file in _ordered(log.every_file())]
     rows = [
         (f"{kind} {file.segment}", str(file.first), str(file.last), f"{file.rows:,}",
-         figures.said(figures.size(file.size)), file.path)
+         number_format.said(number_format.size(file.size)), file.path)
         for kind, file in both
     ]  # fmt: skip
     return aligned([("", "first", "last", "rows", "size", "file"), *rows], right={3, 4}) if rows else []
 
 
 def _words(found: LogStatus) -> list[str]:
-    from cdc.service import figures
+    from cdc.service import number_format
 
     words = []
     if found.horizon is not None:
-        size = f"{figures.said(figures.size(found.compacted_bytes))} in {figures.counted(len(found.runs), 'run')}"
+        runs = number_format.counted(len(found.runs), "run")
+        size = f"{number_format.said(number_format.size(found.compacted_bytes))} in {runs}"
         oldest = f"every change above {found.oldest}" if found.oldest else "every change"
         words.append(f"compacted up to {found.horizon}: {size}; {oldest} is there by itself")
     if found.floor:
         words.append(f"deletes up to {found.floor} are forgotten")
     if found.leaving_bytes:
-        words.append(f"{figures.said(figures.size(found.leaving_bytes))} {_WAITING}")
+        words.append(f"{number_format.said(number_format.size(found.leaving_bytes))} {_WAITING}")
     return words
 
 

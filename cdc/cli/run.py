@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from cdc.catalog import Catalog
     from cdc.config import Definition
-    from cdc.service.holdings import LogStatus
+    from cdc.service.log_status import LogStatus
     from cdc.service.source_observation import SourceObservation
     from cdc.service.status import PipelineStatus
 
@@ -75,7 +75,7 @@ def run(
     """
     from cdc.config import load
     from cdc.config.definition import SnapshotMode
-    from cdc.service.acts import OperatorActs
+    from cdc.service.restart_triggers import OperatorActs
     from cdc.service.supervisor import Supervisor, pipeline_children
 
     definition = load(config)
@@ -103,7 +103,7 @@ def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = For
     """Capture changes from Postgres into the log; one of the processes of `cdc run`."""
     from cdc.capture.process import main
     from cdc.config import load
-    from cdc.service.logs import LogFormat, configure
+    from cdc.service.process_logs import LogFormat, configure
 
     configure(LogFormat(log_format.value), file=str(config))
     raise typer.Exit(main(load(config), again=lambda: load(config)))
@@ -118,8 +118,8 @@ def server(
 ) -> None:
     """Serve API, metrics and page; one of the processes of `cdc run`."""
     from cdc.config import load
-    from cdc.service.logs import LogFormat, configure
-    from cdc.service.server import main
+    from cdc.service.api.server import main
+    from cdc.service.process_logs import LogFormat, configure
 
     configure(LogFormat(log_format.value), file=str(config))
     raise typer.Exit(main(load(config), config.resolve(), strict_port=strict_port))
@@ -139,9 +139,9 @@ def status(
 
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.service.source_watch import SourceWatch
+    from cdc.service.log_sampler import LogWatch
+    from cdc.service.source_sampler import SourceWatch
     from cdc.service.status import DOWN, RUNNING
-    from cdc.service.watch import LogWatch
 
     definition = load(config)
     log, source = LogWatch(definition.log.root, str(config)), SourceWatch(definition)

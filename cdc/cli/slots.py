@@ -50,7 +50,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     from cdc.config import load
     from cdc.postgres.connection import connect
     from cdc.postgres.slot import every_slot, slot_limits
-    from cdc.service.source_watch import SourceWatch
+    from cdc.service.source_sampler import SourceWatch
 
     definition = load(config)
     ours = definition.source.slot.name

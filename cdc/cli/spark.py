@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, echo_source
-from cdc.cli.verb import WithVerb, WordsArgument, options_of
+from cdc.cli.spark_arguments import WithVerb, WordsArgument, options_of
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:

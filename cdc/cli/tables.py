@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cdc.catalog.commands import Command
     from cdc.config import Definition
     from cdc.config.yaml_edit import Edit
-    from cdc.service.tables import TableLine
+    from cdc.service.table_status import TableLine
 
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would change in the file, and change nothing.")]
 WATCH = "cdc tables ls -c {}"
@@ -38,7 +38,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     from cdc.catalog import Catalog
     from cdc.config import load
     from cdc.service.status import pipeline_status
-    from cdc.service.tables import table_lines
+    from cdc.service.table_status import table_lines
 
     definition = load(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from cdc.catalog import AWAITS_SPARK
-from cdc.demo.watch import FIND, LAKE, Sight
+from cdc.demo.pipeline_probe import FIND, LAKE, Sight
 from cdc.service.status import COMPILES
 
 NAMES: Final = {FIND: "search", LAKE: "delta"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdc.demo.watch import FIND, LAKE
+from cdc.demo.pipeline_probe import FIND, LAKE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from threading import Event
 from time import monotonic
 from typing import Final, TypeVar
 
-from cdc.demo.screen import Screen
+from cdc.demo.terminal import Screen
 from cdc.errors import CdcError, CutNotReached
 
 LOOK_EVERY: Final = 0.1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.errors import SlotInvalidated
-from cdc.service import figures
+from cdc.service import number_format
 from cdc.service.problem import Problem
 
 STALLED_AFTER: Final = 60.0
@@ -82,17 +82,17 @@ class SourceObservation:
         """What is kept and what is left, as a sentence; None where there is nothing to lose."""
         if self.retained_bytes is None:
             return None
-        kept = f"the server keeps {figures.said(figures.size(self.retained_bytes))} for slot {self.slot!r}"
+        kept = f"the server keeps {number_format.said(number_format.size(self.retained_bytes))} for slot {self.slot!r}"
         if self.wal_status in LOST:
             return f"slot {self.slot!r} is lost: the server has removed WAL that it needs"
         if self.wal_status in DOOMED:
             return f"{kept}, more than max_slot_wal_keep_size; the slot is lost at the next checkpoint"
         if self.safe_bytes is None:
             return kept
-        left = f"{figures.said(figures.size(self.safe_bytes))} are left"
+        left = f"{number_format.said(number_format.size(self.safe_bytes))} are left"
         if self.seconds_left is None:
             return f"{kept}; {left}; then the slot is lost"
-        time_left = f"about {figures.said(figures.seconds(self.seconds_left))} at the present rate"
+        time_left = f"about {number_format.said(number_format.seconds(self.seconds_left))} at the present rate"
         return f"{kept}; {left}, {time_left}; then the slot is lost"
 
     @property

@@ -28,13 +28,13 @@ from cdc.metrics import (
 )
 from cdc.position import Position
 from cdc.remedy import RESYNC, literal
-from cdc.service.copying import TableStatus, table_statuses
-from cdc.service.holdings import LogState, LogStatus, wal_between
+from cdc.service.copy_status import TableStatus, table_statuses
+from cdc.service.log_status import LogState, LogStatus, wal_between
 from cdc.service.machine_load import MachineLoad
 from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
-from cdc.service.proven import VerifiedStatus, mismatches, verified_statuses
 from cdc.service.source_observation import SourceObservation
+from cdc.service.verification_status import VerifiedStatus, mismatches, verified_statuses
 from cdc.snapshot.backfill_progress import BackfillStatus, listing
 
 if TYPE_CHECKING:

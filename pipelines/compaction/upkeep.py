@@ -21,7 +21,7 @@ from cdc.errors import CdcError, LogError
 from cdc.log import retention_worker
 from cdc.log.compacted_state import state
 from cdc.log.reader import LogReader
-from cdc.service.upkeep import COMPACT
+from cdc.service.compaction_requests import COMPACT
 from pipelines.compact import Limits, Outcome, compact, is_large
 from pipelines.session import COMPACTION_POOL
 

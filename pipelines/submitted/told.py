@@ -14,8 +14,8 @@ from typing import Any
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.errors import CdcError, SinkError
-from cdc.service.errands import LEASE
-from cdc.service.replays import REPLAY
+from cdc.service.background_jobs import LEASE
+from cdc.service.replay_jobs import REPLAY
 from pipelines.rebuilding.outcome import Report
 from pipelines.rebuilding.request import ReplayOptions
 from pipelines.replay import Say, replay

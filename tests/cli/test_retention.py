@@ -14,7 +14,7 @@ from cdc.catalog import Catalog, ProcessReport
 from cdc.config import load
 from cdc.log.reader import LogReader
 from cdc.log.retention_worker import ASKED
-from cdc.service.upkeep import COMPACT
+from cdc.service.compaction_requests import COMPACT
 from tests.cli.command import run, spawn
 from tests.cli.trimmed import Folder
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.demo.children import Children
-from cdc.demo.ground import Ground, free_port
-from cdc.demo.history import History
-from cdc.demo.letters import Letters
-from cdc.demo.screen import Screen
-from cdc.demo.shelves import Shelf
-from cdc.demo.watch import LAKE
+from cdc.demo.dead_letter_step import Letters
+from cdc.demo.history_sink_step import History
+from cdc.demo.lake_queries import Shelf
+from cdc.demo.pipeline_probe import LAKE
+from cdc.demo.processes import Children
+from cdc.demo.terminal import Screen
 from cdc.demo.workload import Workload, make_shop
+from cdc.demo.workspace import Ground, free_port
 from cdc.service.supervisor import pipeline_children
 from tests.fixtures.postgres import rows_of
 from tests.fixtures.waiting import until

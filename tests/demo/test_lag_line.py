@@ -8,7 +8,7 @@ import pytest
 
 from cdc.catalog import AWAITS_SPARK
 from cdc.demo.lag_line import lag_line
-from cdc.demo.watch import FIND, LAKE, Sight
+from cdc.demo.pipeline_probe import FIND, LAKE, Sight
 from cdc.position import Position
 
 BOTH = (LAKE, FIND)

@@ -6,8 +6,8 @@ from io import StringIO
 
 import pytest
 
-from cdc.demo.screen import Screen
 from cdc.demo.step import Finding, Wait, taken
+from cdc.demo.terminal import Screen
 from cdc.errors import CutNotReached, CutUnavailable
 
 

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, s
 
 from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.service.api.app import create_app
-from cdc.service.watch import LogWatch
+from cdc.service.log_sampler import LogWatch
 from cdc.snapshot.backfill_state import Request, TableWork, Verb, Work
 from tests.cli.trimmed import Folder
 from tests.fixtures.waiting import until

@@ -29,7 +29,7 @@ from cdc.log.layout import LogFile
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.service.replays import Replays
+from cdc.service.replay_jobs import Replays
 from cdc.stores.lake import Lake
 from pipelines.compact import compact
 from pipelines.fold import fold

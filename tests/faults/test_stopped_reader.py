@@ -12,7 +12,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.postgres.connection import connect
 from cdc.service.api.app import create_app
-from cdc.service.source_watch import SHOWN_FOR
+from cdc.service.source_sampler import SHOWN_FOR
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until

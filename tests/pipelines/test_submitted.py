@@ -11,8 +11,8 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
 from cdc.failpoint import VARIABLE
 from cdc.log.compacted_state import state
-from cdc.service.errands import LEASE
-from cdc.service.replays import REPLAY, Replays, ReplayStatus
+from cdc.service.background_jobs import LEASE
+from cdc.service.replay_jobs import REPLAY, Replays, ReplayStatus
 from tests.fixtures import forked
 from tests.fixtures.forked import Ended
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN

@@ -22,8 +22,8 @@ from cdc.lsn import Lsn
 from cdc.metrics import Figures
 from cdc.postgres.connection import connect
 from cdc.postgres.replication import ReplicationStream, StreamOptions
-from cdc.service.view import View
-from cdc.service.watch import LogWatch
+from cdc.service.api.status_sampler import View
+from cdc.service.log_sampler import LogWatch
 from tests.faults.proxy import Proxy
 from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME

@@ -8,8 +8,8 @@ from threading import Thread
 
 import uvicorn
 
+from cdc.service.api.server import bind, server_config
 from cdc.service.request_limits import Limits
-from cdc.service.server import bind, server_config
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from cdc.config.definition import Service, is_loopback
 from cdc.errors import CdcError, RequestRefused, ServiceUnprotected, Unauthorized
 from cdc.service.api.access import refusal
 from cdc.service.api.app import create_app
-from cdc.service.server import main
+from cdc.service.api.server import main
 from cdc.snapshot.backfill_state import BACKFILL
 from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME, TOKEN, definition, fill, write_log

@@ -15,7 +15,7 @@ from cdc.catalog import Catalog
 from cdc.log import consumers
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.service.api.app import create_app
-from cdc.service.source_watch import SourceWatch
+from cdc.service.source_sampler import SourceWatch
 from tests.cli.trimmed import HOUR_US, Folder
 from tests.faults.proxy import Proxy
 from tests.fixtures.postgres import fresh_database, run_sql

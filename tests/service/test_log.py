@@ -11,7 +11,7 @@ import pytest
 from cdc.catalog import Catalog, ProcessReport
 from cdc.log import consumers
 from cdc.service.api.app import create_app
-from cdc.service.upkeep import COMPACT
+from cdc.service.compaction_requests import COMPACT
 from tests.cli.trimmed import Folder
 from tests.service.pipeline import NAME, definition
 from tests.service.running import answering

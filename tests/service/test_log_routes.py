@@ -13,7 +13,7 @@ from cdc.catalog import Catalog
 from cdc.log import consumers
 from cdc.log.retention_worker import ASKED
 from cdc.service.api.app import create_app
-from cdc.service.watch import LogWatch
+from cdc.service.log_sampler import LogWatch
 from tests.cli.command import run
 from tests.cli.trimmed import Folder
 from tests.fixtures.waiting import until

@@ -17,7 +17,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.errors import ChildFailed, ExitCode
-from cdc.service.acts import OperatorActs
+from cdc.service.restart_triggers import OperatorActs
 from cdc.service.supervisor import INTERRUPTED, Child, RestartPolicy, Supervisor, pipeline_children
 
 QUICK = RestartPolicy(first=0.01, most=0.05, jitter=0.01, deadline=10.0)

@@ -22,22 +22,22 @@ from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.config.definition import Service
 from cdc.errors import RequestLimitExceeded, UnknownName, every_error
-from cdc.service.api import refusals
+from cdc.service.api import error_responses
 from cdc.service.api.access import Access, has_token
 from cdc.service.api.consumers import consumer_routes
 from cdc.service.api.copies import Desk, copy_routes
 from cdc.service.api.dead_letters import dead_letter_routes
 from cdc.service.api.exposition import exposition, reported_figures
 from cdc.service.api.log import log_routes
+from cdc.service.api.status_sampler import View
 from cdc.service.api.verifications import verification_routes
-from cdc.service.copying import TableStatus
+from cdc.service.copy_status import TableStatus
+from cdc.service.log_sampler import utc_now
 from cdc.service.page.document import docs_page, locked_page
-from cdc.service.replays import Replays
+from cdc.service.replay_jobs import Replays
 from cdc.service.request_limits import BodyLimit
 from cdc.service.status import PipelineStatus, SinkStatus
-from cdc.service.verifications import Verifications
-from cdc.service.view import View
-from cdc.service.watch import utc_now
+from cdc.service.verification_jobs import Verifications
 
 # tells who reads the description where the token goes; Access is who asks for it
 _BEARER: Final = Security(HTTPBearer(auto_error=False, description="Where service.token is set."))
@@ -97,7 +97,7 @@ def create_app(
     app.state.view = view
     app.mount("/static", StaticFiles(directory=str(files("cdc.service.page") / "static")), name="static")
     app.include_router(_process_routes(view))
-    described: dict[str, Any] = {"prefix": "/api/v1", "responses": refusals.DESCRIBED, "dependencies": [_BEARER]}
+    described: dict[str, Any] = {"prefix": "/api/v1", "responses": error_responses.DESCRIBED, "dependencies": [_BEARER]}
     app.include_router(_status_routes(view), **described)
     desk = Desk(catalog, definition, replays)
     app.include_router(copy_routes(desk), **described)
@@ -109,7 +109,7 @@ def create_app(
     app.add_middleware(BodyLimit)
     app.add_middleware(Access, service=definition.service)
     app.middleware("http")(_guarded)
-    refusals.install(app)
+    error_responses.install(app)
     return app
 
 
@@ -191,13 +191,13 @@ def _status_routes(view: View) -> APIRouter:
         return list(_known(view, name).sinks)
 
     @routes.get("/errors/{code}")
-    def error(code: str) -> refusals.Explained:
+    def error(code: str) -> error_responses.Explained:
         """What an error code means, what the process does about it, and what an operator does next."""
         found = next((kind for kind in every_error() if kind.code == code.upper()), None)
         if found is None:
             raise UnknownName(f"no error has the code {code!r}")
         meaning = (found.__doc__ or "").strip().splitlines()[0]
-        return refusals.Explained(**found(meaning).to_json(), reaction=found.reaction.value)
+        return error_responses.Explained(**found(meaning).to_json(), reaction=found.reaction.value)
 
     return routes
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Request
 
 from cdc.errors import UnknownName
 from cdc.service.api.copies import ACCEPTED, Desk, PipelinePath, VerbBody, actor_of
-from cdc.service.holdings import ConsumerLine
+from cdc.service.log_status import ConsumerLine
 
 ConsumerPath = Annotated[str, Path(description="Its UUID.")]
 
@@ -32,7 +32,7 @@ def consumer_routes(desk: Desk) -> APIRouter:
     def consumers(pipeline: PipelinePath) -> list[ConsumerLine]:
         """Who reads the log, how far, and when each was last heard of (`cdc consumers ls`)."""
         desk.check(pipeline)
-        lines: tuple[ConsumerLine, ...] = import_module("cdc.service.retained").consumer_lines(
+        lines: tuple[ConsumerLine, ...] = import_module("cdc.service.log_status_reader").consumer_lines(
             desk.definition.log.root, datetime.now(UTC)
         )
         return list(lines)

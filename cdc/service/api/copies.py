@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.errors import UnknownName
-from cdc.service.replays import ReplayRequest, Replays, ReplayStatus
+from cdc.service.replay_jobs import ReplayRequest, Replays, ReplayStatus
 from cdc.snapshot import backfill_state
 from cdc.snapshot.backfill_progress import BackfillStatus, found, listing
 from cdc.table import exactly
@@ -117,7 +117,7 @@ class Desk:
     def check_table(self, pipeline: str, table: str) -> None:
         """Raise UnknownName for a table that the log does not know."""
         self.check(pipeline)
-        if table not in import_module("cdc.service.tables").latest(self.definition.log.root):
+        if table not in import_module("cdc.service.table_status").latest(self.definition.log.root):
             raise UnknownName(
                 f"no table of the log is called {table!r}", remedy=f"GET /api/v1/pipelines/{pipeline}/tables"
             )

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Path, Query, Request
 
 from cdc.errors import StateConflict, UnknownName
 from cdc.service.api.copies import ACCEPTED, Asking, Desk, JobPath, PipelinePath, actor_of
-from cdc.service.holdings import Collected, FileLine, LogStatus, SegmentLine, Transaction
+from cdc.service.compaction_requests import COMPACT, ask_compact
 from cdc.service.log_check import MOST, LogCheck, log_check
-from cdc.service.upkeep import COMPACT, ask_compact
+from cdc.service.log_status import Collected, FileLine, LogStatus, SegmentLine, Transaction
 
 MOST_ROWS: Final = 10_000
 """Rows of a transaction that one answer tells of."""
@@ -95,7 +95,7 @@ def _add_inspect(routes: APIRouter, desk: Desk) -> None:
     def inspect(pipeline: PipelinePath, position: PositionQuery, most: RowsQuery = 1_000) -> Transaction:
         """The rows of one transaction without their values (`cdc log inspect POSITION`); 404 if there is none."""
         desk.check(pipeline)
-        found: Transaction = import_module("cdc.service.inspected").transaction(_opened(desk), position, most)
+        found: Transaction = import_module("cdc.service.transaction_view").transaction(_opened(desk), position, most)
         return found
 
 
@@ -122,7 +122,7 @@ def _add_gc(routes: APIRouter, desk: Desk) -> None:
     def gc(pipeline: PipelinePath, asked: GcBody, request: Request) -> Collected:
         """Remove files whose grace is over, and have the reader let go of segments (`cdc log gc`)."""
         desk.check(pipeline)
-        collected: Collected = import_module("cdc.service.collecting").collect(desk.definition, dry_run=asked.dry_run)
+        collected: Collected = import_module("cdc.service.log_vacuum").collect(desk.definition, dry_run=asked.dry_run)
         if not asked.dry_run:
             desk.catalog.audit.write(actor_of(request), "log.gc", pipeline, asdict(collected))
         return collected
@@ -150,4 +150,4 @@ def _opened(desk: Desk) -> Any:
 
 def _retained() -> Any:
     # loaded when somebody first asks, as in copies
-    return import_module("cdc.service.retained")
+    return import_module("cdc.service.log_status_reader")

@@ -11,8 +11,8 @@ from pydantic import Field
 from cdc.config.verify_options import Against, Mode
 from cdc.errors import ConfigError
 from cdc.service.api.copies import ACCEPTED, Asking, Desk, PipelinePath, Text, actor_of
-from cdc.service.proven import VerifiedStatus, verified_statuses
-from cdc.service.verifications import Verifications, VerifyRequest, VerifyStatus
+from cdc.service.verification_jobs import Verifications, VerifyRequest, VerifyStatus
+from cdc.service.verification_status import VerifiedStatus, verified_statuses
 
 
 class VerifyBody(Asking):

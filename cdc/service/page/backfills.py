@@ -7,8 +7,8 @@ from html import escape
 from typing import Final
 from urllib.parse import quote
 
-from cdc.service import figures
-from cdc.service.page.pill import pill
+from cdc.service import number_format
+from cdc.service.page.state_badge import pill
 from cdc.snapshot.backfill_progress import BackfillStatus, Progress, is_part, said, tables_of
 
 ENDED_SHOWN: Final = 5
@@ -34,7 +34,7 @@ def table(pipeline: str, backfills: Sequence[BackfillStatus], definition: str, *
 
 def bar(progress: Progress) -> str:
     """How far it has come, as a line and in words."""
-    words = said(progress).replace(",", figures.THIN)
+    words = said(progress).replace(",", number_format.THIN)
     if not words:
         return ""
     line = ""

@@ -16,11 +16,11 @@ from urllib.parse import quote
 
 from cdc.catalog import AWAITS_SPARK
 from cdc.remedy import COMMAND
-from cdc.service import figures
-from cdc.service.copying import TableStatus
+from cdc.service import number_format
+from cdc.service.copy_status import TableStatus
 from cdc.service.page import backfills, log_section
-from cdc.service.page.pill import TONES, pill
 from cdc.service.page.sparkline import sparkline
+from cdc.service.page.state_badge import TONES, pill
 from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus, SourceStatus
 from cdc.table import parted
 
@@ -118,10 +118,16 @@ def _totals(status: PipelineStatus, rates: Mapping[str, object]) -> str:
     placed = sum(1 for t in status.tables if t.sink)
     return "".join(
         (
-            _total("Slowest sink", *figures.seconds(max(lags, default=None)), status.lag_reason or "commit to visible"),
-            _total("Changes", figures.rate(_number(rates.get("source"))), "rows/s", "into the log"),
-            _total("Tables", f"{streaming}/{placed}" if placed else figures.UNKNOWN, "", "streaming, over all sinks"),
-            _total("Slot retains", *figures.size(status.source.slot_retained_bytes), _slot_note(status.source)),
+            _total(
+                "Slowest sink",
+                *number_format.seconds(max(lags, default=None)),
+                status.lag_reason or "commit to visible",
+            ),
+            _total("Changes", number_format.rate(_number(rates.get("source"))), "rows/s", "into the log"),
+            _total(
+                "Tables", f"{streaming}/{placed}" if placed else number_format.UNKNOWN, "", "streaming, over all sinks"
+            ),
+            _total("Slot retains", *number_format.size(status.source.slot_retained_bytes), _slot_note(status.source)),
         )
     )
 
@@ -133,10 +139,10 @@ def _slot_note(source: SourceStatus) -> str:
         return "the source does not answer"
     if observed is None or observed.safe_bytes is None:
         return "WAL kept by Postgres"
-    left = f"{figures.said(figures.size(observed.safe_bytes))} left"
+    left = f"{number_format.said(number_format.size(observed.safe_bytes))} left"
     if observed.seconds_left is None:
         return left
-    return f"{left}, {figures.said(figures.seconds(observed.seconds_left))} at the present rate"
+    return f"{left}, {number_format.said(number_format.seconds(observed.seconds_left))} at the present rate"
 
 
 def _total(name: str, value: str, unit: str, note: str) -> str:
@@ -152,7 +158,7 @@ def _flow(status: PipelineStatus, around: Surroundings, rates: Mapping[str, obje
     return (
         f'<div class="node"><h3>Postgres</h3><p class="where">{escape(around.source)}</p></div>{first}'
         f'<div class="node"><h3>Log</h3><p class="where">{escape(around.log)}</p>'
-        f'<p class="lsn">{escape(source.position or figures.UNKNOWN)}</p></div>'
+        f'<p class="lsn">{escape(source.position or number_format.UNKNOWN)}</p></div>'
         f'<ul class="branches">{branches or empty}</ul>'
     )
 
@@ -163,7 +169,7 @@ def _branch(sink: SinkStatus, around: Surroundings, rates: Mapping[str, object],
     slowed = f'<p class="quiet">{escape(sink.reason)}</p>' if sink.reason and sink.state != "failed" else ""
     return (
         f'<li class="branch">{edge}<div class="node"><h3>{escape(sink.name)} <small>{escape(kind)}</small></h3>'
-        f'{pill(sink.state)}<p class="lsn">{escape(sink.position or figures.UNKNOWN)}</p>{slowed}</div></li>'
+        f'{pill(sink.state)}<p class="lsn">{escape(sink.position or number_format.UNKNOWN)}</p>{slowed}</div></li>'
     )
 
 
@@ -176,8 +182,8 @@ def _edge(
 ) -> str:
     rates, lags = history
     curve = lags.get(edge, [])
-    rate = figures.rate(_number(rates.get(edge)))
-    behind = figures.size(lag_bytes)
+    rate = number_format.rate(_number(rates.get(edge)))
+    behind = number_format.size(lag_bytes)
     svg = sparkline(curve if isinstance(curve, list) else [], escape(f"lag {label}"))
     return (
         f'<div class="edge"><p class="rate"><b>{escape(rate)}</b> rows/s</p><div class="wire">{svg}</div>'
@@ -198,8 +204,8 @@ def _sink_lag(sink: SinkStatus) -> str:
 def _lag(seconds: float | None, stalled: float | None) -> str:
     """The lag, or that there is none: one that was measured before the stall is no lag of now."""
     if stalled is not None:
-        return f"no figure for {escape(figures.said(figures.ago(stalled)))}"
-    number, unit = figures.seconds(seconds)
+        return f"no figure for {escape(number_format.said(number_format.ago(stalled)))}"
+    number, unit = number_format.seconds(seconds)
     return f"<b>{escape(number)}</b> {unit} lag"
 
 
@@ -232,8 +238,8 @@ def _ailing(tables: Iterable[TableStatus]) -> bool:
 def _table_row(topic: str, places: Mapping[str, TableStatus], sinks: Iterable[str]) -> str:
     schema, name = parted(topic)
     source = places.get("")
-    state = pill(source.state) if source else figures.UNKNOWN
-    rows = figures.count(source.rows if source else None)
+    state = pill(source.state) if source else number_format.UNKNOWN
+    rows = number_format.count(source.rows if source else None)
     copying = backfills.bar(source.progress) if source and source.progress else ""
     cells = "".join(f"<td>{_cell(places.get(sink))}</td>" for sink in sinks)
     prefix = f'<span class="schema">{escape(schema)}.</span>' if schema else ""
@@ -245,16 +251,20 @@ def _table_row(topic: str, places: Mapping[str, TableStatus], sinks: Iterable[st
 
 def _cell(table: TableStatus | None) -> str:
     if table is None:
-        return f'<span class="quiet">{figures.UNKNOWN}</span>'
+        return f'<span class="quiet">{number_format.UNKNOWN}</span>'
     version = f'<span class="version">v{table.version}</span>' if table.version is not None else ""
-    rows = f"<span>{figures.count(table.rows)} merged</span>" if table.rows else ""
+    rows = f"<span>{number_format.count(table.rows)} merged</span>" if table.rows else ""
     reason = f'<span class="reason">{escape(table.reason)}</span>' if table.reason else ""
-    position = f'<span class="lsn">{escape(table.position or figures.UNKNOWN)}</span>'
+    position = f'<span class="lsn">{escape(table.position or number_format.UNKNOWN)}</span>'
     return f'{pill(table.state)}<p class="detail">{position}{version}{rows}</p>{reason}'
 
 
 def _process(process: ProcessStatus) -> str:
-    age = figures.UNKNOWN if process.age_seconds is None else f"{' '.join(figures.seconds(process.age_seconds))} ago"
+    age = (
+        number_format.UNKNOWN
+        if process.age_seconds is None
+        else f"{' '.join(number_format.seconds(process.age_seconds))} ago"
+    )
     pid = "" if process.pid is None else f"pid {process.pid}"
     return (
         f"<li><strong>{escape(process.process)}</strong>{pill(process.state)}"

@@ -7,9 +7,9 @@ from datetime import datetime
 from html import escape
 from typing import Final
 
-from cdc.service import figures
-from cdc.service.holdings import ConsumerLine, LogState, LogStatus, SegmentLine
-from cdc.service.page.pill import pill
+from cdc.service import number_format
+from cdc.service.log_status import ConsumerLine, LogState, LogStatus, SegmentLine
+from cdc.service.page.state_badge import pill
 
 _WIDTH: Final = 1000
 _LEAST: Final = 6
@@ -41,7 +41,7 @@ def _bar(log: LogStatus) -> str:
         parts.append(f'<rect class="{name}" x="{left:.1f}" width="{width:.1f}" height="10"/>')
         left += width
     named = zip(_PARTS, sizes, strict=True)
-    label = ", ".join(f"{words} {figures.said(figures.size(size))}" for (_, words), size in named)
+    label = ", ".join(f"{words} {number_format.said(number_format.size(size))}" for (_, words), size in named)
     return (
         f'<svg class="parts" viewBox="0 0 {max(left, 1.0):.1f} 10" preserveAspectRatio="none" role="img" '
         f'aria-label="Bytes on the disk: {label}">{"".join(parts)}</svg>'
@@ -55,9 +55,9 @@ def _weights(log: LogStatus) -> str:
     leaving = "on the disk for who still reads them" if log.leaving_bytes else "no files wait"
     return "".join((
         '<dl class="weights">',
-        _weight("Single changes", "changes", figures.size(log.changes_bytes), changes),
-        _weight("Compacted", "compacted", figures.size(log.compacted_bytes), compacted),
-        _weight("Left the log", "leaving", figures.size(log.leaving_bytes), leaving),
+        _weight("Single changes", "changes", number_format.size(log.changes_bytes), changes),
+        _weight("Compacted", "compacted", number_format.size(log.compacted_bytes), compacted),
+        _weight("Left the log", "leaving", number_format.size(log.leaving_bytes), leaving),
         _compaction(log),
         "</dl>",
     ))  # fmt: skip
@@ -66,10 +66,10 @@ def _weights(log: LogStatus) -> str:
 def _compaction(log: LogStatus) -> str:
     made = log.compaction
     if made is None:
-        return _weight("Last compaction", "", (figures.UNKNOWN, ""), "none so far")
-    number, unit = figures.ago(_age(log, made.at))
+        return _weight("Last compaction", "", (number_format.UNKNOWN, ""), "none so far")
+    number, unit = number_format.ago(_age(log, made.at))
     read = "" if made.changes is None else f"{_counted(made.changes, 'change')} read, "
-    took = "" if made.seconds is None else f", in {figures.said(figures.seconds(made.seconds))}"
+    took = "" if made.seconds is None else f", in {number_format.said(number_format.seconds(made.seconds))}"
     return _weight("Last compaction", "", (number, f"{unit} ago"), f"{read}{_counted(made.rows, 'row')} written{took}")
 
 
@@ -81,13 +81,13 @@ def _weight(name: str, part: str, value: tuple[str, str], note: str) -> str:
 
 def _reach(log: LogStatus) -> str:
     """The log's marks in the order of positions, oldest left."""
-    behind = figures.distance(log.horizon_behind_bytes, log.horizon_behind_seconds)
+    behind = number_format.distance(log.horizon_behind_bytes, log.horizon_behind_seconds)
     oldest, newest = log.oldest_segment, log.newest_segment
     marks = (
         ("Deletes forgotten up to", *((log.floor, "who is further behind is built anew") if log.floor else _NEVER)),
         ("Single changes above", log.oldest or "the beginning", _segment(log, oldest)),
-        ("Compacted up to", log.horizon or figures.UNKNOWN, f"{behind} before the end" if log.horizon else ""),
-        ("End", log.durable or figures.UNKNOWN, _segment(log, newest)),
+        ("Compacted up to", log.horizon or number_format.UNKNOWN, f"{behind} before the end" if log.horizon else ""),
+        ("End", log.durable or number_format.UNKNOWN, _segment(log, newest)),
     )
     cells = "".join(_mark(*mark) for mark in marks)
     return f'<dl class="reach">{cells}</dl>'
@@ -101,8 +101,12 @@ def _mark(name: str, place: str, note: str) -> str:
 def _segment(log: LogStatus, line: SegmentLine | None) -> str:
     if line is None:
         return "no segment yet"
-    since = "" if line.began_at is None else f", begun {figures.said(figures.ago(_age(log, line.began_at)))} ago"
-    return f"segment {line.segment}, {figures.said(figures.size(line.bytes))}{since}"
+    since = (
+        ""
+        if line.began_at is None
+        else f", begun {number_format.said(number_format.ago(_age(log, line.began_at)))} ago"
+    )
+    return f"segment {line.segment}, {number_format.said(number_format.size(line.bytes))}{since}"
 
 
 def _consumers(lines: Iterable[ConsumerLine]) -> str:
@@ -118,13 +122,13 @@ def _consumers(lines: Iterable[ConsumerLine]) -> str:
 
 
 def _consumer(line: ConsumerLine) -> str:
-    holds = f"<b>{figures.said(figures.size(line.holds_bytes))}</b>" if line.holds_bytes else "nothing"
+    holds = f"<b>{number_format.said(number_format.size(line.holds_bytes))}</b>" if line.holds_bytes else "nothing"
     filled = "" if line.pinned is None else '<p class="detail">filled from the compacted log</p>'
     reason = '<span class="reason">has to be built anew</span>' if line.state == "late" else ""
     return (
         f'<tr><th scope="row">{escape(line.name)}</th><td>{pill(line.state)}{reason}</td>'
         f'<td><span class="lsn">{escape(line.position)}</span>{filled}</td><td>{escape(_lag(line))}</td>'
-        f"<td>{holds}</td><td>{figures.said(figures.ago(line.seen_seconds))} ago</td></tr>"
+        f"<td>{holds}</td><td>{number_format.said(number_format.ago(line.seen_seconds))} ago</td></tr>"
     )
 
 
@@ -132,7 +136,7 @@ def _lag(line: ConsumerLine) -> str:
     if not line.behind_segments:
         return "at the end"
     segments = f", {_counted(line.behind_segments, 'segment')}" if line.behind_segments > 1 else ""
-    return f"{figures.distance(line.behind_bytes, line.behind_seconds)}{segments}"
+    return f"{number_format.distance(line.behind_bytes, line.behind_seconds)}{segments}"
 
 
 def _age(log: LogStatus, moment: str) -> float:
@@ -140,4 +144,4 @@ def _age(log: LogStatus, moment: str) -> float:
 
 
 def _counted(number: int, noun: str) -> str:
-    return figures.counted(number, noun).replace(",", figures.THIN)
+    return number_format.counted(number, noun).replace(",", number_format.THIN)

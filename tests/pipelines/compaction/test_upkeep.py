@@ -22,7 +22,7 @@ from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.retention_worker import ASKED
 from cdc.position import Position
-from cdc.service.upkeep import COMPACT
+from cdc.service.compaction_requests import COMPACT
 from pipelines.compact import Limits
 from pipelines.compaction.upkeep import Spark, Upkeep
 from tests.fixtures.waiting import until

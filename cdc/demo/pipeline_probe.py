@@ -1,0 +1,166 @@
+"""Watch: what the demo sees of the pipeline, through the catalog and the log, as any other reader of them would."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from statistics import median
+from time import monotonic
+from typing import Any, Final
+
+import pyarrow.compute as pc
+
+from cdc.catalog import Catalog
+from cdc.change import Operation
+from cdc.demo.workspace import Ground
+from cdc.errors import LogError
+from cdc.log.reader import LogReader, read_file
+from cdc.metrics import COMPILING, SLOT_RETAINED, SOURCE_LAG_SECONDS
+from cdc.position import Position
+from cdc.service.machine_load import LoadMeter, MachineLoad
+from cdc.service.position_history import PositionHistory
+from cdc.service.status import REPORT_LIFE, age_of
+
+PIPELINE: Final = "shop"
+LAKE: Final = "lake"
+FIND: Final = "find"
+MEASURE_EVERY: Final = 1.0
+"""Seconds between two measurements of the machine's load."""
+SETTLED: Final = 5.0
+"""Seconds of lag under which a sink has caught up with the first copy and its batches tell freshness."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The pipeline at one moment."""
+
+    durable: Position | None
+    sinks: dict[str, Position]
+    """Published position by sink; absent before the first publication."""
+    lag: dict[str, float]
+    """Seconds by sink."""
+    source_lag: float | None
+    slot_retained: float | None
+    """Bytes."""
+    versions: dict[tuple[str, str], tuple[int | None, int]]
+    """(sink, topic) → target version, rows."""
+    compiling: bool = False
+    """Whether the reader still compiles its decoder."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why a sink is slow, by sink, where it says so."""
+    stalled: Mapping[str, float] = field(default_factory=dict)
+    """Seconds for which a sink has shown nothing new although the log has more, by sink; of the log itself under ''."""
+    slow: str | None = None
+    """Why the slowest sink is late, if this machine is the reason."""
+
+
+@dataclass(slots=True)
+class Freshness:
+    """Lag of each published batch by sink; the first copy, which is as old as the database, is left out."""
+
+    _samples: dict[str, list[float]] = field(default_factory=dict)
+    _seen: dict[str, Position] = field(default_factory=dict)
+
+    def add(self, sight: Sight) -> None:
+        """Take what is new in a sight."""
+        for sink, position in sight.sinks.items():
+            if position == self._seen.get(sink):
+                continue
+            self._seen[sink] = position
+            samples = self._samples.setdefault(sink, [])
+            if samples or sight.lag[sink] < SETTLED:
+                samples.append(sight.lag[sink])
+
+    def p50_ms(self, sink: str) -> float | None:
+        """Median from commit at the source to visible in the sink, milliseconds; None without a batch."""
+        samples = self._samples.get(sink)
+        return round(median(samples) * 1000, 1) if samples else None
+
+
+class Watch:
+    """Looks at catalog and log; each look costs a few milliseconds."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._durable, self._moved = PositionHistory(), (monotonic(), Position(0))
+        self._meter, self._measured = LoadMeter(), 0.0
+        self._load: MachineLoad | None = None
+        self._catalog = Catalog.open(ground.catalog_url)
+        self._log: LogReader | None = None
+
+    def close(self) -> None:
+        """Let go of the catalog."""
+        self._catalog.close()
+
+    @property
+    def log(self) -> LogReader | None:
+        """The log, once it exists."""
+        if self._log is None:
+            try:
+                self._log = LogReader(str(self._ground.log))
+            except LogError:
+                return None
+        self._log.refresh()
+        return self._log
+
+    def look(self) -> Sight:
+        """The pipeline as it is now."""
+        log, now = self.log, monotonic()
+        durable = log.durable if log is not None else None
+        sinks = [sink for sink in self._catalog.sinks.ls(PIPELINE) if sink.position > 0]
+        tables = list(self._catalog.tables.ls(PIPELINE))
+        figures, lag = self._figures(), {sink.sink: sink.lag_seconds for sink in sinks}
+        load, stalled = self._measure(now), self._stalled(now, durable, {s.sink: Position(s.position) for s in sinks})
+        slowest = max((max(seconds, stalled.get(sink, 0.0)) for sink, seconds in lag.items()), default=None)
+        return Sight(
+            durable=durable,
+            sinks={sink.sink: Position(sink.position) for sink in sinks},
+            lag=lag,
+            source_lag=figures.get(SOURCE_LAG_SECONDS.name),
+            slot_retained=figures.get(SLOT_RETAINED.name),
+            versions={(table.sink, table.topic): (table.version, table.rows) for table in tables if table.sink},
+            compiling=bool(figures.get(COMPILING.name)),
+            reasons={sink.sink: sink.reason for sink in sinks if sink.reason},
+            stalled=stalled,
+            slow=None if load is None else load.reason(slowest),
+        )
+
+    def _stalled(self, now: float, durable: Position | None, sinks: Mapping[str, Position]) -> dict[str, float]:
+        if durable is None:
+            return {}
+        if durable != self._moved[1]:
+            self._moved = now, durable
+        self._durable.add(now, durable)
+        self._durable.forget(min(sinks.values(), default=Position(0)))
+        behind = {sink: self._durable.seconds_behind(position, now) for sink, position in sinks.items()}
+        return {"": now - self._moved[0], **behind}
+
+    def _measure(self, now: float) -> MachineLoad | None:
+        if now - self._measured >= MEASURE_EVERY:
+            self._measured = now
+            pids = {report.process: report.pid for report in self._catalog.processes.ls(PIPELINE)}
+            self._load = self._meter.measure(now, pids)
+        return self._load
+
+    def copied(self, upto: Position) -> list[tuple[str, int]]:
+        """(topic, rows of its first copy) up to a position, by topic."""
+        log = self.log
+        files = log.files(Position(0), upto) if log is not None else []
+        counts: Counter[str] = Counter()
+        for file in files:
+            rows = read_file(file, Position(0), upto, ["topic", "op"])
+            topics = rows.filter(pc.equal(rows["op"], Operation.READ.value))["topic"]
+            counts.update({entry["values"]: entry["counts"] for entry in pc.value_counts(topics).to_pylist()})
+        return sorted(counts.items())
+
+    def _figures(self) -> dict[str, float]:
+        """What reader and server report, by metric; of one with several label values any will do for a line."""
+        found: dict[str, float] = {}
+        for report in self._catalog.processes.ls(PIPELINE):
+            old = report.reported_at is None or age_of(report.reported_at, datetime.now(UTC)) > REPORT_LIFE
+            if report.process in {"reader", "server"} and not old:
+                figures: Any = report.figures
+                found |= {name: float(value) for name, _, value in figures}
+        return found

@@ -1,0 +1,78 @@
+"""Children: the pipeline's processes under the same supervisor as `cdc run`, their output in files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import Final, Self
+
+from cdc.demo.workspace import Ground
+from cdc.errors import CdcError, ChildFailed
+from cdc.service.supervisor import Child, Supervisor
+
+MOST_FALLS: Final = 4
+"""Restarts of one child after which a demo says so instead of waiting on: it has no person who would mend it."""
+
+
+class Children:
+    """The running processes; leaving the context ends them all, at once when it is left by a second ^C."""
+
+    def __init__(self, ground: Ground, children: Sequence[Child]) -> None:
+        self._ground = ground
+        self._supervisor = Supervisor(children, say=self._note)
+        self._failure: CdcError | None = None
+        self._thread = Thread(target=self._run, name="supervisor")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            return self.kill()
+        self._supervisor.stop()
+        self._thread.join()
+        return None
+
+    def kill(self) -> None:
+        """End them all without waiting for what they do."""
+        self._supervisor.stop()
+        self._supervisor.stop()  # the second word means: at once
+        self._thread.join()
+
+    def check(self) -> None:
+        """Raise ChildFailed, with the last line it printed, when a child fails beyond what a restart mends."""
+        if self._failure is not None:
+            raise self._failure
+        for process, restarts in self._supervisor.restarts.items():
+            if restarts >= MOST_FALLS:
+                output = self._ground.output(process)
+                raise ChildFailed(f"{process} fell {restarts} times: {last_line(output)}", remedy=f"read {output}")
+
+    def _run(self) -> None:
+        try:
+            self._supervisor.run()
+        except CdcError as error:
+            self._failure = error
+
+    def _note(self, process: str, line: str) -> None:
+        with self._ground.output(process).open("a") as output:
+            output.write(f"{line}\n")
+
+
+def command(verb: str, definition: Path, *options: str) -> Sequence[str]:
+    """The command line of a verb of `python -m pipelines`."""
+    return [sys.executable, "-m", "pipelines", verb, "-c", str(definition), *options]
+
+
+def last_line(output: Path) -> str:
+    """The last line that a process printed, cut to a screen's width."""
+    if not output.exists():
+        return "it printed nothing"
+    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip()[:200] if lines else "it printed nothing"

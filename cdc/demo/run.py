@@ -1,0 +1,59 @@
+"""The demo from its first line to its last: a database, the pipeline beside it, a workload, and the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from shlex import quote
+from threading import Event
+
+from cdc.demo.live_phase import Live, Stage
+from cdc.demo.pipeline_probe import Watch
+from cdc.demo.processes import Children
+from cdc.demo.report import Outcome
+from cdc.demo.settings import Settings
+from cdc.demo.terminal import Screen
+from cdc.demo.workload import make_shop
+from cdc.demo.workspace import POSTGRES_PORT, Ground, free_port, ground
+from cdc.postgres.connection import connect
+from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.service.supervisor import pipeline_children
+
+
+def play(settings: Settings, screen: Screen, stop: Event) -> Outcome:
+    """Run the demo until `stop` is set or its seconds are over; leaves nothing behind unless told to keep it.
+
+    Raises ChildFailed when a process ends by itself, CutNotReached when a sink does not catch up.
+    """
+    with ExitStack() as stack:
+        place = stack.enter_context(ground(settings.folder, keep=settings.keep))
+        screen.say(f"  state in {place.state} ({'kept' if settings.keep else 'removed on exit; keep with --keep'})")
+        dsn = stack.enter_context(_database(settings, place, screen))
+        port = _page_port(settings, screen)
+        place.define(dsn, port, settings.jars)
+        processes = ("reader", "server", "apply") if settings.spark else ("reader", "server")
+        children = stack.enter_context(Children(place, pipeline_children(str(place.definition), processes)))
+        watch = Watch(place)
+        stack.callback(watch.close)
+        return Live(Stage(settings, screen, place, dsn, port), children, watch, stop).play()
+
+
+@contextmanager
+def _database(settings: Settings, place: Ground, screen: Screen) -> Iterator[str]:
+    with EmbeddedPostgres(place.postgres, version=settings.version, port=POSTGRES_PORT) as server:
+        with connect(server.dsn("postgres"), application_name="cdc demo") as connection:
+            connection.execute("CREATE DATABASE shop")
+        dsn = server.dsn("shop")
+        psql = f"psql {quote(dsn)}"
+        screen.done("postgres", f"{settings.version} on a private socket (wal_level=logical)   {psql}")
+        make_shop(dsn)
+        screen.done("shop", f"7 tables of rows that were there before   {psql} -c '\\d shop.*'")
+        yield dsn
+    screen.done("postgres", "stopped")
+
+
+def _page_port(settings: Settings, screen: Screen) -> int:
+    port = free_port(settings.port)
+    if port != settings.port:
+        screen.say(f"⚠ page       port {settings.port} is in use, taking {port}   choose another: cdc demo --port N")
+    return port

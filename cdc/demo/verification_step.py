@@ -1,0 +1,135 @@
+"""Proof: at the end of the demo, every target against its source, by `verify` or, without Spark, by the log alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from cdc.change import LOG_SCHEMA, Operation
+from cdc.demo.processes import command, last_line
+from cdc.demo.statements import script
+from cdc.demo.workspace import Ground
+from cdc.errors import ChildFailed
+from cdc.log.reader import LogReader
+from cdc.position import Position
+from cdc.postgres.connection import connect
+from cdc.table import TableSchema
+
+VERIFY_SECONDS: Final = 180.0
+"""A Spark session of its own on two busy cores, and a margin."""
+_GONE: Final = frozenset({Operation.TRUNCATE.value, Operation.GENERATION.value})
+
+LiveKeys = dict[int, dict[tuple[str | None, ...], int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TableProof:
+    """One table after the demo."""
+
+    name: str
+    """`schema.table`."""
+    rows: int
+    """In the source."""
+    equal: bool
+    """In every sink, or in the log if there are none."""
+
+
+def verify(ground: Ground, sinks: Sequence[str] = ()) -> list[TableProof]:
+    """Run `python -m pipelines verify`, of these sinks, default all; raises ChildFailed when it gives no verdict."""
+    line = command("verify", ground.definition, "--json", *(word for sink in sinks for word in ("--sink", sink)))
+    with ground.output("verify").open("wb") as errors:
+        try:
+            ended = subprocess.run(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                timeout=VERIFY_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise ChildFailed(f"verify gave no verdict in {VERIFY_SECONDS:.0f} s") from exc
+    verdict = _envelope(ended.stdout)
+    result = verdict.get("result") or {}
+    if not result.get("tables"):
+        reason = (verdict.get("error") or {}).get("message") or last_line(ground.output("verify"))
+        raise ChildFailed(
+            f"verify ended with status {ended.returncode}: {reason}", remedy=f"read {ground.output('verify')}"
+        )
+    return by_table(result["tables"])
+
+
+def by_table(verdicts: Iterable[dict[str, Any]]) -> list[TableProof]:
+    """Verdicts of (sink, topic) as one per topic: equal only where every sink is."""
+    found: dict[str, TableProof] = {}
+    for verdict in verdicts:
+        before = found.get(verdict["topic"])
+        rows = max(int(verdict["rows"]), before.rows if before else 0)
+        equal = bool(verdict["equal"]) and (before is None or before.equal)
+        found[verdict["topic"]] = TableProof(verdict["topic"], rows, equal)
+    return [found[topic] for topic in sorted(found)]
+
+
+def compare_log(dsn: str, log: LogReader) -> list[TableProof]:
+    """The keys that the log leaves alive against the keys of every published table; the source must be at rest."""
+    log.refresh()
+    alive = live_keys(log)
+    schemas = {schema.topic: (relation, schema) for relation, schema in log.schemas().items()}
+    proofs = []
+    with connect(dsn, application_name="cdc demo") as connection:
+        for (topic,) in connection.execute(script("published")).fetchall():
+            if topic not in schemas:
+                proofs.append(TableProof(topic, 0, equal=False))
+                continue
+            relation, schema = schemas[topic]
+            rows = connection.execute(_keys_query(schema).encode()).fetchall()
+            proofs.append(TableProof(topic, len(rows), {tuple(row) for row in rows} == set(alive.get(relation, {}))))
+    return proofs
+
+
+def live_keys(log: LogReader) -> LiveKeys:
+    """What is alive at the end of the log."""
+    rows = pa.Table.from_batches(log.rows(Position(0), log.durable or Position(0)), LOG_SCHEMA)
+    return living(rows.select(["position", "ordinal", "relation", "op", "key", "payload"]))
+
+
+def living(rows: pa.Table) -> LiveKeys:
+    """By relation, the keys that log rows leave alive, each with the position that it was last written at."""
+    alive: LiveKeys = {}
+    for row in rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
+        keys = alive.setdefault(row["relation"], {})
+        if row["op"] in _GONE:
+            # truncated rows go whatever their position, for the truncate came after them; a generation names its first
+            first = int(row["payload"]) if row["op"] == Operation.GENERATION.value else row["position"] + 1
+            alive[row["relation"]] = {key: at for key, at in keys.items() if at >= first}
+        elif row["key"] is not None:
+            if row["op"] == Operation.DELETE.value:
+                keys.pop(tuple(row["key"]), None)
+            else:
+                keys[tuple(row["key"])] = row["position"]
+    return alive
+
+
+def _keys_query(schema: TableSchema) -> str:
+    columns = ", ".join(f"{_quoted(column.name)}::text" for column in schema.key)
+    return f"SELECT {columns} FROM {_quoted(schema.schema)}.{_quoted(schema.name)}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _envelope(printed: bytes) -> dict[str, Any]:
+    for line in reversed(printed.decode(errors="replace").splitlines()):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
+    return {}

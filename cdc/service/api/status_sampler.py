@@ -1,0 +1,180 @@
+"""View: what the server knows of its pipeline, taken once a second and shared by everyone who asks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import structlog
+
+from cdc.catalog import Catalog, ProcessReport
+from cdc.config import Definition
+from cdc.errors import CdcError
+from cdc.metrics import SLOT_RETAINED
+from cdc.position import Position
+from cdc.service.api.access import may_change
+from cdc.service.log_sampler import LogWatch, utc_now
+from cdc.service.machine_load import LoadMeter, MachineLoad
+from cdc.service.page.document import Surroundings, page, render
+from cdc.service.position_history import PositionHistory
+from cdc.service.rate_history import History
+from cdc.service.source_sampler import SourceWatch
+from cdc.service.status import PipelineStatus, pipeline_status, with_delays, with_source
+
+MEASURE_EVERY: Final = 2
+"""Samples between two measurements of the machine's load: one reads a file per process of the machine."""
+LOCAL: Final = "local socket"
+# quoted values whole: a password may contain 'host='
+_PAIR: Final = re.compile(r"([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|\S*)")
+
+log = structlog.get_logger("server")
+
+
+class View:
+    """One pipeline as the server shows it.
+
+    `take` is called by one task, once a second; everything else reads and may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        definition: Definition,
+        log_root: str,
+        clock: Callable[[], datetime] = utc_now,
+        file: Path | None = None,
+    ) -> None:
+        self.catalog = catalog
+        self.name = definition.name
+        self.history = History()
+        self.taken = 0
+        """Number of samples so far; who waits for news compares it."""
+        self.ending = False
+        """Set when the server stops, so that endless answers end."""
+        self.streams = 0
+        """Number of event streams that are open."""
+        self._clock = clock
+        self._file = None if file is None else str(file)
+        named = "FILE" if file is None else shlex.quote(str(file))
+        self.log = LogWatch(definition.log.root, named, clock)
+        """Looks only while somebody asks."""
+        self.source = SourceWatch(definition)
+        """Asks all the time: a rate needs samples."""
+        self._heartbeat = definition.source.heartbeat or 0.0
+        self._durable = PositionHistory()
+        self._meter = LoadMeter()
+        self._load: MachineLoad | None = None
+        self._surroundings = Surroundings(
+            source=where(definition.source.dsn.reveal()),
+            log=log_root,
+            sink_types={sink.name: sink.type for sink in definition.sinks},
+            definition=named,
+            may_change=may_change(definition.service),
+        )
+        self._latest: PipelineStatus | None = None
+        self._turn = Lock()
+
+    def take(self) -> None:
+        """Take one sample and report that the server lives; a catalog that does not answer is no sample."""
+        try:
+            self.source.latest()
+            report = ProcessReport(self.name, "server", os.getpid(), "running", figures=self._figures())
+            self.catalog.processes.report(report)
+            found = pipeline_status(self.catalog, self.name, self._clock(), self.log.seen, file=self._file)
+        except CdcError as error:
+            log.warning("catalog is unreachable", code=error.code, message=error.message)
+            return
+        self._remember(found)
+        self._weigh(found)
+        status = self._observed(found)
+        self.history.add(status, self._clock())
+        self._latest = status
+        self.taken += 1
+
+    def say_stopped(self) -> None:
+        """Report that the server ended on purpose."""
+        self.log.end()
+        self.source.end()
+        try:
+            self.catalog.processes.report(ProcessReport(self.name, "server", os.getpid(), "stopped"))
+        except CdcError as error:
+            log.warning("catalog is unreachable", code=error.code, message=error.message)
+
+    def status(self) -> PipelineStatus:
+        """The status of this moment by the catalog alone; raises CatalogUnavailable."""
+        return pipeline_status(self.catalog, self.name, self._clock(), file=self._file)
+
+    def whole(self) -> PipelineStatus:
+        """The same with the log as it was last seen; raises CatalogUnavailable."""
+        found = pipeline_status(self.catalog, self.name, self._clock(), self.log.latest(), file=self._file)
+        self.source.latest()
+        return self._observed(found)
+
+    def status_of(self, name: str) -> PipelineStatus:
+        """The status of any pipeline of the catalog, the log of this one only; raises CatalogUnavailable."""
+        return self.whole() if name == self.name else pipeline_status(self.catalog, name, self._clock())
+
+    def latest(self) -> PipelineStatus:
+        """The status of the last sample, or of now before the first; the next sample will know the log."""
+        self.log.latest()
+        return self._latest or self.status()
+
+    def _remember(self, status: PipelineStatus) -> None:
+        """Add where the log is, and forget where every sink has been."""
+        if status.source.position is None:
+            return
+        with self._turn:
+            self._durable.add(self._clock().timestamp(), int(Position.parse(status.source.position)))
+            applied = [Position.parse(sink.position) for sink in status.sinks if sink.position is not None]
+            self._durable.forget(min(applied, default=Position(0)))
+
+    def _observed(self, status: PipelineStatus) -> PipelineStatus:
+        """The status with what this process measures itself, whatever the others report."""
+        with self._turn:
+            delayed = with_delays(status, self._durable, self._clock().timestamp())
+        loaded = replace(delayed, load=self._load)
+        return with_source(loaded, self.source.seen, self._heartbeat, file=self._file)
+
+    def _weigh(self, status: PipelineStatus) -> None:
+        """Measure what the processes take of this machine, as often as that costs next to nothing."""
+        if self.taken % MEASURE_EVERY == 0:
+            running = {p.process: p.pid for p in status.processes if p.pid is not None and p.state == "running"}
+            self._load = self._meter.measure(time.monotonic(), running | {"server": os.getpid()})
+
+    def _figures(self) -> list[list[object]]:
+        """What other processes may want to show of the source; empty while it does not answer."""
+        observed = self.source.seen
+        if observed is None or observed.retained_bytes is None:
+            return []
+        return [[SLOT_RETAINED.name, [self.name], observed.retained_bytes]]
+
+    def page(self) -> str:
+        """The page as HTML."""
+        return page(self.whole(), self._surroundings, self.history.to_json())
+
+    def sections(self) -> dict[str, Any]:
+        """What the page's script replaces: title, and sections by id."""
+        status = self.latest()
+        return {
+            "title": f"{status.name} · {status.state} · cdc",
+            "sections": render(status, self._surroundings, self.history.to_json()),
+        }
+
+
+def where(dsn: str) -> str:
+    """Host, port and database of a valid DSN; nothing else of it, for it may hold a password."""
+    if "://" in dsn:
+        parts = urlsplit(dsn)
+        return f"{parts.netloc.rpartition('@')[2] or LOCAL}{parts.path}"
+    words = {name: value.strip("'") for name, value in _PAIR.findall(dsn)}
+    shown = words.get("host", LOCAL) + (f":{words['port']}" if "port" in words else "")
+    return f"{shown}/{words['dbname']}" if "dbname" in words else shown

@@ -1,0 +1,235 @@
+"""Retained: what a log keeps of its past, and for whom, looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+from cdc.errors import CdcError, ConfigError, LogCorrupt, LogTrimmed, UnknownName
+from cdc.log import consumers
+from cdc.log.compacted_state import Compacted, Run, last_commit, state
+from cdc.log.consumers import Consumer
+from cdc.log.layout import CHANGES, LogFile
+from cdc.log.object_path import Root, located
+from cdc.log.read_plan import is_late
+from cdc.log.reader import LogReader
+from cdc.log.segment_listing import Extent, Extents
+from cdc.log.storage import is_table
+from cdc.log.vacuum import waiting
+from cdc.position import Position
+from cdc.service.log_status import (
+    Compaction,
+    ConsumerLine,
+    FileLine,
+    LogState,
+    LogStatus,
+    RunLine,
+    SegmentLine,
+    wal_between,
+)
+from cdc.service.problem import Problem
+
+LATELY: Final = 120.0
+"""Seconds: a consumer that has said something since runs; each speaks twice a minute at least."""
+
+_Found = TypeVar("_Found")
+
+
+def opened(root: str | Root, log: LogReader | None = None) -> LogReader:
+    """A view of the log under root as it is now, the one from before if there is one; raises LogError without a log."""
+    if log is None or not is_table(located(root) / CHANGES):  # a view goes on without what it is of
+        return LogReader(root)
+    log.refresh()
+    return log
+
+
+def log_status(root: str | Root, log: LogReader, now: datetime, file: str = "FILE") -> LogStatus:
+    """The log under root as it is now; log is a view of it, file the definition as commands name it.
+
+    What of it cannot be read is told among the problems, and the rest goes on.
+    """
+    look = _Look(root, log, now, file)
+    return look.status()
+
+
+def consumer_lines(root: str | Root, now: datetime) -> tuple[ConsumerLine, ...]:
+    """Every consumer of the log under root whose file can be read, by name."""
+    return _Look(root, opened(root), now, "FILE").status().consumers
+
+
+def segment_lines(log: LogReader) -> list[SegmentLine]:
+    """Every segment of single changes, oldest first."""
+    return [_segment_line(extent) for extent in Extents(log).segments()]
+
+
+def files_of_segment(log: LogReader, segment: int) -> list[FileLine]:
+    """Of one segment, in order of position; raises UnknownName if there is none with the number."""
+    found = [file for file in log.every_file() if file.segment == segment]
+    if not found:
+        raise UnknownName(f"the log has no segment {segment}", remedy="'cdc log ls' shows which there are")
+    return _file_lines(found)
+
+
+def files_of_run(root: str | Root, log: LogReader, run: int) -> list[FileLine]:
+    """Of one run of the compacted log; raises UnknownName if there is none with the number."""
+    held = state(root, log.log_id)
+    found = next((each for each in (held.runs if held else ()) if each.number == run), None)
+    if found is None:
+        raise UnknownName(f"the compacted log has no run {run}", remedy="'cdc log ls' shows which there are")
+    return _file_lines(found.files)
+
+
+def consumer_named(root: str | Root, name: str) -> Consumer:
+    """The consumer of that name or UUID; raises ConfigError unless there is exactly one.
+
+    One whose file cannot be read has no name any more, only its UUID, and stands at 0.
+    """
+    known, broken = consumers.survey(root)
+    known += [Consumer(uuid, uuid, Position(0)) for uuid in broken]
+    found = [consumer for consumer in known if name in (consumer.name, consumer.uuid)]
+    if len(found) > 1:
+        uuids = ", ".join(consumer.uuid for consumer in found)
+        raise ConfigError(f"{len(found)} consumers are called {name!r}", remedy=f"name one by its UUID: {uuids}")
+    if not found:
+        names = ", ".join(dict.fromkeys(consumer.name for consumer in known)) or "none"
+        raise ConfigError(f"no consumer of the log is called {name!r}", remedy=f"there are: {names}")
+    return found[0]
+
+
+def seen_ago(consumer: Consumer, now: datetime) -> float:
+    """Seconds since its last word."""
+    return max(0.0, now.timestamp() - consumer.seen_at / 1e6)
+
+
+class _Look:
+    """One look at a log, part by part."""
+
+    def __init__(self, root: str | Root, log: LogReader, now: datetime, file: str) -> None:
+        self._root, self._log, self._now, self._file = root, log, now, file
+        self._extents = Extents(log)
+        self._segments = self._extents.segments()
+        self._problems: list[Problem] = []
+
+    def status(self) -> LogStatus:
+        log, segments = self._log, self._segments
+        held = self._attempt("the compacted log", lambda: state(self._root, log.log_id))
+        horizon = held.horizon if held and held.horizon else None
+        leaving = self._attempt("the notes of files that leave", lambda: waiting(self._root))
+        known, broken = self._attempt("the consumers", lambda: consumers.survey(self._root)) or ([], [])
+        lines = tuple(self._consumer(consumer, held) for consumer in known)
+        self._problems += [self._broken(uuid) for uuid in broken]
+        self._problems += [self._late(line) for line in lines if line.state == "late"]
+        return LogStatus(
+            at=self._now.isoformat(),
+            state=LogState.READ,
+            durable=None if log.durable is None else str(log.durable),
+            segment_count=len(segments),
+            file_count=sum(extent.files for extent in segments),
+            row_count=sum(extent.rows for extent in segments),
+            oldest_segment=_segment_line(segments[0]) if segments else None,
+            newest_segment=_segment_line(segments[-1]) if segments else None,
+            horizon=str(horizon) if horizon else None,
+            horizon_behind_bytes=wal_between(horizon, log.durable or horizon) if horizon else None,
+            horizon_behind_seconds=self._extents.seconds_behind(horizon) if horizon else None,
+            floor=str(held.floor) if held and held.floor else None,
+            oldest=str(log.oldest) if log.oldest else None,
+            runs=tuple(_run_line(run) for run in held.runs) if held else (),
+            compaction=self._attempt("the last compaction", lambda: _latest(self._root)) if horizon else None,
+            changes_bytes=sum(extent.size for extent in segments),
+            compacted_bytes=sum(run.size for run in held.runs) if held else 0,
+            leaving_bytes=leaving,
+            consumers=lines,
+            problems=tuple(self._problems),
+        )
+
+    def _attempt(self, part: str, read: Callable[[], _Found]) -> _Found | None:
+        try:
+            return read()
+        except CdcError as exc:
+            self._problems.append(Problem("log", exc.code, exc.message, exc.fix))
+        except Exception as exc:  # noqa: BLE001 - storage and Delta fail in many words, and the other parts go on
+            message = f"{part} cannot be read: {_first_line(exc)}"
+            self._problems.append(Problem("log", LogCorrupt.code, message, _verify(self._file)))
+        return None
+
+    def _consumer(self, consumer: Consumer, held: Compacted | None) -> ConsumerLine:
+        position, ago = consumer.position, seen_ago(consumer, self._now)
+        late = held is not None and is_late(position, self._log.oldest, held.floor)
+        ahead = [extent for extent in self._segments if extent.last > position]
+        newest = self._segments[-1].segment if self._segments else None
+        kept = [e for e in ahead if held is not None and e.last <= held.horizon and e.segment != newest]
+        return ConsumerLine(
+            name=consumer.name,
+            uuid=consumer.uuid,
+            position=str(position),
+            pinned=consumer.pinned,
+            behind_bytes=wal_between(position, self._log.durable or position),
+            behind_seconds=self._extents.seconds_behind(position),
+            behind_segments=len(ahead),
+            holds_bytes=sum(extent.size for extent in kept),
+            seen_at=datetime.fromtimestamp(consumer.seen_at / 1e6, UTC).isoformat(),
+            seen_seconds=ago,
+            state="late" if late else "running" if ago <= LATELY else "silent",
+        )
+
+    def _late(self, line: ConsumerLine) -> Problem:
+        return Problem(
+            f"consumer {line.name}",
+            LogTrimmed.code,
+            f"it is too late: the log does not lead on from {line.position}",
+            f"build its target anew with 'cdc replay {line.name} -c {self._file}'; if it is gone for good, "
+            f"'cdc consumers forget {line.uuid} -c {self._file}'",
+        )
+
+    def _broken(self, uuid: str) -> Problem:
+        return Problem(
+            f"consumer {uuid}",
+            LogCorrupt.code,
+            "its file beside the log cannot be read; nothing of the log is let go of meanwhile",
+            "one that runs writes it anew within a minute; "
+            f"if it is gone for good, 'cdc consumers forget {uuid} -c {self._file}'",
+        )
+
+
+def _latest(root: str | Root) -> Compaction:
+    commit = last_commit(root)
+    at = datetime.fromtimestamp(commit["timestamp"] / 1000, UTC)
+    return Compaction(at=at.isoformat(), rows=int(commit.get("cdc.rows", 0)))
+
+
+def _segment_line(extent: Extent) -> SegmentLine:
+    return SegmentLine(
+        segment=extent.segment,
+        files=extent.files,
+        rows=extent.rows,
+        bytes=extent.size,
+        first=str(extent.first),
+        last=str(extent.last),
+        began_at=_iso(extent.began_at),
+        ended_at=_iso(extent.ended_at),
+    )
+
+
+def _run_line(run: Run) -> RunLine:
+    return RunLine(run=run.number, files=len(run.files), rows=run.rows, bytes=run.size)
+
+
+def _file_lines(files: Sequence[LogFile]) -> list[FileLine]:
+    ordered = sorted(files, key=lambda file: (file.first, file.last))
+    return [
+        FileLine(path=file.path, rows=file.rows, bytes=file.size, first=str(file.first), last=str(file.last))
+        for file in ordered
+    ]
+
+
+def _verify(file: str) -> str:
+    return f"'cdc log verify -c {file}' names the damaged files; restore them from a copy"
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
+def _first_line(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {str(exc).partition(chr(10))[0][:200]}"

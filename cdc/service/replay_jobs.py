@@ -1,0 +1,81 @@
+"""Replays: sinks built anew from the log in a child of the server, one at a time; the catalog keeps what came of it.
+
+A replay that was submitted to a cluster tells of itself there, in the same words.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from cdc.catalog import Catalog, Command, CommandState
+from cdc.service.background_jobs import LEASE, Ending, Errands, told
+
+REPLAY: Final = "replay"
+"""The kind of command; its result is what the child reported."""
+LOOKED_BACK: Final = 100
+"""Among so many of the newest the last one of a sink is looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRequest:
+    """What was asked for; the words are those of `cdc replay`."""
+
+    sink: str
+    start: str = "beginning"
+    end: str = "latest"
+    tables: tuple[str, ...] = ()
+    into: str | None = None
+    """Never of one that was asked for over the API: a path is for the command line."""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStatus(Ending):
+    """One replay, running or ended."""
+
+    id: int
+    state: str
+    """`running`, `done` or `failed`."""
+    request: ReplayRequest
+    command: str
+
+
+class Replays:
+    """The replays of one pipeline; may be called from any thread."""
+
+    def __init__(self, catalog: Catalog, pipeline: str, definition: Path | None) -> None:
+        self.errands = Errands(catalog, pipeline, REPLAY, definition)
+
+    def begin(self, request: ReplayRequest, actor: str) -> ReplayStatus:
+        """Start one; raises StateConflict as Errands.begin."""
+        return replay_status(self.errands.begin(asdict(request), (*_options(request), "--", request.sink), actor))
+
+    def last(self, sink: str) -> ReplayStatus | None:
+        """The newest of a sink that was asked for over the API, or submitted to a cluster."""
+        newest = self.errands.newest(LOOKED_BACK)
+        return next((replay_status(c) for c in newest if c.payload["sink"] == sink), None)
+
+
+def replay_status(command: Command) -> ReplayStatus:
+    """What a command of kind REPLAY says."""
+    states = {CommandState.PENDING: "running", CommandState.DONE: "done", CommandState.FAILED: "failed"}
+    said = {name: value for name, value in command.payload.items() if name != LEASE}
+    request = ReplayRequest(**{**said, "tables": tuple(said["tables"])})
+    verb = ("spark", "submit", "replay") if LEASE in command.payload else ("replay",)
+    return ReplayStatus(
+        id=command.id,
+        state=states[command.state],
+        request=request,
+        **told(command),
+        command=shlex.join(["cdc", *verb, request.sink, *_options(request)]) + " -c FILE",
+    )
+
+
+def _options(request: ReplayRequest) -> list[str]:
+    tables = [f"--tables={glob}" for glob in request.tables]
+    into = [] if request.into is None else [f"--into={request.into}"]
+    dry_run = ["--dry-run"] if request.dry_run else []
+    return [f"--from={request.start}", f"--to={request.end}", *tables, *into, *dry_run]

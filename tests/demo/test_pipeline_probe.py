@@ -1,0 +1,48 @@
+"""Freshness: the median over batches, told once each, without the first copy."""
+
+from __future__ import annotations
+
+from cdc.demo.pipeline_probe import FIND, LAKE, Freshness, Sight
+from cdc.position import Position
+
+
+def sight(position: int, lag: float, sink: str = LAKE) -> Sight:
+    return Sight(
+        durable=None,
+        sinks={sink: Position(position)},
+        lag={sink: lag},
+        source_lag=None,
+        slot_retained=None,
+        versions={},
+    )
+
+
+def test_a_batch_counts_once_however_often_it_is_seen() -> None:
+    freshness = Freshness()
+    for seen in (sight(1, 0.2), sight(1, 0.2), sight(1, 0.2), sight(2, 0.4)):
+        freshness.add(seen)
+
+    assert freshness.p50_ms(LAKE) == 300.0
+
+
+def test_batches_before_the_first_fresh_one_are_the_copy_and_do_not_count() -> None:
+    freshness = Freshness()
+    for seen in (sight(1, 900.0), sight(2, 30.0), sight(3, 1.0)):
+        freshness.add(seen)
+
+    assert freshness.p50_ms(LAKE) == 1000.0
+
+
+def test_a_slow_batch_after_a_fresh_one_counts() -> None:
+    freshness = Freshness()
+    for seen in (sight(1, 1.0), sight(2, 9.0), sight(3, 9.0)):
+        freshness.add(seen)
+
+    assert freshness.p50_ms(LAKE) == 9000.0
+
+
+def test_a_sink_without_batches_has_no_freshness() -> None:
+    freshness = Freshness()
+    freshness.add(sight(1, 1.0))
+
+    assert freshness.p50_ms(FIND) is None

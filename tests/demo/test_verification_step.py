@@ -1,0 +1,69 @@
+"""Proof: a table is equal only where every sink is, and the log keeps exactly the living keys alive."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from cdc.change import LOG_SCHEMA
+from cdc.demo.report import Outcome
+from cdc.demo.step import Step
+from cdc.demo.verification_step import TableProof, by_table, living
+
+
+def row(position: int, op: str, key: str | None, payload: bytes | None = None) -> dict[str, object]:
+    fields: dict[str, object] = dict.fromkeys(LOG_SCHEMA.names)
+    return fields | {
+        "position": position, "ordinal": 0, "xid": 1, "committed_at": 0, "relation": 7, "topic": "shop.carts", "op": op,
+        "key": None if key is None else [key], "partial": False, "payload": payload,
+    }  # fmt: skip
+
+
+def alive(*rows: dict[str, object]) -> set[str | None]:
+    return {key[0] for key in living(pa.Table.from_pylist(list(rows), LOG_SCHEMA)).get(7, {})}
+
+
+def test_one_unequal_sink_makes_the_table_unequal() -> None:
+    verdicts = [
+        {"sink": "lake", "topic": "shop.b", "rows": 3, "equal": True},
+        {"sink": "find", "topic": "shop.b", "rows": 3, "equal": False},
+        {"sink": "lake", "topic": "shop.a", "rows": 2, "equal": True},
+    ]
+
+    assert by_table(verdicts) == [TableProof("shop.a", 2, equal=True), TableProof("shop.b", 3, equal=False)]
+
+
+def test_a_deleted_key_is_not_alive() -> None:
+    assert alive(row(1, "c", "a"), row(1, "c", "b"), row(2, "d", "a")) == {"b"}
+
+
+def test_a_truncate_ends_every_older_key() -> None:
+    assert alive(row(1, "c", "a"), row(2, "t", None), row(3, "c", "b")) == {"b"}
+
+
+def test_a_generation_end_ends_what_is_older_than_its_copy() -> None:
+    assert alive(row(1, "c", "a"), row(5, "r", "b"), row(6, "g", None, b"5")) == {"b"}
+
+
+def test_rows_are_taken_in_the_order_of_the_log() -> None:
+    assert alive(row(2, "d", "a"), row(1, "c", "a")) == set()
+
+
+def test_an_outcome_without_tables_is_not_equal() -> None:
+    assert not Outcome().equal
+    assert Outcome(tables=[TableProof("shop.a", 1, equal=True)]).equal
+
+
+@pytest.mark.parametrize("part", ["tour", "closing"])
+def test_a_step_that_failed_makes_the_outcome_unequal(part: str) -> None:
+    outcome = Outcome(tables=[TableProof("shop.a", 1, equal=True)])
+    getattr(outcome, part).append(Step("cut", 1, 0.1, equal=True))
+    assert outcome.equal
+
+    getattr(outcome, part).append(Step("parked", 1, 0.1, equal=False))
+    assert not outcome.equal
+    assert outcome.summary == "1/1 tables equal, 0 changes; failed: parked"
+
+
+def test_the_result_has_the_keys_that_programs_read() -> None:
+    assert set(Outcome().to_json()) == {"tables", "freshness", "changes", "first_row_seconds", "tour", "closing"}

@@ -1,0 +1,185 @@
+"""SourceWatch: what the server process reads at the source itself, whatever the reader reports, and when it cannot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.postgres.connection import connect
+from cdc.postgres.replication import ReplicationStream, StreamOptions
+from cdc.service.api.app import create_app
+from cdc.service.source_observation import SourceObservation
+from cdc.service.source_sampler import SHOWN_FOR, SourceWatch
+from tests.faults.capture import Captured
+from tests.faults.proxy import Proxy
+from tests.fixtures.postgres import run_sql
+from tests.fixtures.waiting import until
+from tests.service.running import answering
+from tests.service.scraped import figures, write_wal
+
+SOON = 30.0
+
+
+class Clock:
+    """Monotonic seconds that a test moves forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@contextmanager
+def hung_reader(held: Captured) -> Iterator[ReplicationStream]:
+    """A connection that streams and then neither receives nor reports, as a stopped process."""
+    options = StreamOptions(slot=held.slot, publication="cdc_held_pub", start=held.wal_end())
+    with ReplicationStream.open(held.dsn, options) as stream:
+        yield stream
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, any_database: str) -> Captured:
+    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)")
+    held = Captured(tmp_path, any_database)
+    held.copy()
+    return held
+
+
+@pytest.fixture(name="client")
+def _client(held: Captured) -> Iterator[httpx.Client]:
+    definition = held.definition
+    with (
+        Catalog.open(definition.catalog.url) as catalog,
+        answering(create_app(catalog, definition, definition.log.path)) as url,
+        httpx.Client(base_url=url, timeout=5.0) as client,
+    ):
+        yield client
+
+
+def test_the_wal_kept_for_a_hung_reader_grows_in_the_metrics_though_nobody_reports(
+    held: Captured, client: httpx.Client
+) -> None:
+    with hung_reader(held), connect(held.dsn) as conn:
+        before = until(lambda: figures(client).get("cdc_slot_retained_bytes"), "the first figure", seconds=SOON)
+        write_wal(conn, 20)
+        until(lambda: figures(client)["cdc_slot_retained_bytes"] > before + 20e6, "20 MB more", seconds=SOON)
+        found = figures(client)
+        assert (found["cdc_source_up"], found["cdc_slot_active"]) == (1, 1)
+        assert found["cdc_source_wal_bytes_per_second"] > 0
+        until(lambda: figures(client)["cdc_slot_unconfirmed_seconds"] > 3, "the age of what is not confirmed")
+        until(lambda: figures(client)["cdc_feedback_age_seconds"] > 3, "the age of the last status update")
+
+
+def test_the_age_of_the_last_status_update_grows_by_the_clock_and_ends_with_the_next_one(held: Captured) -> None:
+    clock = Clock()
+    watch = SourceWatch(held.definition, clock, every=0.0)
+
+    def age() -> float:
+        return watch.within(SOON).feedback_age_seconds or 0.0
+
+    with hung_reader(held) as stream:
+        assert age() < SOON
+        clock.ahead = 100.0
+        assert 100 <= age() < 100 + SOON
+        stream.confirm(held.wal_end())
+        until(lambda: stream.receive(0.01) or age() < SOON, "the update at the server", seconds=SOON)
+
+
+def test_between_two_answers_ages_grow_and_old_answers_are_not_shown(held: Captured) -> None:
+    clock = Clock()
+    watch = SourceWatch(held.definition, clock, every=1000.0)
+    with hung_reader(held):
+        first = watch.within(SOON)
+        clock.ahead = SHOWN_FOR / 2
+        later = watch.latest()
+        assert later is not None
+        assert (later.feedback_age_seconds or 0) - (first.feedback_age_seconds or 0) >= SHOWN_FOR / 2
+        clock.ahead = SHOWN_FOR + 1
+        late = watch.latest()
+        assert late is not None
+        assert (late.up, late.retained_bytes, late.feedback_age_seconds) == (False, None, None)
+
+
+def test_a_slot_that_nobody_streams_from_is_not_active(held: Captured) -> None:
+    found = SourceWatch(held.definition).within(SOON)
+    assert (found.up, found.slot_exists, found.slot_active) == (True, True, False)
+
+
+def test_a_slot_that_is_not_there_has_no_figures(held: Captured) -> None:
+    run_sql(held.dsn, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active")
+    found = SourceWatch(held.definition).within(SOON)
+    assert (found.up, found.slot_exists, found.slot_active, found.retained_bytes) == (True, False, None, None)
+
+
+def test_a_source_that_does_not_answer_takes_its_figures_away_and_the_metrics_answer(
+    held: Captured, tmp_path: Path
+) -> None:
+    with Proxy(int(held.dsn.rpartition(":")[2].partition("/")[0])) as proxy:
+        away = Captured(tmp_path, proxy.dsn(held.dsn), slot=held.slot).definition
+        with (
+            Catalog.open(away.catalog.url) as catalog,
+            answering(create_app(catalog, away, away.log.path)) as url,
+            httpx.Client(base_url=url, timeout=5.0) as client,
+        ):
+            until(lambda: "cdc_slot_retained_bytes" in figures(client), "the first figure", seconds=SOON)
+            proxy.frozen.set()
+            until(lambda: figures(client)["cdc_source_up"] == 0, "the silence to be noticed", seconds=SOON)
+            assert {name for name in figures(client) if name.startswith(("cdc_slot", "cdc_feedback"))} == set()
+            assert client.get("/api/v1/status").json()["source"]["slot_retained_bytes"] is None
+            assert "the source does not answer" in client.get("/").text
+            proxy.heal()
+            until(lambda: figures(client)["cdc_source_up"] == 1, "the source to answer again", seconds=SOON)
+            assert "cdc_slot_retained_bytes" in figures(client)
+
+
+def test_what_is_kept_and_what_is_left_is_one_sentence() -> None:
+    found = SourceObservation(
+        slot="s", up=True, retained_bytes=51_000_000, safe_bytes=23_000_000, wal_bytes_per_second=95_000
+    )
+    assert found.forecast == (
+        "the server keeps 51.0 MB for slot 's'; 23.0 MB are left, about 4.0 min at the present rate; "
+        "then the slot is lost"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "left", "rate", "active", "at_risk"),
+    [
+        (51_000_000, 23_000_000, 0.0, True, True),  # more is used than left
+        (10_000_000, 90_000_000, 1_000_000.0, True, False),  # a reader that keeps up needs no time
+        (10_000_000, 90_000_000, 1_000_000.0, False, True),  # nobody reads, and it lasts 90 s
+        (10_000_000, 90_000_000, 10.0, False, False),  # nobody reads, and it lasts for months
+        (10_000_000, None, 1_000_000.0, False, False),  # there is no limit
+    ],
+)
+def test_a_slot_is_at_risk_by_what_is_left_and_by_the_time_it_lasts(
+    kept: int, left: int | None, rate: float, active: bool, at_risk: bool
+) -> None:
+    found = SourceObservation(
+        slot="s", up=True, slot_active=active, retained_bytes=kept, safe_bytes=left, wal_bytes_per_second=rate
+    )
+    assert found.is_at_risk is at_risk
+    assert bool(found.problems()) is at_risk
+
+
+def test_a_command_that_has_just_begun_to_look_knows_a_hung_reader_by_its_last_status_update() -> None:
+    observed = SourceObservation(
+        slot="s", up=True, slot_active=True, retained_bytes=1_000, safe_bytes=9_000_000, wal_bytes_per_second=1e5
+    )
+    assert not replace(observed, feedback_age_seconds=9.0).is_at_risk
+    assert replace(observed, feedback_age_seconds=90.0).is_at_risk
+
+
+@pytest.mark.parametrize("status", ["unreserved", "lost"])
+def test_a_slot_whose_wal_goes_or_is_gone_is_a_problem(status: str) -> None:
+    (problem,) = SourceObservation(slot="s", up=True, retained_bytes=1, wal_status=status).problems()
+    assert "lost" in problem.message
+    assert (problem.code == "CDC-2103") == (status == "lost")
