@@ -11,11 +11,12 @@ import typer
 from typer.main import get_command
 
 from cdc.cli.app import application
-from cdc.cli.failures import discard_output, reported
-from cdc.cli.output import Invocation, fail
+from cdc.cli.options import Invocation
 from cdc.errors import CdcError, ConfigError, ExitCode, status_of_process
+from cdc.failure_report import discard_output, reported
 from cdc.private_files import product_umask
 from cdc.remedy import literal
+from cdc.terminal_output import fail
 
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""

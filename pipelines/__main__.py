@@ -11,16 +11,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from cdc.cli.failures import reported
-from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, Mark, emit, fail, line
+from cdc import DEFAULT_CONFIG
 from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
 from cdc.config import Definition, load, placed
 from cdc.config.units import seconds
 from cdc.config.verify_options import Against, Mode
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, status_of_process
+from cdc.failure_report import reported
 from cdc.private_files import product_umask
+from cdc.process_logs import configure_by_environment
 from cdc.remedy import literal
-from cdc.service.process_logs import configure_by_environment
+from cdc.terminal_output import Envelope, ErrorReport, Mark, emit, fail, line
 
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""
@@ -76,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
     verify: argparse.ArgumentParser = verbs.add_parser("verify", help="compare the sinks with the source or the log")
     # late, as the others; what does not go together is for that module to say
-    verify.set_defaults(run=lambda asked: import_module("pipelines.proof.command").run(asked))
+    verify.set_defaults(run=lambda asked: import_module("pipelines.verification.command").run(asked))
     verify.add_argument("tables", nargs="*", metavar="TABLE", help="globs over schema.table; default all")
     verify.add_argument("--sink", action="append", default=[], help="only this sink; may be repeated")
     verify.add_argument(
@@ -112,15 +113,15 @@ def _apply(asked: argparse.Namespace) -> int:
     whole = load(asked.config)
     definition = _narrowed(whole, asked.sink, asked.trigger)
     # late: verify must not wait for Spark, apply not for what verify reads with
-    driver, checking = import_module("pipelines.driver"), import_module("pipelines.checking")
+    driver, checking = import_module("pipelines.driver"), import_module("pipelines.preflight")
     begun = checking.Beginning(whole, asked.config, {sink.name for sink in definition.sinks})
     return int(driver.main(definition, once=asked.trigger == ONCE, check=begun.check))
 
 
 def _check(asked: argparse.Namespace) -> int:
-    definition, checking = load(asked.config), import_module("pipelines.checking")
+    definition, checking = load(asked.config), import_module("pipelines.preflight")
     starting, there = (
-        import_module("pipelines.session"),
+        import_module("pipelines.runtime.session"),
         import_module("cdc.capture.startup_checks").tables_of(definition),
     )
     tables = list(
@@ -150,7 +151,7 @@ def _narrowed(definition: Definition, wanted: Sequence[str], trigger: str | None
 
 
 def _replay(asked: argparse.Namespace) -> int:
-    replay = import_module("pipelines.replay")
+    replay = import_module("pipelines.replaying.replay")
     options = replay.ReplayOptions(
         sink=asked.sink,
         start=asked.start,
@@ -160,7 +161,7 @@ def _replay(asked: argparse.Namespace) -> int:
         dry_run=asked.dry_run,
     )
     say = (lambda _text: None) if asked.json else (lambda text: line(Mark.GOOD, text))
-    carry_out = import_module("pipelines.submitted.told").replayed if asked.submitted else replay.replay
+    carry_out = import_module("pipelines.submitted.replay_progress").replayed if asked.submitted else replay.replay
     report = carry_out(load(asked.config), options, say)
     if asked.json:
         error = None if report.ok else ErrorReport.of(SinkError(report.summary))
@@ -172,12 +173,12 @@ def _replay(asked: argparse.Namespace) -> int:
 
 
 def _compact(asked: argparse.Namespace) -> int:
-    definition, job = load(asked.config), import_module("pipelines.compact")
+    definition, job = load(asked.config), import_module("pipelines.compaction.compact")
     root, session = definition.log.root, None
     # whoever submits it wants executors to do it, however little there is
     limits = job.Limits(large=0) if asked.submitted else job.Limits()
     if asked.submitted or job.is_large(root, everything=asked.everything):
-        starting = import_module("pipelines.session")
+        starting = import_module("pipelines.runtime.session")
         session = starting.spark_session(starting.SparkSettings.of(definition, f"cdc-{definition.name}-compact"))
     try:
         outcome = job.compact(session, root, everything=asked.everything, limits=limits)

@@ -20,14 +20,14 @@ from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
-from pipelines.fold import FOLDED_ARROW
-from pipelines.folding.batch import Boundary, FoldedBatch, TableControls
-from pipelines.folding.by_size import SMALL, RangeFold
-from pipelines.parking.parking import Parking
-from pipelines.running.cuts import Cut, Cuts
-from pipelines.running.progress import Progress
-from pipelines.running.standing import check_captured, failed, median_lag, placed, too_late
-from pipelines.sinks.sink import Sink, TableBatch
+from pipelines.dead_letters.quarantine import Parking
+from pipelines.fold_range import SMALL, RangeFold
+from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.folding.folded_batch import Boundary, FoldedBatch, TableControls
+from pipelines.runtime.cut_requests import Cut, Cuts
+from pipelines.runtime.progress import Progress
+from pipelines.sinks.contract import Sink, TableBatch
+from pipelines.sinks.table_state import check_captured, failed, median_lag, placed, too_late
 
 log = structlog.get_logger("apply")
 

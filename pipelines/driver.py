@@ -45,25 +45,25 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.private_files import make_private_directory
 from pipelines.apply import SinkLoop
-from pipelines.compaction.upkeep import Upkeep
-from pipelines.folding.by_size import RangeFold
-from pipelines.parking.orders import Orders
-from pipelines.reading.selection import tables_option
-from pipelines.reading.unread import unread_by_worker
-from pipelines.running.cadence import Resting
-from pipelines.running.cuts import Cuts
-from pipelines.running.holds import LEASE, Holds
-from pipelines.running.pauses import Pauses
-from pipelines.running.progress import Board, Progress
-from pipelines.running.registered import Registered, pinned_in
-from pipelines.running.standing import reason, too_late
-from pipelines.session import SparkSettings, spark_session
-from pipelines.sinks.delta import DeltaSettings, Writer
-from pipelines.sinks.delta import DeltaSink as DeltaTarget
-from pipelines.sinks.delta_upkeep import UpkeepSettings
-from pipelines.sinks.search import SearchSink as SearchTarget
-from pipelines.sinks.sink import Sink, SparkAwaited
-from pipelines.source import register
+from pipelines.compaction.compaction_worker import Upkeep
+from pipelines.dead_letters.requests import Orders
+from pipelines.fold_range import RangeFold
+from pipelines.runtime.consumer_registration import Registered, pinned_in
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Board, Progress
+from pipelines.runtime.replay_pause import Pauses
+from pipelines.runtime.session import SparkSettings, spark_session
+from pipelines.runtime.sink_lease import LEASE, Holds
+from pipelines.runtime.throttle import Resting
+from pipelines.runtime.worker_errors import unread_by_worker
+from pipelines.sinks.contract import Sink, SparkAwaited
+from pipelines.sinks.delta.maintenance import UpkeepSettings
+from pipelines.sinks.delta.sink import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink as DeltaTarget
+from pipelines.sinks.search.sink import SearchSink as SearchTarget
+from pipelines.sinks.table_state import reason, too_late
+from pipelines.source.data_source import register
+from pipelines.source.options import tables_option
 
 MAX_ROWS: Final = 200_000
 """Rows per micro-batch: about half a second of folding on two cores."""

@@ -12,7 +12,7 @@ from cdc.position import Position
 from cdc.stores.lake import At, Lake, Moment, aliases, parse_at, shared
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.target_rules import TargetRules
-from pipelines.sinks.delta_merge import require_delta
+from pipelines.sinks.delta.merge import require_delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Callable, Iterable
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -19,8 +20,8 @@ TOP_LEVEL = {
 GENERATED = {".git", "uv.lock"}
 PURE = (
     "cdc.lsn", "cdc.position", "cdc.table", "cdc.change", "cdc.errors", "cdc.fate", "cdc.flaw", "cdc.metrics",
-    "cdc.naming", "cdc.pgoutput", "cdc.log.layout", "cdc.log.ranges", "pipelines.folding.survey", "pipelines.fold",
-    "pipelines.rows", "pipelines.types",
+    "cdc.naming", "cdc.pgoutput", "cdc.log.layout", "cdc.log.ranges", "pipelines.folding.range_statistics",
+    "pipelines.folding.fold", "pipelines.types",
 )  # fmt: skip
 # `naming` turns types of the pure words into paths; the type policy of a definition is a word as well
 PURE_MAY_ALSO = ("cdc.config.definition", "cdc.config.units")
@@ -36,11 +37,52 @@ INPUT_OUTPUT = {
     "asyncio",
     "threading",
 }
+LAYERS = (
+    ("cdc", "the vocabulary that every package may use"),
+    ("cdc.log", "the change log"),
+    ("cdc.log.audit", "whether the log is what was written"),
+    ("cdc.config", "definition files"),
+    ("cdc.pgoutput", "wire format to Arrow rows"),
+    ("cdc.catalog", "commands, leases and visible state"),
+    ("cdc.postgres", "the source server"),
+    ("cdc.stores", "read access to targets"),
+    ("cdc.snapshot", "copies of tables beside the stream"),
+    ("cdc.capture", "the connector process"),
+    ("cdc.cluster", "what a Spark cluster is given to run"),
+    ("pipelines.types", "Postgres types to Arrow types"),
+    ("pipelines.folding", "from changes to rows"),
+    ("pipelines.runtime", "what surrounds the sinks of an apply process"),
+    ("pipelines.compaction", "cold segments of the log"),
+    ("pipelines.source", "the Spark data source"),
+    ("pipelines.transform", "rules of a definition"),
+    ("pipelines.sinks", "the contract of a sink"),
+    ("pipelines.sinks.delta", "Delta targets"),
+    ("pipelines.sinks.search", "search targets"),
+    ("pipelines.dead_letters", "rows that a target refuses"),
+    ("pipelines", "the apply process"),
+    ("pipelines.replaying", "a target from the log alone"),
+    ("pipelines.verification", "target = source"),
+    ("pipelines.submitted", "entry points of a cluster"),
+    ("cdc.service", "supervisor and status"),
+    ("cdc.service.page", "the page"),
+    ("cdc.service.api", "the API"),
+    ("cdc.demo", "the demo"),
+    ("cdc.cli", "the commands"),
+)
+"""Packages with what they are for. Each imports only packages above it."""
+_SPARK = frozenset(package for package, _ in LAYERS if package.startswith("pipelines"))
+INDEPENDENT = {
+    **{package: _SPARK for package, _ in LAYERS if package.startswith("cdc")},
+    "pipelines.sinks.search": frozenset({"pipelines.sinks.delta"}),
+}
+"""What a package may not import although it is above: cdc imports no Spark job, and no sink imports another."""
 LOOPS = ("cdc/capture/reader.py", "pipelines/apply.py")
 LOOP_LINES = 260
 FILE_LINES = 600
 TABLES = {"cdc/errors.py"}
 """Files that are one table: every error with its code, reaction and remedy is found in one place."""
+COMMAND_TOP = ("cdc.cli", "cdc.errors", "cdc.terminal_output", "cdc.failure_report", "cdc.DEFAULT_CONFIG")
+"""What a module of a command may import before its command runs: each import costs every command its time."""
 BODY_LINES = 60
 PARAMETERS = 5
 KERNELS = {"cdc.pgoutput.columnar_decoder", "cdc.pgoutput.kernel"}
@@ -111,13 +153,31 @@ def test_only_the_service_imports_the_web_framework(module: Module) -> None:
         assert imports_any(module, "fastapi", "starlette", "uvicorn") == set()
 
 
-@of_every("pipelines/sinks")
-def test_a_sink_imports_no_other_sink(module: Module) -> None:
-    kinds = {m.path.stem.partition("_")[0] for m in modules("pipelines/sinks")} - {"sink", "__init__"}
-    mine = module.path.stem.partition("_")[0]
-    if mine not in {"sink", ""}:
-        others = {f"pipelines.sinks.{kind}" for kind in kinds - {mine}}
-        assert {name for name in module.imports() if name.partition("_")[0] in others} == set()
+@of_every("cdc", "pipelines")
+def test_packages_import_only_what_is_above_them_in_the_table(module: Module) -> None:
+    if module.path.name == "__main__.py":
+        return  # a process begins here
+    mine, packages = _package(module), [package for package, _ in LAYERS]
+    allowed = {*packages[: packages.index(mine) + 1]} - INDEPENDENT.get(mine, frozenset())
+    needed = _needed(module)
+    found = {package for name, package in _packages().items() if name in needed}
+
+    assert {name for name in found if name not in allowed and name != module.name.partition(".")[0]} == set()
+
+
+def test_every_package_is_in_the_table() -> None:
+    assert {_package(module) for module in modules("cdc", "pipelines")} == {package for package, _ in LAYERS}
+
+
+def _package(module: Module) -> str:
+    """The package that a module is in; a package is in itself."""
+    return module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
+
+
+@cache
+def _packages() -> dict[str, str]:
+    """The package of every module."""
+    return {module.name: _package(module) for module in modules(*PACKAGES)}
 
 
 @of_every(*PACKAGES)
@@ -147,7 +207,7 @@ def test_our_modules_import_each_other_without_cycles() -> None:
 def _needed(module: Module) -> set[str]:
     """What it imports, a package only where the name asked for is no module of it."""
     names = module.imports()
-    found = {m.name for m in modules(*PACKAGES)}
+    found = _packages()
     return {n for n in names if not any(o.startswith(f"{n}.") and o in found for o in names)}
 
 
@@ -162,7 +222,7 @@ def test_commands_import_nothing_heavy_at_the_top(module: Module) -> None:
     top = set().union(*(_top_names(node) for node in module.tree.body))
     own = {name for name in top if name.partition(".")[0] in PACKAGES}
 
-    assert {name for name in own if not below(name, ["cdc.cli", "cdc.errors"])} == set()
+    assert {name for name in own if not below(name, COMMAND_TOP) and name != "cdc"} == set()
     assert {name.partition(".")[0] for name in top} & {
         "pyarrow",
         "numba",

@@ -16,6 +16,7 @@ from typing import Any, Final
 from cdc import metrics
 from cdc.byte_queue import Pipe, PipeClosed
 from cdc.capture.allocator import give_back_what_is_freed
+from cdc.capture.commit_batcher import Batch, Gathering
 from cdc.capture.decode_stage import Decoding, KnownTransaction
 from cdc.capture.initial_snapshot import CopySummary, prepare
 from cdc.capture.resume_checks import captured, check_source, confirmable, lineage_of
@@ -23,7 +24,6 @@ from cdc.capture.settings import ReaderSettings
 from cdc.capture.slot_ownership import SlotClaim, check_slot_name, note_slot
 from cdc.errors import SourceError
 from cdc.failpoint import hit
-from cdc.log.commit_batcher import Batch, Gathering
 from cdc.log.layout import LogIdentity
 from cdc.log.orphan_files import remove_leftovers
 from cdc.log.reader import LogReader

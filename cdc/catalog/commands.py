@@ -6,12 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import select, update
 
 from cdc.catalog.database import Database
 from cdc.catalog.models import CommandRow
+
+COMPACT: Final = "compact"
+"""The command by which the apply process is asked to compact the log; its payload is {"everything": bool}."""
+REPLAY: Final = "replay"
+"""The kind of command; its result is what the child reported."""
+VERIFY: Final = "verify"
+"""The kind of command; its result is what the child reported."""
+JOB_LEASE: Final = "lease"
+"""In the payload of what runs elsewhere, as a job of a cluster that tells of itself: the lease that it lives by."""
 
 
 class CommandState(StrEnum):

@@ -13,8 +13,9 @@ from typing import Annotated, Final
 
 import typer
 
-from cdc.cli.output import JsonOption, echo, emit
+from cdc.cli.options import JsonOption
 from cdc.errors import CdcError, ConfigError, every_error
+from cdc.terminal_output import echo, emit
 
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "demo": ("demo",),

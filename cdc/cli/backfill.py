@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, echo, emit, line
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import CdcError, ConfigError, ExitCode, every_error
+from cdc.terminal_output import Mark, echo, emit, line
 
 if TYPE_CHECKING:
     from pathlib import Path

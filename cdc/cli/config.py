@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, echo_source, emit
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ConfigError
+from cdc.terminal_output import echo_source, emit
 
 
 def register(app: typer.Typer) -> None:

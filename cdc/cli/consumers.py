@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cdc import DEFAULT_CONFIG
 from cdc.cli.destructive import YesOption, audit, confirm
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, aligned, echo, emit, line
+from cdc.cli.options import ConfigOption, JsonOption
+from cdc.terminal_output import Mark, aligned, echo, emit, line
 
 if TYPE_CHECKING:
     from cdc.service.log_status import ConsumerLine

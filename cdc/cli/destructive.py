@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc.cli.output import Mark, line
 from cdc.errors import CdcError, ConfigError
+from cdc.terminal_output import Mark, line
 
 if TYPE_CHECKING:
     from cdc.config import Definition

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, echo, emit, line
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ConfigError, ExitCode
+from cdc.terminal_output import Mark, echo, emit, line
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,18 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc.cli.output import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    Envelope,
-    ErrorReport,
-    JsonOption,
-    Mark,
-    echo,
-    echo_source,
-    line,
-)
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ChildFailed, ExitCode, Flaw, InvalidDefinition, SinkUnavailable
+from cdc.terminal_output import Envelope, ErrorReport, Mark, echo, echo_source, line
 
 if TYPE_CHECKING:
     from cdc.config import Definition

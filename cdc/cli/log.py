@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from cdc import DEFAULT_CONFIG
 from cdc.cli import log_drop, log_export, log_verify, retention
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, echo, emit, json_text, shown
+from cdc.cli.options import ConfigOption, JsonOption
 from cdc.cli.retention import opened
 from cdc.errors import ConfigError, LogTrimmed, MalformedPosition
+from cdc.terminal_output import echo, emit, json_text, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cdc import DEFAULT_CONFIG
 from cdc.cli.destructive import YesOption, audit, confirm
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, emit
+from cdc.cli.options import ConfigOption, JsonOption
+from cdc.terminal_output import emit
 
 if TYPE_CHECKING:
     from cdc.log.audit.damaged_file import Damaged, Dropped

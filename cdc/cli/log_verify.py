@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, Envelope, ErrorReport, JsonOption, Mark, echo, line
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ExitCode, LogDamaged
+from cdc.terminal_output import Envelope, ErrorReport, Mark, echo, line
 
 if TYPE_CHECKING:
     from cdc.config import Definition

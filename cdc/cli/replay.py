@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import ConfigOption, JsonOption
 
 SinkArgument = Annotated[str, typer.Argument(help="As the definition names it.")]
 FromOption = Annotated[str, typer.Option("--from", help="A position, an ISO 8601 time, or beginning.")]

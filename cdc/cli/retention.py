@@ -7,20 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from cdc.cli.output import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    Envelope,
-    ErrorReport,
-    JsonOption,
-    Mark,
-    aligned,
-    echo,
-    emit,
-    json_text,
-    line,
-)
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ExitCode
+from cdc.terminal_output import Envelope, ErrorReport, Mark, aligned, echo, emit, json_text, line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

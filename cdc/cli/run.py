@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, echo, emit, fail, line
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ChildFailed, ExitCode
+from cdc.terminal_output import Mark, echo, emit, fail, line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,7 +105,7 @@ def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = For
     """Capture changes from Postgres into the log; one of the processes of `cdc run`."""
     from cdc.capture.process import main
     from cdc.config import load
-    from cdc.service.process_logs import LogFormat, configure
+    from cdc.process_logs import LogFormat, configure
 
     configure(LogFormat(log_format.value), file=str(config))
     raise typer.Exit(main(load(config), again=lambda: load(config)))
@@ -118,8 +120,8 @@ def server(
 ) -> None:
     """Serve API, metrics and page; one of the processes of `cdc run`."""
     from cdc.config import load
+    from cdc.process_logs import LogFormat, configure
     from cdc.service.api.server import main
-    from cdc.service.process_logs import LogFormat, configure
 
     configure(LogFormat(log_format.value), file=str(config))
     raise typer.Exit(main(load(config), config.resolve(), strict_port=strict_port))

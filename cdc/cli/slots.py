@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cdc import DEFAULT_CONFIG
 from cdc.cli.destructive import YesOption, audit, confirm
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, echo, emit, line
+from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import CdcError, ConfigError, ExitCode
+from cdc.terminal_output import Mark, echo, emit, line
 
 if TYPE_CHECKING:
     from cdc.service.source_observation import SourceObservation

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, echo_source, emit
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import ConfigOption, JsonOption
+from cdc.terminal_output import echo_source, emit
 
 PrintOption = Annotated[bool, typer.Option("--print", help="Print the SQL for somebody with the right to run it.")]
 

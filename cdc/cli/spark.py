@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, echo_source
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import ConfigOption
 from cdc.cli.spark_arguments import WithVerb, WordsArgument, options_of
 from cdc.errors import ConfigError
+from cdc.terminal_output import echo_source
 
 if TYPE_CHECKING:
     from cdc.cluster.job import Job

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cdc import DEFAULT_CONFIG
 from cdc.cli.backfill import RateOption, TablesArgument, WaitOption, ask_for, reader_state
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, Mark, echo, echo_source, emit, line
+from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import CdcError, ExitCode
+from cdc.terminal_output import Mark, echo, echo_source, emit, line
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, Envelope, ErrorReport, JsonOption, Mark, echo, line
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import JsonOption
 from cdc.errors import ConfigError, ExitCode, Flaw, InvalidDefinition
+from cdc.terminal_output import Envelope, ErrorReport, Mark, echo, line
 
 Paths = Annotated[list[Path] | None, typer.Argument(help="Definitions, or directories of them.")]
 Named = Annotated[list[Path] | None, typer.Option("--config", "-c", help="The same, as every other command takes it.")]

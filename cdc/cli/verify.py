@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cdc.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption
+from cdc import DEFAULT_CONFIG
+from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ConfigError
 
 TablesArgument = Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="Globs over schema.table.")]

@@ -16,13 +16,12 @@ from typing import Any, Final
 import structlog
 
 from cdc.catalog import Catalog, Command
+from cdc.catalog.commands import JOB_LEASE
 from cdc.errors import CdcError, ChildFailed, StateConflict
 from cdc.service.supervisor import die_with_parent, kill_group
 
 ENDING: Final = 5.0
 """Seconds that a child has to end when the server does."""
-LEASE: Final = "lease"
-"""In the payload of what runs elsewhere, as a job of a cluster that tells of itself: the lease that it lives by."""
 
 log = structlog.get_logger("server")
 
@@ -84,7 +83,7 @@ class Errands:
     def forget_earlier(self) -> None:
         """Those that a server of before left running ended with it."""
         for command in self._running():
-            if LEASE not in command.payload:
+            if JOB_LEASE not in command.payload:
                 self._finish(command.id, _lost("the server ended while it ran"))
 
     def end(self) -> None:
@@ -101,7 +100,9 @@ class Errands:
     def _running(self) -> list[Command]:
         """Those that are not finished; one whose lease has run out is finished here, as nobody else will."""
         pending = self._catalog.commands.pending(self._pipeline, self._kind)
-        gone = [c for c in pending if LEASE in c.payload and self._catalog.leases.holder(c.payload[LEASE]) is None]
+        gone = [
+            c for c in pending if JOB_LEASE in c.payload and self._catalog.leases.holder(c.payload[JOB_LEASE]) is None
+        ]
         for command in gone:
             self._finish(
                 command.id, _lost("its job ended and said nothing", "read the log of the job, and submit it again")

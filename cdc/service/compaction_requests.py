@@ -6,15 +6,13 @@ from datetime import UTC, datetime
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
-from cdc.catalog.commands import CommandState
+from cdc.catalog.commands import COMPACT, CommandState
 from cdc.service.status import pipeline_status
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog
     from cdc.catalog.commands import Command
 
-COMPACT: Final = "compact"
-"""The command by which the apply process is asked to compact the log; its payload is {"everything": bool}."""
 _ASK_EVERY: Final = 0.2
 
 

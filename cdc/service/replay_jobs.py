@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
-from cdc.service.background_jobs import LEASE, Ending, Errands, told
+from cdc.catalog.commands import JOB_LEASE, REPLAY
+from cdc.service.background_jobs import Ending, Errands, told
 
-REPLAY: Final = "replay"
-"""The kind of command; its result is what the child reported."""
 LOOKED_BACK: Final = 100
 """Among so many of the newest the last one of a sink is looked for."""
 
@@ -62,9 +61,9 @@ class Replays:
 def replay_status(command: Command) -> ReplayStatus:
     """What a command of kind REPLAY says."""
     states = {CommandState.PENDING: "running", CommandState.DONE: "done", CommandState.FAILED: "failed"}
-    said = {name: value for name, value in command.payload.items() if name != LEASE}
+    said = {name: value for name, value in command.payload.items() if name != JOB_LEASE}
     request = ReplayRequest(**{**said, "tables": tuple(said["tables"])})
-    verb = ("spark", "submit", "replay") if LEASE in command.payload else ("replay",)
+    verb = ("spark", "submit", "replay") if JOB_LEASE in command.payload else ("replay",)
     return ReplayStatus(
         id=command.id,
         state=states[command.state],

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
+from cdc.catalog.commands import VERIFY
 from cdc.config.verify_options import Against, Mode
 from cdc.errors import VerifyMismatch
 from cdc.service.background_jobs import Ending, Errands, told
-
-VERIFY: Final = "verify"
-"""The kind of command; its result is what the child reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

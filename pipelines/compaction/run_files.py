@@ -26,12 +26,12 @@ from cdc.log.ranges import split
 from cdc.log.reader import read_file
 from cdc.log.storage import write_parquet
 from cdc.position import Position
-from pipelines.compaction.blobs import opened, packed, places_by_part
-from pipelines.compaction.cancelled import without_cancelled
-from pipelines.compaction.compacting import compacted, without_tombstones
-from pipelines.compaction.survivors import whole
-from pipelines.fold import apart_from_partial, by_key
-from pipelines.reading.unread import unread_by_worker
+from pipelines.compaction.compact_rows import compacted, without_tombstones
+from pipelines.compaction.keyless_netting import without_cancelled
+from pipelines.compaction.live_rows import whole
+from pipelines.compaction.row_partitions import opened, packed, places_by_part
+from pipelines.folding.fold import apart_from_partial, by_key
+from pipelines.runtime.worker_errors import unread_by_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +66,7 @@ class Order:
     forget: int = -1
     """Deletes up to this position are left out."""
     cancelled: bytes = b""
-    """Halves of rows that are left out, as pipelines.compaction.cancelled has them, as a blob; nothing if empty."""
+    """Halves of rows that are left out, as `keyless_netting` has them, as a blob; nothing if empty."""
 
 
 def run_files(files: Sequence[LogFile], found: pa.Table, order: Order) -> list[WrittenFile]:
@@ -145,7 +145,7 @@ def _dealt(
 
 
 def _parts_of(images: pa.Table, order: Order) -> np.ndarray:
-    """The part of each row, as pipelines.compaction.moves.part_of has it; rows without a key by their place."""
+    """The part of each row, as pipelines.compaction.key_changes.part_of has it; rows without a key by their place."""
     text = pc.fill_null(pc.binary_join(images["key"], "\0"), "")
     relations = images["relation"].to_numpy()
     seeds = (relations & 0xFFFFFFFF).tolist()

@@ -23,12 +23,12 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
 from pipelines.driver import MAX_ROWS
-from pipelines.folding.by_size import RangeFold
-from pipelines.running.cuts import Cuts
-from pipelines.running.progress import Progress
-from pipelines.session import SparkSettings, has_delta, spark_session
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
-from pipelines.source import register, rows_between
+from pipelines.fold_range import RangeFold
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Progress
+from pipelines.runtime.session import SparkSettings, has_delta, spark_session
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.source.data_source import register, rows_between
 from tests.benchmarks import apply_large, apply_random
 from tests.benchmarks.apply_input import Changes
 from tests.benchmarks.apply_peer import Peer, rows_of

@@ -18,10 +18,10 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
 from cdc.stores.lake import read_target
-from pipelines.fold import FOLDED_ARROW
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
-from pipelines.sinks.delta_table import DeltaTarget
-from pipelines.sinks.sink import TableBatch
+from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.table import DeltaTarget
 from tests.benchmarks.apply_input import ITEMS
 from tests.benchmarks.figures import Figure
 

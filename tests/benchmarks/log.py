@@ -27,8 +27,8 @@ from cdc.log.retention_worker import Trimmer
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from pipelines.compact import compact
-from pipelines.session import SparkSettings, spark_session
+from pipelines.compaction.compact import compact
+from pipelines.runtime.session import SparkSettings, spark_session
 from tests.benchmarks import log_amplification, log_cold, log_reading
 from tests.benchmarks.figures import Figure
 from tests.log.rows import IDENTITY, info

@@ -27,8 +27,8 @@ from cdc.log.segments import SegmentLimits
 from cdc.log.small_file_rewrite import Settling
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from pipelines.compact import compact
-from pipelines.fold import fold
+from pipelines.compaction.compact import compact
+from pipelines.folding.fold import fold
 from tests.benchmarks.figures import Figure
 from tests.log.rows import IDENTITY, info
 

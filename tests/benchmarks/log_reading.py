@@ -16,7 +16,7 @@ import pyarrow as pa
 from cdc.log.layout import CHANGES
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
-from pipelines.source import register
+from pipelines.source.data_source import register
 from tests.benchmarks.figures import Figure
 from tests.log.rows import IDENTITY, info
 

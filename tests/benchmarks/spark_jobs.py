@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from cdc.config import Definition, load
 from cdc.log.compacted_state import state
 from cdc.log.reader import LogReader
-from pipelines.rebuilding.request import ReplayOptions
-from pipelines.replay import replay
-from pipelines.session import SparkSettings, has_delta, spark_session
+from pipelines.replaying.replay import replay
+from pipelines.replaying.request import ReplayOptions
+from pipelines.runtime.session import SparkSettings, has_delta, spark_session
 
 Told = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cdc.stores.published import Published
-from pipelines.sinks.delta_published import CLEAN_EVERY, PublishedTable
+from pipelines.sinks.delta.published import CLEAN_EVERY, PublishedTable
 from tests.benchmarks.publications import Publications
 
 PUBLISHES = 2 * CLEAN_EVERY + 10

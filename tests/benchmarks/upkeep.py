@@ -14,7 +14,7 @@ from typing import Final
 from cdc.log import retention_worker
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from pipelines.compact import compact
+from pipelines.compaction.compact import compact
 from tests.benchmarks.peers import until
 
 FIRST: Final = 3

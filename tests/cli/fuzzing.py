@@ -28,7 +28,7 @@ from cdc.catalog import Catalog
 from cdc.cli.app import application
 from cdc.config import load
 from cdc.stores.published import Published
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.cli.trimmed import Folder
 from tests.contracts.folded import ORDERS, batch, put
 from tests.service.pipeline import fill

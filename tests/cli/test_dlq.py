@@ -11,11 +11,11 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.config.sinks import Keeping
 from cdc.stores.dead_letter_rows import ParkedRow
-from pipelines.parking.orders import letter_of
+from pipelines.dead_letters.requests import letter_of
 from tests.cli.command import run
 from tests.contracts.folded import part, put
-from tests.pipelines.parking import held
-from tests.pipelines.parking.parked import NAN, SearchDriver
+from tests.pipelines.dead_letters import held
+from tests.pipelines.dead_letters.parked import NAN, SearchDriver
 
 
 def shown(folder: Path, capsys: pytest.CaptureFixture[str], sink: str, rows: Iterable[ParkedRow]) -> dict[str, Any]:

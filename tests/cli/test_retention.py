@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Catalog, ProcessReport
+from cdc.catalog.commands import COMPACT
 from cdc.config import load
 from cdc.log.reader import LogReader
 from cdc.log.retention_worker import ASKED
-from cdc.service.compaction_requests import COMPACT
 from tests.cli.command import run, spawn
 from tests.cli.trimmed import Folder
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA
 from cdc.table import Column, ReplicaIdentity, TableSchema
-from pipelines.sinks.sink import TableBatch
+from pipelines.sinks.contract import TableBatch
 
 FOLDED = pa.schema(
     [

@@ -15,12 +15,12 @@ from cdc.config.sinks import Keeping
 from cdc.position import Position
 from cdc.stores.lake import read_target
 from cdc.table import ReplicaIdentity, TableSchema
-from pipelines.fold import fold
-from pipelines.folding.batch import take_apart
-from pipelines.folding.by_size import single_changes
-from pipelines.folding.history import every_change
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
-from pipelines.sinks.sink import Published, TableBatch, TableRecord
+from pipelines.fold_range import single_changes
+from pipelines.folding.every_change import every_change
+from pipelines.folding.fold import fold
+from pipelines.folding.folded_batch import take_apart
+from pipelines.sinks.contract import Published, TableBatch, TableRecord
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
 from tests.contracts.folded import column
 from tests.pipelines.lives import SINK, Image, Row, to_arrow
 

@@ -19,9 +19,9 @@ from cdc.stores.lake import Lake as Reading
 from cdc.stores.lake import read_target
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import Column, TableSchema, TableState
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
-from pipelines.sinks.delta_shards import ShardTarget, keep_only
-from pipelines.sinks.delta_table import DeltaTarget
+from pipelines.sinks.delta.shared import ShardTarget, keep_only
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
 
 LOG = "log-1"

@@ -20,8 +20,8 @@ from cdc.errors import (
 )
 from cdc.stores.lake import read_target
 from cdc.table import TableState
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
-from pipelines.sinks.sink import Published, Sink, TableBatch, TableRecord, TargetState
+from pipelines.sinks.contract import Published, Sink, TableBatch, TableRecord, TargetState
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, gone, part, put
 
 LOG = "log-1"

@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 from cdc.config import Secret, SinkRule
 from cdc.errors import MissingBase, TargetRulesChanged, TransformRefused
 from cdc.stores.lake import read_target
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
-from pipelines.sinks.sink import SparkAwaited, TableRecord
+from pipelines.sinks.contract import SparkAwaited, TableRecord
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
 from tests.contracts.folded import ORDERS, batch, column, gone, part, put
 
 LOG = "log-1"

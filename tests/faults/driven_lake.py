@@ -15,11 +15,11 @@ from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
-from pipelines.folding.by_size import RangeFold
-from pipelines.running.cuts import Cuts
-from pipelines.running.progress import Progress
-from pipelines.session import SparkSettings, spark_session
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
+from pipelines.fold_range import RangeFold
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Progress
+from pipelines.runtime.session import SparkSettings, spark_session
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
 
 FEW = {Writer.AUTO: 6, Writer.SPARK: 20}
 """Transactions of a batch: Spark needs seconds for each."""

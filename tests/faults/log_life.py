@@ -27,7 +27,7 @@ from cdc.log.segments import SegmentLimits
 from cdc.log.vacuum import sweep
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from pipelines.compact import compact
+from pipelines.compaction.compact import compact
 from tests.log.compacting import Row, between, live, opened
 from tests.log.rows import IDENTITY, info, row, schema_of, table
 

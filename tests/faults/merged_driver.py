@@ -14,11 +14,11 @@ from cdc.config import SinkRule
 from cdc.stores.lake import read_target
 from cdc.stores.published import Published
 from cdc.table import TableSchema
-from pipelines.fold import fold
-from pipelines.folding.batch import TableControls, take_apart
-from pipelines.running.standing import placed
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
-from pipelines.sinks.sink import TableBatch
+from pipelines.folding.fold import fold
+from pipelines.folding.folded_batch import TableControls, take_apart
+from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.table_state import placed
 from tests.contracts.folded import column
 from tests.contracts.histories import TABLE, Table, image_of, whole
 from tests.pipelines.lives import SINK, Image, Row, log_row, to_arrow

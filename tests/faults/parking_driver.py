@@ -13,9 +13,9 @@ from cdc.catalog.dead_letter_requests import Verb
 from cdc.config.sinks import Keeping
 from tests.contracts.folded import gone, part, put
 from tests.contracts.histories import RELATION
+from tests.pipelines.dead_letters import held
+from tests.pipelines.dead_letters.parked import NAN, Driver, SearchDriver
 from tests.pipelines.lives import log_row
-from tests.pipelines.parking import held
-from tests.pipelines.parking.parked import NAN, Driver, SearchDriver
 
 BEGIN, END = 20, 60
 FIRST = [put(1, "a", 10), put(2, "b", 11), put(3, "c", 12, price=NAN), put(4, "d", 13, price=NAN)]

@@ -31,9 +31,9 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.service.replay_jobs import Replays
 from cdc.stores.lake import Lake
-from pipelines.compact import compact
-from pipelines.fold import fold
-from pipelines.session import SparkSettings, delta_jars
+from pipelines.compaction.compact import compact
+from pipelines.folding.fold import fold
+from pipelines.runtime.session import SparkSettings, delta_jars
 from tests.faults.test_kill_apply import assert_equal
 from tests.faults.test_kill_reader import prepare
 from tests.faults.test_kill_reader_bucket import lies_in_a_bucket

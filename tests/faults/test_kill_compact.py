@@ -15,7 +15,7 @@ from cdc.log.compacted_state import Compacted, state
 from cdc.log.layout import COMPACTED
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from pipelines.compact import compact
+from pipelines.compaction.compact import compact
 from tests.faults.test_kill_reader import KILLED
 from tests.fixtures import forked
 from tests.pipelines.cold_log import append, folded, histories, interleaved, log_writer, transactions

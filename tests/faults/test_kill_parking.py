@@ -16,8 +16,8 @@ from tests.faults.parking_driver import BEGIN, END, HISTORY
 from tests.fixtures import forked
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import run_sql
-from tests.pipelines.parking import held
-from tests.pipelines.parking.parked import Driver, SearchDriver
+from tests.pipelines.dead_letters import held
+from tests.pipelines.dead_letters.parked import Driver, SearchDriver
 
 KILLED = -signal.SIGKILL
 SLOW = ("delta_before_merge", "delta_after_merge", "delta_before_publish")

@@ -12,8 +12,8 @@ from cdc.failpoint import VARIABLE
 from cdc.naming import published_uri
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
-from pipelines.sinks.delta_published import CLEAN_EVERY
-from pipelines.sinks.delta_upkeep import COMPACT_ABOVE
+from pipelines.sinks.delta.maintenance import COMPACT_ABOVE
+from pipelines.sinks.delta.published import CLEAN_EVERY
 from tests.faults import upkept_life
 from tests.faults.upkept_life import path_in
 from tests.fixtures import forked

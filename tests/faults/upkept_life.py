@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from cdc.config import SinkRule
 from cdc.stores.published import Published
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
-from pipelines.sinks.delta_order import Ordering
-from pipelines.sinks.delta_upkeep import Upkeep, UpkeepSettings
+from pipelines.sinks.delta.maintenance import Upkeep, UpkeepSettings
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.zorder import Ordering
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.sinks.upkept import Clock
 

@@ -28,7 +28,7 @@ from cdc.log.segments import SegmentLimits
 from cdc.log.vacuum import sweep
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from pipelines.compact import compact
+from pipelines.compaction.compact import compact
 from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY
 

@@ -30,7 +30,7 @@ from cdc.log.storage import open_table
 from cdc.log.vacuum import sweep
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from pipelines.compact import compact
+from pipelines.compaction.compact import compact
 from tests.log.rows import IDENTITY, info, row, table
 from tests.log.whole_log import EACH_OF_ITS_OWN, ITEMS, ORDERS, RESTORED, add, build, item, said, version
 

@@ -11,7 +11,7 @@ from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import TableSchema
-from pipelines.compact import compact
+from pipelines.compaction.compact import compact
 from tests.log.rows import IDENTITY, row, schema_of, table
 
 EACH_OF_ITS_OWN = SegmentLimits(size=1, age=3600.0)

@@ -21,10 +21,10 @@ from cdc.stores.search_index import document_id, layout
 from pipelines.__main__ import main
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink, keeps_history
-from pipelines.folding.by_size import RangeFold
-from pipelines.running.cuts import Cuts
-from pipelines.running.progress import Progress
-from pipelines.sinks.sink import Sink
+from pipelines.fold_range import RangeFold
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Progress
+from pipelines.sinks.contract import Sink
 from tests.faults.capture import Captured
 
 

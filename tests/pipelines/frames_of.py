@@ -11,8 +11,8 @@ from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import TableSchema
-from pipelines.reading.frames import Frame, planned, read
-from pipelines.reading.selection import Selection
+from pipelines.source.frames import Frame, planned, read
+from pipelines.source.options import Selection
 from tests.log.rows import IDENTITY, info, row, table
 
 EACH_OF_ITS_OWN = SegmentLimits(size=1, age=3600.0)

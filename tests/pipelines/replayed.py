@@ -21,9 +21,9 @@ from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink
-from pipelines.folding.by_size import RangeFold
-from pipelines.running.cuts import Cuts
-from pipelines.running.progress import Progress
+from pipelines.fold_range import RangeFold
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Progress
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 ORDERS, ITEMS = 16384, 16385

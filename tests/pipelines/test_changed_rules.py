@@ -17,8 +17,8 @@ from cdc.failpoint import VARIABLE
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import read_parked
 from cdc.stores.published import TableRecord, TargetState
+from pipelines.dead_letters.requests import letter_of
 from pipelines.lake import at as frames_at
-from pipelines.parking.orders import letter_of
 from tests.cli.command import Outcome, run
 from tests.faults.test_kill_reader import KILLED
 from tests.fixtures import forked

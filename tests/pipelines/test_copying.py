@@ -20,12 +20,12 @@ from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import TableState
 from pipelines.apply import SinkLoop
-from pipelines.folding.by_size import RangeFold
-from pipelines.running.cuts import Cuts
-from pipelines.running.progress import Progress
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
-from pipelines.sinks.search import SearchSink
-from pipelines.sinks.sink import Sink
+from pipelines.fold_range import RangeFold
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Progress
+from pipelines.sinks.contract import Sink
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.search.sink import SearchSink
 from tests.log.rows import IDENTITY, LIMITS, info
 from tests.pipelines.copying import FIRST, Copied, Moment, copied, told
 from tests.pipelines.lives import Image, to_arrow

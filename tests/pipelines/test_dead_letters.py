@@ -20,11 +20,11 @@ from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord
 from cdc.stores.search_index import SearchIndex
 from pipelines.apply import SinkLoop
+from pipelines.dead_letters.requests import Orders
 from pipelines.driver import build_sink
-from pipelines.folding.by_size import RangeFold
-from pipelines.parking.orders import Orders
-from pipelines.running.cuts import Cuts
-from pipelines.running.progress import Board, Progress
+from pipelines.fold_range import RangeFold
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Board, Progress
 from tests.cli.command import Outcome, run
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql

@@ -11,12 +11,12 @@ from cdc.config import DeadLetters
 from cdc.log.reader import LogReader
 from cdc.stores.lake import read_target
 from pipelines.apply import SinkLoop
-from pipelines.folding.by_size import RangeFold
-from pipelines.running.cuts import Cuts
-from pipelines.running.progress import Progress
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
-from pipelines.sinks.search import SearchSink
-from pipelines.sinks.sink import Sink
+from pipelines.fold_range import RangeFold
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Progress
+from pipelines.sinks.contract import Sink
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.search.sink import SearchSink
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 

@@ -18,11 +18,11 @@ from cdc.log.reader import LogReader
 from cdc.stores.lake import read_target
 from cdc.stores.published import TargetState
 from pipelines.apply import SinkLoop
-from pipelines.folding.by_size import RangeFold
-from pipelines.running.cuts import Cuts
-from pipelines.running.progress import Progress
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
-from pipelines.sinks.sink import TableBatch
+from pipelines.fold_range import RangeFold
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Progress
+from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
 from tests.contracts.folded import ORDERS, Row, batch, column
 from tests.contracts.histories import ALL_SETTINGS
 from tests.faults.capture import Captured

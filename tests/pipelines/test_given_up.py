@@ -17,9 +17,9 @@ from cdc.stores.published import TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink
-from pipelines.folding.by_size import RangeFold
-from pipelines.running.cuts import Cuts
-from pipelines.running.progress import Progress
+from pipelines.fold_range import RangeFold
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Progress
 from tests.log.rows import row
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 from tests.pipelines.replayed import END, FIGURES, ORDERS, Ground, Rows, change, made, schemas

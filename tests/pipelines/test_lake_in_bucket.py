@@ -11,9 +11,9 @@ from cdc.config import WriterChoice, load
 from cdc.errors import DeltaJarMissing
 from cdc.stores.lake import Lake
 from pipelines.driver import build_sink
-from pipelines.rebuilding.request import ReplayOptions
-from pipelines.replay import replay
-from pipelines.sinks.delta_merge import reaches
+from pipelines.replaying.replay import replay
+from pipelines.replaying.request import ReplayOptions
+from pipelines.sinks.delta.merge import reaches
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.pipelines.replayed import END, Ground, Rows, delta_rows, made
 

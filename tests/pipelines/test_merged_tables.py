@@ -11,8 +11,8 @@ from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
 from cdc.stores.lake import Lake
 from pipelines.__main__ import main
-from pipelines.rebuilding.request import ReplayOptions
-from pipelines.replay import replay
+from pipelines.replaying.replay import replay
+from pipelines.replaying.request import ReplayOptions
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.pipelines.applying import Applying, verified

@@ -18,8 +18,8 @@ from cdc.errors import SinkBelongsElsewhere
 from cdc.position import Position
 from pipelines.__main__ import main
 from pipelines.driver import SinkParts, SinkQuery
-from pipelines.running.cuts import Cuts
-from pipelines.running.pauses import Pauses
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.replay_pause import Pauses
 from tests.fixtures import forked
 from tests.pipelines.replayed import END, FIGURES, Ground, made
 from tests.pipelines.sinks.asked import ask

@@ -12,9 +12,9 @@ from cdc.errors import InvalidDefinition
 from cdc.log.compacted_state import state
 from cdc.log.object_path import BucketPath
 from cdc.log.writer import LogWriter
-from pipelines.compact import Limits, compact
-from pipelines.reading.selection import Selection
-from pipelines.source import register
+from pipelines.compaction.compact import Limits, compact
+from pipelines.source.data_source import register
+from pipelines.source.options import Selection
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 

@@ -17,10 +17,10 @@ from cdc.log.compacted_state import state
 from cdc.log.reader import Extent, LogReader, extents
 from cdc.log.retention import Retention
 from cdc.position import Position
-from pipelines.compact import Limits, compact
-from pipelines.fold import fold
-from pipelines.reading.baseline import folded, shares
-from pipelines.source import LogStreamReader
+from pipelines.compaction.compact import Limits, compact
+from pipelines.folding.fold import fold
+from pipelines.source.data_source import LogStreamReader
+from pipelines.source.history_start import folded, shares
 from tests.pipelines.cold_log import append, histories, interleaved, log_writer, transactions
 from tests.pipelines.frames_of import found, frame_of
 from tests.pipelines.lives import SINK, Row, to_arrow

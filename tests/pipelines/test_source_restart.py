@@ -21,8 +21,8 @@ from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.log.vacuum import sweep
 from cdc.position import Position
-from pipelines.compact import compact
-from pipelines.source import LogStreamReader
+from pipelines.compaction.compact import compact
+from pipelines.source.data_source import LogStreamReader
 from tests.pipelines.cold_log import append, folded, log_writer
 from tests.pipelines.frames_of import frame_of
 from tests.pipelines.lives import Row, log_row, to_arrow

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from cdc.errors import InvalidDefinition, SchemaNotApplicable, ValueNotRepresentable
 from cdc.log.reader import LogReader
 from cdc.table import Column, TableSchema, TableState
-from pipelines.source import LogStreamReader
+from pipelines.source.data_source import LogStreamReader
 from tests.log.rows import row, schema_of
 from tests.pipelines.frames_of import commit, found, frame_of, version
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.catalog.commands import Command
+from cdc.catalog.commands import JOB_LEASE, REPLAY, Command
 from cdc.failpoint import VARIABLE
 from cdc.log.compacted_state import state
-from cdc.service.background_jobs import LEASE
-from cdc.service.replay_jobs import REPLAY, Replays, ReplayStatus
+from cdc.service.replay_jobs import Replays, ReplayStatus
 from tests.fixtures import forked
 from tests.fixtures.forked import Ended
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
@@ -64,7 +63,7 @@ def test_a_replay_leaves_its_report_and_the_rows_that_applying_made(ground: Grou
     assert told.summary is not None
     assert told.summary.startswith("built 2 tables of lake")
     assert {table["topic"] for table in (told.result or {})["tables"]} == {"shop.orders", "shop.items"}
-    assert catalog.leases.holder(newest(catalog).payload[LEASE]) is None
+    assert catalog.leases.holder(newest(catalog).payload[JOB_LEASE]) is None
     for topic, rows in ground.lake().items():
         assert delta_rows(f"{into}/{topic.replace('.', '/')}") == rows
 
@@ -86,7 +85,7 @@ def test_a_replay_that_was_killed_runs_until_its_lease_has_run_out(ground: Groun
     assert told.state == "running"
     assert told.summary is not None
     assert told.summary.startswith("2/2 shop.")
-    lease = newest(catalog).payload[LEASE]
+    lease = newest(catalog).payload[JOB_LEASE]
     catalog.leases.release(lease, str(catalog.leases.holder(lease)))
     told = last(catalog)
     assert (told.state, told.summary) == ("failed", "its job ended and said nothing")

@@ -24,18 +24,18 @@ from cdc.service.status import pipeline_status
 from cdc.stores.published import TargetState
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink
-from pipelines.folding.by_size import RangeFold
-from pipelines.rebuilding.request import ReplayOptions
-from pipelines.replay import replay
-from pipelines.running.cuts import CUT, Cuts
-from pipelines.running.progress import Progress
-from pipelines.running.registered import REPLAY, held_for_replay, target_uuid
-from pipelines.session import has_delta
-from pipelines.sinks.sink import Sink
-from pipelines.source import rows_between
+from pipelines.fold_range import RangeFold
+from pipelines.replaying.replay import replay
+from pipelines.replaying.request import ReplayOptions
+from pipelines.runtime.consumer_registration import REPLAY, held_for_replay, target_uuid
+from pipelines.runtime.cut_requests import CUT, Cuts
+from pipelines.runtime.progress import Progress
+from pipelines.runtime.session import has_delta
+from pipelines.sinks.contract import Sink
+from pipelines.source.data_source import rows_between
 from tests.fixtures.waiting import until
-from tests.pipelines.rebuilding.test_rebuild import delta, rebuilt, tables_of
 from tests.pipelines.replayed import FIGURES, ITEMS, ORDERS
+from tests.pipelines.replaying.test_rebuild import delta, rebuilt, tables_of
 from tests.pipelines.trimmed import KEEP, NOBODY, Twins, brought_up, driven
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from cdc.position import Position
 from cdc.stores.lake import Lake
 from cdc.stores.search_index import SearchIndex
-from pipelines.proof.from_log import LogState
+from pipelines.verification.log_reference import LogState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until

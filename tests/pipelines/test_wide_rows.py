@@ -9,9 +9,9 @@ import pyarrow.compute as pc
 import pytest
 
 from cdc.change import LOG_SCHEMA
-from pipelines.fold import fold
-from pipelines.rows import typed_rows
+from pipelines.folding.fold import fold
 from pipelines.types import TypePolicy
+from pipelines.types.rows import typed_rows
 from tests.contracts.folded import ID, ORDERS
 from tests.pipelines.lives import log_row
 

@@ -16,12 +16,12 @@ from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TargetState
 from pipelines.apply import SinkLoop
-from pipelines.folding.by_size import RangeFold
-from pipelines.rebuilding.contents import contents
-from pipelines.rebuilding.rebuild import Means, Rebuild, Source
-from pipelines.running.cuts import Cuts
-from pipelines.running.progress import Progress
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.fold_range import RangeFold
+from pipelines.replaying.log_contents import contents
+from pipelines.replaying.rebuild import Means, Rebuild, Source
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Progress
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
 

@@ -15,10 +15,10 @@ from cdc.log.compacted_state import Compacted, state
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.position import Position
-from pipelines.compact import compact
+from pipelines.compaction.compact import compact
 from pipelines.driver import SinkParts, SinkQuery
-from pipelines.running.cuts import Cuts
-from pipelines.running.pauses import Pauses
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.replay_pause import Pauses
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 from tests.pipelines.replayed import END, FIGURES, ITEMS, ORDERS, Ground, Rows, change, made
 

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.catalog import Catalog
+from cdc.catalog.commands import REPLAY
 from cdc.log.writer import LogWriter
 from cdc.service.api.app import create_app
-from cdc.service.replay_jobs import REPLAY
 from cdc.snapshot.backfill_state import BACKFILL, Request, Verb
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until

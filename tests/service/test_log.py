@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from cdc.catalog import Catalog, ProcessReport
+from cdc.catalog.commands import COMPACT
 from cdc.log import consumers
 from cdc.service.api.app import create_app
-from cdc.service.compaction_requests import COMPACT
 from tests.cli.trimmed import Folder
 from tests.service.pipeline import NAME, definition
 from tests.service.running import answering

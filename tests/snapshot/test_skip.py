@@ -19,10 +19,10 @@ from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord, TargetState
 from cdc.table import TableState
 from pipelines.apply import SinkLoop
-from pipelines.folding.by_size import RangeFold
-from pipelines.running.cuts import Cuts
-from pipelines.running.progress import Progress
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.fold_range import RangeFold
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Progress
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.snapshot.running import Running

@@ -19,7 +19,7 @@ from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility
 from cdc.snapshot.watermark_window import WINDOW_LIMIT, Chunk, Placed, Placing
 from cdc.table import TableSchema
-from pipelines.fold import fold
+from pipelines.folding.fold import fold
 from tests.pgoutput.streams import ORDERS
 from tests.snapshot.multiset import RELATION, History, Transaction, left_of
 

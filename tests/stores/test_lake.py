@@ -13,7 +13,7 @@ from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable
 from cdc.position import Position
 from cdc.stores.lake import At, Lake, bound, parse_at
 from cdc.stores.published import Published, TableRecord
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.contracts.folded import ORDERS, batch, put
 
 

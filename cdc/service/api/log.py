@@ -9,9 +9,10 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query, Request
 
+from cdc.catalog.commands import COMPACT
 from cdc.errors import StateConflict, UnknownName
 from cdc.service.api.copies import ACCEPTED, Asking, Desk, JobPath, PipelinePath, actor_of
-from cdc.service.compaction_requests import COMPACT, ask_compact
+from cdc.service.compaction_requests import ask_compact
 from cdc.service.log_check import MOST, LogCheck, log_check
 from cdc.service.log_status import Collected, FileLine, LogStatus, SegmentLine, Transaction
 

@@ -21,7 +21,7 @@ from cdc.log.small_file_rewrite import due
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import TableState
-from pipelines.compact import compact
+from pipelines.compaction.compact import compact
 from tests.fixtures import forked
 from tests.log.rows import info, row, table
 from tests.log.test_verify import change, page_of

@@ -20,8 +20,8 @@ from cdc.errors import SchemaNotApplicable, TargetRulesChanged
 from cdc.failpoint import VARIABLE
 from cdc.stores.lake import read_target
 from cdc.table import Column, TableSchema
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
-from pipelines.sinks.delta_table import DeltaTarget
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, part, put
 from tests.pipelines.sinks.test_delta_schema_changes import ARTICLE, WIDER, having, names, publish, rows, whole
 

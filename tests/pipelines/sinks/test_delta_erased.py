@@ -11,12 +11,12 @@ import pytest
 
 from cdc.stores.lake import read_target
 from cdc.stores.published import Published, TableRecord
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
-from pipelines.sinks.delta_merge import ERASED
-from pipelines.sinks.delta_table import DeltaTarget
-from pipelines.sinks.sink import TableBatch
+from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.merge import ERASED
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import FOLDED, ID, ITEM, ORDERS, PRICE, Row, batch, folded, put
-from tests.pipelines.parking.parked import LOG, NAN, Driver
+from tests.pipelines.dead_letters.parked import LOG, NAN, Driver
 
 BAG = replace(ORDERS, columns=tuple(replace(column, key=None) for column in (ID, ITEM, PRICE)))
 TRUNCATED = (35, 0)

@@ -20,11 +20,11 @@ from cdc.errors import Reaction, SchemaNotApplicable, SinkError, ValueNotReprese
 from cdc.failpoint import VARIABLE
 from cdc.stores.lake import read_target
 from cdc.table import Column, TableSchema, TableState
-from pipelines.rows import target_schema
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
-from pipelines.sinks.delta_table import DeltaTarget
-from pipelines.sinks.sink import Published, TableRecord, TargetState
+from pipelines.sinks.contract import Published, TableRecord, TargetState
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.types import TypePolicy
+from pipelines.types.rows import target_schema
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
 
 ARTICLE = replace(ITEM, name="article")

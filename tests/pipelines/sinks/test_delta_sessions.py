@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
 from tests.contracts.folded import batch, put
 
 LOG = "log-1"

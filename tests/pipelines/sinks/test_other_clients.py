@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 
 from cdc.stores.lake import read_target
 from cdc.stores.published import TableRecord
-from pipelines.sinks.delta import DeltaSettings, DeltaSink, Writer
-from pipelines.sinks.delta_partial import Before
-from pipelines.sinks.delta_table import DeltaTarget
-from pipelines.sinks.sink import TableBatch
+from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.base_lookup import Before
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import batch, gone, put
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.errors import Reaction, TargetUnfit
 from cdc.stores.published import Published, TableRecord, TargetState
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
-from pipelines.sinks.delta_replace import StagedDelta
-from pipelines.sinks.delta_upkeep import UpkeepSettings
+from pipelines.sinks.delta.maintenance import UpkeepSettings
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.swap import StagedDelta
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.replayed import END, ITEMS, Ground, made
 from tests.pipelines.replayed import ORDERS as RELATION

@@ -10,10 +10,10 @@ from deltalake.fs import DeltaStorageHandler
 from cdc.naming import published_uri
 from cdc.stores.lake import read_target
 from cdc.stores.published import Published
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
-from pipelines.sinks.delta_published import PublishedTable
-from pipelines.sinks.delta_table import DeltaTarget
-from pipelines.sinks.delta_upkeep import Upkeep, UpkeepSettings
+from pipelines.sinks.delta.maintenance import Upkeep, UpkeepSettings
+from pipelines.sinks.delta.published import PublishedTable
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import ORDERS, batch, put
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.pipelines.sinks.upkept import Clock

@@ -9,10 +9,10 @@ from cdc.naming import published_uri
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TableRecord
-from pipelines.sinks.delta import DeltaSettings, DeltaSink
-from pipelines.sinks.delta_published import PublishedTable
-from pipelines.sinks.delta_table import DeltaTarget
-from pipelines.sinks.delta_upkeep import Upkeep, UpkeepSettings
+from pipelines.sinks.delta.maintenance import Upkeep, UpkeepSettings
+from pipelines.sinks.delta.published import PublishedTable
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import ORDERS, batch, put
 
 LOG = "log-1"

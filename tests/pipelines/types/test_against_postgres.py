@@ -20,8 +20,8 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.table import Column, TableSchema
-from pipelines.rows import text_columns
 from pipelines.types import TypePolicy, family_of
+from pipelines.types.rows import text_columns
 from pipelines.types.text import TEXT
 from pipelines.types.widening import printed, widening
 from tests.fixtures.postgres import run_sql

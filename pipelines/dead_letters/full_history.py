@@ -1,0 +1,168 @@
+"""What becomes of parked keys of a target that keeps every version or every change: pure, on rows of every change.
+
+A key is parked with all of its changes, from those on that came in one batch with the first refused one, for a later
+change may build on it and a history without it would be another one. What truncates and generation ends do meanwhile
+is noted among them. So the target has of such a key what it had before, and gets the rest as a whole, in order, when
+the key is tried again and all of it fits. Nothing else lets it go: what is missing is a change of then, not a row of
+now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.change import Operation
+from cdc.errors import CdcError, MissingBase
+from cdc.position import Position
+from cdc.stores.dead_letter_rows import Key, ParkedChange, ParkedRow
+from cdc.table import TableSchema
+from pipelines.dead_letters.latest_state import EPOCH, Held, keyed, micros
+from pipelines.folding.every_change import Ending
+from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.sinks.contract import Refusal, TableBatch
+
+_ENDINGS: Final = (Operation.TRUNCATE.value, Operation.GENERATION.value)
+
+
+def rows_behind(rows: pa.Table | None, position: int) -> pa.Table | None:
+    """The rows of a batch that have not been in one before."""
+    return None if rows is None else rows.filter(pc.greater(rows["position"], position))
+
+
+def queued(held: Held, batch: TableBatch) -> tuple[pa.Table, dict[Key, ParkedRow]]:
+    """(the batch's rows of other keys, what is parked with all that the batch says of it).
+
+    Raises MissingBase for a partial image of a row that moved from or to a parked key: what it lacks is not known yet.
+    """
+    rows = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows
+    _check_moves(rows, held, batch.schema)
+    mine, changes = keyed(held, rows["key"]), _changes(rows, held)
+    ended = [_ended(ending) for ending in batch.endings]
+    left = {key: _behind(row, [*changes.get(key, ()), *ended], batch.upto) for key, row in held.items()}
+    return rows.filter(pc.invert(mine)), left
+
+
+def again(queues: Iterable[ParkedRow]) -> tuple[pa.Table, tuple[Ending, ...]]:
+    """(every change of parked keys, what ended rows meanwhile), as a TableBatch has them."""
+    rows: list[dict[str, Any]] = []
+    ended = set[Ending]()
+    for queue in queues:
+        rows += [_row(queue, change) for change in queue.changes if change.op not in _ENDINGS]
+        ended |= {
+            Ending(change.position, change.ordinal, change.committed_at, change.began)
+            for change in queue.changes
+            if change.op in _ENDINGS
+        }
+    return pa.Table.from_pylist(rows, FOLDED_ARROW), tuple(sorted(ended))
+
+
+def queue(
+    batch: TableBatch, rows: pa.Table, refusals: Iterable[Refusal], now: int
+) -> tuple[pa.Table, dict[Key, ParkedRow]]:
+    """(the rows of other keys, the keys of refused rows with all that the batch says of them).
+
+    rows: those of keys that are not parked. now: µs since 1970 UTC. Raises MissingBase as queued.
+    """
+    first: dict[Key, tuple[dict[str, Any], Refusal]] = {}
+    for refusal in refusals:
+        row = rows.slice(refusal.row, 1).to_pylist()[0]
+        known = first.setdefault(tuple(row["key"]), (row, refusal))
+        if (row["position"], row["ordinal"]) < (known[0]["position"], known[0]["ordinal"]):
+            first[tuple(row["key"])] = row, refusal
+    _check_moves(rows, first, batch.schema)
+    changes, ended = _changes(rows, first), [_ended(ending) for ending in batch.endings]
+    parked = {
+        key: _behind(_refused(batch, row, refusal, now), [*changes[key], *ended], batch.upto)
+        for key, (row, refusal) in first.items()
+    }
+    return rows.filter(pc.invert(keyed(first, rows["key"]))), parked
+
+
+def forgetting(row: ParkedRow) -> ParkedRow:
+    """A parked row without the change that was refused and all that came of the key since."""
+    kept = (change for change in row.changes if change.place < row.place or change.op in _ENDINGS)
+    return replace(row, changes=tuple(kept))
+
+
+def refused_again(row: ParkedRow, error: CdcError, upto: int) -> ParkedRow:
+    """A parked row of which a change was tried in vain with a batch that ends at upto."""
+    return replace(row, attempts=row.attempts + 1, code=error.code, message=error.message, upto=upto)
+
+
+def _refused(batch: TableBatch, row: Mapping[str, Any], refusal: Refusal, now: int) -> ParkedRow:
+    return ParkedRow(
+        relation=batch.schema.relation,
+        topic=batch.schema.topic,
+        key=tuple(row["key"]),
+        position=row["position"],
+        ordinal=row["ordinal"],
+        committed_at=micros(row["committed_at"]),
+        image=dict(row["after"] or ()),
+        complete=True,
+        code=refusal.error.code,
+        message=refusal.error.message,
+        first_at=now,
+        upto=batch.upto,
+    )
+
+
+def _behind(row: ParkedRow, changes: Iterable[ParkedChange], upto: int) -> ParkedRow:
+    """The row with the changes behind those that it has; itself if there are none."""
+    added = sorted(changes, key=lambda one: one.place)
+    return replace(row, changes=(*row.changes, *added), upto=upto) if added else row
+
+
+def _check_moves(rows: pa.Table, parked: Container[Key], schema: TableSchema) -> None:
+    partial = pc.invert(pc.fill_null(rows["complete"], fill_value=True))
+    for row in rows.filter(pc.and_(partial, pc.is_valid(rows["base"]))).to_pylist():
+        if tuple(row["key"]) in parked or tuple(row["base"]) in parked:
+            raise MissingBase(
+                f"table {schema.topic!r}: a partial image at {Position(row['position'])} is of a row that moved "
+                "from or to a key that is parked",
+                remedy="give the column that is refused the policy 'text', then 'cdc replay SINK --tables TABLE'",
+            )
+
+
+def _changes(rows: pa.Table, keys: Mapping[Key, Any]) -> dict[Key, list[ParkedChange]]:
+    found: dict[Key, list[ParkedChange]] = {}
+    for row in rows.filter(keyed(keys, rows["key"])).to_pylist():
+        change = ParkedChange(
+            op=row["op"],
+            position=row["position"],
+            ordinal=row["ordinal"],
+            committed_at=micros(row["committed_at"]),
+            image=dict(row["after"] or ()),
+            complete=row["complete"] is not False,
+        )
+        found.setdefault(tuple(row["key"]), []).append(change)
+    return found
+
+
+def _ended(ending: Ending) -> ParkedChange:
+    op = Operation.TRUNCATE if ending.began is None else Operation.GENERATION
+    return ParkedChange(
+        op=op.value,
+        position=ending.position,
+        ordinal=ending.ordinal,
+        committed_at=ending.committed_at,
+        began=ending.began,
+    )
+
+
+def _row(queue: ParkedRow, change: ParkedChange) -> dict[str, Any]:
+    return {
+        "relation": queue.relation,
+        "op": change.op,
+        "key": list(queue.key),
+        "position": change.position,
+        "ordinal": change.ordinal,
+        "committed_at": EPOCH + timedelta(microseconds=change.committed_at),
+        "after": list(change.image.items()),
+        "complete": change.complete,
+    }

@@ -1,0 +1,267 @@
+"""The fold as a Spark plan: the same as `fold`, for ranges that are worth a job, on one machine or a cluster.
+
+A key's last life takes aggregates alone: of the partial images with the same columns the latest hides the others,
+so one row per set of columns is kept, which Spark combines before the shuffle and spills if it must.
+
+A life that begins with a partial move lacks columns that stand under its old key. They are looked for in the
+range by iterated joins, once per link of a chain a → b → c; what the range does not have is named by `base`,
+the key under which the target held the row before this range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from cdc.change import ROW_OPERATIONS, Operation
+from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.folding.range_statistics import Fence, Survey, add_fences
+
+_IMAGE: Final = "map<int,string>"
+FOLDED: Final[StructType] = from_arrow_schema(FOLDED_ARROW)
+"""The same as Spark names it; what a frame's toArrow() returns casts to FOLDED_ARROW."""
+
+_GROUP: Final = ("relation", "key", "apart")
+_FACTS: Final = ("position", "ordinal", "committed_at", "op", "after", "payload", "partial", "moved_from")
+_MOVE: Final = ("moved_position", "moved_ordinal")
+
+
+def fold_frame(rows: DataFrame, *, sink: str, survey: Survey | None = None) -> DataFrame:
+    """The fold of a frame of log rows; without a survey of the range Spark makes it, which reads the rows
+    once more in a job of its own. Rows that moved with partial images start jobs while the plan is made.
+    """
+    addressed = rows.where(_addressed(sink))
+    known = survey if survey is not None else _surveyed(addressed)
+    standing = _after_fences(addressed, known.fences)
+    if not known.keyless:
+        return _by_key(standing, known)
+    return _by_key(standing.where(~_is_keyless()), known).unionByName(_changes(standing.where(_is_keyless())))
+
+
+def _by_key(standing: DataFrame, known: Survey) -> DataFrame:
+    if not known.partial:
+        return keep_latest(standing)
+    facts = _facts(standing)
+    if known.moves:
+        return _with_bases(facts, known.links).select(*FOLDED.names)
+    return _lives(facts).select(*FOLDED.names)
+
+
+def keep_latest(rows: DataFrame) -> DataFrame:
+    """Log rows without any partial image → FOLDED: the latest row of a key is its state."""
+    latest, columns = _latest_columns()
+    return _facts(rows).groupBy(*_GROUP).agg(latest).select(*columns)
+
+
+# Columns are trees of the JVM: building one takes a call per node, together as long as folding a small batch.
+# They name columns and belong to no frame, so each is built once.
+
+
+@cache
+def _addressed(sink: str) -> Column:
+    return F.col("address").isNull() | (F.col("address") == sink)
+
+
+@cache
+def _is_keyless() -> Column:
+    return F.col("key").isNull() & F.col("op").isin(*sorted(ROW_OPERATIONS))
+
+
+def _changes(rows: DataFrame) -> DataFrame:
+    """Rows of tables without a key → FOLDED: what came and what went."""
+    came = F.when(F.col("op") != Operation.DELETE.value, F.struct(F.lit("u").alias("op"), F.col("after")))
+    went = F.when(F.col("before").isNotNull(), F.struct(F.lit("d").alias("op"), F.col("before").alias("after")))
+    told = F.explode(F.array_compact(F.array(came, went))).alias("told")
+    said = {"op": F.col("told.op"), "after": F.col("told.after"), "complete": F.lit(True)}
+    said["base"] = F.lit(None).cast(FOLDED["base"].dataType)
+    return rows.select("*", told).select(*(said.get(name, F.col(name)).alias(name) for name in FOLDED.names))
+
+
+@cache
+def _latest_columns() -> tuple[Column, tuple[Column, ...]]:
+    complete = F.when(_is_image(F.col("last.op")), F.lit(True))
+    columns = {name: F.col(f"last.{name}") for name in FOLDED.names if name in _FACTS}
+    columns |= {"complete": complete, "base": F.lit(None).cast(FOLDED["base"].dataType)}
+    latest = F.max_by(F.struct(*_FACTS), _order()).alias("last")
+    return latest, tuple(columns.get(name, F.col(name)).alias(name) for name in FOLDED.names)
+
+
+def _order(row: str = "") -> Column:
+    return F.struct(F.col(f"{row}position"), F.col(f"{row}ordinal"))
+
+
+def _is_image(op: Column) -> Column:
+    return op.isin("u", "d")
+
+
+def _surveyed(rows: DataFrame) -> Survey:
+    is_fence = F.col("op").isin("t", "g")
+    moved = F.col("partial") & F.col("old_key").isNotNull()
+    marks = F.when(is_fence, F.struct("relation", "op", "position", "ordinal", "payload"))
+    found = F.bool_or("partial"), F.bool_or(moved), F.collect_list(marks), F.bool_or(_is_keyless())
+    partial, moves, listed, keyless = rows.agg(*found).first()
+    fences: dict[int, Fence] = {}
+    add_fences(fences, [mark.asDict() for mark in listed])
+    return Survey(bool(partial), bool(moves), fences, keyless=bool(keyless))
+
+
+def _after_fences(rows: DataFrame, fences: Mapping[int, Fence]) -> DataFrame:
+    if not fences:
+        return rows
+    listed = ", ".join(f"({r}L, {f.position}L, {f.ordinal}L, {f.generation}L)" for r, f in fences.items())
+    text = f"SELECT * FROM VALUES {listed} AS fence(fenced, cleared, cleared_ordinal, generation)"
+    fence = F.broadcast(rows.sparkSession.sql(text))
+    gone = (_order() < F.struct("cleared", "cleared_ordinal")) | (F.col("position") < F.col("generation"))
+    is_row = F.col("op").isin(*sorted(ROW_OPERATIONS))
+    joined = rows.join(fence, F.col("relation") == F.col("fenced"), "left")
+    return joined.where(~(is_row & F.coalesce(gone, F.lit(False)))).select(*rows.columns)
+
+
+def _facts(rows: DataFrame) -> DataFrame:
+    """Log rows → what the fold looks at, a fraction of their width."""
+    is_change, columns = _fact_columns()
+    return rows.where(is_change).select(*columns)
+
+
+@cache
+def _fact_columns() -> tuple[Column, tuple[Column, ...]]:
+    is_row = F.col("op").isin(*sorted(ROW_OPERATIONS))
+    # control rows are groups of one: nothing may hide them
+    apart = F.when(~is_row, _order())
+    is_delete, is_new = (F.col("op") == op.value for op in (Operation.DELETE, Operation.CREATE))
+    nowhere = F.transform("key", lambda _: F.lit(None).cast("string"))
+    columns = (
+        *map(F.col, ("relation", "key")),
+        apart.alias("apart"),
+        *map(F.col, ("position", "ordinal", "committed_at")),
+        F.when(is_row & ~is_delete, F.lit("u")).otherwise(F.col("op")).alias("op"),
+        F.when(~is_delete, F.col("after")).alias("after"),
+        *map(F.col, ("payload", "partial")),
+        F.when(F.col("partial"), F.when(is_new, nowhere).otherwise(F.col("old_key"))).alias("moved_from"),
+    )
+    return F.col("op") != Operation.MESSAGE.value, columns
+
+
+def _lives(facts: DataFrame) -> DataFrame:
+    """Facts → FOLDED with the place of the move that `base` stands for, each key's last life merged."""
+    stages = _life_stages()
+    candidates = facts.groupBy(*_GROUP, stages.sent).agg(stages.row)
+    keys = candidates.groupBy(*_GROUP).agg(stages.start, stages.rest)
+    return keys.select(*keys.columns, stages.later).select("*", stages.last).select(*stages.told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """The columns of _lives, in the order of its steps."""
+
+    sent: Column
+    row: Column
+    start: Column
+    rest: Column
+    later: Column
+    last: Column
+    told: tuple[Column, ...]
+
+
+@cache
+def _life_stages() -> _Stages:
+    goes_on = F.col("partial") & F.col("moved_from").isNull()
+    begins, start = F.col("sent").isNull(), F.col("start")
+    later = F.filter("rest", lambda row: start.isNull() | _after(row, start))
+    return _Stages(
+        sent=F.when(goes_on, F.array_sort(F.map_keys("after"))).alias("sent"),
+        row=F.max_by(F.struct(*_FACTS), _order()).alias("row"),
+        start=F.max_by(F.when(begins, F.col("row")), F.when(begins, _order("row."))).alias("start"),
+        rest=F.collect_list(F.when(~begins, F.col("row"))).alias("rest"),
+        later=F.array_sort(later, _compared).alias("later"),
+        last=F.coalesce(F.get("later", F.size("later") - 1), start).alias("last"),
+        told=_told_life(),
+    )
+
+
+def _told_life() -> tuple[Column, ...]:
+    start, alone = F.col("start"), F.size("later") == 0
+    whole = F.coalesce(~start["partial"] & (alone | (start["op"] == "u")), F.lit(False))
+    nothing = F.create_map().cast(_IMAGE)
+    merged = F.aggregate("later", F.coalesce(start["after"], nothing), lambda image, row: _over(image, row["after"]))
+    moved = start["moved_from"].isNotNull()
+    columns = {
+        "relation": F.col("relation"),
+        "op": F.col("last.op"),
+        "key": F.col("key"),
+        "position": F.col("last.position"),
+        "ordinal": F.col("last.ordinal"),
+        "committed_at": F.col("last.committed_at"),
+        "after": F.when(alone, start["after"]).otherwise(merged),
+        "complete": F.when(_is_image(F.col("last.op")), whole),
+        "base": start["moved_from"],
+        "payload": F.col("last.payload"),
+        "moved_position": F.when(moved, start["position"]),
+        "moved_ordinal": F.when(moved, start["ordinal"]),
+    }
+    return tuple(column.alias(name) for name, column in columns.items())
+
+
+def _after(row: Column, other: Column) -> Column:
+    return F.struct(row["position"], row["ordinal"]) > F.struct(other["position"], other["ordinal"])
+
+
+def _compared(left: Column, right: Column) -> Column:
+    return F.when(_after(left, right), 1).when(_after(right, left), -1).otherwise(0)
+
+
+def _over(older: Column, newer: Column) -> Column:
+    """The older image with the newer one laid over it."""
+    return F.map_concat(F.map_filter(older, lambda column, _: ~F.map_contains_key(newer, column)), newer)
+
+
+def _with_bases(facts: DataFrame, links: int | None) -> DataFrame:
+    """_lives(facts) with every base looked for in the range, link by link of the longest chain.
+
+    A counted chain costs one job; without a count there is one more per link, to see whether that was the last.
+    """
+    if links is None:
+        facts = facts.localCheckpoint()
+    lives = _lives(facts).localCheckpoint()
+    settled, open_ = lives.where("base IS NULL"), lives.where("base IS NOT NULL")
+    link = 0
+    while (link < links) if links is not None else not open_.isEmpty():
+        link += 1
+        step = _one_link(open_, facts)
+        if link == links:
+            return settled.unionByName(step.drop("moving"))
+        step = step.localCheckpoint()
+        settled = settled.unionByName(step.where("NOT moving").drop("moving"))
+        open_ = step.where("moving").drop("moving")
+    return settled
+
+
+def _one_link(open_: DataFrame, facts: DataFrame) -> DataFrame:
+    """Lives that wait for a base → the same with what the range holds of it; `moving` while that moved itself."""
+    asking = open_.select(F.col("relation").alias("in_relation"), F.col("key").alias("asker"), "base", *_MOVE)
+    move = F.struct(*_MOVE)
+    # the move's own delete of the old key stands just before it and is not part of the life that moved
+    left = (F.col("position") == F.col("moved_position")) & (F.col("ordinal") == F.col("moved_ordinal") - 1)
+    of_base = (F.col("relation") == F.col("in_relation")) & (F.col("key") == F.col("base"))
+    found = facts.join(asking, of_base & F.col("apart").isNull() & (_order() < move) & ~left)
+    told = _lives(found.withColumn("key", F.col("asker")).select(*facts.columns))
+    names = ("after", "op", "complete", "base", *_MOVE)
+    state = told.select("relation", "key", F.struct(*names).alias("was"))
+    was = F.col("was")
+    # a row that was gone cannot have moved: of such a log nothing is guessed
+    usable = was.isNotNull() & (was["op"] == "u")
+    return open_.join(state, ["relation", "key"], "left").select(
+        *(name for name in FOLDED.names if name not in ("after", "complete", "base")),
+        F.when(usable, _over(was["after"], F.col("after"))).otherwise(F.col("after")).alias("after"),
+        F.coalesce(usable & was["complete"], F.lit(False)).alias("complete"),
+        F.when(usable & was["complete"], None).otherwise(F.coalesce(was["base"], F.col("base"))).alias("base"),
+        *(was[name].alias(name) for name in _MOVE),
+        F.coalesce(usable & was["base"].isNotNull(), F.lit(False)).alias("moving"),
+    )

@@ -1,1 +1,0 @@
-"""What a frame of the data source `cdc` is made of."""

@@ -1,0 +1,114 @@
+"""Contents: what the log holds of every table up to a position, from one pass over narrow columns.
+
+It decides how a table is built anew, and it is what a dry run prints.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.change import ROW_OPERATIONS
+from cdc.log.layout import LogFile
+from cdc.log.reader import LogReader, read_file
+from cdc.position import Position
+from cdc.table import TableSchema, matches
+from pipelines.folding.range_statistics import SURVEY_COLUMNS, Survey, addressed_to, survey
+
+_KEYS: Final = ("key", "old_key")
+_MARKS: Final = pa.array(["t", "g"])
+_ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
+
+
+@dataclass(frozen=True, slots=True)
+class TableContents:
+    """One table's part of the log."""
+
+    schema: TableSchema
+    """In force at the position."""
+    rows: int
+    """Of changes, before any fold."""
+    size: int
+    """Bytes of the log's files, by the table's share of their rows."""
+    survey: Survey
+
+    @property
+    def relation(self) -> int:
+        """The log's number of the table."""
+        return self.schema.relation
+
+    @property
+    def topic(self) -> str:
+        """`schema.table` at the position."""
+        return self.schema.topic
+
+    @property
+    def generation(self) -> int | None:
+        """Where the last whole copy began, None while none has ended."""
+        fence = self.survey.fences.get(self.relation)
+        return None if fence is None or fence.generation < 0 else fence.generation
+
+
+def contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[str]) -> list[TableContents]:
+    """What the log holds up to a position for a sink, whose globs say which tables, largest table first.
+
+    A table belongs to a sink while its name of that moment matches, as it does when the sink is applied.
+    """
+    rows: Counter[int] = Counter()
+    size: Counter[int] = Counter()
+    partial: set[int] = set()
+    special: list[pa.Table] = []
+    for file in log.files(Position(0), upto):
+        found = of_sink(_narrow(file, upto), sink, globs)
+        counted = found.filter(pc.is_in(found["op"], _ROWS))["relation"].value_counts()
+        for entry in counted.to_pylist():
+            rows[entry["values"]] += entry["counts"]
+            size[entry["values"]] += file.size * entry["counts"] // max(1, file.rows)
+        # a table without rows still is a table
+        rows.update(dict.fromkeys(found["relation"].drop_null().unique().to_pylist(), 0))
+        partial |= set(found.filter(found["partial"])["relation"].unique().to_pylist())
+        moved = pc.and_(found["partial"], pc.is_valid(found["old_key"]))
+        special.append(found.filter(pc.or_(moved, pc.is_in(found["op"], _MARKS))).select(SURVEY_COLUMNS))
+    surveys = dict(_surveys(special, sink))
+    schemas = log.schemas(upto)
+    listed = [
+        TableContents(
+            schemas[relation],
+            rows[relation],
+            size[relation],
+            replace(surveys.get(relation, Survey(links=0)), partial=relation in partial),
+        )
+        for relation in rows
+        if relation in schemas
+    ]
+    return sorted(listed, key=lambda table: (-table.rows, table.topic))
+
+
+def _narrow(file: LogFile, upto: Position) -> pa.Table:
+    """The survey's columns and `topic`; keys are read only where a partial image can have moved."""
+    names = [name for name in (*SURVEY_COLUMNS, "topic") if file.partial or name not in _KEYS]
+    rows = read_file(file, Position(0), upto, names)
+    for name in _KEYS:
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.list_(pa.string())))
+    return rows
+
+
+def of_sink(rows: pa.Table, sink: str, globs: Sequence[str]) -> pa.Table:
+    """The rows, with `topic` and `address`, that are meant for a sink and of its tables."""
+    topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and matches(topic, globs)]
+    wanted = pc.is_in(rows["topic"], pa.array(topics, pa.string()))
+    return rows.filter(pc.and_(addressed_to(rows["address"], sink), wanted))
+
+
+def _surveys(special: Sequence[pa.Table], sink: str) -> Iterator[tuple[int, Survey]]:
+    if not special:
+        return
+    rows = pa.concat_tables(special)
+    for relation in rows["relation"].unique().to_pylist():
+        yield relation, survey([rows.filter(pc.equal(rows["relation"], relation))], sink=sink)

@@ -1,0 +1,259 @@
+"""Rebuild: fill an empty staged sink from the change log alone, table by table, in bounded memory.
+
+Small tables are read and folded on the driver, several at a time. A large one is folded in Spark; where the executors
+can write the target they do, in one append. Elsewhere the folded rows come to the driver in parts, and
+each part is a batch of its own. Such batches need ends that order them, and all rows may be of one transaction: the
+ends are counted 1, 2, 3 …, below every position that a log can hold, until the last one is the real one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from cdc.change import LOG_SCHEMA
+from cdc.errors import CdcError, Reaction, ValueNotRepresentable
+from cdc.failpoint import hit
+from cdc.log.reader import LogReader
+from cdc.position import Position
+from cdc.stores.published import Published, TableRecord
+from cdc.table import matches
+from pipelines.dead_letters.quarantine import Parking
+from pipelines.fold_range import RangeFold
+from pipelines.folding.every_change import as_copied
+from pipelines.folding.fold import fold
+from pipelines.folding.folded_batch import TableControls, take_apart
+from pipelines.replaying.large_table_fold import folded_rows, parts_of
+from pipelines.replaying.latest_row_files import latest_files
+from pipelines.replaying.latest_rows import Wanted, latest
+from pipelines.replaying.log_contents import TableContents
+from pipelines.sinks.contract import Parks, Sink, SparkAwaited, TableBatch
+from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.table_state import check_captured, failed, placed
+from pipelines.source.data_source import rows_between
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LARGE: Final = 200_000
+"""Rows of the log that are folded on the driver at once: about a second, and 200 MB. A larger table goes to Spark."""
+PART: Final = 200_000
+"""Rows of the log behind one part that Spark hands to the driver; the fold only makes it smaller."""
+PART_BYTES: Final = 32 << 20
+"""Bytes of the log behind one part that executors write, several times as much in a worker's memory."""
+_FROM_SPARK: Final = (PySparkException, Py4JJavaError)
+"""A task's error comes as the one from a query and as the other from a write."""
+_REFUSED: Final = re.compile(r"ValueNotRepresentable: ([^\n]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The log as one sink sees it."""
+
+    log: LogReader
+    sink: str
+    """Its name: a backfill may be addressed to it."""
+    globs: tuple[str, ...]
+    keeps_history: Callable[[str], bool] | None = None
+    """Of which tables, by topic, every change is wanted; None: of none."""
+
+    def frame(self, spark: SparkSession, after: Position, upto: Position) -> DataFrame:
+        """The rows of the sink's tables in (after, upto]."""
+        return rows_between(spark, self.log, self.globs, after, upto)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What a rebuild works with."""
+
+    spark: Callable[[], SparkSession]
+    """Starts the session at the first call, which takes seconds: small tables do without."""
+    frames: Callable[[], bool]
+    """Whether executors can write the target; asked when a table is large."""
+    say: Callable[[TableContents, float], None] = lambda _table, _seconds: None
+    """Called when a table is there, with how long it took, its share of a group's time for a small one."""
+    large: int = LARGE
+    part: int = PART
+
+
+class Rebuild:
+    """One pass over the tables; the sink is open and empty."""
+
+    def __init__(self, source: Source, sink: Sink, means: Means) -> None:
+        self._source, self._sink, self._means = source, sink, means
+        self._parking = Parking(sink)
+        self._records: dict[int, TableRecord] = {}
+        self._end = 0
+        """Of the last part."""
+
+    def __call__(self, tables: Sequence[TableContents], upto: Position) -> Published:
+        """Bring every table to upto and publish; a table that cannot be built is listed as failed."""
+        latest = [table for table in tables if not self._keeps_history(table)]
+        kept = [[table] for table in tables if self._keeps_history(table)]
+        for group in [*groups(latest, self._means.large), *kept]:
+            began = time.monotonic()
+            if group in kept:
+                self._guarded(group[0], lambda table: self._change_by_change(table, upto), upto)
+            elif sum(table.rows for table in group) <= self._means.large:
+                self._on_driver(group, upto)
+            else:
+                self._guarded(group[0], lambda large: self._in_spark(large, upto), upto)
+            share = (time.monotonic() - began) / max(1, sum(table.rows for table in group))
+            for table in group:
+                self._means.say(table, share * table.rows)
+            hit("replay_after_build")
+        built = Published(upto, self._source.log.committed_at(upto), dict(self._records))
+        self._sink.publish(built)
+        return built
+
+    def _on_driver(self, group: Sequence[TableContents], upto: Position) -> None:
+        wanted = pa.array([table.relation for table in group])
+        log, topics = self._source.log, self._source.globs
+        found = [
+            rows.filter(pc.is_in(rows["relation"], wanted))
+            for rows in log.rows(Position(0), upto, topics=lambda topic: matches(topic, topics))
+        ]
+        batch = take_apart(fold(pa.Table.from_batches(found, LOG_SCHEMA), sink=self._source.sink))
+        with ThreadPoolExecutor(self._sink.parallel) as pool:
+            merges = [
+                pool.submit(self._guarded, table, lambda own: self._last(own, batch.rows_of(own.relation), upto), upto)
+                for table in group
+            ]
+        for merge in merges:
+            merge.result()
+
+    def _keeps_history(self, table: TableContents) -> bool:
+        wanted = self._source.keeps_history
+        return wanted is not None and wanted(table.topic)
+
+    def _change_by_change(self, table: TableContents, upto: Position) -> TableRecord:
+        """A target that keeps every version or every change: what the log has of them, from where it has them."""
+        source, after = self._source, Position(0)
+        trimmed = source.log.compacted if source.log.oldest > 0 else None
+        if trimmed is not None and table.schema.key and table.rows > self._means.large:
+            # the state that history begins with, which may be more than the driver holds
+            for part in parts_of(self._folded(self._means.spark(), table, trimmed.horizon)):
+                self._part(table, as_copied(part))
+            after = trimmed.horizon
+        fold = RangeFold(source.log, source.sink, source.globs, source.keeps_history)
+        record = self._last(table, None, upto) if after == upto else None
+        for batch, end in fold.slices(None, after, upto, table.relation):
+            controls = batch.controls.get(table.relation, TableControls())
+            said = TableBatch(
+                schema=table.schema,
+                rows=batch.rows_of(table.relation),
+                frame=None,
+                after=min(self._end, end),
+                upto=end,
+                generation=table.generation if end == upto else controls.generation,
+                endings=controls.endings,
+                since=batch.since,
+            )
+            record = self._parking.apply(record or self._records.get(table.relation), said)
+        assert record is not None  # noqa: S101 - upto is behind 0
+        return record
+
+    def _in_spark(self, table: TableContents, upto: Position) -> TableRecord:
+        spark = self._means.spark()
+        parts = -(-table.rows // self._means.part)
+        shuffled = spark.conf.get("spark.sql.shuffle.partitions")
+        spark.conf.set("spark.sql.shuffle.partitions", str(max(parts, int(shuffled))))
+        try:
+            if table.schema.key and self._means.frames():
+                self._sink.attach(spark)
+                try:
+                    return self._by_executors(spark, table, upto)
+                except _FROM_SPARK as exc:
+                    # part by part its rows come to the driver, where those that are refused are parked
+                    parks = isinstance(self._sink, Parks) and self._sink.parks(table.schema).stop_at
+                    if _quarantine(exc) is None or not parks:
+                        raise
+            for part in parts_of(self._folded(spark, table, upto)):
+                self._part(table, part)
+            return self._last(table, None, upto)
+        finally:
+            spark.conf.set("spark.sql.shuffle.partitions", shuffled)
+
+    def _by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
+        shape = self._sink.shape(table.schema) if isinstance(self._sink, DeltaSink) else None
+        if isinstance(self._sink, DeltaSink) and shape is not None and shape.by_rows and not table.survey.partial:
+            wanted = Wanted(table, self._source.sink, self._source.globs, int(upto), shape)
+            files, whole = self._source.log.files(Position(0), upto), _whole(table, None, None, upto)
+            folder = self._sink.folder(table.schema)
+            try:
+                if folder is None:
+                    return self._sink.fill(whole, latest(spark, files, wanted))
+                parts = max(-(-table.rows // self._means.part), -(-table.size // PART_BYTES))
+                return self._sink.adopt(whole, latest_files(spark, files, wanted, folder, parts))
+            except _FROM_SPARK as exc:
+                # the value may be one that a later change replaced
+                if _quarantine(exc) is None:
+                    raise
+        return self._sink.apply(_whole(table, None, self._folded(spark, table, upto), upto))
+
+    def _folded(self, spark: SparkSession, table: TableContents, upto: Position) -> DataFrame:
+        return folded_rows(self._source.frame(spark, Position(0), upto), table, self._source.sink)
+
+    def _part(self, table: TableContents, rows: pa.Table) -> None:
+        self._end += 1
+        part = TableBatch(schema=table.schema, rows=rows, frame=None, after=self._end - 1, upto=self._end)
+        record = self._parking.apply(self._records.get(table.relation), part)
+        self._sink.publish(Published(self._end, 0, {**self._records, table.relation: record}))
+        self._records[table.relation] = record
+
+    def _last(self, table: TableContents, rows: pa.Table | None, upto: Position) -> TableRecord:
+        whole = replace(_whole(table, rows, None, upto), after=self._end)
+        return self._parking.apply(self._records.get(table.relation), whole)
+
+    def _guarded(self, table: TableContents, build: Callable[[TableContents], TableRecord], upto: Position) -> None:
+        try:
+            check_captured(table.schema)
+            self._records[table.relation] = placed(self._built(table, build), upto)
+        except _FROM_SPARK as exc:
+            refused = _quarantine(exc)
+            if refused is None:
+                raise
+            self._records[table.relation] = failed(None, table.schema, refused)
+        except CdcError as exc:
+            if exc.reaction is not Reaction.QUARANTINE:
+                raise
+            self._records[table.relation] = failed(None, table.schema, exc)
+
+    def _built(self, table: TableContents, build: Callable[[TableContents], TableRecord]) -> TableRecord:
+        try:
+            return build(table)
+        except SparkAwaited:
+            self._sink.attach(self._means.spark())
+            return build(table)
+
+
+def groups(tables: Sequence[TableContents], large: int) -> list[list[TableContents]]:
+    """The tables in groups whose rows together are at most `large`; a larger table is a group of one."""
+    packed: list[list[TableContents]] = []
+    held = 0
+    for table in tables:
+        if not packed or held + table.rows > large:
+            packed.append([])
+            held = 0
+        packed[-1].append(table)
+        held += table.rows
+    return packed
+
+
+def _whole(table: TableContents, rows: pa.Table | None, frame: DataFrame | None, upto: Position) -> TableBatch:
+    return TableBatch(schema=table.schema, rows=rows, frame=frame, after=0, upto=int(upto), generation=table.generation)
+
+
+def _quarantine(exc: Exception) -> ValueNotRepresentable | None:
+    """The error that a task raised over a value, of which Spark hands on only the text."""
+    found = _REFUSED.search(str(exc))
+    return None if found is None else ValueNotRepresentable(found[1])

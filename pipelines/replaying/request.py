@@ -1,0 +1,227 @@
+"""Request: what a replay was asked for, checked against definition, log and sink before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from cdc.config import Definition, DeltaSink, SearchSink, rule_of
+from cdc.config.target_path import routed
+from cdc.errors import ConfigError, SinkUnavailable
+from cdc.log import time_index
+from cdc.log.reader import LogReader
+from cdc.point_in_time import WRITE_MOMENT, parse_moment
+from cdc.position import Position
+from cdc.stores.lake import Lake
+from cdc.stores.published import Published
+from cdc.stores.search_index import SearchIndex
+from cdc.table import exactly, named
+from pipelines.replaying.log_contents import TableContents, contents
+
+BEGINNING: Final = "beginning"
+LATEST: Final = "latest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """What a person asked for."""
+
+    sink: str
+    start: str = BEGINNING
+    """`beginning`, a position or an ISO 8601 time."""
+    end: str = LATEST
+    """`latest`, a position (included) or an ISO 8601 time."""
+    tables: tuple[str, ...] = ()
+    """Globs over `schema.table`; a bare name means that table in any schema, none means all."""
+    into: str | None = None
+    """Where the new target is kept; None puts it in the place of the old one."""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What will be done."""
+
+    wanted: DeltaSink | SearchSink
+    log: LogReader
+    tables: tuple[TableContents, ...]
+    upto: Position
+    """Where the new target stands when the bulk of it is built."""
+    standing: Published | None
+    """The sink's record as it is now."""
+    options: ReplayOptions
+
+    @property
+    def partial(self) -> bool:
+        """Whether only some of the sink's tables were asked for."""
+        return bool(self.options.tables)
+
+    @property
+    def globs(self) -> tuple[str, ...]:
+        """Which tables the new target follows."""
+        return tuple(exactly(table.topic) for table in self.tables) if self.partial else self.wanted.tables
+
+
+def checked(definition: Definition, options: ReplayOptions) -> Request:
+    """The request; raises ConfigError naming the sink, table, position or path that cannot be, and the way out."""
+    wanted = next((sink for sink in definition.sinks if sink.name == options.sink), None)
+    if wanted is None:
+        names = ", ".join(repr(sink.name) for sink in definition.sinks) or "none"
+        raise ConfigError(f"unknown sink {options.sink!r}", remedy=f"the definition's sinks are: {names}")
+    log = LogReader(definition.log.root)
+    oldest, durable = _held(log)
+    _check_start(log, options, oldest, durable)
+    upto = _end(log, options.end, oldest, durable)
+    standing = _standing(wanted)
+    if options.into is None:
+        upto = _in_place(wanted, options, standing, upto)
+    _check_told(log, options, upto)
+    found = contents(log, upto, sink=wanted.name, globs=wanted.tables)
+    tables = [table for table in found if not options.tables or named(table.topic, options.tables)]
+    missing = [glob for glob in options.tables if not any(named(table.topic, (glob,)) for table in tables)]
+    if missing or not tables:
+        known = ", ".join(table.topic for table in found) or "none"
+        asked = missing[0] if missing else wanted.tables[0]
+        raise ConfigError(f"no table of sink {wanted.name!r} in the log matches {asked!r}", remedy=f"it has: {known}")
+    _check_merged(wanted, options, found, tables)
+    return Request(wanted=wanted, log=log, tables=tuple(tables), upto=upto, standing=standing, options=_plain(options))
+
+
+def _check_merged(
+    wanted: DeltaSink | SearchSink,
+    options: ReplayOptions,
+    found: Sequence[TableContents],
+    asked: Sequence[TableContents],
+) -> None:
+    """Raise ConfigError for a target of many tables that would come out as less than all of them, or elsewhere."""
+    if not isinstance(wanted, DeltaSink):
+        return
+    uris = {
+        table.relation: routed(wanted.path, wanted.rules, table.schema)
+        for table in found
+        if (rule := rule_of(table.topic, wanted.rules)) is not None and rule.merge_tables
+    }
+    for table in asked:
+        if table.relation not in uris:
+            continue
+        if options.into is not None:
+            raise ConfigError(
+                f"table {table.topic!r} shares its target with others, which is built anew in its own place alone",
+                remedy="leave --into out, or name the other tables by --tables",
+            )
+        beside = {other.topic for other in found if uris.get(other.relation) == uris[table.relation]}
+        if left := sorted(beside - {other.topic for other in asked}):
+            raise ConfigError(
+                f"table {table.topic!r} shares its target with {left[0]!r}, and they are built anew together",
+                remedy=f"write {' '.join(f'--tables {topic}' for topic in sorted(beside))}, or leave --tables out",
+            )
+
+
+def _plain(options: ReplayOptions) -> ReplayOptions:
+    return options if options.into is None else replace(options, into=options.into.rstrip("/") or "/")
+
+
+def _held(log: LogReader) -> tuple[Position, Position]:
+    """(oldest, newest position) of the log."""
+    durable = log.durable
+    files = [] if durable is None else log.files(Position(0), durable)
+    if durable is None or not files:
+        raise ConfigError("the log is still empty: its first copy has not ended", remedy="wait for it: 'cdc status'")
+    return min(file.first for file in files), durable
+
+
+def _check_start(log: LogReader, options: ReplayOptions, oldest: Position, durable: Position) -> None:
+    if options.start == BEGINNING:
+        return
+    start = _place(log, options.start, "--from")
+    if start < oldest:
+        raise ConfigError(
+            f"--from {options.start} lies before the log, whose oldest position is {oldest}",
+            remedy=f"write --from {BEGINNING} or --from {oldest}",
+        )
+    if start > durable:
+        raise ConfigError(f"--from {options.start} lies after the log, which ends at {durable}", remedy=WRITE_MOMENT)
+    if start > oldest:
+        raise ConfigError(
+            f"sink {options.sink!r} holds one row per key: built from {start} on it would lack every row "
+            "that did not change since",
+            remedy=f"leave --from out, or write --from {BEGINNING}",
+        )
+
+
+def _end(log: LogReader, text: str, oldest: Position, durable: Position) -> Position:
+    if text == LATEST:
+        return durable
+    end = _place(log, text, "--to")
+    if not oldest <= end <= durable:
+        raise ConfigError(
+            f"--to {text} lies outside the log, which holds {oldest} to {durable}", remedy=f"write --to {LATEST}"
+        )
+    return end
+
+
+def _check_told(log: LogReader, options: ReplayOptions, upto: Position) -> None:
+    if log.compacted is None or upto >= log.compacted.horizon:
+        return
+    horizon = log.compacted.horizon
+    if options.end != LATEST:
+        raise ConfigError(
+            f"--to {options.end} lies before {horizon}, and of what is older the log holds the state there alone",
+            remedy=f"write --to {horizon} or --to {LATEST}",
+        )
+    raise ConfigError(
+        f"sink {options.sink!r} stands at {upto}, where the log cannot tell the state of its tables any more",
+        remedy=f"let the apply process bring it to {horizon}, or leave --tables out",
+    )
+
+
+def _place(log: LogReader, text: str, option: str) -> Position:
+    """A position, or the last one before what was committed after a time."""
+    moment = parse_moment(text, option)
+    return moment if isinstance(moment, Position) else before(log, moment)
+
+
+def before(log: LogReader, moment: datetime) -> Position:
+    """The last position before the first transaction that was committed later than a moment."""
+    durable = log.durable or Position(0)
+    return time_index.before(log.files(Position(0), durable), durable, int(moment.timestamp() * 1_000_000))
+
+
+def _standing(wanted: DeltaSink | SearchSink) -> Published | None:
+    if isinstance(wanted, DeltaSink):
+        return Lake.open(wanted.path).published()
+    try:
+        return SearchIndex.open(wanted.path).published
+    except SinkUnavailable:
+        return None
+
+
+def _in_place(
+    wanted: DeltaSink | SearchSink, options: ReplayOptions, standing: Published | None, upto: Position
+) -> Position:
+    if not options.tables:
+        if standing is not None and upto < standing.position:
+            raise ConfigError(
+                f"sink {wanted.name!r} stands at {Position(standing.position)} and cannot go back to {upto}",
+                remedy="write --into PATH to build it apart",
+            )
+        return upto
+    if isinstance(wanted, SearchSink):
+        raise ConfigError(
+            f"search sink {wanted.name!r} is one index, which is replaced as a whole",
+            remedy="leave --tables out, or write --into PATH",
+        )
+    if standing is None:
+        raise ConfigError(
+            f"sink {wanted.name!r} holds nothing yet that the tables could be put beside",
+            remedy="leave --tables out, or write --into PATH",
+        )
+    if options.end != LATEST:
+        raise ConfigError(
+            f"some tables of sink {wanted.name!r} can only be put beside the others where those stand, "
+            f"at {Position(standing.position)}",
+            remedy="leave --to out, or write --into PATH",
+        )
+    return Position(standing.position)

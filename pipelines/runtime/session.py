@@ -1,0 +1,288 @@
+"""The one place that builds the Spark session: settings, the Delta jars, and what a single machine needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import which
+from typing import Final, Self
+
+import pyspark
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+from cdc.cluster.job import DELTA_PACKAGE, SHIPPED_BY_SPARK
+from cdc.config import Definition
+from cdc.errors import SparkUnavailable
+from cdc.private_files import wanted_umask
+from pipelines.runtime.ship_code import ship
+
+NEEDED_JARS: Final = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")
+"""What create, append, MERGE, DML, OPTIMIZE, history and streaming reads load, by experiment.
+
+All else that the package names is shipped by PySpark itself, often newer, or serves Unity Catalog.
+"""
+
+IVY_CACHES: Final = (".ivy2.5.2/jars", ".ivy2/jars")
+"""Where `--packages` leaves jars below the home directory: Spark 4 and, before it, Spark 3."""
+
+_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
+_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
+_PLAIN_CHECKPOINTS: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+
+COMPACTION_POOL: Final = "compaction"
+"""The scheduler's pool of jobs that the sinks do not wait for; on one machine it gets what the others leave."""
+
+EVERYWHERE: Final = {
+    # values are Postgres text under timezone UTC; a session in local time would shift them at the first cast
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # INT96, the default, others read as nanoseconds, of which 64 bits end in 2262: for them 9999 would be in 1816
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # the default, 10 ms between two looks at the source, is fine; an idle query should not burn a core either
+    "spark.sql.streaming.pollingDelay": "20ms",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.ui.enabled": "false",
+}
+"""Settings of every session; SparkSettings.conf overrides them."""
+
+DECISIVE: Final = frozenset(
+    {
+        "spark.sql.session.timeZone",
+        "spark.sql.ansi.enabled",
+        "spark.sql.execution.arrow.pyspark.enabled",
+        "spark.sql.parquet.outputTimestampType",
+    }
+)
+"""Those of them that results depend on: they stand against what was submitted, too."""
+
+ON_ONE_MACHINE: Final = {
+    # 50 snapshot partitions, the default, make each small Delta read take seconds
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.cleaner.periodicGC.interval": "10min",
+    # re-planning between stages pays for large joins, and costs a small batch more than its fold
+    "spark.sql.adaptive.enabled": "false",
+    # Hadoop sets permissions and checksums of local files by starting a process for each: 100 ms a batch for the
+    # two files of a checkpoint that is thrown away with its query
+    "spark.sql.streaming.checkpointFileManagerClass": _PLAIN_CHECKPOINTS,
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    # in the order of their jobs, the tasks of a compaction would keep every sink waiting until the last had begun
+    "spark.scheduler.mode": "FAIR",
+    # as it stands: Hadoop takes %20 for a part of the name
+    "spark.scheduler.allocation.file": f"file://{Path(__file__).with_name('pools.xml')}",
+}
+"""Settings of `local` masters."""
+
+_TRUST_ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+"""Without Arrow's own checks of each access to a vector: Spark asks for nulls itself, and a row costs a fifth less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkSettings:
+    """What a definition says of Spark."""
+
+    master: str = "local[2]"
+    app_name: str = "cdc"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Spark's own settings; they win over ours."""
+    delta_jars: tuple[str, ...] = ()
+    """Jar files, or directories of jars, that make Delta; nothing is looked up or fetched when given."""
+    warehouse: str | None = None
+    """Directory of tables without a path; Spark's default, below the working directory, when None."""
+    download: bool = True
+    """Whether a missing Delta jar may be fetched."""
+
+    @classmethod
+    def of(cls, definition: Definition, app_name: str) -> Self:
+        """The settings of a process that works for a definition."""
+        wanted = definition.spark
+        return cls(master=wanted.master, app_name=app_name, conf=dict(wanted.conf), delta_jars=tuple(wanted.delta_jars))
+
+    @property
+    def local(self) -> bool:
+        """Whether driver and executors are one process."""
+        return _is_local(self.master)
+
+
+def spark_session(settings: SparkSettings) -> SparkSession:
+    """Build the session, or return the running one; its attribute `delta` says whether Delta is there.
+
+    Under spark-submit the JVM is already there with its own jars, and the submitted settings win, the master first.
+    The executors of a cluster are sent this process' own code.
+    Raises SparkUnavailable, also for a path in delta_jars that does not exist. A Delta jar that cannot
+    be had is no error: one line on stderr says so, and delta-rs goes on writing.
+    """
+    try:
+        return _started(settings)
+    except FileNotFoundError as exc:
+        raise SparkUnavailable(f"spark.delta_jars: {exc}", remedy="correct spark.delta_jars, or leave it out") from exc
+    except (PySparkException, Py4JError) as exc:
+        if not os.environ.get("JAVA_HOME") and which("java") is None:
+            raise SparkUnavailable(
+                "Spark needs Java, and there is none: JAVA_HOME is not set, and no 'java' is on the PATH",
+                remedy="install Java 17 or later, or set JAVA_HOME where this process gets its environment from",
+            ) from exc
+        raise SparkUnavailable(f"Spark does not start: {_said(exc)}") from exc
+
+
+def _started(settings: SparkSettings) -> SparkSession:
+    _prepare_environment(settings)
+    _start_jvm(settings)
+    delta = _has_class(_EXTENSION)
+    builder = SparkSession.builder
+    for key, setting in _sql_settings(settings, delta=delta).items():
+        builder = builder.config(key, setting)
+    session = builder.getOrCreate()
+    session.delta = delta
+    if not _is_local(session.sparkContext.master):
+        ship(session)
+    return session
+
+
+def _said(exc: Exception) -> str:
+    """What is wrong, without the stack of the JVM, which Py4J puts into its text behind the exception's own line."""
+    lines = str(exc).splitlines() or [type(exc).__name__]
+    told = next((text for text in lines if text.startswith(": ")), lines[0])
+    return told.removeprefix(": ")[:300]
+
+
+def has_delta(session: SparkSession) -> bool:
+    """Whether the session reads and writes Delta; true also of sessions reached through a frame."""
+    return _EXTENSION in (session.conf.get("spark.sql.extensions", "") or "")
+
+
+def delta_jars(settings: SparkSettings, home: Path | None = None) -> tuple[Path, ...]:
+    """The jar files that make Delta: the given ones, else those in an Ivy cache below home, else none."""
+    if settings.delta_jars:
+        return tuple(_given(settings.delta_jars))
+    for cache in IVY_CACHES:
+        found = tuple(_cached((home or Path.home()) / cache))
+        if len(found) == len(NEEDED_JARS):
+            return found
+    return ()
+
+
+def _given(paths: tuple[str, ...]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        if not path.exists():
+            raise FileNotFoundError(f"no such Delta jar: {str(path)!r}")
+        yield from sorted(path.glob("*.jar")) if path.is_dir() else [path]
+
+
+def _cached(directory: Path) -> Iterator[Path]:
+    # Ivy writes <organisation>_<artifact>-<version>.jar
+    for name in NEEDED_JARS:
+        yield from directory.glob(f"*_{name}")
+
+
+def _is_local(master: str) -> bool:
+    # local-cluster[2,1,1024] is a cluster on one machine
+    return master == "local" or master.startswith("local[")
+
+
+def _prepare_environment(settings: SparkSettings) -> None:
+    if _submitted():
+        return
+    home = Path(pyspark.__file__).parent
+    if (home / "bin" / "spark-submit").is_file():
+        # a SPARK_HOME left over from another Spark, or none in an unactivated venv, starts the wrong one or none
+        os.environ["SPARK_HOME"] = str(home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if settings.local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def _submitted() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _start_jvm(settings: SparkSettings) -> None:
+    if _submitted() or SparkContext._gateway is not None:  # noqa: SLF001 - no public way to ask
+        return
+    jars = delta_jars(settings)
+    if jars or _names_delta(settings.conf) or not settings.download:
+        if not jars and not _names_delta(settings.conf):
+            _say_without_delta()
+        SparkContext._ensure_initialized(conf=_jvm_conf(settings, jars))  # noqa: SLF001 - the jars are chosen here
+        return
+    _say(f"fetching {DELTA_PACKAGE} once, into the Ivy cache")
+    try:
+        SparkContext._ensure_initialized(conf=_jvm_conf(settings, (), package=DELTA_PACKAGE))  # noqa: SLF001
+    except PySparkRuntimeError:
+        _say_without_delta()
+        SparkContext._ensure_initialized(conf=_jvm_conf(settings, ()))  # noqa: SLF001
+
+
+def _names_delta(conf: Mapping[str, str]) -> bool:
+    keys = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
+    return any("delta-spark" in conf.get(key, "") for key in keys)
+
+
+def _jvm_conf(settings: SparkSettings, jars: tuple[Path, ...], package: str = "") -> SparkConf:
+    # Hadoop sets the modes of some files itself, by a umask of its own
+    chosen = {**EVERYWHERE, "spark.hadoop.fs.permissions.umask-mode": f"{wanted_umask():03o}"}
+    if settings.local:
+        log4j = Path(__file__).with_name("log4j2.properties").as_uri()
+        options = f"-Dlog4j2.configurationFile={log4j} {_TRUST_ARROW}"
+        chosen |= ON_ONE_MACHINE | {"spark.driver.extraJavaOptions": options}
+    if package:
+        chosen |= {"spark.jars.packages": package, "spark.jars.excludes": SHIPPED_BY_SPARK}
+    if settings.warehouse:
+        chosen["spark.sql.warehouse.dir"] = settings.warehouse
+    chosen |= settings.conf
+    chosen |= {"spark.master": settings.master, "spark.app.name": settings.app_name}
+    _add_jars(chosen, jars, local=settings.local)
+    if package and (own := settings.conf.get("spark.jars.packages")):
+        chosen["spark.jars.packages"] = f"{own},{package}"
+    return SparkConf(loadDefaults=False).setAll(list(chosen.items()))
+
+
+def _add_jars(chosen: dict[str, str], jars: tuple[Path, ...], *, local: bool) -> None:
+    # on one machine the class path is enough; spark.jars would copy each jar for an executor that is this process
+    key, separator = ("spark.driver.extraClassPath", os.pathsep) if local else ("spark.jars", ",")
+    named = [chosen[key]] if chosen.get(key) else []
+    if jars:
+        chosen[key] = separator.join([*named, *(str(jar.resolve()) for jar in jars)])
+
+
+def _has_class(name: str) -> bool:
+    SparkContext._ensure_initialized()  # noqa: SLF001 - under spark-submit this connects to the waiting JVM
+    return bool(SparkContext._jvm.org.apache.spark.util.Utils.classIsLoadable(name))  # noqa: SLF001
+
+
+def _sql_settings(settings: SparkSettings, *, delta: bool) -> dict[str, str]:
+    chosen = dict(_jvm_conf(settings, ()).getAll())
+    if _submitted():
+        given = {name for name, _ in SparkConf().getAll()} - DECISIVE
+        chosen = {name: value for name, value in (EVERYWHERE | dict(settings.conf)).items() if name not in given}
+    for launched in ("spark.driver.extraClassPath", "spark.driver.extraJavaOptions", "spark.driver.memory"):
+        chosen.pop(launched, None)
+    if delta:
+        own = settings.conf.get("spark.sql.extensions")
+        chosen["spark.sql.extensions"] = f"{own},{_EXTENSION}" if own else _EXTENSION
+        chosen["spark.sql.catalog.spark_catalog"] = _CATALOG
+    return chosen
+
+
+def _say_without_delta() -> None:
+    _say("Spark runs without Delta: name its jars in spark.delta_jars; until then delta-rs writes Delta alone")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"cdc: {line}\n")

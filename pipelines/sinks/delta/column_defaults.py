@@ -1,0 +1,68 @@
+"""Defaults of new columns as SQL: what rows older than ADD COLUMN … DEFAULT hold, spelled for DataFusion."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from cdc.errors import ValueNotRepresentable
+from cdc.table import Column
+from pipelines.types import Policy, family_of
+from pipelines.types.array import elements
+
+_SPELLING: Final = {
+    pa.bool_(): "Boolean",
+    pa.binary(): "Binary",
+    pa.int16(): "Int16",
+    pa.int32(): "Int32",
+    pa.int64(): "Int64",
+    pa.float32(): "Float32",
+    pa.float64(): "Float64",
+    pa.date32(): "Date32",
+    pa.string(): "Utf8",
+    pa.timestamp("us"): "Timestamp(Microsecond, None)",
+    pa.timestamp("us", tz="UTC"): 'Timestamp(Microsecond, Some("UTC"))',
+}
+
+
+def default_expression(column: Column, text: str, policy: Policy) -> str:
+    """The value of a new column in rows that are older, as an expression; raises ValueNotRepresentable."""
+    family = family_of(column, policy)
+    try:
+        family.convert(pa.array([text], pa.string()))
+    except pa.ArrowInvalid:
+        pass
+    else:
+        return default_literal(text, family.arrow)
+    # raised outside of the handler: Arrow's message holds the value itself
+    raise ValueNotRepresentable(
+        f"column {column.name!r} came with a default of type {column.type_name!r} that {family.arrow!s} cannot hold"
+    )
+
+
+def default_literal(text: str, arrow: pa.DataType) -> str:
+    """`Column.missing`, a text as Postgres prints it, as an expression of exactly the type `arrow`."""
+    if pa.types.is_list(arrow):
+        inner = [_literal(element, arrow.value_type) for element in elements(text)]
+        return f"arrow_cast(make_array({', '.join(inner)}), 'List({_spelling(arrow.value_type)})')"
+    if pa.types.is_boolean(arrow):
+        return "true" if text == "t" else "false"
+    if pa.types.is_binary(arrow):
+        digits = _quoted(text.removeprefix("\\x"))
+        return f"arrow_cast(decode({digits}, 'hex'), 'Binary')"
+    return f"arrow_cast({_quoted(text)}, '{_spelling(arrow)}')"
+
+
+def _literal(text: str | None, arrow: pa.DataType) -> str:
+    return "NULL" if text is None else default_literal(text, arrow)
+
+
+def _spelling(arrow: pa.DataType) -> str:
+    if pa.types.is_decimal(arrow):
+        return f"Decimal128({arrow.precision}, {arrow.scale})"
+    return _SPELLING[arrow]
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

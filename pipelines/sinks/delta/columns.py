@@ -1,0 +1,47 @@
+"""Which columns of a table its target has, and which of them make versions, by what the sink says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cdc.config import SinkRule, TableSettings, rule_of
+from cdc.config.columns import Misfit, kept, misnamed, unkept, unkeyed
+from cdc.config.sinks import Keeping
+from cdc.naming import column_name
+from cdc.table import TableSchema
+from pipelines.sinks.delta.merge_source import Shape
+
+
+def selected(schema: TableSchema, settings: TableSettings) -> TableSchema:
+    """The table with the columns alone that its target has; raises SchemaNotApplicable if one of its key is left out.
+
+    A name that the table does not have says nothing here; see check_named.
+    """
+    _check(unkeyed(schema, settings))
+    return kept(schema, settings)
+
+
+def check_named(schema: TableSchema, rules: Sequence[SinkRule]) -> None:
+    """Raise SchemaNotApplicable for a name in the rule of a table that none of its columns has."""
+    _check(misnamed(schema, rule_of(schema.topic, rules)))
+
+
+def check_kept(schema: TableSchema, keeping: Keeping) -> None:
+    """Raise SchemaNotApplicable for a table without a key whose rows would have to be told apart."""
+    _check(unkept(schema, keeping))
+
+
+def _check(found: Iterator[Misfit]) -> None:
+    for misfit in found:
+        raise misfit.error
+
+
+def tracked(shape: Shape, schema: TableSchema, settings: TableSettings) -> list[str]:
+    """Delta names of the columns of which a change begins a version; schema: the table as its source names it."""
+    wanted, unwanted = set(settings.track_history_column_list), set(settings.track_history_except_column_list)
+    name_of = {column.id: column.name for column in schema.columns}
+    named = [(column_name(column.name), name_of.get(column.id, column.name)) for column in shape.schema.sent]
+    keys = set(shape.key)
+    return [
+        held for held, name in named if held not in keys and (not wanted or name in wanted) and name not in unwanted
+    ]

@@ -1,0 +1,230 @@
+"""ParkedTable: the rows that a Delta sink could not take, kept beside it; and which rows of a batch those are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from threading import Lock
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, write_deltalake
+from deltalake import Schema as DeltaSchema
+
+from cdc.errors import CdcError, MissingBase, ValueNotRepresentable
+from cdc.position import Position
+from cdc.stores.dead_letter_rows import PARKED_SCHEMA, Entry, Key, ParkedRow, parked_at, read_entries
+from cdc.stores.published import Published
+from pipelines.sinks.contract import Refusal, TableBatch
+from pipelines.sinks.delta.base_lookup import Before, baseless
+from pipelines.sinks.delta.erasure import erase_earlier
+from pipelines.sinks.delta.merge_source import Shape, source_rows
+from pipelines.sinks.delta.row_states import typed_changes
+from pipelines.types.rows import typed_keys
+
+STALE: Final = 500
+"""Entries that may have been overtaken by later ones before the table is written anew."""
+_KEPT_FOR: Final = 1
+"""Hours: who reads the table may be that slow."""
+_PROPERTIES: Final = {
+    "delta.checkpointInterval": "100",
+    "delta.enableExpiredLogCleanup": "true",
+    "delta.logRetentionDuration": "interval 1 hours",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+}
+
+
+class ParkedTable:
+    """The contract is pipelines.sinks.contract.ParkedRows; the Delta table is made when the first row is parked."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._table: DeltaTable | None = None
+        self._held: dict[int, Mapping[Key, ParkedRow]] = {}
+        self._unlisted: dict[int, list[Entry]] = {}
+        """By relation, of tables that were never published: what of it counts depends on where their targets stand."""
+        self._entries = 0
+        self._unsettled: set[int] = set()
+        self._lock = Lock()
+
+    def take_up(self, record: Published, standing: Mapping[int, int]) -> None:
+        """Read what is parked where the targets stand, and forget what a crash left of a batch that was not merged.
+
+        standing: by relation, where the target of each table of the record stands.
+        """
+        self._held, self._unlisted, self._unsettled, self._entries = {}, {}, set(), 0
+        self._table = DeltaTable(self._uri) if DeltaTable.is_deltatable(self._uri) else None
+        entries = [] if self._table is None else read_entries(self._table)
+        self._entries = len(entries)
+        listed = [entry for entry in entries if entry.row.relation in record.tables]
+        self._held = dict(parked_at(listed, record, standing))
+        for relation, stands in standing.items():
+            self._forget(relation, stands, listed)
+        for entry in entries:
+            if entry.row.relation not in record.tables:
+                self._unlisted.setdefault(entry.row.relation, []).append(entry)
+
+    def take_up_unlisted(self, relation: int, stands: int) -> None:
+        """The same for a table that was never published, whose target stands there."""
+        entries = self._unlisted.pop(relation, [])
+        self._held |= parked_at(entries, Published(0, 0), {relation: stands})
+        self._forget(relation, stands, entries)
+
+    def _forget(self, relation: int, stands: int, entries: Iterable[Entry]) -> None:
+        if self._table is not None and any(e.row.relation == relation and e.row.upto > stands for e in entries):
+            self._table.delete(_behind(relation, stands))
+
+    def held(self, relation: int) -> Mapping[Key, ParkedRow]:
+        """See ParkedRows.held."""
+        return self._held.get(relation, {})
+
+    def write(self, relation: int, after: int, entries: Iterable[Entry]) -> None:
+        """See ParkedRows.write."""
+        rows = [entry.to_json() for entry in entries]
+        with self._lock:
+            if not rows and relation not in self._unsettled:
+                return
+            self._unsettled.add(relation)  # also if the commit fails
+            table = self._made()
+            self._widen(table)
+            # what an attempt left that came to no merge must not count once its end is passed
+            write_deltalake(
+                table,
+                pa.Table.from_pylist(rows, PARKED_SCHEMA),
+                mode="overwrite",
+                predicate=_behind(relation, after),
+            )
+            self._entries += len(rows)
+            (self._unsettled.add if rows else self._unsettled.discard)(relation)
+
+    def settle(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
+        """See ParkedRows.settle."""
+        with self._lock:
+            self._unsettled.discard(relation)
+            self._held[relation] = held
+
+    def tidy(self) -> None:
+        """Between two batches: write the table anew once most of it was overtaken."""
+        live = [row for rows in self._held.values() for row in rows.values()]
+        if self._table is None or self._unsettled or self._unlisted or self._entries <= STALE + 2 * len(live):
+            return
+        rows = [Entry(row).to_json() for row in live]
+        write_deltalake(self._made(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
+        self._table = DeltaTable(self._uri)
+        self._table.vacuum(retention_hours=_KEPT_FOR, enforce_retention_duration=False, dry_run=False)
+        self._entries = len(rows)
+
+    def rewrite(self, record: Published) -> None:
+        """Leave nothing of the table but what is parked at the record, in its files and in its log."""
+        self.take_up(record, {})
+        if self._table is None:
+            return
+        live = [row for rows in self._held.values() for row in rows.values()]
+        entries = [*map(Entry, live), *(entry for unlisted in self._unlisted.values() for entry in unlisted)]
+        rows = [entry.to_json() for entry in entries]
+        write_deltalake(self._made(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
+        erase_earlier(self._uri, DeltaTable(self._uri).version())
+
+    def take_over(self, rows: Iterable[ParkedRow], upto: int, instead_of: Collection[int] = ()) -> None:
+        """Add what was parked beside a target that was built anew up to there, before that is put in its place.
+
+        instead_of: tables of which nothing else stays.
+        """
+        entries = [Entry(replace(row, upto=upto)).to_json() for row in rows]
+        if not entries and not (instead_of and DeltaTable.is_deltatable(self._uri)):
+            return
+        self._widen(table := self._made())
+        added = pa.Table.from_pylist(entries, PARKED_SCHEMA)
+        if not instead_of:
+            write_deltalake(table, added, mode="append")
+            return
+        gone = pc.is_in(pc.field("relation"), pa.array(sorted(instead_of), pa.int64()))
+        others = pa.table(table.scan()).cast(PARKED_SCHEMA).filter(pc.invert(gone))
+        write_deltalake(table, pa.concat_tables([others, added]), mode="overwrite")
+
+    def _widen(self, table: DeltaTable) -> None:
+        """Add the columns that a table from before they were there lacks."""
+        held = {field.name for field in table.schema().fields}
+        lacking = [field for field in DeltaSchema.from_arrow(PARKED_SCHEMA).fields if field.name not in held]
+        if lacking:
+            table.alter.add_columns(lacking)
+
+    def _made(self) -> DeltaTable:
+        if self._table is None:
+            self._table = _opened(self._uri)
+        else:
+            self._table.update_incremental()
+        return self._table
+
+
+def _opened(uri: str) -> DeltaTable:
+    if DeltaTable.is_deltatable(uri):
+        return DeltaTable(uri)
+    described = "rows that a cdc sink could not take: entries by batch, see 'cdc dlq'"
+    return DeltaTable.create(uri, PARKED_SCHEMA, description=described, configuration=_PROPERTIES)
+
+
+def _behind(relation: int, position: int) -> str:
+    return f"relation = {int(relation)} AND upto > {int(position)}"
+
+
+def refused(images: pa.Table, before: Before, shape: Shape, limit: int) -> list[Refusal]:
+    """The rows (folded shape, op `u` and `d`, one table with a key) that the target cannot take, about `limit` at most.
+
+    A delete is among them if the target cannot hold its key: then there is nothing to delete.
+    """
+    found = _failing(images, lambda part: source_rows(part, shape), limit)
+    partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
+    rows = np.setdiff1d(np.flatnonzero(partial.to_numpy()), np.fromiter(found, np.int64, len(found)))
+    if len(rows):
+        found |= _without_base(images, rows, before, shape)
+    return [Refusal(row, error) for row, error in sorted(found.items())]
+
+
+def refused_changes(batch: TableBatch, shape: Shape, limit: int) -> list[Refusal]:
+    """The rows of a batch of every change, those of `again` behind the others, of which a value or a key does not fit.
+
+    About `limit` at most.
+    """
+    images = [rows for rows in (batch.rows, batch.again) if rows is not None]
+    found = _failing(pa.concat_tables(images), lambda part: _typed(part, shape), limit) if images else {}
+    return [Refusal(row, error) for row, error in sorted(found.items())]
+
+
+def _typed(images: pa.Table, shape: Shape) -> None:
+    typed_changes(images, shape)
+    typed_keys(images["base"].drop_null(), shape.schema, shape.policy)
+
+
+def _without_base(images: pa.Table, rows: np.ndarray, before: Before, shape: Shape) -> dict[int, CdcError]:
+    partial = images.take(pa.array(rows))
+    bases = pa.table({"key": pc.coalesce(partial["base"], partial["key"]), "position": partial["position"]})
+    strange = _failing(bases, lambda part: typed_keys(part["key"], shape.schema, shape.policy), len(rows))
+    known = np.setdiff1d(np.arange(len(rows)), np.fromiter(strange, np.int64, len(strange)))
+    lacking = known[baseless(partial.take(pa.array(known)), before, shape)] if len(known) else known
+    return {int(rows[row]): _lacks(shape, partial["position"][int(row)].as_py()) for row in [*strange, *lacking]}
+
+
+def _lacks(shape: Shape, position: int) -> CdcError:
+    return MissingBase(f"table {shape.schema.topic!r} lacks the base of a partial image at {Position(position)}")
+
+
+def _failing(rows: pa.Table, convert: Callable[[pa.Table], object], limit: int) -> dict[int, CdcError]:
+    """The rows that cannot be converted, with the error of each; stops looking soon after `limit` of them."""
+    found: dict[int, CdcError] = {}
+    left = [(0, rows.num_rows)]
+    while left and len(found) <= limit:
+        low, high = left.pop()
+        if low == high:
+            continue
+        try:
+            convert(rows.slice(low, high - low))
+        except ValueNotRepresentable as exc:
+            if high - low == 1:
+                found[low] = exc
+            else:
+                middle = (low + high) // 2
+                left += [(middle, high), (low, middle)]
+    return found

@@ -1,0 +1,95 @@
+"""Erasure: what earlier versions of a target contain is removed for good, because its rules hide it now.
+
+A replay under rules that hide more marks the target before it puts the new rows in place, so that the next process
+knows: it after a crash, the sink when it opens the target. The mark goes last. What remains is one version: its files
+and its log from there on. The log goes as well, for its commits name the least and the greatest value of each file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow.fs as pafs
+import structlog
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+
+from cdc import atomic_file
+from cdc.failpoint import hit
+from cdc.log.checkpoint import HINT, checkpoint_at
+from pipelines.sinks.delta.commit_log import shorten
+from pipelines.sinks.delta.maintenance import paths_of, spent_log_files
+
+ERASE: Final = "cdc.erase"
+"""Property of a target from before it is replaced by one that hides more until its earlier versions are erased.
+
+Its value is the retention of removed files that the target had; meanwhile that is none, so that no checkpoint lists
+removed files: their paths name values of columns by which files were parted.
+"""
+_RETENTION: Final = "delta.deletedFileRetentionDuration"
+_NONE: Final = "interval 0 seconds"
+_DEFAULT: Final = "interval 7 days"
+"""Delta's own."""
+
+_LOG: Final = "_delta_log"
+
+log = structlog.get_logger("apply")
+
+
+def is_marked(table: DeltaTable) -> bool:
+    """Whether earlier versions of the table are to be erased."""
+    return bool(table.metadata().configuration.get(ERASE))
+
+
+def mark_to_erase(table: DeltaTable) -> None:
+    """Note that earlier versions of the table are to be erased."""
+    if not is_marked(table):
+        before = str(table.metadata().configuration.get(_RETENTION) or _DEFAULT)
+        table.alter.set_table_properties({ERASE: before, _RETENTION: _NONE}, raise_if_not_exists=False)
+
+
+def erase_earlier(uri: str, version: int) -> int:
+    """Remove what no version from that one on needs, and the mark; how many files of rows went.
+
+    For the one writer of the table: a file that another one is about to commit would go as well.
+    """
+    table = DeltaTable(uri)
+    needed = paths_of(table) | paths_of(DeltaTable(uri, version=version))
+    store = pafs.PyFileSystem(DeltaStorageHandler(uri))
+    gone = [path for path in _data_files(store) if path not in needed]
+    for path in gone:
+        store.delete_file(path)
+        hit("delta_erased_file")
+    _forget_log(uri, store, version)
+    if before := table.metadata().configuration.get(ERASE):
+        table.alter.set_table_properties({ERASE: "", _RETENTION: str(before)}, raise_if_not_exists=False)
+    log.info("removed what the rules hide now", target=uri, files=len(gone))
+    return len(gone)
+
+
+def _forget_log(uri: str, store: pafs.FileSystem, version: int) -> None:
+    if "://" in uri:
+        DeltaTable(uri, version=version).create_checkpoint()
+        names = [info.path for info in store.get_file_info(pafs.FileSelector(_LOG, allow_not_found=True))]
+        for path in spent_log_files(names, version):
+            store.delete_file(path)
+        return
+    atomic_file.replace(Path(uri) / _LOG / HINT, checkpoint_at(Path(uri), version))
+    shorten(uri, version, kept=0)
+    for folder in sorted((path for path in Path(uri).rglob("*") if path.is_dir()), reverse=True):
+        if not any(folder.iterdir()):
+            folder.rmdir()  # its name may be a value by which files were parted
+
+
+def _data_files(store: pafs.FileSystem, folder: str = "") -> Iterator[str]:
+    """Every Parquet file of the table, also of its change data feed; not those of another table below it."""
+    infos = store.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    if folder and f"{folder}/{_LOG}" in [info.path for info in infos]:
+        return
+    for info in infos:
+        if info.type == pafs.FileType.Directory and info.base_name != _LOG:
+            yield from _data_files(store, info.path)
+        elif info.path.endswith(".parquet"):
+            yield info.path

@@ -1,0 +1,92 @@
+"""Foreign commits: what other clients changed in a target since a sink left it, read from the commits in between.
+
+A commit of ours names the target's identity, in a `txn` or in what it says of itself. Of those that do not only one
+with files marked `dataChange` changes rows: an OPTIMIZE, a VACUUM and a property do not. Commits are looked at only
+where the target is at another version than the sink left it at, by their names in the log and without a listing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+import pyarrow.fs as pafs
+import structlog
+from deltalake.fs import DeltaStorageHandler
+
+from cdc.log.layout import commit_file
+from pipelines.runtime.external_commits import Foreign, ForeignCommit
+from pipelines.sinks.delta.table import APP_ID, DeltaTarget
+
+GONE: Final = "UNKNOWN"
+"""The operation of a commit that is not in the log any more; of ours the last hundred are."""
+
+log = structlog.get_logger("apply")
+
+
+class Watch:
+    """Looks at the commits that came to a sink's targets; any thread may ask, of one target one at a time."""
+
+    def __init__(self, foreign: Foreign) -> None:
+        self._foreign = foreign
+        self._known: dict[str, int] = {}
+        """By target: the version up to which its commits were looked at."""
+
+    def before(self, target: DeltaTarget, topic: str, published: int | None) -> None:
+        """A batch of a table is about to be merged into its target, which was just refreshed.
+
+        published: the version at which whoever filled it last left it; None where that is not known.
+        """
+        self._known.setdefault(target.uri, target.version if published is None else published)
+        self._look(target, topic)
+
+    def after(self, target: DeltaTarget, topic: str) -> None:
+        """The batch is merged; a single commit since `before` is its own."""
+        if target.version == self._known[target.uri] + 1:
+            self._known[target.uri] = target.version
+        self._look(target, topic)
+
+    def forget(self) -> None:
+        """The sink lets go of its targets: others may fill them."""
+        self._known.clear()
+
+    def _look(self, target: DeltaTarget, topic: str) -> None:
+        left = self._known[target.uri]
+        if target.version > left and (found := list(_foreign(target, left))):
+            self._foreign.note(topic, found)
+            log.warning(
+                "a target was changed by someone else",
+                table=topic,
+                target=target.uri,
+                left_at=left,
+                versions=[commit.version for commit in found],
+                operations=sorted({commit.operation for commit in found}),
+            )
+        self._known[target.uri] = target.version
+
+
+def _foreign(target: DeltaTarget, left: int) -> Iterator[ForeignCommit]:
+    store, identity = pafs.PyFileSystem(DeltaStorageHandler(target.uri)), target.identity
+    for version in range(left + 1, target.version + 1):
+        try:
+            with store.open_input_stream(str(commit_file(PurePosixPath(), version))) as commit:
+                actions = [json.loads(line) for line in commit.read().splitlines() if line]
+        except FileNotFoundError:
+            yield ForeignCommit(version, GONE)
+            continue
+        if _changes_rows(actions) and not _is_ours(actions, identity):
+            told = (action["commitInfo"].get("operation") for action in actions if "commitInfo" in action)
+            yield ForeignCommit(version, str(next(told, None) or GONE))
+
+
+def _changes_rows(actions: Iterable[dict[str, Any]]) -> bool:
+    files = (action.get("add") or action.get("remove") for action in actions)
+    return any(file.get("dataChange", True) for file in files if file)
+
+
+def _is_ours(actions: Iterable[dict[str, Any]], identity: str) -> bool:
+    """Whether one of many tables, or a step before the last, has made the commit as well."""
+    named = (action.get("txn", {}).get("appId") or action.get("commitInfo", {}).get(APP_ID) for action in actions)
+    return any(str(name).startswith(identity) for name in named if name)

@@ -1,0 +1,77 @@
+"""Statistics: what a Delta table's log says of a data file: rows, bounds and nulls of its columns, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+LONGEST: Final = 256
+"""Characters of a text that is told whole; of longer ones the least is cut and the greatest left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file that is written and not yet part of a table."""
+
+    name: str
+    """In the table's folder."""
+    size: int
+    """Bytes."""
+    rows: int
+    statistics: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFolder:
+    """The directory of a target that executors write to, and the statistics that they return; pickled to them."""
+
+    path: str
+    """A directory that every executor sees."""
+    described: tuple[str, ...]
+    """Columns whose least and greatest values are returned."""
+
+
+def statistics(rows: pa.Table, columns: Sequence[str]) -> str:
+    """The statistics of a file that holds rows; of columns that it lacks nothing is said."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for name in columns:
+        if name not in rows.column_names:
+            continue
+        nulls[name] = rows[name].null_count
+        low, high = _bounds(rows[name])
+        if low is not None:
+            least[name] = low[:LONGEST] if isinstance(low, str) else low
+        if high is not None and not (isinstance(high, str) and len(high) > LONGEST):
+            greatest[name] = high
+    told = {"numRecords": rows.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+    return json.dumps(told, ensure_ascii=False)
+
+
+def spelled(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
+    """Bounds as Delta spells them, None those that it cannot; None for types that JSON has no exact spelling for."""
+    kind = values.type
+    if pa.types.is_integer(kind) or pa.types.is_string(kind):
+        whole: list[Any] = values.to_pylist()
+        return whole
+    if pa.types.is_date(kind):
+        return [None if day is None or day.startswith("-") else day for day in values.cast(pa.string()).to_pylist()]
+    if pa.types.is_timestamp(kind):
+        # Delta's statistics end at the millisecond, and its readers know: of either bound the one before it
+        texts = pc.floor_temporal(values, unit="millisecond").cast(pa.timestamp("ms", tz=kind.tz)).cast(pa.string())
+        return [None if text is None or text.startswith("-") else text.replace(" ", "T") for text in texts.to_pylist()]
+    return None
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    if spelled(pa.nulls(0, column.type)) is None or column.null_count == len(column):
+        return None, None
+    found = pc.min_max(column)
+    low, high = spelled(pa.array([found["min"].as_py(), found["max"].as_py()], column.type)) or (None, None)
+    return low, high

@@ -1,0 +1,320 @@
+"""Upkeep of the targets of a Delta sink: small files are put together, and what nobody needs is removed.
+
+The sink calls it after a publish, when no merge runs: one table and one job at a time, for a tenth of the time at
+most, so that every table still has one writer.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow.fs as pafs
+import structlog
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+
+from cdc.failpoint import hit
+from cdc.naming import RELATION_COLUMN
+from cdc.stores.table_features import lacking
+from pipelines.sinks.delta.commit_log import shorten
+from pipelines.sinks.delta.published import KeptCut
+from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.unused_files import STRANGER_AFTER, TableFiles
+from pipelines.sinks.delta.zorder import Ordering, parts_of
+
+COMPACT_ABOVE: Final = 64
+"""Files above those that the last compaction left; every merge adds one, and the next opens all of them."""
+SMALL: Final = 16 << 20
+"""Bytes of a file that is left alone by most compactions; those of its size are put together when there are many."""
+URGENT: Final = 4
+"""How many times over a table may be due before its compaction does not wait for its share of the time."""
+SHARE: Final = 10
+"""A job that took a second is followed by this many seconds less one without one."""
+HELD_FOR: Final = 86_400.0
+"""Seconds after which nobody can still be reading a version that was held: who held it was killed."""
+FIRST_AFTER: Final = 60.0
+"""Seconds until the first look at a table that a driver has come to know."""
+AT_ONCE: Final = 1_000
+"""Files removed in one go; the rest with the next turn."""
+REMOVES_FOR: Final = 1.0
+"""Seconds after which the rest is left for the next turn as well: an object store takes some for a thousand."""
+
+_PARTED: Final = f"{RELATION_COLUMN}="
+"""Beginning of a folder of rows, although such names are hidden elsewhere."""
+_OWN: Final = "delta.enableExpiredLogCleanup"
+_GRACE: Final = "delta.deletedFileRetentionDuration"
+_LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d{10}\.\d{10})?\.parquet)\Z")
+_CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
+
+log = structlog.get_logger("upkeep")
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepSettings:
+    """What a definition says of a sink's cuts and of the upkeep of its targets; times in seconds."""
+
+    every: float = 300.0
+    """Between two looks for what to remove in one table; 0: nothing is removed and nothing put together."""
+    vacuum_after: float = 3600.0
+    """How long a file stays that neither the newest version nor a kept cut needs."""
+    retain: float = 86400.0
+    """How long cuts are kept."""
+    keep_commits: int = 100
+    """How many of the newest commits stay in the log of a target in a directory."""
+    ordering: Ordering = field(default_factory=Ordering)
+    """Which files of a target whose rule says cluster_by are put in order."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Where the upkeep of one table stands."""
+
+    due: float
+    """When to look for what to remove."""
+    order_due: float
+    """When to look for what to put in order."""
+    files: TableFiles = field(default_factory=TableFiles)
+    version: int = -1
+    """Of the table when its files were noted last."""
+    left: int = 0
+    """Files that the last compaction left."""
+    shortened: int = 0
+    """The version when commits were removed last."""
+    refused: str = ""
+    """What was wrong the last time, so that it is told once."""
+    too_large: int = 0
+    """Parts that were too large to be put in order the last time; told once as well."""
+
+
+class Upkeep:
+    """The upkeep of one sink's targets by its one driver."""
+
+    def __init__(self, settings: UpkeepSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings, self._clock = settings, clock
+        self._turns: dict[str, _Turn] = {}
+        """By URI, the one that waits longest first."""
+        self._held: list[tuple[str, Mapping[str, int], float]] = []
+        self._rest_until = 0.0
+
+    def hold(self, handle: str, versions: Mapping[str, int]) -> None:
+        """Keep what versions of targets need, listed or not, until the handle is let go of, at most for HELD_FOR."""
+        self._held.append((handle, versions, self._clock()))
+
+    def let_go(self, handle: str) -> None:
+        """Undo one hold; an unknown handle is ignored."""
+        held = next((held for held in self._held if held[0] == handle), None)
+        if held is not None:
+            self._held.remove(held)
+
+    def turn(self, cuts: Sequence[KeptCut], targets: Mapping[str, DeltaTarget]) -> None:
+        """Look after the next table of the newest cut, if it is due; called when no merge runs. Never raises.
+
+        targets: those that are open, by URI; their tables are brought to the version that is left.
+        """
+        if not self._settings.every or not cuts:
+            return
+        self._meet(cuts[-1])
+        began, uri = self._clock(), self._next()
+        if uri is None:
+            return
+        turn, worked = self._turns[uri], True
+        try:
+            self._note(targets)
+            worked = self._look(uri, turn, cuts, targets.get(uri))
+        except Exception as exc:  # noqa: BLE001 - another client wrote, or the store does not answer: tried again
+            turn.due = began + self._settings.every
+            if (refused := f"{type(exc).__name__}: {str(exc)[:300]}") != turn.refused:
+                turn.refused = refused
+                log.warning("a target is not looked after", target=uri, reason=refused)
+        if worked:
+            self._rest_until = self._clock() + (self._clock() - began) * (SHARE - 1)
+
+    def _meet(self, newest: KeptCut) -> None:
+        """A turn for every target of the newest cut, and none for others."""
+        present = dict.fromkeys(table.target for table in newest.record.tables.values() if table.version is not None)
+        first = self._clock() + min(self._settings.every, FIRST_AFTER)
+        kept = {uri: turn for uri, turn in self._turns.items() if uri in present}
+        self._turns = kept | {uri: _Turn(first, first) for uri in present if uri not in kept}
+
+    def _next(self) -> str | None:
+        """The target that waits longest for a look; it is the last in line from now on."""
+        uri = next(iter(self._turns), None)
+        if uri is not None:
+            self._turns[uri] = self._turns.pop(uri)
+        return uri
+
+    def _note(self, targets: Mapping[str, DeltaTarget]) -> None:
+        """The files that the tables have now: once out of the table they are no other client's."""
+        for uri, target in targets.items():
+            turn = self._turns.get(uri)
+            if turn is not None and turn.version != target.version:
+                turn.files.known |= paths_of(target.table)
+                turn.version = target.version
+
+    def _look(self, uri: str, turn: _Turn, cuts: Sequence[KeptCut], opened: DeltaTarget | None) -> bool:
+        """Do what is most due; whether that was anything."""
+        now = self._clock()
+        rests = now < self._rest_until
+        # delta-rs puts no files together for which it cannot commit
+        count = 0 if opened is None or lacking(opened.table) else opened.files()[0]
+        many = count - turn.left
+        if opened is not None and many > COMPACT_ABOVE and (not rests or many > URGENT * COMPACT_ABOVE):
+            turn.left = count  # a table that cannot be compacted is tried again with as many files more
+            turn.left = _compact(opened, self._settings.ordering)
+        elif rests:
+            return False
+        elif opened is not None and self._is_long(opened, turn):
+            shorten(uri, opened.version, self._listed(uri, cuts), kept=self._settings.keep_commits)
+            turn.shortened = opened.version
+        elif opened is not None and turn.order_due <= now and turn.order_due < turn.due and self._order(opened, turn):
+            pass
+        elif now < turn.due:
+            return False
+        elif (target := opened or DeltaTarget.open(uri)) is not None:
+            left = self._remove(target, turn.files, cuts)
+            turn.due = now if left else now + self._settings.every
+        turn.refused = ""
+        return True
+
+    def _is_long(self, target: DeltaTarget, turn: _Turn) -> bool:
+        return "://" not in target.uri and target.version - turn.shortened > self._settings.keep_commits
+
+    def _order(self, target: DeltaTarget, turn: _Turn) -> bool:
+        """Put one part of a target in order; whether there was one. One that cannot be is tried again later."""
+        ordering, turn.order_due = self._settings.ordering, self._clock() + self._settings.every
+        if lacking(target.table):
+            return False
+        if (large := len(ordering.too_large(target))) != turn.too_large:
+            turn.too_large = large
+            log.warning("parts of a target are too large to be put in order", target=target.uri, parts=large)
+        due = ordering.due(target)
+        if not due:
+            return False
+        ordering.order(target, due[0])
+        log.info("put rows in order", target=target.uri, bytes=due[0].size, left=len(due) - 1)
+        if len(due) > 1:
+            turn.order_due = self._clock()
+        return True
+
+    def _remove(self, target: DeltaTarget, files: TableFiles, cuts: Sequence[KeptCut]) -> int:
+        """Remove what nobody needs any more; how many files are left for the next time, 1 if that is not known yet."""
+        now, after = self._clock(), self._settings.vacuum_after
+        target.app_id  # noqa: B018 - raises for a table that is not ours
+        _take_over(target, self._settings)
+        target.refresh()
+        versions = self._listed(target.uri, cuts)
+        kept = files.needed(versions, now, after, lambda version: paths_of(DeltaTable(target.uri, version=version)))
+        if kept is None:
+            return 1
+        needed = kept | paths_of(target.table)
+        store = pafs.PyFileSystem(DeltaStorageHandler(target.uri))
+        present = dict(_data_files(store))
+        if missing := needed.difference(present):
+            raise DeltaError(f"{len(missing)} files of the table are not found where they should be: none is removed")
+        if "://" in target.uri:
+            present |= dict.fromkeys(spent_log_files(_names(store), min(versions)), STRANGER_AFTER)
+        else:
+            shorten(target.uri, target.version, versions, kept=self._settings.keep_commits)
+        gone = files.removable(present, needed, now, after)
+        removed = self._remove_some(store, gone)
+        if removed:
+            log.info("removed files", target=target.uri, files=removed, left=len(gone) - removed)
+        return len(gone) - removed
+
+    def _remove_some(self, store: pafs.FileSystem, paths: Sequence[str]) -> int:
+        """Remove the first of the files; how many."""
+        until = self._clock() + REMOVES_FOR
+        for count, path in enumerate(paths[:AT_ONCE]):
+            if self._clock() > until:
+                return count
+            hit("delta_upkeep_remove")
+            _remove(store, path)
+        return len(paths[:AT_ONCE])
+
+    def _listed(self, uri: str, cuts: Sequence[KeptCut]) -> set[int]:
+        """The versions of a target that cuts list or somebody holds."""
+        # of tables that share a target the newest version counts, see Published.versions
+        listed = {max(found) for cut in cuts if (found := _versions(cut, uri))}
+        since = self._clock() - HELD_FOR
+        return listed | {versions[uri] for _, versions, at in tuple(self._held) if uri in versions and at > since}
+
+
+def _versions(cut: KeptCut, uri: str) -> list[int]:
+    tables = (table for table in cut.record.tables.values() if table.target == uri)
+    return [table.version for table in tables if table.version is not None]
+
+
+def _compact(target: DeltaTarget, ordering: Ordering) -> int:
+    """Put small files together, those of a middle size as well when many have come up; how many files are left.
+
+    What is to be in order is put together by that, and would otherwise come out of it again.
+    """
+    target.table.optimize.compact(target_size=SMALL)
+    hit("delta_upkeep_compacted")
+    if target.files()[0] > COMPACT_ABOVE:
+        large = [part.filters for part in ordering.too_large(target)]
+        for filters in large if parts_of(target) else [None]:
+            target.table.optimize.compact(partition_filters=filters)
+    return target.files()[0]
+
+
+def _take_over(target: DeltaTarget, settings: UpkeepSettings) -> None:
+    """Tell writers that it is not they who shorten the log, and other clients how long files are needed."""
+    if lacking(target.table):
+        return
+    found = target.table.metadata().configuration
+    wanted = {_OWN: "false"}
+    if _GRACE not in found:
+        hours = int(max(settings.retain, settings.vacuum_after) // 3600) + 1
+        wanted[_GRACE] = f"interval {hours} hours"
+    if any(found.get(name) != value for name, value in wanted.items()):
+        target.table.alter.set_table_properties(wanted)
+
+
+def paths_of(table: DeltaTable) -> frozenset[str]:
+    """The data files of a version, relative to the table."""
+    root = table.table_uri.removeprefix("file://").rstrip("/") + "/"
+    return frozenset(uri.removeprefix("file://").removeprefix(root) for uri in table.file_uris())
+
+
+def _data_files(store: pafs.FileSystem, folder: str = "") -> Iterator[tuple[str, float]]:
+    """Every Parquet file of the table and its age in seconds; not those of another table that is made below it."""
+    infos = _files(store, folder)
+    if folder and f"{folder}/_delta_log" in [info.path for info in infos]:
+        return
+    for info in infos:
+        name = info.path.rpartition("/")[2]
+        if name.startswith(("_", ".")) and not name.startswith(_PARTED):
+            continue
+        if info.type == pafs.FileType.Directory:
+            yield from _data_files(store, info.path)
+        elif info.path.endswith(".parquet"):
+            yield info.path, time.time() - info.mtime.timestamp()
+
+
+def _files(store: pafs.FileSystem, folder: str) -> list[Any]:
+    return list(store.get_file_info(pafs.FileSelector(folder, allow_not_found=True)))
+
+
+def _names(store: pafs.FileSystem) -> list[str]:
+    return [info.path for info in _files(store, "_delta_log")]
+
+
+def spent_log_files(paths: Iterable[str], oldest: int) -> list[str]:
+    """The log files that no version from `oldest` on is read with: those before the last checkpoint up to it."""
+    versions = {path: int(found[1]) for path in paths if (found := _LOG_FILE.match(path))}
+    starts = [version for path, version in versions.items() if version <= oldest and _CHECKPOINT.match(path)]
+    start = max(starts, default=0)
+    return [path for path, version in versions.items() if version < start]
+
+
+def _remove(store: pafs.FileSystem, path: str) -> None:
+    try:
+        store.delete_file(path)
+    except FileNotFoundError:
+        return

@@ -1,0 +1,212 @@
+"""PublishedTable: the Delta table in which a Delta sink records its cuts, one row each, and the fence on it.
+
+Every publish adds a row in one commit that carries the sink's `txn`; the newest row says where the sink stands.
+Now and then one more commit leaves of the older rows those of the cuts that stay. The driver remembers the version
+it wrote or opened; the next commit is made from exactly that snapshot or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Self
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.schema import Schema
+
+from cdc.errors import CutUnderOtherRules, SinkBelongsElsewhere, SinkFenced
+from cdc.failpoint import hit
+from cdc.position import Position
+from cdc.stores.lake import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
+from cdc.stores.published import Published, TargetState
+from cdc.stores.snapshot_retention import staying
+from pipelines.sinks.delta.commit_log import is_newest, shorten
+from pipelines.sinks.delta.table import CHECKPOINT_EVERY
+
+CLEAN_EVERY: Final = 100
+"""Publishes between two clean-ups: cuts that do not stay are forgotten, overwritten files removed."""
+TRUSTED_FOR: Final = 60.0
+"""Seconds after a publish in which an opened table surely finds every later commit, or a checkpoint beyond."""
+
+_PROPERTIES: Final = {
+    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
+    "delta.enableExpiredLogCleanup": "true",
+    # at ten publishes a second an hour of history is 36,000 files
+    "delta.logRetentionDuration": "interval 1 hours",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+}
+_Mode = Literal["append", "overwrite"]
+_LOG_ID: Final = "cdc.log_id"
+_APP_ID: Final = "cdc.app_id"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCut:
+    """A row of the table."""
+
+    published_at: int
+    """µs since 1970 UTC, 0 for a row that is older than the column; no two are equal."""
+    record: Published
+    """Without schemas, which a past cut does not need: a reader finds its columns in the target."""
+    text: str
+    """The record's JSON."""
+
+    @classmethod
+    def of(cls, published_at: int, record: Published) -> Self:
+        """The row of a record as it is kept."""
+        slim = replace(record, tables={r: replace(table, schema=None) for r, table in record.tables.items()})
+        return cls(published_at, slim, slim.to_json())
+
+    def without(self, targets: Collection[str], now: Position) -> KeptCut:
+        """The cut without any version of these targets, which follow other rules from the cut at `now` on."""
+        gone = CutUnderOtherRules(f"its rows of then were made under other rules than those in force since {now}")
+        why = f"{gone.code} {gone.message}"
+        tables = {
+            relation: replace(table, version=None, state=TargetState.FAILED.value, reason=why)
+            if table.target in targets
+            else table
+            for relation, table in self.record.tables.items()
+        }
+        return KeptCut.of(self.published_at, replace(self.record, tables=tables))
+
+
+class PublishedTable:
+    """The record and the kept cuts as one driver holds them."""
+
+    def __init__(self, uri: str, table: DeltaTable, retain: float | None) -> None:
+        """retain: seconds for which cuts stay; None: this driver publishes seldom and forgets none."""
+        self._uri, self._table, self._retain = uri, table, retain
+        configuration = table.metadata().configuration
+        self.log_id = str(configuration[_LOG_ID])
+        self._app_id = str(configuration[_APP_ID])
+        self._version = table.version()
+        self._position = table.transaction_version(self._app_id)
+        self._seen_at = time.monotonic()
+        self._cuts = _read_cuts(table)
+
+    @classmethod
+    def open(cls, uri: str, log_id: str, retain: float | None = None) -> Self:
+        """Open or create; raises SinkBelongsElsewhere when the record is another log's."""
+        if not DeltaTable.is_deltatable(uri):
+            _create(uri, log_id)
+        table = DeltaTable(uri)
+        found = table.metadata().configuration.get(_LOG_ID)
+        if found is None:
+            raise SinkBelongsElsewhere(
+                f"at {uri!r} lies a Delta table that is no record of a sink: it has no property {_LOG_ID!r}",
+                remedy="point the sink at another path, or move that table to another place",
+            )
+        if found != log_id:
+            raise SinkBelongsElsewhere(f"sink at {uri!r} belongs to log {found!r}: expected {log_id!r}")
+        known = {field.name for field in table.schema().fields}
+        if missing := [field for field in PUBLISHED_SCHEMA if field.name not in known]:
+            table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+        return cls(uri, table, retain)
+
+    @property
+    def cuts(self) -> Sequence[KeptCut]:
+        """The cuts that a reader can ask for, oldest first; the last one is the record's."""
+        return self._cuts
+
+    def record(self) -> Published | None:
+        """The record that this driver opened or wrote last."""
+        return read_published(self._table)
+
+    def write(self, record: Published, forgotten: Collection[str] = ()) -> None:
+        """Add the record, which is the newest from now on.
+
+        forgotten: targets of which no earlier cut shows anything from then on, for their rows of then were made under
+        other rules. Raises SinkFenced when another driver wrote since, or when it would go back.
+        """
+        seen = self.check()
+        if self._position is not None and record.position < self._position:
+            raise SinkFenced(f"sink at {self._uri!r} stands beyond the record to publish")
+        published_at = max(time.time_ns() // 1000, self._cuts[-1].published_at + 1 if self._cuts else 0)
+        newest = KeptCut(published_at, record, record.to_json())
+        if forgotten:
+            self._cuts = [cut.without(forgotten, Position(record.position)) for cut in self._cuts]
+            self._commit(seen, _rows([*self._cuts, newest]), record, "overwrite")
+        else:
+            self._commit(seen, _rows([newest]), record, "append")
+        self._cuts.append(KeptCut.of(published_at, record))
+        if self._retain is not None and self._version % CLEAN_EVERY == 0:
+            self._clean(record, self._retain)
+
+    def _commit(self, seen: DeltaTable, rows: pa.Table, record: Published, mode: _Mode) -> None:
+        # no retries: a retry would commit on top of what the fence was to keep out
+        mark = CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self._app_id, record.position)])
+        try:
+            write_deltalake(seen, rows, mode=mode, commit_properties=mark)
+        except CommitFailedError as exc:
+            raise SinkFenced(f"sink at {self._uri!r} was published by another driver at the same moment") from exc
+        self._table, self._version, self._position = seen, seen.version(), record.position
+        self._seen_at = time.monotonic()
+
+    def check(self) -> DeltaTable:
+        """The table as it is now, which is as this driver left or found it; raises SinkFenced otherwise."""
+        if is_newest(self._uri, self._version):
+            return self._table
+        seen = self._newest()
+        if seen.version() != self._version or seen.transaction_version(self._app_id) != self._position:
+            raise SinkFenced(
+                f"sink at {self._uri!r} was published by another driver: "
+                f"expected version {self._version!r}, got {seen.version()!r}"
+            )
+        return seen
+
+    def _newest(self) -> DeltaTable:
+        """The table as it is now; opened anew before the commits after ours can have been cleaned away."""
+        if time.monotonic() - self._seen_at > TRUSTED_FOR:
+            return DeltaTable(self._uri)
+        self._table.update_incremental()
+        return self._table
+
+    def _clean(self, record: Published, retain: float) -> None:
+        stay = set(staying([cut.published_at for cut in self._cuts], self._cuts[-1].published_at, retain))
+        kept = [cut for cut in self._cuts if cut.published_at in stay]
+        rows = _rows([*kept[:-1], replace(kept[-1], text=record.to_json())])
+        self._commit(self.check(), rows, record, "overwrite")
+        self._cuts = kept
+        hit("delta_cuts_thinned")
+        self._table.vacuum(retention_hours=1, enforce_retention_duration=False, dry_run=False)
+        # an opened table keeps every commit it has replayed
+        self._table = DeltaTable(self._uri)
+        if self.record() != record:
+            raise SinkFenced(f"sink at {self._uri!r} was published by another driver during clean-up")
+        self._version = self._table.version()
+        shorten(self._uri, self._version, kept=CLEAN_EVERY)
+
+
+def _rows(cuts: Sequence[KeptCut]) -> pa.Table:
+    columns = [
+        [cut.record.position for cut in cuts],
+        [cut.record.committed_at for cut in cuts],
+        [cut.text for cut in cuts],
+        [cut.published_at for cut in cuts],
+    ]
+    return pa.table(dict(zip(PUBLISHED_SCHEMA.names, columns, strict=True)), schema=PUBLISHED_SCHEMA)
+
+
+def _read_cuts(table: DeltaTable) -> list[KeptCut]:
+    rows = pa.table(table.scan(columns=[PUBLISHED_AT, "record"])).to_pylist()
+    cuts = [KeptCut.of(row[PUBLISHED_AT] or 0, Published.from_json(row["record"])) for row in rows]
+    return sorted(cuts, key=lambda cut: cut.published_at)
+
+
+def _create(uri: str, log_id: str) -> None:
+    try:
+        DeltaTable.create(
+            uri,
+            PUBLISHED_SCHEMA,
+            description="where a cdc sink stands, and stood: one row per cut that is kept",
+            configuration={**_PROPERTIES, _LOG_ID: log_id, _APP_ID: str(uuid.uuid4())},
+            raise_if_key_not_exists=False,
+        )
+    except DeltaError:
+        # another driver made it in the same moment; the fence sorts the two out
+        if not DeltaTable.is_deltatable(uri):
+            raise

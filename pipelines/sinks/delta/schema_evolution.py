@@ -1,0 +1,330 @@
+"""Evolution: what a target becomes when its table changed; pure, `DeltaTarget.follow` carries it out.
+
+Columns are known by id, which the fields of target and table carry in their metadata. New columns alone are a commit of
+metadata. Every other change is one overwriting commit that writes the rows anew: column mapping would spare that, but
+then delta-rs could neither add a column nor compact, and of widened types it cannot even read the table. Either is one
+commit, so a step is done or not; what is planned from a target that was brought there already is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from cdc.config import DroppedColumns, SchemaChanges, Transform
+from cdc.errors import SchemaNotApplicable
+from cdc.naming import COLUMN_ID_KEY, name_of_column
+from cdc.table import Column, TableSchema
+from pipelines.types import Policy, declared_as, family_of
+from pipelines.types.rows import COPY_AGAIN, TYPE_KEY
+from pipelines.types.widening import Conversion, widening
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """One column of a target that is written anew."""
+
+    field: pa.Field
+    held: str | None = None
+    """The column whose values it takes; None: nulls."""
+    convert: Conversion | None = None
+    """What becomes of them; None: they stay as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What has to be done, in one commit; nothing if it has no steps."""
+
+    steps: tuple[str, ...] = ()
+    """In words, for the log and for errors."""
+    added: tuple[pa.Field, ...] = ()
+    """Columns that come by a commit of metadata; none if the target is written anew."""
+    columns: tuple[Filled, ...] = ()
+    """All columns, if the target is written anew."""
+
+
+def plan(
+    present: pa.Schema,
+    wanted: pa.Schema,
+    changes: SchemaChanges,
+    *,
+    replaced: bool,
+    gone: frozenset[bytes] = frozenset(),
+) -> Plan:
+    """What makes a target with the columns `present` one with those of `wanted`; what only it has stays.
+
+    replaced: a full copy brings every row again, so that no value of now has to last. gone: ids of the columns that
+    do not stay. Raises SchemaNotApplicable for what the policy forbids, or the target cannot do without a copy.
+    """
+    if changes is SchemaChanges.TRY_EVOLVE:
+        try:
+            return plan(present, wanted, SchemaChanges.EVOLVE, replaced=replaced, gone=gone)
+        except SchemaNotApplicable:
+            return plan(present, wanted, SchemaChanges.LENIENT, replaced=replaced, gone=gone)
+    made = _Making(present, wanted, lenient=changes is SchemaChanges.LENIENT, replaced=replaced)
+    found = made.plan(gone)
+    if changes is SchemaChanges.IGNORE and found.steps:
+        raise SchemaNotApplicable(
+            f"its columns changed, and are not the source's alone ({'; '.join(found.steps)}): they cannot be ignored",
+            remedy="build the table anew: 'cdc replay SINK --tables TABLE'; or give it another policy",
+        )
+    if changes is SchemaChanges.EXCEPTION and (said := (*found.steps, *_dropped(present, wanted))):
+        raise SchemaNotApplicable(
+            f"its columns changed, which 'schema_changes: exception' forbids: {'; '.join(said)}",
+            remedy="build the table anew: 'cdc replay SINK --tables TABLE'; or give it another policy",
+        )
+    return found
+
+
+def dropped(
+    policy: DroppedColumns, present: pa.Schema, schema: TableSchema, before: TableSchema | None
+) -> frozenset[bytes]:
+    """Ids of the columns that the target shall lose; before: the table when the target was last published.
+
+    Not those of its key of then: after a crash a range from before the new key would not find its rows any more.
+    """
+    if policy is DroppedColumns.KEEP or before is None:
+        return frozenset()
+    return frozenset(_by_id(present).keys() - {_id(column) for column in (*schema.columns, *before.key)})
+
+
+def held_as(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, policy: Policy) -> TableSchema:
+    """The table with the columns and types that its rows have in this target.
+
+    A column that the target has as text stays text while its type at the source is the same: the map of types may
+    have changed, or the policy, and a replay takes that up. Under IGNORE columns keep name and type as well,
+    and those that the target does not have are left out; raises SchemaNotApplicable if one is part of the key.
+    """
+    found = _by_id(present)
+    columns = []
+    for column in schema.columns:
+        field = found.get(_id(column))
+        if column.generated:
+            columns.append(column)
+        elif field is not None:
+            columns.append(_kept(column, field, changes, policy))
+        elif changes is not SchemaChanges.IGNORE:
+            columns.append(column)
+        elif column.key is not None:
+            raise SchemaNotApplicable(
+                f"column {column.name!r} is part of the key of {schema.topic!r} now, and 'schema_changes: ignore' "
+                "leaves new columns out"
+            )
+    return replace(schema, columns=tuple(columns))
+
+
+def held_before(schema: TableSchema, rule: Transform, present: pa.Schema, policy: Policy) -> TableSchema:
+    """As held_as for a target that was brought further by this rule: under the names that the source has by then."""
+    held = held_as(replace(schema, columns=_without(schema, rule.drop)), present, SchemaChanges.IGNORE, policy)
+    named = {new: old for old, new in rule.rename.items()}
+    columns = {column.id: replace(column, name=named.get(column.name, column.name)) for column in held.columns}
+    columns |= {column.id: column for column in schema.columns if column.name in rule.drop}
+    return replace(schema, columns=tuple(columns[column.id] for column in schema.columns if column.id in columns))
+
+
+def _without(schema: TableSchema, names: Sequence[str]) -> tuple[Column, ...]:
+    return tuple(column for column in schema.columns if column.name not in names)
+
+
+def check_left_out(wanted: TableSchema, before: TableSchema | None, present: pa.Schema) -> None:
+    """Raise SchemaNotApplicable for a column that was there before and that the target has not: it was left out.
+
+    Its older rows lack values that no default tells. before: the table when the target was last published.
+    """
+    known = set() if before is None else {column.id for column in before.sent}
+    found = _by_id(present)
+    for column in wanted.sent:
+        if column.id in known and _id(column) not in found:
+            raise SchemaNotApplicable(
+                f"column {column.name!r} was left out of the target so far, and its older rows lack it"
+            )
+
+
+def check_key(schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
+    """Raise SchemaNotApplicable for another key than before, by which the target's rows are not found.
+
+    replaced: all older rows go, for a full copy that began under the new key has ended.
+    """
+    if before is None or replaced or [c.id for c in before.key] == [c.id for c in schema.key]:
+        return
+    was, becomes = ([column.name for column in version.key] for version in (before, schema))
+    raise SchemaNotApplicable(
+        f"the key of table {schema.topic!r} changed from {was!r} to {becomes!r}",
+        remedy=COPY_AGAIN,
+    )
+
+
+def sources(present: pa.Schema, wanted: pa.Schema) -> dict[str, str]:
+    """Wanted column → the column of a target, perhaps an older version of it, that holds its values."""
+    found = _by_id(present)
+    held = {field.name: _held(field, present, found) for field in wanted}
+    return {name: field.name for name, field in held.items() if field is not None}
+
+
+def reading(present: pa.Schema, wanted: pa.Schema) -> tuple[Filled, ...]:
+    """How rows of a target with the columns `present` are read as `wanted`; what they do not tell exactly is null."""
+    found = sources(present, wanted)
+    return tuple(_read(field, found.get(field.name), present) for field in wanted)
+
+
+def _read(field: pa.Field, held: str | None, present: pa.Schema) -> Filled:
+    if held is None or present.field(held).type == field.type:
+        return Filled(field, held)
+    convert = _widened(present.field(held), field)
+    return Filled(field) if convert is None else Filled(field, held, convert)
+
+
+def rewritten(batch: pa.RecordBatch, held: pa.Schema, columns: Sequence[Filled]) -> pa.RecordBatch:
+    """Rows of a target with the columns `held` as they are after an evolution; the engine's views become arrays."""
+    made = [
+        pa.nulls(batch.num_rows, column.field.type)
+        if column.held is None
+        else _converted(batch.column(column.held).cast(held.field(column.held).type), column)
+        for column in columns
+    ]
+    return pa.RecordBatch.from_arrays(made, schema=pa.schema([column.field for column in columns]))
+
+
+def _converted(values: pa.Array, column: Filled) -> pa.Array:
+    return values if column.convert is None else column.convert(values)
+
+
+def column_id(field: pa.Field) -> bytes | None:
+    """The log's id of a target's column, None for a column that is no source column."""
+    return None if field.metadata is None else field.metadata.get(COLUMN_ID_KEY)
+
+
+def only_in(present: pa.Schema, wanted: pa.Schema) -> frozenset[bytes]:
+    """Ids of the source columns that `present` has, and not `wanted`."""
+    return frozenset(_by_id(present).keys() - _by_id(wanted).keys())
+
+
+def without_ids(columns: pa.Schema) -> pa.Schema:
+    """The columns as a target of many tables has them: each table has ids of its own."""
+    types = [_type_name(field) for field in columns]
+    plain = [{} if name is None else {TYPE_KEY: name} for name in types]
+    return pa.schema([field.with_metadata(said) for field, said in zip(columns, plain, strict=True)])
+
+
+class _Making:
+    """One plan in the making."""
+
+    def __init__(self, present: pa.Schema, wanted: pa.Schema, *, lenient: bool, replaced: bool) -> None:
+        self._present, self._wanted = present, wanted
+        self._lenient, self._replaced = lenient, replaced
+        self._steps: list[str] = []
+        self._stay: dict[str, str] = {}
+        """Columns that stay beside the new ones → their names from then on."""
+        self._names = {field.name.casefold() for field in (*present, *wanted)}
+
+    def plan(self, gone: Collection[bytes]) -> Plan:
+        """See the function."""
+        found = sources(self._present, self._wanted)
+        filled = {field.name: self._filled(field, found.get(field.name)) for field in self._wanted}
+        added = tuple(filled[field.name].field for field in self._wanted if field.name not in found)
+        anew = len(self._steps) > 0
+        used = {held: name for name, held in found.items()}
+        order: list[Filled] = []
+        for field in self._present:
+            if column_id(field) in gone:
+                self._steps.append(f"column {field.name!r} was dropped")
+                continue
+            if field.name in used:
+                order.append(filled[used[field.name]])
+            if field.name in self._stay or field.name not in used:
+                order.extend(self._left(field))
+        anew = anew or len(self._steps) > 0
+        said = (*self._steps, *(f"column {field.name!r} was added" for field in added))
+        if not anew:
+            return Plan(said, added=added)
+        return Plan(said, columns=(*order, *(Filled(field) for field in added)))
+
+    def _filled(self, field: pa.Field, held: str | None) -> Filled:
+        if held is None:
+            return Filled(field)
+        before = self._present.field(held)
+        if held != field.name:
+            self._steps.append(f"column {held!r} was renamed to {field.name!r}")
+            if self._lenient:
+                self._stay[held] = held
+        if before.type == field.type:
+            return Filled(field, held)
+        self._steps.append(f"column {field.name!r} became {field.type!s}, it was {before.type!s}")
+        convert = _widened(before, field)
+        if self._lenient:
+            self._stay[held] = held
+        if convert is not None:
+            return Filled(field, held, convert)
+        if not (self._replaced or self._lenient):
+            raise SchemaNotApplicable(
+                f"column {field.name!r} changed its type: the target holds {before.type!s}, of which not every value "
+                f"is one of {field.type!s}",
+                remedy=COPY_AGAIN,
+            )
+        return Filled(field)
+
+    def _left(self, field: pa.Field) -> list[Filled]:
+        """A column that no wanted one continues, or that stays beside the one that does."""
+        taken = {name.casefold() for name in self._wanted.names}
+        stays = field.name in self._stay
+        if field.name.casefold() not in taken:
+            return [Filled(field.remove_metadata() if stays else field, field.name)]
+        if not self._lenient and column_id(field) is None:
+            raise SchemaNotApplicable(
+                f"column {field.name!r} was added at the source, and the target has one of that name by another hand",
+                remedy="rename or drop the target's column, or 'cdc replay SINK --tables TABLE'",
+            )
+        if not stays:
+            self._steps.append(f"column {field.name!r} was dropped and its name given to another")
+        return [Filled(self._aside(field), field.name)] if self._lenient else []
+
+    def _aside(self, field: pa.Field) -> pa.Field:
+        """The field under a name that no source column can have, for such a name escapes its percent signs."""
+        number = 1
+        while (name := f"{field.name}%v{number}").casefold() in self._names:
+            number += 1
+        self._names.add(name.casefold())
+        return field.with_name(name).remove_metadata()
+
+
+def _dropped(present: pa.Schema, wanted: pa.Schema) -> list[str]:
+    ids = {column_id(field) for field in wanted}
+    return [f"column {field.name!r} was dropped" for field in present if column_id(field) not in {None, *ids}]
+
+
+def _id(column: Column) -> bytes:
+    return str(column.id).encode()
+
+
+def _by_id(present: pa.Schema) -> dict[bytes, pa.Field]:
+    return {id_: field for field in present if (id_ := column_id(field)) is not None}
+
+
+def _held(field: pa.Field, present: pa.Schema, found: Mapping[bytes, pa.Field]) -> pa.Field | None:
+    id_ = column_id(field)
+    if id_ is None:
+        same = field.name in present.names and column_id(present.field(field.name)) is None
+        return present.field(field.name) if same else None
+    return found.get(id_)
+
+
+def _kept(column: Column, field: pa.Field, changes: SchemaChanges, policy: Policy) -> Column:
+    ignored = changes is SchemaChanges.IGNORE
+    if ignored:
+        column = replace(column, name=name_of_column(field.name))
+    natural = family_of(column, policy).arrow
+    stays = pa.types.is_string(field.type) and _type_name(field) == column.type_name.encode()
+    if natural == field.type or not (ignored or stays):
+        return column
+    oid, typmod = declared_as(field.type)
+    return replace(column, type_oid=oid, typmod=typmod, base_type_oid=None, base_typmod=-1)
+
+
+def _widened(before: pa.Field, after: pa.Field) -> Conversion | None:
+    return widening(before.type, after.type, recast=_type_name(before) != _type_name(after))
+
+
+def _type_name(field: pa.Field) -> bytes | None:
+    return None if field.metadata is None else field.metadata.get(TYPE_KEY)

@@ -1,0 +1,266 @@
+"""A staged Delta sink: new tables built beside the old ones, each put in its place by one overwriting commit.
+
+The staged table lies in a folder inside the table it will replace, so that its files need no copying: the commit
+removes every old file, adds the new ones where they lie, and carries schema and `txn`. Path, identity and history
+stay; a reader sees the old table or the new one. The commit is made from one snapshot or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction
+
+from cdc.errors import SchemaNotApplicable, SinkFenced
+from cdc.failpoint import hit
+from cdc.naming import parked_uri, published_uri
+from cdc.stores.current_rows import MODE
+from cdc.stores.path_ownership import STAGED
+from cdc.stores.published import Published, TableRecord
+from cdc.stores.table_features import lacking
+from cdc.stores.target_rules import TRANSFORM, TargetRules
+from cdc.table import TableSchema
+from pipelines.sinks.delta.dead_letters import ParkedTable
+from pipelines.sinks.delta.erasure import erase_earlier, is_marked, mark_to_erase
+from pipelines.sinks.delta.file_statistics import spelled
+from pipelines.sinks.delta.merge import ERASED, ROWS
+from pipelines.sinks.delta.published import PublishedTable
+from pipelines.sinks.delta.shared import keep_only, part_id, shards_of
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.table import COLUMNS, GENERATION, KEYLESS, RELATION, STATISTICS, DeltaTarget
+from pipelines.sinks.delta.table_features import AWAY, unsupported
+from pipelines.sinks.delta.table_layout import partition_text
+from pipelines.sinks.delta.table_plan import moved
+
+_NTZ: Final = "timestampNtz"
+
+
+class StagedDelta:
+    """New targets of a Delta sink, until `put` or `discard`; for one process at a time.
+
+    `sink` fills them as any driver would. After a crash before `put` the old tables are untouched; after one
+    inside `put` each table is old or new, the published record says the old cut, and all of it can be done again.
+    """
+
+    def __init__(self, settings: DeltaSettings) -> None:
+        self._settings = settings
+        self._rules = TargetRules(settings.table, settings.rules)
+        self.erased: dict[str, int] = {}
+        """Target → files that were removed of it, for its rules hide what they contain; known once `put` returned."""
+        self._mark = STAGED + uuid.uuid4().hex[:12]
+        self._records = published_uri(settings.path).rpartition("/")[0]
+        staged = replace(
+            settings,
+            name=f"{settings.name} (replay)",
+            path=f"{settings.path}/{self._mark}",
+            rules=moved(settings.rules, self._mark),
+            record=f"{self._records}/{self._mark}",
+        )
+        self.sink = DeltaSink(staged)
+
+    def forget_earlier(self, schemas: Mapping[int, TableSchema]) -> None:
+        """Remove what an earlier process staged and did not put in place."""
+        for mark in [entry.base_name for entry in _entries(self._records) if entry.base_name.startswith(STAGED)]:
+            for schema in schemas.values():
+                _forget(self._settings.uri_of(schema), mark)
+            remove(f"{self._records}/{mark}")
+
+    def standing(self, log_id: str) -> Published | None:
+        """Where the sink stands; from here on a publish by another driver makes `put` fail."""
+        self._published = PublishedTable.open(published_uri(self._settings.path), log_id)
+        return self._published.record()
+
+    def put(self, built: Published, rest: Mapping[int, TableRecord]) -> Published:
+        """Put every target of `built` in place and publish them with the records of `rest`, which were not built.
+
+        Called once, after `standing`. Raises SinkFenced when a driver writes meanwhile, and
+        SchemaNotApplicable for a target whose layout was changed by hand.
+        """
+        log_id = self._published.log_id
+        placed: dict[int, TableRecord] = {}
+        rows = [row for relation in built.tables for row in self.sink.parked.held(relation).values()]
+        hiding = self._mark_hiding(built.tables.values())
+        ParkedTable(parked_uri(published_uri(self._settings.path))).take_over(rows, built.position, hiding)
+        for records in by_target(built.tables.values()):
+            hit("replay_before_table")
+            self._published.check()
+            placed |= self._place(records, log_id)
+            hit("replay_after_table")
+        published = replace(built, tables={**rest, **placed})
+        hit("replay_before_publish")
+        marked = {one.target for one in placed.values() if is_marked(DeltaTable(one.target))}
+        self._published.write(published, marked)
+        self._finish(built)
+        self.erased = {target: erase_earlier(target, published.versions[target]) for target in sorted(marked)}
+        if marked:
+            ParkedTable(parked_uri(published_uri(self._settings.path))).rewrite(published)
+        return published
+
+    def discard(self) -> None:
+        """Let go of connections; files that were not put in place go with the next replay."""
+        self.sink.close()
+
+    def _mark_hiding(self, records: Iterable[TableRecord]) -> set[int]:
+        """Mark the targets that have what the rules hide now; the tables in them."""
+        found = set[int]()
+        for record in records:
+            schema = TableSchema.from_json(record.schema or "")
+            target = DeltaTarget.open(self._settings.uri_of(schema))
+            if target is None:
+                continue
+            target.check_log(self._published.log_id)
+            if is_marked(target.table) or self._rules.exposes(target.table, schema.topic, schema) is not None:
+                mark_to_erase(target.table)
+                found.add(record.relation)
+        return found
+
+    def _place(self, records: Sequence[TableRecord], log_id: str) -> dict[int, TableRecord]:
+        """Put a staged table in place, with all the tables that have rows in it."""
+        schema = TableSchema.from_json(records[0].schema or "")
+        uri = self._settings.uri_of(schema)
+        staged = DeltaTarget(records[0].target, DeltaTable(records[0].target))
+        target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, schema, staged.columns, staged.layout)
+        target.check_log(log_id)
+        _check_replaceable(target, staged)
+        if staged.merged:  # a table that could not be built may have come half-way
+            keep_only(staged, {record.relation for record in records})
+        _make_ready(target, staged)
+        _overwrite(target, staged, self._mark, _marks(target, records))
+        _take_over(target, staged)
+        return {record.relation: replace(record, target=uri, version=target.version) for record in records}
+
+    def _finish(self, built: Published) -> None:
+        for record in built.tables.values():
+            remove(f"{record.target}/_delta_log")
+        remove(f"{self._records}/{self._mark}")
+        remove(parked_uri(f"{self._records}/{self._mark}"))
+
+
+def by_target(records: Iterable[TableRecord]) -> list[list[TableRecord]]:
+    """The tables by the target that they have; several share one where their rule merges them."""
+    found: dict[str, list[TableRecord]] = {}
+    for record in records:
+        found.setdefault(record.target, []).append(record)
+    return list(found.values())
+
+
+def remove(uri: str) -> None:
+    """Delete a directory and all below it; one that is not there is fine."""
+    system, path = pafs.FileSystem.from_uri(uri)
+    if system.get_file_info(path).type == pafs.FileType.Directory:
+        system.delete_dir(path)
+
+
+def _entries(uri: str) -> list[pafs.FileInfo]:
+    system, path = pafs.FileSystem.from_uri(uri)
+    return list(system.get_file_info(pafs.FileSelector(path, allow_not_found=True)))
+
+
+def _forget(uri: str, mark: str) -> None:
+    target = DeltaTarget.open(uri)
+    files = () if target is None else target.table.file_uris()
+    # killed between its commit and its end: the table lives from those files
+    remove(f"{uri}/{mark}/_delta_log" if any(f"/{mark}/" in file for file in files) else f"{uri}/{mark}")
+
+
+def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
+    if features := lacking(target.table):
+        raise unsupported(target.uri, features, "it cannot be overwritten in one step", remedy=AWAY)
+    configuration = target.table.metadata().configuration
+    mapped = configuration.get("delta.columnMapping.mode", "none") != "none"
+    if mapped or target.layout.partition_by != staged.layout.partition_by:
+        raise SchemaNotApplicable(
+            f"target {target.uri!r} has column mapping, or other partitions than its rule says: "
+            "it cannot be overwritten in one step",
+            remedy="replay with --into PATH and put the new tables in place by hand",
+        )
+
+
+def _make_ready(target: DeltaTarget, staged: DeltaTarget) -> None:
+    """What the old table needs to take the new one's columns; it means nothing to the rows of the old."""
+    wanted, held = (table.protocol().writer_features or [] for table in (staged.table, target.table))
+    if _NTZ in wanted and _NTZ not in held:
+        feature = TableFeatures.TimestampWithoutTimezone
+        target.table.alter.add_feature(feature, allow_protocol_versions_increase=True)
+    chosen, other = (table.metadata().configuration.get(STATISTICS) for table in (staged.table, target.table))
+    if chosen is not None and chosen != other:
+        # columns that only one of the two has must not be named while the schema changes
+        both = [name for name in chosen.split(",") if name in target.columns.names]
+        target.table.alter.set_table_properties({STATISTICS: ",".join(both)})
+
+
+def _marks(target: DeltaTarget, records: Sequence[TableRecord]) -> list[Transaction]:
+    """Where the target stands once it has the rows of the records, also of a table whose rows go for good."""
+    if not target.merged:
+        # a replay may end before the old target's changes did, or those of its columns
+        return [Transaction(target.app_id + suffix, records[0].position) for suffix in ("", ROWS, ERASED, COLUMNS)]
+    stands = dict.fromkeys(shards_of(target.columns), 0) | {record.relation: record.position for record in records}
+    ids = {part_id(target.app_id, part): position for part, position in stands.items()}
+    return [Transaction(id_ + suffix, position) for id_, position in ids.items() for suffix in ("", ERASED)]
+
+
+def _overwrite(target: DeltaTarget, staged: DeltaTarget, mark: str, marks: Sequence[Transaction]) -> None:
+    try:
+        target.table.create_write_transaction(
+            list(_additions(staged.table, mark)),
+            "overwrite",
+            staged.table.schema(),
+            # no retries: a retry would overwrite what came in between
+            commit_properties=CommitProperties(max_commit_retries=0, app_transactions=list(marks)),
+        )
+    except CommitFailedError as exc:
+        raise SinkFenced(f"target {target.uri!r} was written by another driver while it was being replaced") from exc
+    target.table = DeltaTable(target.uri)
+
+
+def _take_over(target: DeltaTarget, staged: DeltaTarget) -> None:
+    """Give the target what the staged table says of itself; until then it claims less than it holds."""
+    held, wanted = target.table.metadata().configuration, staged.table.metadata().configuration
+    taken = {n: wanted[n] for n in (RELATION, GENERATION, STATISTICS) if n in wanted}
+    taken |= {TRANSFORM: "", MODE: "", KEYLESS: wanted.get(KEYLESS, ""), **staged.layout.configuration}
+    changed = {name: said for name, said in taken.items() if (held.get(name) or "") != said}
+    if changed:
+        target.table.alter.set_table_properties(changed, raise_if_not_exists=False)
+
+
+def _additions(table: DeltaTable, mark: str) -> Iterator[AddAction]:
+    files = pa.table(table.get_add_actions(flatten=True))
+    now = int(time.time() * 1000)
+    bounds = {kind: _told(files, kind) for kind in ("min", "max")}
+    missing = {name.partition(".")[2]: name for name in files.column_names if name.startswith("null_count.")}
+    parted = {name.partition(".")[2]: name for name in files.column_names if name.startswith("partition.")}
+    chosen = ["path", "size_bytes", "num_records", *missing.values(), *parted.values()]
+    for place, file in enumerate(files.select(chosen).to_pylist()):
+        values = {column: partition_text(file[name]) for column, name in parted.items()}
+        statistics: dict[str, Any] = {
+            "numRecords": file["num_records"],
+            "minValues": _at(bounds["min"], place),
+            "maxValues": _at(bounds["max"], place),
+            "nullCount": {column: file[name] for column, name in missing.items() if file[name] is not None},
+        }
+        said = json.dumps(statistics, ensure_ascii=False)
+        yield AddAction(f"{mark}/{unquote(file['path'])}", file["size_bytes"], values, now, True, said)
+
+
+def _told(files: pa.Table, kind: str) -> dict[str, list[Any]]:
+    """Column → one bound per file as Delta spells it; types that JSON has no exact spelling for are left out."""
+    told: dict[str, list[Any]] = {}
+    for name in files.column_names:
+        of, _, column = name.partition(".")
+        if of == kind and (values := spelled(files[name])) is not None:
+            told[column] = values
+    return told
+
+
+def _at(bounds: Mapping[str, list[Any]], place: int) -> dict[str, Any]:
+    return {column: values[place] for column, values in bounds.items() if values[place] is not None}

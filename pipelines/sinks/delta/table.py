@@ -1,0 +1,414 @@
+"""DeltaTarget: one Delta table that a sink fills; its creation, identity, schema changes and clean-up.
+
+Identity lies in the table's own properties (`cdc.*`), so that a folder can be moved and still says
+whose it is. Reading goes through `scan` only: the `to_pyarrow*` ways return silent nulls after a rename.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self, TypeVar, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError
+from deltalake.schema import Schema
+from deltalake.transaction import AddAction
+
+from cdc.config import SchemaChanges
+from cdc.errors import SchemaNotApplicable
+from cdc.failpoint import hit
+from cdc.naming import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, START_COLUMN, column_name
+from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, strange
+from cdc.table import TableSchema
+from pipelines.sinks.delta.commit_log import is_newest
+from pipelines.sinks.delta.file_statistics import DataFile
+from pipelines.sinks.delta.schema_evolution import Filled, Plan, check_key, plan, rewritten, without_ids
+from pipelines.sinks.delta.table_features import asking
+from pipelines.sinks.delta.table_layout import MERGED, PLAIN, Layout
+from pipelines.types.rows import COPY_AGAIN
+
+APP_ID: Final = "cdc.app_id"
+RELATION: Final = "cdc.relation"
+GENERATION: Final = "cdc.generation"
+"""B of the last generation end applied; while it is missing the first full copy has not ended."""
+KEYLESS: Final = "cdc.keyless"
+"""`true` where rows are found by their place, for want of a key."""
+
+COLUMNS: Final = "/columns"
+"""Behind the app id: the `txn` of a commit that changes the columns and no row."""
+
+STATISTICS: Final = "delta.dataSkippingStatsColumns"
+MAX_STATISTICS: Final = 32
+"""Columns with statistics, as Delta's own default (`dataSkippingNumIndexedCols`)."""
+CHECKPOINT_EVERY: Final = 25
+"""Versions: delta-rs goes through all commits since the last one with every further commit, twice."""
+REOPEN_AFTER: Final = CHECKPOINT_EVERY
+"""Versions after which the table is opened anew: an opened one keeps every commit it has replayed."""
+
+_PROPERTIES: Final = {
+    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
+    "delta.enableExpiredLogCleanup": "true",
+    # a commit per second is 86,400 log files a day, and every open of the table lists them
+    "delta.logRetentionDuration": "interval 1 days",
+}
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
+
+Reads = Callable[[int, Sequence[str], str | None, pa.Array], pa.RecordBatchReader]
+"""(version, columns, key column or None, values) → rows whose key is one of the values, or all rows."""
+
+_T = TypeVar("_T")
+
+log = structlog.get_logger("apply")
+
+
+class DeltaTarget:
+    """A target as delta-rs sees it; `table` is always the newest version this process knows."""
+
+    def __init__(self, uri: str, table: DeltaTable) -> None:
+        self.uri = uri
+        self.table = table
+        self.cluster_by: tuple[str, ...] = ()
+        """By which columns upkeep orders its rows, as the rule of its table said when the layout was checked last."""
+        self.part: int | None = None
+        """The table whose rows of a target of many are meant; None: all rows."""
+        self.reads: Reads | None = None
+        """Reads rows of it where delta-rs cannot."""
+        self._opened_at = self._looked_at = table.version()
+        self._known: dict[str, Any] = {}
+        """Of the version that was looked at, by what was asked."""
+        self._columns_known: int | None = None
+        """None: to be looked up. Of our own commits only a change of columns moves it, and others' come by refresh."""
+
+    @classmethod
+    def open(cls, uri: str) -> Self | None:
+        """The target at uri, None when there is none; raises TargetUnfit for one that cannot be opened."""
+        with asking(uri):
+            return cls(uri, DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else None
+
+    @classmethod
+    def create(cls, uri: str, log_id: str, schema: TableSchema, columns: pa.Schema, layout: Layout = PLAIN) -> Self:
+        """An empty target with its identity; `schema` names its key, `columns` are all that it has.
+
+        One of many tables is nobody's at first: see delta_shards. Raises TargetUnfit where something else lies.
+        """
+        check_free(uri)
+        identity = {LOG_ID: log_id, APP_ID: str(uuid.uuid4())}
+        if layout.merged:
+            columns = without_ids(columns)
+        else:
+            identity |= {RELATION: str(schema.relation)} | ({} if schema.key else {KEYLESS: "true"})
+        first = [*(column_name(column.name) for column in schema.key), *layout.cluster_by]
+        described = [name for name in statistics_columns(columns, first) if name not in layout.partition_by]
+        statistics = {STATISTICS: ",".join(described)}
+        table = DeltaTable.create(
+            uri,
+            columns,
+            name=uri.rpartition("/")[2] if layout.merged else schema.topic,
+            description=f"changes of {'many tables' if layout.merged else schema.topic}, kept by cdc",
+            partition_by=list(layout.partition_by) or None,
+            configuration={**_PROPERTIES, **layout.configuration, **statistics, **identity},
+            # our own properties are not in delta-rs' list
+            raise_if_key_not_exists=False,
+        )
+        return cls(uri, table)
+
+    def check_identity(self, log_id: str, schema: TableSchema) -> None:
+        """Raise TargetUnfit for a table that is not this log's, SchemaNotApplicable for another relation's."""
+        self.check_log(log_id)
+        if self.merged:
+            raise SchemaNotApplicable(
+                f"target {self.uri!r} is shared by many tables, and the rule of {schema.topic!r} has no merge_tables",
+                remedy="give the rule another path, or give it back what it said",
+            )
+        if (held := self._property(RELATION)) != str(schema.relation):
+            raise SchemaNotApplicable(
+                f"target {self.uri!r} holds relation {held!r}: table {schema.topic!r} is relation {schema.relation!r}, "
+                "dropped and made anew or renamed onto another's name",
+                remedy="put the new one in the old one's place: 'cdc replay SINK --tables TABLE'",
+            )
+
+    def check_log(self, log_id: str) -> None:
+        """Raise TargetUnfit for a table that was not filled from this log."""
+        check_owner(self.uri, self._property(LOG_ID), log_id)
+
+    @property
+    def merged(self) -> bool:
+        """Whether many tables share it."""
+        return self._property(MERGED) == "true"
+
+    @property
+    def layout(self) -> Layout:
+        """How it was made."""
+        metadata = self.table.metadata()
+        return Layout.of(metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS})
+
+    def check_layout(self, layout: Layout) -> None:
+        """Raise TargetRulesChanged where its rows were made by another rule, TransformRefused where laid out so."""
+        metadata = self.table.metadata()
+        layout.check(self.uri, metadata.configuration, metadata.partition_columns)
+        self.cluster_by = layout.cluster_by
+
+    def take_key(self, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
+        """Find rows by the table's key of now, or by their place if it has none; raises as check_key does."""
+        check_key(schema, before, replaced=replaced)
+        keyless = self._property(KEYLESS) == "true"
+        if keyless != bool(schema.key):
+            return
+        if not replaced:
+            now = "has a key now" if schema.key else "has no key any more"
+            raise SchemaNotApplicable(
+                f"table {schema.topic!r} {now}: target {self.uri!r} finds its rows another way", remedy=COPY_AGAIN
+            )
+        self._set_property(KEYLESS, str(not schema.key).lower())
+
+    def refresh(self) -> None:
+        """See what others committed; raises TargetUnfit as open does."""
+        known = self.version
+        with asking(self.uri):
+            if known - self._opened_at >= REOPEN_AFTER:
+                self._reopen()
+            elif not is_newest(self.uri, known):
+                self.table.update_incremental()
+        if self.version != known:
+            self._columns_known = None
+
+    def _reopen(self) -> None:
+        self.table = DeltaTable(self.uri)
+        self._opened_at = self.version
+
+    @property
+    def version(self) -> int:
+        """The Delta version."""
+        return self.table.version()
+
+    @property
+    def relation(self) -> int | None:
+        """The table that it holds."""
+        found = self._property(RELATION)
+        return None if found is None else int(found)
+
+    @property
+    def identity(self) -> str:
+        """What every commit of ours names that changes rows; the beginning of every `txn` identity."""
+        found = self._property(APP_ID)
+        if found is None:
+            raise strange(self.uri, APP_ID)
+        return found
+
+    @property
+    def app_id(self) -> str:
+        """The `txn` identity of this target."""
+        return self.identity
+
+    @property
+    def signed(self) -> CommitProperties:
+        """Commit properties of a step that carries no `txn`."""
+        return CommitProperties(custom_metadata={APP_ID: self.identity})
+
+    @property
+    def applied(self) -> int | None:
+        """The position up to which ranges were merged, None before the first."""
+        return self.transaction()
+
+    @property
+    def columns_of(self) -> int:
+        """The end of the range for which the columns changed last; one that ends before it, after a crash, is older."""
+        if self._columns_known is None:
+            self._columns_known = self.transaction(COLUMNS) or 0
+        return self._columns_known
+
+    def transaction(self, suffix: str = "") -> int | None:
+        """Where the `txn` of this target stands, or a further one that its identity and the suffix name."""
+        application = self.app_id + suffix
+        # sought in the log each time, for 5 ms if it is not there
+        return self._once(application, lambda: self.table.transaction_version(application))
+
+    def took(self, application: str, position: int, since: int) -> None:
+        """A commit of ours made the `txn` of an application stand there; since: the version before it."""
+        if self.version == since + 1:  # otherwise others' are between, and theirs are not known
+            self._looked_at, self._known = self.version, {application: int(position)}
+
+    @property
+    def complete(self) -> bool:
+        """Whether a full copy has ended here."""
+        return self._property(GENERATION) is not None
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The Arrow schema with field metadata."""
+        return self._once("columns", lambda: pa.schema(self.table.schema().to_arrow()))
+
+    def files(self) -> tuple[int, int]:
+        """(number of live files, their bytes)."""
+        return self._once("files", lambda: _counted(self.actions))
+
+    @property
+    def actions(self) -> pa.Table:
+        """The live files: `path`, `size_bytes`, and the bounds of described columns, `min.<name>` and `max.<name>`."""
+        return self._once("actions", lambda: pa.table(self.table.get_add_actions(flatten=True)))
+
+    def _once(self, what: str, ask: Callable[[], _T]) -> _T:
+        if self._looked_at != self.version:
+            self._looked_at, self._known = self.version, {}
+        if what not in self._known:
+            self._known[what] = ask()
+        return cast("_T", self._known[what])
+
+    def commit(self, position: int, suffix: str = "") -> CommitProperties:
+        """Commit properties that carry the `txn` of a range ending at position; suffix: as of `transaction`."""
+        return CommitProperties(app_transactions=[Transaction(self.app_id + suffix, int(position))])
+
+    @property
+    def described(self) -> tuple[str, ...]:
+        """The columns of whose files statistics are kept."""
+        return tuple(filter(None, (self._property(STATISTICS) or "").split(",")))
+
+    def add(self, files: Sequence[DataFile], position: int) -> None:
+        """Make files of its folder part of it, in one commit that carries the `txn` of a range ending at position."""
+        now = int(time.time() * 1000)
+        actions = [AddAction(file.name, file.size, {}, now, True, file.statistics) for file in files]
+        self.table.create_write_transaction(
+            actions, "append", self.table.schema(), commit_properties=self.commit(position)
+        )
+        self.refresh()
+
+    def complete_generation(self, position: int) -> None:
+        """Note that a full copy which began at position has ended; changes no row."""
+        if self._property(GENERATION) != str(position):
+            self._set_property(GENERATION, str(position))
+
+    def erase(self, truncated: tuple[int, int] | None, generation: int | None, upto: int, suffix: str) -> None:
+        """Delete every row older than the truncate and the generation, or without a place; once more changes nothing.
+
+        The commit carries the `txn` of a range ending at upto, or the one that the suffix names.
+        """
+        older = []
+        if truncated is not None:
+            position, ordinal = (int(part) for part in truncated)
+            older.append(
+                f"{POSITION_COLUMN} < {position} OR ({POSITION_COLUMN} = {position} AND {ORDINAL_COLUMN} < {ordinal})"
+            )
+        if generation is not None:
+            older.append(f"{POSITION_COLUMN} < {int(generation)}")
+        if older and self.files()[0]:
+            # another hand put a row there without a place: at the source it is not
+            condition = " OR ".join(f"({condition})" for condition in (*older, f"{POSITION_COLUMN} IS NULL"))
+            self._delete(self._of_part(condition), upto, suffix)
+
+    def _delete(self, condition: str, upto: int, suffix: str) -> None:
+        self.table.delete(condition, commit_properties=self.commit(upto, suffix))
+
+    def follow(
+        self,
+        wanted: pa.Schema,
+        changes: SchemaChanges,
+        upto: int,
+        *,
+        replaced: bool,
+        gone: frozenset[bytes] = frozenset(),
+    ) -> None:
+        """Have the columns of `wanted`, by one commit that changes no row's place; a column that only it has stays.
+
+        upto: the end of the range. replaced, gone: as of delta_evolution.plan. Raises SchemaNotApplicable as that does,
+        and when Delta refuses.
+        """
+        found = plan(self.columns, wanted, changes, replaced=replaced, gone=gone)
+        if found.steps:
+            self._change_columns(found, upto)
+        # a rewrite may have taken a column that had them, before a crash
+        if not set(self.described) <= set(self.columns.names):
+            described = ",".join(statistics_columns(self.columns, self.described))
+            self._set_property(STATISTICS, described)
+
+    def _change_columns(self, found: Plan, upto: int) -> None:
+        log.info("columns of a target change", target=self.uri, changes=list(found.steps))
+        self._columns_known = None
+        hit("delta_before_columns")
+        try:
+            if found.columns:
+                self._rewrite(found.columns, upto)
+            else:
+                fields = Schema.from_arrow(pa.schema(found.added)).fields
+                self.table.alter.add_columns(fields, commit_properties=self._columns_of(upto))
+        except DeltaError as exc:
+            # not when another commit came in between, or the store does not answer: then it is tried again
+            if "not supported" in str(exc) or "not yet supported" in str(exc) or "append-only" in str(exc):
+                raise SchemaNotApplicable(
+                    f"target {self.uri!r} has features with which its columns cannot change: {'; '.join(found.steps)}"
+                ) from exc
+            raise
+        hit("delta_after_columns")
+
+    def _columns_of(self, upto: int) -> CommitProperties:
+        """Commit properties of a change of columns: no retries, which would overwrite what came in between."""
+        return CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self.app_id + COLUMNS, upto)])
+
+    def _rewrite(self, columns: Sequence[Filled], upto: int) -> None:
+        """The same rows in other columns, streamed; readers of older versions are not affected."""
+        held, schema = self.columns, pa.schema([column.field for column in columns])
+        name_of = {column.held: column.field.name for column in columns if column.held is not None}
+        # opened here: inside of the write no other work of the engine can begin
+        rows = pa.RecordBatchReader.from_stream(self.table.scan())
+        write_deltalake(
+            self.table,
+            pa.RecordBatchReader.from_batches(schema, (rewritten(batch, held, columns) for batch in rows)),
+            mode="overwrite",
+            schema_mode="overwrite",
+            partition_by=[name_of[name] for name in self.table.metadata().partition_columns] or None,
+            commit_properties=self._columns_of(upto),
+        )
+        self._reopen()
+
+    def refill(self, defaults: Mapping[str, str], upto: int) -> None:
+        """Give rows at or below position `upto` the defaults of new columns: Delta column → SQL expression.
+
+        Rows above it are of this range already (an attempt before a crash) and hold their own values.
+        """
+        if defaults and self.files()[0]:
+            updates = {f'"{name}"': expression for name, expression in defaults.items()}
+            older = self._of_part(f"{POSITION_COLUMN} <= {int(upto)}")
+            self.table.update(updates=updates, predicate=older, commit_properties=self.signed)
+            hit("delta_after_refill")
+
+    def _of_part(self, condition: str) -> str:
+        return condition if self.part is None else f"{RELATION_COLUMN} = {int(self.part)} AND ({condition})"
+
+    def _set_property(self, name: str, value: str) -> None:
+        """Set a property."""
+        self.table.alter.set_table_properties({name: value}, raise_if_not_exists=False)
+
+    def _property(self, name: str) -> str | None:
+        found = self.table.metadata().configuration.get(name)
+        return None if found is None else str(found)
+
+
+def _counted(actions: pa.Table) -> tuple[int, int]:
+    return actions.num_rows, pc.sum(actions["size_bytes"]).as_py() or 0
+
+
+def statistics_columns(columns: pa.Schema, first: Sequence[str]) -> list[str]:
+    """The columns whose files get statistics: places first, then those of `first`.
+
+    No lists, which have no bounds. No float columns: delta-rs leaves NaN out of the statistics, and Spark's `> 100`
+    would then skip files that hold NaN. No names that need quoting: the two writers parse the property differently.
+    """
+    # without bounds of these a merge into versions would open the files of all that ended long ago
+    spans = [name for name in (START_COLUMN, END_COLUMN) if name in columns.names]
+    ordered = dict.fromkeys([POSITION_COLUMN, ORDINAL_COLUMN, *first, *spans, *columns.names])
+    chosen = [
+        name
+        for name in ordered
+        if name in (POSITION_COLUMN, ORDINAL_COLUMN, *spans)
+        or (name in columns.names and _PLAIN_NAME.match(name) and not _boundless(columns.field(name).type))
+    ]
+    return chosen[:MAX_STATISTICS]
+
+
+def _boundless(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or pa.types.is_nested(kind)

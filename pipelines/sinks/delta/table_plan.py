@@ -1,0 +1,165 @@
+"""Shapes: a Delta sink's rules held against its tables: what a target's rows are, where it lies, how it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.config import SinkRule, rule_of
+from cdc.errors import TransformRefused
+from cdc.naming import RELATION_COLUMN, column_name
+from cdc.table import TableSchema
+from pipelines.sinks.contract import SparkAwaited
+from pipelines.sinks.delta.merge_source import Shape
+from pipelines.sinks.delta.partition_values import check_parts
+from pipelines.sinks.delta.table_layout import PLAIN, Layout, has_bounds, parts_files
+from pipelines.transform.expressions import resolved
+from pipelines.transform.table_transform import TableTransform, renamed
+from pipelines.types import Policy
+from pipelines.types.rows import sent_cells
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Shapes:
+    """Each rule is held against each version of a table once; any thread may ask."""
+
+    def __init__(self, rules: Sequence[SinkRule]) -> None:
+        self._rules = rules
+        self._known: dict[tuple[TableSchema, Policy], Shape] = {}
+        self._taken: dict[str, TableSchema] = {}
+        self._one_taker = Lock()
+        self.spark: SparkSession | None = None
+
+    def of(self, schema: TableSchema, policy: Policy) -> Shape:
+        """The shape of one table's rows.
+
+        Raises TransformRefused for a transform that does not go with the table, SparkAwaited for expressions
+        while Spark is not up.
+        """
+        found = self._known.get((schema, policy))
+        if found is None:
+            found = self._known[schema, policy] = self._made(schema, policy)
+        return found
+
+    def _made(self, schema: TableSchema, policy: Policy) -> Shape:
+        shape = self._transformed(schema, policy)
+        if self._merges(schema.topic) is not None:
+            shape = replace(shape, part=schema.relation)
+        columns = shape.columns
+        parted = tuple(n for n in self.layout(shape).partition_by if pa.types.is_string(columns.field(n).type))
+        return replace(shape, parted=parted)
+
+    def _transformed(self, schema: TableSchema, policy: Policy) -> Shape:
+        rule = rule_of(schema.topic, self._rules)
+        if rule is None or rule.transform is None:
+            return Shape(schema, policy)
+        transform, policy = TableTransform.of(rule.transform, schema), renamed(policy, rule.transform.rename)
+        if not rule.transform.in_spark:
+            return Shape(transform.schema, policy, transform)
+        if self.spark is None:
+            raise SparkAwaited(f"the rule of {schema.topic!r} has expressions")
+        expressions = resolved(rule.transform, transform.held(policy), schema.topic, self.spark)
+        return Shape(transform.schema, policy, transform, expressions)
+
+    def take(self, uri: str, schema: TableSchema) -> None:
+        """Raise TransformRefused where the target of another table lies there, around it, or inside of it.
+
+        Tables of one rule that merges them may lie in the same place.
+        """
+        with self._one_taker:
+            for other, owner in self._taken.items():
+                strange = owner.relation != schema.relation and owner.topic != schema.topic
+                if other == uri and self._merges(owner.topic) is not None:
+                    strange = self._merges(owner.topic) is not self._merges(schema.topic)
+                if strange and (f"{uri}/".startswith(f"{other}/") or f"{other}/".startswith(f"{uri}/")):
+                    raise TransformRefused(
+                        f"the target of table {schema.topic!r} would be {uri!r}, and {other!r} is that of table "
+                        f"{owner.topic!r}"
+                    )
+            self._taken[uri] = schema
+
+    def _merges(self, topic: str) -> SinkRule | None:
+        """The rule of a table, if that puts many into one target."""
+        rule = rule_of(topic, self._rules)
+        return rule if rule is not None and rule.merge_tables else None
+
+    def layout(self, shape: Shape) -> Layout:
+        """How the target of a table is made."""
+        rule = rule_of(shape.schema.topic, self._rules)
+        if rule is None:
+            return PLAIN
+        text = "text, a whole number, a date or a boolean"
+        parted = _columns("partition_by", rule.partition_by, shape, parts_files, text)
+        ordered = _columns("cluster_by", rule.cluster_by, shape, has_bounds, "a type of which files have bounds")
+        if both := sorted(set(parted) & set(ordered)):
+            raise TransformRefused(f"cluster_by: column {both[0]!r} of {shape.schema.topic!r} is one of partition_by")
+        transform = "" if shape.transform is None else shape.transform.fingerprint
+        if rule.merge_tables:
+            parted = tuple(dict.fromkeys((RELATION_COLUMN, *parted)))
+        return Layout(parted, rule.properties, transform, cluster_by=ordered, merged=rule.merge_tables)
+
+    def decided(self, images: pa.Table, shape: Shape) -> pa.Table:
+        """Images of which all is said that the target needs are complete; those that a filter rejects are deletes.
+
+        A row that the filter kept out has no base in the target, and needs none as long as it stays out.
+        """
+        if shape.transform is None:
+            return images
+        images = shape.transform.settled(images)
+        expressions = shape.expressions
+        if expressions is None or expressions.where is None:
+            return images
+        place_of = {column_name(column.name): place for place, column in enumerate(shape.schema.sent)}
+        needed = [place_of[name] for name in expressions.decides if name in place_of]
+        partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
+        told = partial.to_numpy(zero_copy_only=False) & sent_cells(images, shape.schema)[needed].all(axis=0)
+        if not told.any():
+            return images
+        places = np.flatnonzero(told)
+        rows = shape.rows(images.take(pa.array(places)))
+        rejected = expressions.rejects(rows, self._session()).to_numpy(zero_copy_only=False).astype(bool)
+        gone = np.zeros(images.num_rows, bool)
+        gone[places[rejected]] = True
+        ops = pc.if_else(pa.array(gone), "d", images["op"].combine_chunks())
+        return images.set_column(images.column_names.index("op"), "op", ops)
+
+    def finished(self, source: pa.Table, shape: Shape) -> pa.Table:
+        """A merge's source in the target's columns; raises ValueNotRepresentable as check_parts does."""
+        made = source if shape.expressions is None else shape.expressions.finished(source, self._session())
+        check_parts(made, shape.parted, shape.schema.topic)
+        return shape.named(made)
+
+    def _session(self) -> SparkSession:
+        if self.spark is None:
+            raise SparkAwaited("expressions are computed by Spark")
+        return self.spark
+
+
+def _columns(
+    key: str, said: Sequence[str], shape: Shape, fits: Callable[[pa.DataType], bool], expected: str
+) -> tuple[str, ...]:
+    """The columns of a target that a key of its rule names; raises TransformRefused for one that cannot be meant."""
+    names = tuple(dict.fromkeys(column_name(name) if name not in shape.columns.names else name for name in said))
+    if unknown := sorted(set(names) - set(shape.columns.names)):
+        raise TransformRefused(f"{key}: the target of {shape.schema.topic!r} has no column {unknown[0]!r}")
+    for name in names:
+        if not fits(kind := shape.columns.field(name).type):
+            raise TransformRefused(
+                f"{key}: column {name!r} of the target of {shape.schema.topic!r} is {kind!s}: expected {expected}"
+            )
+    return names
+
+
+def moved(rules: Sequence[SinkRule], below: str) -> tuple[SinkRule, ...]:
+    """The rules for targets that lie in a folder called so inside those of the sink."""
+    return tuple(
+        rule if rule.path is None else rule.model_copy(update={"path": f"{rule.path}/{below}"}) for rule in rules
+    )

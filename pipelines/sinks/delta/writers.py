@@ -1,0 +1,119 @@
+"""Writers: which of delta-rs and Spark makes a commit of a Delta target, and the merge by either."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cdc.config.sinks import Keeping
+from cdc.errors import DeltaJarMissing
+from cdc.stores.table_features import lacking
+from pipelines.sinks.contract import SparkAwaited, TableBatch
+from pipelines.sinks.delta.merge import (
+    ONE_SPARK_WRITE,
+    Mark,
+    frame_of,
+    merge_with_delta_rs,
+    merge_with_spark,
+    reaches,
+    require_delta,
+    speaks_delta,
+)
+from pipelines.sinks.delta.spark_writer import SparkTarget
+from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.table_features import AWAY, unsupported
+from pipelines.sinks.delta.table_layout import Layout
+from pipelines.sinks.delta.writer_choice import LEARNS_FROM, Choice, Costs, Work, candidates
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Writer(StrEnum):
+    """Who writes the targets."""
+
+    #: delta-rs while that is quicker and has the memory, or Spark has no Delta; else Spark.
+    AUTO = "auto"
+    #: delta-rs on the driver, whatever the size.
+    DELTA_RS = "delta-rs"
+    #: Spark, whatever the size.
+    SPARK = "spark"
+
+
+class Writers:
+    """The two writers of one sink; any thread may ask."""
+
+    def __init__(self, wanted: Writer, path: str) -> None:
+        """path: the sink's template, which says in what store its targets are."""
+        self.wanted, self._path = wanted, path
+        self.costs = Costs()
+        self.by_spark = False
+        """Whether there is a session that can write the targets, and may."""
+        self._spark: SparkSession | None = None
+
+    def attach(self, spark: SparkSession) -> None:
+        """Spark is up."""
+        self._spark = spark
+        self.by_spark = self.wanted is not Writer.DELTA_RS and speaks_delta(spark) and reaches(spark, self._path)
+
+    def check(self, sink: str) -> None:
+        """Raise DeltaJarMissing when the writer of the sink is Spark and that cannot be."""
+        if self.wanted is Writer.SPARK and not reaches(require_delta(self._spark), self._path):
+            raise DeltaJarMissing(
+                f"writer 'spark' of sink {sink!r} needs a file system for {self._path!r}: Spark has none",
+                remedy="add hadoop-aws (or that of the store) to spark.conf, or let 'auto' or 'delta-rs' write",
+            )
+
+    def writable(self, whole: DeltaTarget, layout: Layout) -> DeltaTarget:
+        """A target as whoever is able to write it does.
+
+        Raises TargetUnfit where nobody is, and SparkAwaited while that may be Spark and it is not up.
+        """
+        if not (features := lacking(whole.table)):
+            return whole
+        if layout.merged or layout.keeping is not Keeping.LATEST:
+            raise unsupported(whole.uri, features, "Spark writes the latest rows of a single table only", remedy=AWAY)
+        if self.by_spark and self._spark is not None:
+            return SparkTarget(whole, self._spark)
+        if self._spark is None and self.wanted is Writer.AUTO:
+            raise SparkAwaited(f"target {whole.uri!r} has table features that delta-rs does not write")
+        raise unsupported(whole.uri, features)
+
+    def choice(
+        self, target: DeltaTarget, batch: TableBatch, source: pa.Table | DataFrame, key: tuple[str, ...]
+    ) -> Choice:
+        """Who merges the source by the columns of a key; raises SparkAwaited for what only Spark can."""
+        if not isinstance(source, pa.Table) or self.wanted is not Writer.AUTO:
+            return Choice(spark=self.wanted is not Writer.DELTA_RS)
+        if isinstance(target, SparkTarget):
+            return Choice(spark=True)
+        held = target.files()[1] if key else 0
+        work = Work(source.num_rows, source.nbytes, held, held)
+        if work.by_delta_rs() >= LEARNS_FROM:
+            work = replace(work, candidates=candidates(target.actions, source, key) if key else 0)
+        if self.costs.is_small(work) or (self._spark is not None and not self.by_spark):
+            return Choice(spark=False, seconds=work.by_delta_rs())
+        if self._spark is not None:
+            return self.costs.choose(target.uri, work, self._spark.sparkContext.defaultParallelism)
+        if work.fits:
+            return Choice(spark=False, seconds=work.by_delta_rs())
+        raise SparkAwaited(f"batch of {batch.schema.topic!r} or what it changes of its target is large")
+
+    def merge(
+        self, target: DeltaTarget, source: pa.Table | DataFrame, key: tuple[str, ...], mark: Mark, choice: Choice
+    ) -> None:
+        """Merge the source in one commit that carries the mark."""
+        with ONE_SPARK_WRITE if choice.spark else nullcontext():
+            began = time.monotonic()
+            if choice.spark:
+                spark = require_delta(self._spark)
+                frame = frame_of(spark, source) if isinstance(source, pa.Table) else source
+                merge_with_spark(target, frame, key, mark)
+            else:
+                merge_with_delta_rs(target, source, key, mark)
+            self.costs.took(choice, time.monotonic() - began)

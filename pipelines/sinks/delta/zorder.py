@@ -1,0 +1,112 @@
+"""Order: the rows of a target's files in the order of the columns that its rule names, one part of it at a time.
+
+delta-rs orders all files of a partition anew, or those of the whole table where it has none: that is a part here. What
+was ordered is told by the age of its files: one younger than the last ordering of its part was written by the stream.
+A part is written anew once a quarter of it is that young, so for each byte of the stream four at most.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from cdc.failpoint import hit
+from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.table_layout import partition_text
+
+ORDERED: Final = "cdc.ordered"
+"""Property of a target, JSON: `by`, the columns of its last ordering, `upto`, part → when its last file was made."""
+MAX_PARTS: Final = 1_000
+"""Partitions above which a target is not ordered: the property names each."""
+MEMORY: Final = 256 << 20
+"""Bytes held while a part is sorted, beside its widest rows; what is more goes to the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """Which parts are ordered; bytes."""
+
+    least: int = 16 << 20
+    """A part below it is one file or two, of which no query would open fewer."""
+    most: int = 128 << 20
+    """A part above it is left as it is: the stream waits meanwhile, about a second for 15 MiB."""
+    file: int = 32 << 20
+    """Of a file that is made; compaction of small files has to leave it alone."""
+    fresh: int = 4
+    """A part is due when what is not ordered of it is one of so many of its bytes."""
+
+    def due(self, target: DeltaTarget) -> list[Part]:
+        """The parts to be ordered, the one first of which most is not."""
+        found = [part for part in parts_of(target) if self.least <= part.size <= self.most]
+        ripe = [part for part in found if part.fresh * self.fresh >= part.size]
+        return sorted(ripe, key=lambda part: -part.fresh)
+
+    def too_large(self, target: DeltaTarget) -> list[Part]:
+        """The parts that are never ordered."""
+        return [part for part in parts_of(target) if part.size > self.most]
+
+    def order(self, target: DeltaTarget, part: Part) -> None:
+        """Put one part in order, and note it; a kill in between costs the same work once more."""
+        target.table.optimize.z_order(
+            target.cluster_by, partition_filters=part.filters, target_size=self.file, max_spill_size=MEMORY
+        )
+        hit("delta_upkeep_ordered")
+        upto, now = _noted(target), {found.name: found.youngest for found in parts_of(target)}
+        upto = {name: made for name, made in upto.items() if name in now} | {part.name: now[part.name]}
+        said = json.dumps({"by": target.cluster_by, "upto": upto})
+        target.table.alter.set_table_properties({ORDERED: said}, raise_if_not_exists=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The files of one partition, or of a whole table that has none."""
+
+    values: tuple[tuple[str, str], ...]
+    """Partition column → value, as Delta's log spells it; empty for NULL."""
+    size: int
+    """Bytes of its files."""
+    fresh: int
+    """Bytes of those that are younger than its last ordering."""
+    youngest: int
+    """When the last of its files was made; milliseconds since 1970."""
+
+    @property
+    def name(self) -> str:
+        """In the target's property."""
+        return json.dumps([value for _, value in self.values], ensure_ascii=False)
+
+    @property
+    def filters(self) -> list[tuple[str, str, str]] | None:
+        """As delta-rs takes them; None for the whole table."""
+        return [(column, "=", value) for column, value in self.values] or None
+
+
+def parts_of(target: DeltaTarget) -> list[Part]:
+    """The parts of a target whose rule names columns; none of one with too many of them, or without those columns."""
+    if not target.cluster_by or not set(target.cluster_by) <= set(target.columns.names):
+        return []
+    actions = pa.table(target.table.get_add_actions(flatten=True))
+    columns = target.table.metadata().partition_columns
+    chosen = ["size_bytes", "modification_time", *(f"partition.{name}" for name in columns)]
+    files: dict[tuple[tuple[str, str], ...], list[tuple[int, int]]] = {}
+    for file in actions.select(chosen).to_pylist():
+        values = tuple((name, partition_text(file[f"partition.{name}"]) or "") for name in columns)
+        files.setdefault(values, []).append((file["size_bytes"], file["modification_time"]))
+    upto = _noted(target)
+    return [] if len(files) > MAX_PARTS else [_part(values, found, upto) for values, found in files.items()]
+
+
+def _part(values: tuple[tuple[str, str], ...], files: Sequence[tuple[int, int]], upto: Mapping[str, int]) -> Part:
+    part = Part(values, sum(size for size, _ in files), 0, max(made for _, made in files))
+    last = upto.get(part.name, 0)
+    return Part(part.values, part.size, sum(size for size, made in files if made > last), part.youngest)
+
+
+def _noted(target: DeltaTarget) -> dict[str, int]:
+    """Part → when the youngest file was made that the last ordering by these columns left."""
+    said = json.loads(target.table.metadata().configuration.get(ORDERED) or "{}")
+    return dict(said["upto"]) if said.get("by") == list(target.cluster_by) else {}

@@ -1,0 +1,1 @@
+"""The search sink: one index per sink, one commit per batch."""

@@ -1,0 +1,78 @@
+"""Where one table of a sink stands after a batch, and how late the batch was."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.errors import CdcError, LogTrimmed, SchemaNotApplicable
+from cdc.remedy import RESYNC, literal
+from cdc.stores.published import TableRecord, TargetState
+from cdc.table import CAPTURED, TableSchema, TableState
+from pipelines.sinks.contract import TableBatch
+
+STAYS: Final = "nothing to do: its rows stay in the target; one that was made anew: 'cdc replay SINK --tables TABLE'"
+"""What to do about a table that is gone from the source, or no longer captured."""
+
+
+def check_captured(schema: TableSchema) -> None:
+    """Raise SchemaNotApplicable for a table whose changes the log does not have, or not all of them."""
+    if schema.state not in CAPTURED:
+        copied_again = schema.state == TableState.NEEDS_RESYNC
+        raise SchemaNotApplicable(
+            f"{schema.topic!r} is {schema.state}: {schema.reason}",
+            remedy=RESYNC if copied_again else STAYS,
+        )
+
+
+def applied_state(batch: TableBatch, before: TableRecord | None, *, complete: bool) -> TargetState:
+    """The state of a target that a batch was merged into.
+
+    before: what was published of it last. complete: whether the target knows of a full copy that ended in it.
+    """
+    waits = before is not None and before.state == TargetState.SNAPSHOTTING and batch.generation is None
+    return TargetState.STREAMING if complete and not waits and not batch.copying else TargetState.SNAPSHOTTING
+
+
+def placed(record: TableRecord, upto: int) -> TableRecord:
+    """The record with the state that its position means for a cut at upto."""
+    whole = record.state in {TargetState.STREAMING, TargetState.CATCHING_UP}
+    if not whole:
+        return record
+    return replace(record, state=(TargetState.STREAMING if record.position == upto else TargetState.CATCHING_UP).value)
+
+
+def too_late(exc: LogTrimmed, sink: str) -> LogTrimmed:
+    """The same with what to do about it: the log does not lead on from where the sink or one of its tables stands."""
+    return LogTrimmed(exc.message, remedy=f"build the sink anew: 'cdc replay {sink}'")
+
+
+def reason(exc: CdcError) -> str:
+    """Why a table stands still, and what to do."""
+    return f"{exc.code} {exc.message} → {exc.fix}"
+
+
+def failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:
+    """The record of a table that stands still where it stood before exc, with the reason and what to do."""
+    target, position, version = (before.target, before.position, before.version) if before else ("", 0, None)
+    return TableRecord(
+        relation=schema.relation,
+        topic=schema.topic,
+        target=target,
+        position=position,
+        version=version,
+        state=TargetState.FAILED.value,
+        reason=literal(reason(exc), topic=schema.topic),
+        schema=before.schema if before else schema.to_json().decode(),
+        parked=before.parked if before else (),
+    )
+
+
+def median_lag(images: pa.Table) -> float | None:
+    """Seconds from commit at the source to now, for the median row of a batch; None for a batch without rows."""
+    middle = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
+    return None if middle is None else max(0.0, time.time() - middle / 1e6)

@@ -1,0 +1,279 @@
+"""Canonical text: what both sides of a comparison become before they are compared.
+
+Written apart from `pipelines.types.rows` on purpose: a mistake there must not hide itself here. The target's
+typed values become the text that Postgres prints under the pinned session settings; the source's text
+stays as it came, except where the target's type says the same value in another way (floats, whose text
+may differ for equal bits; decimals without a declared scale).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_DAY_US: Final = 86_400_000_000
+_FIRST_USUAL_US: Final = -62_135_596_800_000_000
+"""0001-01-01; before it Postgres counts years BC."""
+_LAST_USUAL_US: Final = 253_402_300_799_999_999
+"""The end of 9999; strftime's four digits end here."""
+_NAN_BITS: Final[dict[int, np.signedinteger]] = {4: np.int32(0x7FC00000), 8: np.int64(0x7FF8000000000000)}
+_QUOTED: Final = frozenset('{},"\\ \t\n\r\v\f')
+
+
+def target_text(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Typed values of a target as canonical text, one string per row, null for NULL."""
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    if isinstance(array, pa.ChunkedArray):  # an empty ChunkedArray stays chunked
+        array = pa.array([], values.type)
+    for holds, text in _TARGET_TEXT:
+        if holds(array.type):
+            return text(array)
+    return pa.array([None if value is None else str(value) for value in array.to_pylist()], pa.string())
+
+
+def source_text(texts: pa.Array, target: pa.DataType) -> pa.Array:
+    """Postgres' text of a column as canonical text for a target column of that type."""
+    if pa.types.is_floating(target):
+        return _float_source(texts, target)
+    if pa.types.is_decimal(target):
+        return _decimal_source(texts, target.scale)
+    if pa.types.is_list(target) or pa.types.is_large_list(target):
+        return _list_source(texts, target.value_type)
+    return texts.cast(pa.string())
+
+
+def source_words(text: str | None, target: pa.DataType) -> str | None:
+    """Canonical text of a column as the source takes it: bits of a float become a number again."""
+    if text is None or not pa.types.is_floating(target):
+        return text
+    kind = np.float32 if target.bit_width == 32 else np.float64  # noqa: PLR2004
+    bits = np.int32 if target.bit_width == 32 else np.int64  # noqa: PLR2004
+    try:
+        return str(bits(int(text)).view(kind))
+    except ValueError:
+        return text  # it was no float
+
+
+def _bool(array: pa.Array) -> pa.Array:
+    return pc.if_else(array, "t", "f").cast(pa.string())
+
+
+def _as_string(array: pa.Array) -> pa.Array:
+    return array.cast(pa.string())
+
+
+def _float(array: pa.Array) -> pa.Array:
+    """The bits as a number in text: equal exactly when the values are, -0 and NaN included."""
+    width = array.type.bit_width // 8
+    valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+    plain = pc.fill_null(array, 0.0).to_numpy(zero_copy_only=False)
+    bits = np.where(np.isnan(plain), _NAN_BITS[width], plain.view(np.int32 if width == 4 else np.int64))  # noqa: PLR2004
+    return pa.array(bits, mask=~valid).cast(pa.string())
+
+
+def _float_source(texts: pa.Array, target: pa.DataType) -> pa.Array:
+    try:
+        return _float(texts.cast(target))
+    except pa.ArrowInvalid:
+        return texts.cast(pa.string())  # text that is no float differs from every float
+
+
+def _decimal(array: pa.Array) -> pa.Array:
+    texts = array.cast(pa.string())
+    # Arrow writes small numbers as 1E-10; Postgres never does
+    if not pc.any(pc.match_substring(texts, "E")).as_py():
+        return texts
+    return pa.array([None if v is None else format(v, "f") for v in array.to_pylist()], pa.string())
+
+
+def _decimal_source(texts: pa.Array, scale: int) -> pa.Array:
+    dots = pc.find_substring(texts, ".")
+    places = pc.if_else(pc.equal(dots, -1), 0, pc.subtract(pc.subtract(pc.utf8_length(texts), dots), 1))
+    if pc.all(pc.equal(places, scale), min_count=0).as_py():
+        return texts.cast(pa.string())
+    return pa.array([None if t is None else _rescaled(t, scale) for t in texts.to_pylist()], pa.string())
+
+
+def _rescaled(text: str, scale: int) -> str:
+    """The same number with that many decimals; text that would lose digits (or NaN) stays and so differs."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text
+    if not number.is_finite():
+        return text
+    sign, digits, exponent = number.as_tuple()
+    shift = int(exponent) + scale
+    if shift < 0 and any(digits[shift:]):
+        return text
+    kept = digits[:shift] or (0,) if shift < 0 else digits + (0,) * shift
+    return format(Decimal((sign, kept, -scale)), "f")
+
+
+def _date(array: pa.Array) -> pa.Array:
+    days = array.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
+    return _moments(pc.multiply_checked(days, _DAY_US), "%Y-%m-%d", "")
+
+
+def _timestamp(array: pa.Array) -> pa.Array:
+    zone = "+00" if array.type.tz else ""
+    micros = array.cast(pa.timestamp("us", tz=array.type.tz)).cast(pa.int64())
+    return _moments(micros, "%Y-%m-%d %H:%M:%S", zone)
+
+
+def _moments(micros: pa.Array, form: str, zone: str) -> pa.Array:
+    usual = pc.and_(pc.greater_equal(micros, _FIRST_USUAL_US), pc.less_equal(micros, _LAST_USUAL_US))
+    inside = pc.if_else(usual, micros, 0)
+    texts = pc.strftime(inside.cast(pa.timestamp("us")), format=form)
+    if "%S" in form:
+        texts = _trimmed(texts)
+    texts = pc.binary_join_element_wise(texts, zone, "") if zone else texts
+    if pc.all(usual, min_count=0).as_py():
+        return texts.cast(pa.string())
+    pairs = zip(texts.to_pylist(), micros.to_pylist(), usual.to_pylist(), strict=True)
+    clock = "%S" in form
+    return pa.array([t if u is not False else _far(m, zone, clock=clock) for t, m, u in pairs], pa.string())
+
+
+def _trimmed(texts: pa.Array) -> pa.Array:
+    """12:00:00.500000 → 12:00:00.5 and 12:00:00.000000 → 12:00:00, as Postgres prints."""
+    return pc.utf8_rtrim(pc.utf8_rtrim(texts, "0"), ".")
+
+
+def _far(micros: int, zone: str, *, clock: bool) -> str:
+    """A moment before year 1 or after 9999 as Postgres prints it."""
+    days, rest = divmod(micros, _DAY_US)
+    year, month, day = _civil(days)
+    era = " BC" if year < 1 else ""
+    date = f"{1 - year if year < 1 else year:04d}-{month:02d}-{day:02d}"
+    if not clock:
+        return date + era
+    seconds, fraction = divmod(rest, 1_000_000)
+    tail = f".{fraction:06d}".rstrip("0") if fraction else ""
+    time = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    return f"{date} {time}{tail}{zone}{era}"
+
+
+def _civil(days: int) -> tuple[int, int, int]:
+    """Days since 1970-01-01 → (year, month, day) of the proleptic Gregorian calendar, year 0 = 1 BC.
+
+    Hinnant, "chrono-compatible low-level date algorithms", civil_from_days.
+    """
+    shifted = days + 719_468
+    era, of_era = divmod(shifted, 146_097)
+    year_of_era = (of_era - of_era // 1_460 + of_era // 36_524 - of_era // 146_096) // 365
+    of_year = of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    shifted_month = (5 * of_year + 2) // 153
+    day = of_year - (153 * shifted_month + 2) // 5 + 1
+    month = shifted_month + 3 if shifted_month < 10 else shifted_month - 9  # noqa: PLR2004
+    return year_of_era + era * 400 + (month <= 2), month, day  # noqa: PLR2004
+
+
+def _time(array: pa.Array) -> pa.Array:
+    micros = array.cast(pa.time64("us")).cast(pa.int64())
+    return _trimmed(pc.strftime(micros.cast(pa.timestamp("us")), format="%H:%M:%S")).cast(pa.string())
+
+
+def _binary(array: pa.Array) -> pa.Array:
+    plain = array.cast(pa.large_binary())
+    _, offset_buffer, bytes_buffer = plain.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int64)[plain.offset : plain.offset + len(plain) + 1]
+    digits = memoryview(bytes_buffer or b"")[int(offsets[0]) : int(offsets[-1])].hex().encode()
+    placed = pa.py_buffer(np.ascontiguousarray((offsets - offsets[0]) * 2).tobytes())
+    hexed = pa.LargeStringArray.from_buffers(len(plain), placed, pa.py_buffer(digits))
+    texts = pc.binary_join_element_wise(pa.scalar("\\x", pa.large_string()), hexed, pa.scalar("", pa.large_string()))
+    return pc.if_else(pc.is_valid(array), texts, pa.scalar(None, pa.large_string())).cast(pa.string())
+
+
+def _duration(array: pa.Array) -> pa.Array:
+    micros = array.cast(pa.duration("us")).cast(pa.int64()).to_pylist()
+    return pa.array([None if m is None else str(timedelta(microseconds=m)) for m in micros], pa.string())
+
+
+def _list(array: pa.Array) -> pa.Array:
+    inner = target_text(array.flatten())
+    nested = _is_list(array.type.value_type)
+    return _arrays(array, [_element(text, nested=nested) for text in inner.to_pylist()])
+
+
+def _arrays(array: pa.Array, elements: list[str]) -> pa.Array:
+    texts: list[str | None] = []
+    start = 0
+    for length in pc.list_value_length(array).to_pylist():
+        if length is None:
+            texts.append(None)
+            continue
+        texts.append("{" + ",".join(elements[start : start + length]) + "}")
+        start += length
+    return pa.array(texts, pa.string())
+
+
+def _element(text: str | None, *, nested: bool) -> str:
+    """One element of an array as Postgres quotes it (manual, section 8.15.6)."""
+    if text is None:
+        return "NULL"
+    if nested or (text and text.upper() != "NULL" and not _QUOTED.intersection(text)):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _list_source(texts: pa.Array, element: pa.DataType) -> pa.Array:
+    """Arrays of floats and decimals are normalised element by element; all others are the text itself."""
+    while _is_list(element):
+        element = element.value_type
+    if not (pa.types.is_floating(element) or pa.types.is_decimal(element)):
+        return texts.cast(pa.string())
+    return pa.array([None if t is None else _array_source(t, element) for t in texts.to_pylist()], pa.string())
+
+
+def _array_source(text: str, element: pa.DataType) -> str:
+    # numbers are never quoted, so the punctuation of the literal is its structure
+    parts: list[str] = []
+    word = ""
+    for sign in text:
+        if sign in "{},":
+            parts += [_number(word, element), sign]
+            word = ""
+        else:
+            word += sign
+    return "".join([*parts, _number(word, element)])
+
+
+def _number(word: str, element: pa.DataType) -> str:
+    if not word or word == "NULL":
+        return word
+    return str(source_text(pa.array([word], pa.string()), element)[0].as_py())
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    of_any_length = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    return of_any_length or pa.types.is_fixed_size_binary(kind)
+
+
+_TARGET_TEXT: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]], ...]] = (
+    (_is_text, _as_string),
+    (pa.types.is_boolean, _bool),
+    (pa.types.is_integer, _as_string),
+    (pa.types.is_floating, _float),
+    (pa.types.is_decimal, _decimal),
+    (pa.types.is_timestamp, _timestamp),
+    (pa.types.is_date, _date),
+    (pa.types.is_time, _time),
+    (_is_bytes, _binary),
+    (_is_list, _list),
+    (pa.types.is_duration, _duration),
+)

@@ -1,0 +1,152 @@
+"""Upkeep: the log is compacted in time and when somebody asks, and what goes wrong stops nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc import metrics
+from cdc.catalog import Catalog
+from cdc.catalog.commands import COMPACT, Command, CommandState
+from cdc.change import LOG_SCHEMA
+from cdc.config import Definition
+from cdc.log.compacted_state import state
+from cdc.log.layout import COMPACTED
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader
+from cdc.log.retention_worker import ASKED
+from cdc.position import Position
+from pipelines.compaction.compact import Limits
+from pipelines.compaction.compaction_worker import Spark, Upkeep
+from tests.fixtures.waiting import until
+from tests.pipelines.cold_log import EACH_OF_ITS_OWN, folded, log_writer
+from tests.pipelines.lives import Row
+from tests.pipelines.replayed import END, Ground, made
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    """A log of several segments."""
+    return made(tmp_path, EACH_OF_ITS_OWN)
+
+
+@pytest.fixture
+def catalog(ground: Ground) -> Iterator[Catalog]:
+    with Catalog.open(ground.definition.catalog.url) as catalog:
+        yield catalog
+
+
+def every(ground: Ground, seconds: float) -> Definition:
+    log = ground.definition.log
+    compact = log.compact.model_copy(update={"every": seconds})
+    return ground.definition.model_copy(update={"log": log.model_copy(update={"compact": compact})})
+
+
+USUAL = Limits()
+
+
+@contextmanager
+def kept(
+    definition: Definition,
+    catalog: Catalog,
+    figures: metrics.Figures | None = None,
+    spark: Spark = lambda: None,
+    limits: Limits = USUAL,
+) -> Iterator[None]:
+    stop = Event()
+    upkeep = Upkeep(definition, catalog, figures or metrics.Figures(), spark, stop)
+    upkeep.limits = limits
+    upkeep.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        upkeep.join()
+
+
+def answered(catalog: Catalog, *, everything: bool) -> Command:
+    number = catalog.commands.post("shop", COMPACT, {"everything": everything})
+
+    def finished() -> Command | None:
+        found = catalog.commands.get(number)
+        return found if found is not None and found.state is not CommandState.PENDING else None
+
+    return until(finished, "an answer")
+
+
+def test_what_is_cold_is_compacted_in_time_and_the_reader_asked_to_trim(ground: Ground, catalog: Catalog) -> None:
+    figures, root = metrics.Figures(), Path(ground.definition.log.path)
+    with kept(every(ground, 0.01), catalog, figures):
+        until(lambda: (held := state(root)) and held.horizon == END - 100, "all segments but the open one")
+        until((root / ASKED).exists, "the wish to trim")
+    values = {sample.metric: sample.value for sample in figures}
+    assert values[metrics.LOG_HORIZON] == END - 100
+    assert values[metrics.COMPACTED_ROWS] > 0
+    assert values[metrics.COMPACTION_CHANGES] == values[metrics.COMPACTED_ROWS]
+    assert values[metrics.COMPACTION_SECONDS] > 0
+    assert values[metrics.COMPACTED_BYTES] > 0
+    assert values[metrics.LOG_OLDEST] == 0
+
+
+def test_who_asks_is_told_what_was_done(ground: Ground, catalog: Catalog) -> None:
+    with kept(every(ground, 0.0), catalog):
+        said = answered(catalog, everything=False)
+        assert said.result is not None
+        assert (said.state, said.result["outcome"]["horizon"]) == (CommandState.DONE, "0/514")
+        again = answered(catalog, everything=True)
+        assert again.result is not None
+        assert again.result["outcome"]["horizon"] == "0/578"
+
+
+def test_what_is_large_is_folded_and_merged_by_spark_s_workers(
+    ground: Ground, catalog: Catalog, spark: SparkSession
+) -> None:
+    root = ground.definition.log.root
+    right = rows_of(root)
+    asked: list[SparkSession] = []
+
+    def session() -> SparkSession:
+        asked.append(spark)
+        return spark
+
+    with kept(every(ground, 0.0), catalog, spark=session, limits=Limits(large=0, parts=2)):
+        said = [answered(catalog, everything=False), answered(catalog, everything=True)]
+    assert [command.state for command in said] == [CommandState.DONE] * 2
+    assert [command.result["outcome"]["horizon"] for command in said if command.result] == ["0/514", "0/578"]
+    held = state(root)
+    assert held is not None
+    assert len(asked) == 2
+    assert min(len(run.files) for run in held.runs[:1]) > 1
+    trim_all(root)
+    assert LogReader(root).oldest > 0
+    assert rows_of(root) == right
+
+
+def rows_of(root: Root) -> list[Row]:
+    log = LogReader(root)
+    return folded(pa.Table.from_batches(log.rows(Position(0), log.durable or Position(0)), LOG_SCHEMA))
+
+
+def trim_all(root: Root) -> None:
+    """Every segment but the newest."""
+    segments = LogReader(root).segments()[:-1]
+    log_writer(root).trim({segment.segment for segment in segments}, max(segment.last for segment in segments))
+
+
+def test_a_compaction_that_fails_is_told_and_tried_again(ground: Ground, catalog: Catalog) -> None:
+    figures, place = metrics.Figures(), Path(ground.definition.log.path) / COMPACTED
+    place.write_text("in the way")
+    with kept(every(ground, 0.01), catalog, figures):
+        said = answered(catalog, everything=False)
+        assert said.state is CommandState.FAILED
+        assert said.result is not None
+        assert said.result["error"]["code"].startswith("CDC-4")
+        place.unlink()
+        until(lambda: state(place.parent), "a compaction after all")
+    assert metrics.ERRORS in {sample.metric for sample in figures}

@@ -1,0 +1,68 @@
+"""A Delta sink that keeps history and parks, with drivers one after the other, and rows of the log for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cdc.catalog.dead_letter_requests import Verb
+from cdc.config import DeadLetters, TypePolicy
+from cdc.config.sinks import Keeping
+from cdc.stores.published import TableRecord
+from cdc.table import TableSchema
+from pipelines.dead_letters.quarantine import Parking
+from pipelines.sinks.contract import Published
+from pipelines.sinks.delta.sink import DeltaSink
+from tests.contracts.folded import PRICE
+from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake, batch
+from tests.pipelines.lives import PLAIN, Row, log_row
+
+PRICED = replace(TABLE, columns=(TABLE.columns[0], replace(PRICE, id=PLAIN, name="plain"), *TABLE.columns[2:]))
+MENDED: dict[str, Any] = {"columns": {"plain": TypePolicy.TEXT}}
+
+
+class Held(Lake):
+    """A sink that parks, and one driver of it after the other."""
+
+    def start(self) -> None:
+        self.sink = DeltaSink(self._settings)
+        self.parking = Parking(self.sink)
+        opened = self.sink.open("log-1") or Published(0, 0)
+        self.tables = self.parking.listed(opened.tables)
+
+    def apply(self, rows: Sequence[Row], after: int, upto: int, schema: TableSchema = PRICED) -> TableRecord:
+        return self.parking.apply(self.tables.get(RELATION), batch(rows, after, upto, schema))
+
+    def take(self, rows: Sequence[Row], upto: int, schema: TableSchema = PRICED) -> list[str]:
+        """The next batch, published; the first parts of the keys that are parked then."""
+        before = self.tables.get(RELATION)
+        record = self.apply(rows, min(before.position, upto) if before else 0, upto, schema)
+        self.tables = {RELATION: record}
+        self.publish(record, upto)
+        self.parking.published()
+        return [key[0] for key in record.parked]
+
+    def ask(self, verb: Verb) -> None:
+        """Of every parked key."""
+        for row in self.parking.rows:
+            self.parking.ask((RELATION, row.key), verb)
+
+
+def held(folder: Path, keeping: Keeping, stop_at: int = 100, **said: Any) -> Held:
+    table = SETTINGS[keeping].model_copy(update={"dead_letters": DeadLetters(stop_at=stop_at), **said})
+    return Held(str(folder), table)
+
+
+def put(position: int, key: int, price: str, op: str = "u", **more: Any) -> Row:
+    image = {1: str(key), 2: price, 3: f"l{position}", 4: "h"}
+    return log_row(RELATION, (position, 0), op, key=[str(key)], **{"after": image, **more})
+
+
+def part(position: int, key: int, price: str, **more: Any) -> Row:
+    return put(position, key, price, after={1: str(key), 2: price}, partial=True, **more)
+
+
+def gone(position: int, key: int) -> Row:
+    return log_row(RELATION, (position, 0), "d", key=[str(key)], before={1: str(key)})

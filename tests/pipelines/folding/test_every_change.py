@@ -1,0 +1,224 @@
+"""Tables whose history is kept: through the loop, built anew, and from a log whose beginning is compacted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc.catalog import Catalog
+from cdc.config import DeltaSink
+from cdc.log.reader import LogReader
+from cdc.position import Position
+from cdc.stores.lake import read_target
+from cdc.stores.published import Published, TargetState
+from pipelines.apply import SinkLoop
+from pipelines.driver import build_sink, keeps_history
+from pipelines.fold_range import RangeFold
+from pipelines.folding.folded_batch import FoldedBatch
+from pipelines.replaying.log_contents import contents
+from pipelines.replaying.rebuild import Means, Rebuild, Source
+from pipelines.replaying.replay import replay
+from pipelines.replaying.request import ReplayOptions
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.progress import Progress
+from pipelines.sinks.delta.merge import ROWS, Mark
+from pipelines.sinks.delta.table import DeltaTarget
+from tests.contracts.histories import in_order
+from tests.pipelines.replayed import END, FIGURES, ORDERS, Ground, made
+from tests.pipelines.trimmed import NOBODY, Twins
+
+RULES: list[dict[str, Any]] = [
+    {"match": "shop.orders", "stored_as_scd_type": 2},
+    {"match": "shop.items", "mode": "append"},
+]
+MARKED: list[dict[str, Any]] = [{"match": "*.*", "mode": "soft_delete"}]
+
+
+def wanted(folder: Path, name: str, rules: list[dict[str, Any]]) -> DeltaSink:
+    said = {"type": "delta", "name": name, "path": f"{folder}/{name}/{{schema}}/{{table}}", "rules": rules}
+    return DeltaSink.model_validate(said)
+
+
+def applied(ground: Ground, asked: DeltaSink, ends: list[int]) -> Published:
+    """The sink brought to each of the ends as the apply process does it."""
+    log, sink = LogReader(ground.folder / "log"), build_sink(asked)
+    with Catalog.open(ground.definition.catalog.url) as catalog:
+        fold = RangeFold(log, asked.name, asked.tables, keeps_history(asked))
+        loop = SinkLoop(sink, fold, Cuts(catalog, "shop"), Progress("shop", asked.name, FIGURES))
+        loop.open()
+        for end in ends:
+            loop(None, Position(end))
+        loop.drain()
+        published = sink.open(log.log_id)
+        sink.close()
+    assert published is not None
+    return published
+
+
+def rebuilt(ground: Ground, asked: DeltaSink, means: Means | None = None) -> Published:
+    """The sink built anew from the log."""
+    log, sink = LogReader(ground.folder / "log"), build_sink(asked)
+    upto = Position(log.durable or 0)
+    sink.open(log.log_id)
+    source = Source(log, asked.name, asked.tables, keeps_history(asked))
+    alone = Means(spark=lambda: pytest.fail("no Spark is needed"), frames=lambda: False)
+    built = Rebuild(source, sink, means or alone)(contents(log, upto, sink=asked.name, globs=asked.tables), upto)
+    sink.close()
+    return built
+
+
+def tables(published: Published) -> dict[str, list[dict[str, Any]]]:
+    """Rows by table, in one order."""
+    records = published.tables.values()
+    return {r.topic: sorted(read_target(r.target, None).read_all().to_pylist(), key=repr) for r in records}
+
+
+def test_a_sink_keeps_one_table_as_versions_and_another_as_every_change(tmp_path: Path) -> None:
+    ground = made(tmp_path / "shop")
+    published = applied(ground, wanted(tmp_path, "lake", RULES), [1_100, 1_300, END])
+    found = tables(published)
+
+    assert {record.state for record in published.tables.values()} == {TargetState.STREAMING}
+    versions = [(r["id"], r["note"], r["__START_AT"], r["__END_AT"]) for r in found["shop.orders"] if r["id"] in (1, 2)]
+    assert sorted(versions, key=repr) == sorted(
+        [
+            (1, "o1", 1_000, 1_100),
+            (1, "new", 1_100, END),
+            (1, "newest", END, None),
+            (2, "o2", 1_000, 1_100),
+            (2, "back", 1_200, None),
+        ],
+        key=repr,
+    )
+    moved = [(r["id"], r["note"], r["__START_AT"], r["__END_AT"]) for r in found["shop.orders"] if r["id"] in (4, 104)]
+    assert moved == [(104, "o4", 1_200, None), (4, "o4", 1_000, 1_200)]
+    late = [(r["_op"], r["id"], r["note"]) for r in found["shop.items"] if r["_position"] > 1_000]
+    assert sorted(late, key=repr) == [("c", 7, "after"), ("c", 8, "too"), ("t", None, None), ("u", 7, "later")]
+    (end,) = [r for r in found["shop.items"] if r["_op"] == "g"]
+    assert end["_generation"] == 1_000
+
+
+@pytest.mark.parametrize("rules", [RULES, MARKED], ids=["versions and changes", "marked"])
+def test_a_target_built_anew_is_the_one_that_was_applied(tmp_path: Path, rules: list[dict[str, Any]]) -> None:
+    ground = made(tmp_path / "shop")
+    found = tables(applied(ground, wanted(tmp_path, "lake", rules), [1_100, 1_300, END]))
+    assert tables(rebuilt(ground, wanted(tmp_path, "anew", rules))) == found
+
+
+def in_mode(ground: Ground, rules: list[dict[str, Any]]) -> Ground:
+    """The same pipeline, with other rules of its Delta sink."""
+    sink = wanted(ground.folder, "lake", rules)
+    return replace(ground, definition=ground.definition.model_copy(update={"sinks": (sink,)}))
+
+
+def test_a_replay_makes_another_mode_of_a_target_and_the_sink_goes_on_with_it(tmp_path: Path) -> None:
+    ground = made(tmp_path)
+    ground.drive("lake", 1_100)
+    changed = in_mode(ground, [{"match": "*.*", "stored_as_scd_type": 2}])
+    (asked,) = changed.definition.sinks
+    assert isinstance(asked, DeltaSink)
+    refused = applied(changed, asked, [1_200])
+    assert "was made as 'scd1': expected 'scd2'" in str([table.reason for table in refused.tables.values()])
+
+    for target in (DeltaTarget.open(record.target) for record in refused.tables.values()):
+        assert (
+            target is not None
+        )  # as a driver leaves it that was killed behind its merge, further than the replay goes
+        mark = Mark(target.app_id + ROWS, END).properties
+        target.table.create_write_transaction([], "append", target.table.schema(), commit_properties=mark)
+
+    assert replay(changed.definition, ReplayOptions(sink="lake", end="0/4B0")).ok  # 1,200
+    found = tables(applied(changed, asked, [1_300, END]))
+    assert found == tables(rebuilt(ground, wanted(tmp_path, "anew", asked.model_dump()["rules"])))
+
+    assert replay(ground.definition, ReplayOptions(sink="lake")).ok
+    assert [row["note"] for row in ground.lake()["shop.orders"] if row["id"] == 1] == ["newest"]
+
+
+def test_a_history_begins_with_the_state_at_the_horizon_of_a_trimmed_log(tmp_path: Path) -> None:
+    twins = Twins(tmp_path)
+    twins.append(12)
+    horizon = int(twins.compact(NOBODY).horizon)
+    end = twins.append(8)
+    asked = wanted(tmp_path, "lake", [{"match": "*.*", "stored_as_scd_type": 2}])
+    found = tables(applied(twins.cut, asked, [horizon, horizon + 30, end]))
+
+    assert twins.oldest > 0
+    expected = twins.expected()
+    for topic, rows in found.items():
+        current = [
+            {name: row[name] for name in ("id", "note", "_position", "_ordinal")}
+            for row in rows
+            if row["__END_AT"] is None
+        ]
+        assert sorted(current, key=lambda row: row["id"]) == expected[topic]
+        assert all(row["__END_AT"] > horizon for row in rows if row["__END_AT"] is not None)
+        assert any(row["__END_AT"] is not None for row in rows)
+    assert tables(rebuilt(twins.cut, wanted(tmp_path, "anew", asked.model_dump()["rules"]))) == found
+
+
+def test_a_sink_that_fell_behind_the_horizon_stops_and_does_not_go_on_with_a_gap(tmp_path: Path) -> None:
+    twins = Twins(tmp_path)
+    asked = wanted(tmp_path, "lake", [{"match": "shop.orders", "stored_as_scd_type": 2}])
+    early = applied(twins.cut, asked, [1_100])
+    before = tables(early)["shop.orders"]
+    twins.append(12)
+    horizon = int(twins.compact(NOBODY).horizon)
+    published = applied(twins.cut, asked, [horizon])
+
+    by_topic = {record.topic: record for record in published.tables.values()}
+    assert by_topic["shop.orders"].state == TargetState.FAILED
+    assert "CDC-3016" in (by_topic["shop.orders"].reason or "")
+    assert tables(published)["shop.orders"] == before
+    assert by_topic["shop.items"].state == TargetState.STREAMING
+
+
+def batches_equal(one: FoldedBatch, other: FoldedBatch) -> bool:
+    """Whether two batches say the same, of rows in any order."""
+    rows = [in_order(batch.images.to_pylist()) for batch in (one, other)]
+    return rows[0] == rows[1] and (one.controls, one.since) == (other.controls, other.since)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_large_range_tells_what_a_small_one_does(tmp_path: Path, spark: SparkSession, trimmed: bool) -> None:
+    twins = Twins(tmp_path)
+    twins.append(12)
+    if trimmed:
+        twins.compact(NOBODY)
+    end = Position(twins.append(8))
+    asked = wanted(tmp_path, "lake", [{"match": "shop.orders", "stored_as_scd_type": 2}])
+    fold = RangeFold(LogReader(twins.cut.folder / "log"), "lake", asked.tables, keeps_history(asked))
+    small = fold(None, Position(0), end)
+    fold.small = fold.whole_bytes = 0
+    assert batches_equal(fold(spark, Position(0), end), small)
+    assert small.since == (fold.log.compacted.horizon if trimmed and fold.log.compacted else 0)
+
+
+@pytest.mark.slow
+def test_the_state_at_the_horizon_may_be_more_than_the_driver_holds(tmp_path: Path, spark: SparkSession) -> None:
+    twins = Twins(tmp_path)
+    twins.append(12)
+    horizon = int(twins.compact(NOBODY).horizon)
+    end = twins.append(8)
+    asked = wanted(tmp_path, "lake", [{"match": "*.*", "stored_as_scd_type": 2}])
+    found = tables(applied(twins.cut, asked, [horizon, end]))
+    anew = wanted(tmp_path, "anew", asked.model_dump()["rules"])
+    means = Means(spark=lambda: spark, frames=lambda: False, large=1, part=10)
+    assert tables(rebuilt(twins.cut, anew, means)) == found
+
+
+def test_a_table_that_stayed_behind_catches_up_in_parts(tmp_path: Path) -> None:
+    ground = made(tmp_path / "shop")
+    asked = wanted(tmp_path, "lake", RULES)
+    log = LogReader(ground.folder / "log")
+    fold = RangeFold(log, asked.name, asked.tables, keeps_history(asked))
+    fold.small = 1
+    ends = [end for _, end in fold.slices(None, Position(1_000), Position(END), ORDERS)]
+    assert ends == [1_100, 1_200, 1_300, END]
+    for batch, _ in fold.slices(None, Position(1_000), Position(END), ORDERS):
+        assert batch.relations in ([ORDERS], [])

@@ -1,0 +1,121 @@
+"""replay of a target that several tables share: all of them in one step or none, killed or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from cdc.config import load
+from cdc.errors import SinkError
+from cdc.failpoint import VARIABLE
+from cdc.table import TableState
+from pipelines.replaying.replay import replay
+from pipelines.replaying.request import ReplayOptions
+from tests.fixtures import forked
+from tests.log.rows import row
+from tests.pipelines.replayed import END, ITEMS, ORDERS, Ground, change, delta_rows, made, schemas
+
+KILLED = -9
+Rows = dict[tuple[int, int], str | None]
+"""By table and key."""
+POINTS = ["replay_before_table", "replay_after_table", pytest.param("replay_before_publish", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(name="ground")
+def _ground(tmp_path: Path) -> Ground:
+    """A log with a history of two tables with equal keys, applied to one target up to its middle."""
+    ground = made(tmp_path)
+    merge(ground)
+    ground.drive("lake", 1_200)
+    return ground
+
+
+def merge(ground: Ground) -> None:
+    """Give the lake a rule that puts both tables together."""
+    path, lake = ground.folder / "shop.yaml", "lake/{schema}/{table}'"
+    rule = f"{{match: 'shop.*', path: '{ground.folder}/lake/all', merge_tables: true}}"
+    path.write_text(path.read_text().replace(f"{lake}}}", f"{lake}, rules: [{rule}]}}"))
+    ground.definition = load(path)
+
+
+def held(ground: Ground) -> Rows:
+    found = delta_rows(f"{ground.folder}/lake/all")
+    rows = {(row["_relation"], row["id"]): row["note"] for row in found}
+    assert len(rows) == len(found)
+    return rows
+
+
+@pytest.fixture(name="right")
+def _right(tmp_path: Path) -> Rows:
+    """What a driver makes of the same log in a target for each table."""
+    other = made(tmp_path / "other")
+    other.drive("lake")
+    tables = {ORDERS: "shop.orders", ITEMS: "shop.items"}
+    return {(relation, row["id"]): row["note"] for relation, topic in tables.items() for row in other.lake()[topic]}
+
+
+def test_a_damaged_target_is_again_what_the_log_says_of_all_its_tables(ground: Ground, right: Rows) -> None:
+    DeltaTable(f"{ground.folder}/lake/all").delete("id > 3")
+    assert replay(ground.definition, ReplayOptions(sink="lake")).ok
+    assert held(ground) == right
+    assert [table.position for table in ground.lake_of().tables()] == [END, END]
+
+    late = {of: change(1_500, n, 5, f"late{n}", op="u", of=of) for n, of in enumerate((ORDERS, ITEMS))}
+    ground.append(1_500, list(late.values()))
+    ground.drive("lake", 1_500)
+    assert held(ground) == right | {(ORDERS, 5): "late0", (ITEMS, 5): "late1"}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_driver_goes_on_from_what_a_killed_replay_left(ground: Ground, right: Rows, point: str) -> None:
+    command = ("pipelines", "replay", "lake", "-c", ground.folder / "shop.yaml")
+    assert forked.run(*command, environment={VARIABLE: point}, timeout=90).status == KILLED
+    ground.drive("lake")
+    assert held(ground) == right
+    assert replay(ground.definition, ReplayOptions(sink="lake")).ok
+    assert held(ground) == right
+
+
+def test_a_table_that_was_dropped_leaves_with_the_replay_and_one_that_cannot_be_built_stops_it(
+    ground: Ground, right: Rows
+) -> None:
+    dropped = replace(schemas()[1], state=TableState.DROPPED, reason="dropped")
+    said = row(1_500, 0, op="s", relation=ITEMS, topic="shop.items", key=None, after=None, payload=dropped.to_json())
+    ground.append(1_500, [said])
+    before = held(ground)
+    with pytest.raises(SinkError, match=r"'shop.items' cannot be built anew and its target has it beside others"):
+        replay(ground.definition, ReplayOptions(sink="lake"))
+    assert held(ground) == before
+    ground.drive("lake", 1_500)
+    assert {relation for relation, _ in held(ground)} == {ORDERS, ITEMS}
+
+    assert not replay(ground.definition, ReplayOptions(sink="lake")).ok
+    wanted = {key: note for key, note in right.items() if key[0] == ORDERS}
+    assert held(ground) == wanted
+    states = {table.topic: (table.state, table.position) for table in ground.lake_of().tables()}
+    assert states == {"shop.orders": ("streaming", 1_500), "shop.items": ("failed", 0)}
+    again = replace(schemas()[1], relation=7, oid=7)
+    ground.append(
+        1_600,
+        [
+            row(1_600, 0, op="s", relation=7, topic="shop.items", key=None, after=None, payload=again.to_json()),
+            row(1_600, 1, relation=7, topic="shop.items", key=["1"], after=[(1, "1"), (2, "anew")]),
+        ],
+    )
+    ground.drive("lake", 1_600)
+    assert held(ground) == wanted | {(7, 1): "anew"}
+
+
+def test_tables_with_targets_of_their_own_come_together_by_a_replay(tmp_path: Path, right: Rows) -> None:
+    ground = made(tmp_path)
+    ground.drive("lake", 1_200)
+    merge(ground)
+    ground.drive("lake")
+    assert {table.state for table in ground.lake_of().tables()} == {"failed"}
+
+    assert replay(ground.definition, ReplayOptions(sink="lake")).ok
+    assert held(ground) == right
+    assert {table.target for table in ground.lake_of().tables()} == {f"{tmp_path}/lake/all"}

@@ -1,0 +1,142 @@
+"""Rules and rebuilding: however a table with a rule is built, it is what applying the log makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from cdc.config import Secret, SinkRule
+from cdc.log.reader import LogReader
+from cdc.position import Position
+from cdc.stores.published import Published, TargetState
+from pipelines.replaying.log_contents import contents
+from pipelines.replaying.rebuild import Means, Rebuild, Source
+from pipelines.replaying.replay import replay
+from pipelines.replaying.request import ReplayOptions
+from pipelines.runtime.session import has_delta
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from tests.pipelines.replayed import END, Ground, change, delta_rows, made
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    """A log with a history; its source does not exist."""
+    return made(tmp_path)
+
+
+SALT = Secret("pepper", {"env": "SALT"})
+MASKED: dict[str, Any] = {"transform": {"rename": {"note": "words"}, "mask": {"note": "sha256"}, "salt": SALT}}
+COMPUTED: dict[str, Any] = {"transform": {"computed": {"shelf": "substr(note, 1, 2)"}, "where": "id <> 8"}}
+PARTED: dict[str, Any] = {"partition_by": ["note"], "properties": {"delta.enableChangeDataFeed": "true"}}
+RULES = {"masked": MASKED, "computed": COMPUTED, "parted": PARTED, "both": {**COMPUTED, "partition_by": ["shelf"]}}
+
+
+def sink_of(ground: Ground, name: str, rule: dict[str, Any], writer: Writer = Writer.AUTO) -> DeltaSink:
+    rules = (SinkRule.model_validate({"match": "*.*", **rule}),)
+    return DeltaSink(DeltaSettings(name, f"{ground.folder}/{name}/{{schema}}/{{table}}", writer, rules=rules))
+
+
+def rebuilt(ground: Ground, sink: DeltaSink, spark: SparkSession, large: int = 1_000) -> Published:
+    log = LogReader(ground.folder / "log")
+    upto = Position(log.durable or 0)
+    tables = contents(log, upto, sink=sink.name, globs=("shop.items",))
+    sink.attach(spark)
+    sink.open(log.log_id)
+    means = Means(spark=lambda: spark, frames=lambda: has_delta(spark), large=large, part=10)
+    built = Rebuild(Source(log, sink.name, ("shop.items",)), sink, means)(tables, upto)
+    sink.close()
+    return built
+
+
+def rows_of(built: Published) -> list[dict[str, Any]]:
+    (record,) = built.tables.values()
+    assert record.state == TargetState.STREAMING, record.reason
+    return delta_rows(record.target, record.version)
+
+
+@pytest.mark.parametrize("writer", [Writer.AUTO, pytest.param(Writer.SPARK, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "rule", ["masked", *(pytest.param(name, marks=pytest.mark.slow) for name in ("computed", "both"))]
+)
+def test_executors_make_of_a_table_what_the_driver_makes(
+    spark: SparkSession, ground: Ground, rule: str, writer: Writer
+) -> None:
+    right = rows_of(rebuilt(ground, sink_of(ground, "small", RULES[rule]), spark))
+    assert [len(row) for row in right][:1] == [4 if rule == "masked" else 5]
+    assert rows_of(rebuilt(ground, sink_of(ground, "large", RULES[rule], writer), spark, large=1)) == right
+
+
+def with_rule(ground: Ground, rule: dict[str, Any]) -> Ground:
+    (lake, *rest) = ground.definition.sinks
+    said = SinkRule.model_validate({"match": "shop.orders", **rule})
+    sinks = (lake.model_copy(update={"rules": (said,), "tables": ("shop.orders",)}), *rest)
+    return replace(ground, definition=ground.definition.model_copy(update={"sinks": sinks}))
+
+
+def state(ground: Ground) -> tuple[str, str | None, list[dict[str, Any]]]:
+    (record,) = ground.lake_of().tables()
+    return record.state, record.reason, delta_rows(record.target, record.version)
+
+
+def test_a_replay_puts_rows_of_another_rule_in_place(ground: Ground) -> None:
+    with_rule(ground, {}).drive("lake", 1_200)
+    masked = with_rule(ground, MASKED)
+    masked.drive("lake")
+    stopped, reason, before = state(masked)
+    assert (stopped, "made by another transform" in (reason or "")) == (TargetState.FAILED, True)
+    assert "words" not in before[0]
+
+    assert replay(masked.definition, ReplayOptions(sink="lake")).ok
+    _, _, after = state(masked)
+    assert {len(row["words"]) for row in after} == {64}
+    masked.append(END + 100, [change(END + 100, 0, 3, None, op="u", after=[(1, "3")], partial=True)])
+    masked.drive("lake", END + 100)
+    now, reason, rows = state(masked)
+    assert (now, reason) == (TargetState.STREAMING, None)
+    assert [row["words"] for row in rows] == [row["words"] for row in after]
+
+
+def test_a_replay_keeps_partitions_and_goes_where_the_rule_says(ground: Ground) -> None:
+    path = f"{ground.folder}/elsewhere/of {{table}}"
+    parted = with_rule(ground, {**PARTED, "path": path})
+    ground.append(END + 50, [change(END + 50, 0, 60, "a b/c=d%20ü")])
+    parted.drive("lake", END + 50)
+    _, _, right = state(parted)
+    folder = f"{ground.folder}/elsewhere/of orders"
+    DeltaTable(folder).delete("id < 20")
+    assert replay(parted.definition, ReplayOptions(sink="lake")).ok
+    _, _, after = state(parted)
+
+    assert after == right
+    assert DeltaTable(folder).metadata().partition_columns == ["note"]
+    parted.append(
+        END + 100, [change(END + 100, 0, 60, "moved", op="u"), change(END + 100, 1, 5, None, op="d", after=None)]
+    )
+    parted.drive("lake", END + 100)
+    assert {row["id"]: row["note"] for row in state(parted)[2]} == {
+        **{row["id"]: row["note"] for row in right if row["id"] != 5},
+        60: "moved",
+    }
+
+
+def test_a_replay_into_a_directory_stays_inside_of_it(ground: Ground, tmp_path: Path) -> None:
+    routed = with_rule(ground, {"path": f"{ground.folder}/elsewhere"})
+    assert replay(routed.definition, ReplayOptions(sink="lake", into=str(tmp_path / "new"))).ok
+
+    assert (tmp_path / "new/shop/orders/_delta_log").is_dir()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_an_empty_text_in_a_column_that_parts_files_stops_the_table(ground: Ground) -> None:
+    parted = with_rule(ground, PARTED)
+    parted.drive("lake")
+    parted.append(END + 50, [change(END + 50, 0, 60, "")])
+    parted.drive("lake", END + 50)
+    stopped, reason, _ = state(parted)
+
+    assert (stopped, "cannot tell from NULL" in (reason or "")) == (TargetState.FAILED, True)

@@ -1,0 +1,140 @@
+"""The Spark session: its settings, and where the Delta jars come from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark import SparkConf
+from pyspark.sql import SparkSession
+
+import pipelines
+from pipelines.runtime.session import (
+    COMPACTION_POOL,
+    IVY_CACHES,
+    NEEDED_JARS,
+    SparkSettings,
+    _sql_settings,
+    delta_jars,
+    has_delta,
+)
+
+PATIENCE = 240  # seconds for a JVM on a busy machine
+
+PROGRAM = """
+import sys
+from pipelines.runtime.session import SparkSettings, spark_session
+session = spark_session(SparkSettings(master="local[1]", delta_jars=tuple(sys.argv[1:]), download=False))
+print(session.delta, session.range(3).rdd.map(lambda n: n.id).sum())
+session.stop()
+"""
+
+
+def cache(home: Path, names: tuple[str, ...] = NEEDED_JARS, place: str = IVY_CACHES[0]) -> list[Path]:
+    directory = home / place
+    directory.mkdir(parents=True)
+    jars = [directory / f"io.delta_{name}" for name in names]
+    for jar in jars:
+        jar.touch()
+    return jars
+
+
+@pytest.mark.parametrize("place", IVY_CACHES)
+def test_jars_in_an_ivy_cache_are_found_without_a_network(tmp_path: Path, place: str) -> None:
+    jars = cache(tmp_path, place=place)
+
+    assert list(delta_jars(SparkSettings(), tmp_path)) == jars
+
+
+def test_a_cache_that_lacks_a_jar_is_no_cache(tmp_path: Path) -> None:
+    cache(tmp_path, NEEDED_JARS[:1])
+
+    assert delta_jars(SparkSettings(), tmp_path) == ()
+
+
+def test_given_jars_come_before_the_cache_and_may_be_a_directory(tmp_path: Path) -> None:
+    cache(tmp_path)
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / "delta.jar").touch()
+    (given / "notes.txt").touch()
+
+    assert delta_jars(SparkSettings(delta_jars=(str(given),)), tmp_path) == (given / "delta.jar",)
+
+
+def test_a_given_jar_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such Delta jar"):
+        delta_jars(SparkSettings(delta_jars=(str(tmp_path / "none.jar"),)))
+
+
+def test_a_session_reads_postgres_text_under_utc_and_ansi(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.ansi.enabled") == "true"
+
+
+def test_a_session_says_whether_it_has_delta(spark: SparkSession, tmp_path: Path) -> None:
+    assert spark.delta == has_delta(spark.range(1).sparkSession)
+    if not spark.delta:
+        pytest.skip("no Delta jars on this machine")
+    path = str(tmp_path / "a table")
+    spark.range(4).write.format("delta").save(path)
+    spark.sql(
+        f"MERGE INTO delta.`{path}` t USING (SELECT * FROM range(3, 6)) s ON t.id = s.id "
+        "WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT *"
+    )
+
+    assert sorted(row["id"] for row in spark.read.format("delta").load(path).collect()) == [0, 1, 2, 4, 5]
+
+
+def test_a_session_starts_from_a_path_with_a_space_under_somebody_elses_spark_home(tmp_path: Path) -> None:
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    (folder / "pipelines").symlink_to(Path(pipelines.__file__).parent)
+    (folder / "cdc").symlink_to(Path(pipelines.__file__).parents[1] / "cdc")
+    (folder / "jars").mkdir()
+    for jar in delta_jars(SparkSettings()):
+        (folder / "jars" / jar.name).symlink_to(jar)
+    (folder / "program.py").write_text(PROGRAM)
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "SPARK_HOME": "/nowhere", "PYTHONPATH": str(folder)}
+
+    done = subprocess.run(
+        [sys.executable, str(folder / "program.py"), str(folder / "jars")],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.stdout.split() == [str(bool(delta_jars(SparkSettings()))).encode(), b"3"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("master", "local"), [("local", True), ("local[*]", True), ("local-cluster[2,1,1024]", False), ("yarn", False)]
+)
+def test_one_machine_is_what_spark_runs_in_one_process(master: str, local: bool) -> None:
+    assert SparkSettings(master=master).local is local
+
+
+def test_what_was_submitted_wins_but_where_results_depend_on_it(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = dict(SparkConf().getAll())
+    assert submitted["spark.ui.enabled"] == "false"
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    asked = {"spark.ui.enabled": "true", "spark.master": "yarn", "spark.mine": "1"}
+    chosen = _sql_settings(SparkSettings(conf=asked), delta=False)
+
+    assert "spark.master" in submitted
+    assert not {"spark.ui.enabled", "spark.master"} & chosen.keys()
+    assert chosen["spark.mine"] == "1"
+    assert chosen["spark.sql.session.timeZone"] == "UTC"
+
+
+def test_a_compaction_gets_what_the_sinks_leave(spark: SparkSession) -> None:
+    context = spark.sparkContext._jsc.sc()
+    least = {name: context.getPoolForName(name).get().minShare() for name in ("default", COMPACTION_POOL)}
+
+    assert least["default"] > 1_000
+    assert least[COMPACTION_POOL] == 0

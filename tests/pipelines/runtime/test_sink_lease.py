@@ -1,0 +1,101 @@
+"""Holds: of two apply processes one fills a sink, and the other takes over when the first has gone."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.catalog import Catalog
+from cdc.position import Position
+from pipelines.driver import SinkParts, SinkQuery
+from pipelines.runtime.cut_requests import Cuts
+from pipelines.runtime.replay_pause import Pauses
+from pipelines.runtime.sink_lease import LEASE, Holds
+from tests.fixtures.waiting import until
+from tests.pipelines.replayed import END, FIGURES, Ground, made
+
+NAME = "apply shop/lake"
+
+
+@pytest.fixture(name="ground")
+def _ground(tmp_path: Path) -> Ground:
+    return made(tmp_path)
+
+
+@pytest.fixture(name="catalog")
+def _catalog(ground: Ground) -> Iterator[Catalog]:
+    with Catalog.open(ground.definition.catalog.url) as catalog:
+        yield catalog
+
+
+@pytest.fixture(name="holds")
+def _holds(catalog: Catalog) -> Iterator[Holds]:
+    holds = Holds(catalog, "shop")
+    yield holds
+    holds.close()
+
+
+def test_a_sink_is_ones_own_until_it_is_given_back(catalog: Catalog, holds: Holds) -> None:
+    first = Holds(catalog, "shop")
+    assert first.take("lake")
+    assert not holds.take("lake")
+    assert holds.other("lake") == first.holder
+    assert holds.take("find")
+    first.close()
+    assert catalog.leases.holder(NAME) is None
+
+    until(lambda: holds.take("lake"), "the sink is free")
+    assert holds.other("lake") == ""
+
+
+def test_the_hold_of_a_process_of_this_machine_that_died_counts_for_nothing(catalog: Catalog, holds: Holds) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    assert catalog.leases.acquire(NAME, f"{socket.gethostname()} {gone.pid} 1a2b3c4d", LEASE)
+
+    assert holds.take("lake")
+
+
+def test_the_hold_of_another_machine_counts_until_it_runs_out(catalog: Catalog, holds: Holds) -> None:
+    past = datetime.now(UTC) - timedelta(seconds=LEASE - 1)
+    assert catalog.leases.acquire(NAME, "elsewhere 1 1a2b3c4d", LEASE, now=past)
+    assert not holds.take("lake")
+
+    until(lambda: holds.take("lake"), "the hold has run out")
+
+
+def test_of_two_drivers_the_second_leaves_the_sink_alone_until_the_first_is_gone(
+    ground: Ground, catalog: Catalog
+) -> None:
+    spark_never_comes: Future[Any] = Future()
+    pauses, cuts = Pauses(catalog, "shop"), Cuts(catalog, "shop")
+    held = Holds(catalog, "shop"), Holds(catalog, "shop")
+    first, second = (
+        SinkQuery(ground.definition, ground.definition.sinks[0], SinkParts(cuts, pauses, FIGURES, spark_never_comes, h))
+        for h in held
+    )
+    first.look()
+    second.look()
+    assert (first.waiting, second.waiting) == (False, True)
+    assert first.has(Position(1)) and not second.has(Position(1))  # noqa: PT018 - one comparison of two
+    first.stop()
+    held[0].close()
+
+    def looked() -> bool:
+        second.look()
+        return second.has(Position(END))
+
+    until(looked, "the second driver has all of the log")
+    assert not second.waiting
+
+    second.stop()
+    held[1].close()
+    assert {row["id"]: row["note"] for row in ground.lake()["shop.orders"]}[1] == "newest"

@@ -1,0 +1,260 @@
+"""Upkeep of Delta targets: few files, no waste, every kept cut whole: pipelines/sinks/delta_{upkeep,files}.py."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from cdc.config import SinkRule
+from cdc.stores.published import Published, TableRecord
+from pipelines.sinks.delta.maintenance import AT_ONCE, COMPACT_ABOVE, Upkeep, UpkeepSettings
+from pipelines.sinks.delta.published import KeptCut
+from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.table import APP_ID, DeltaTarget
+from pipelines.sinks.delta.unused_files import READ_AT_ONCE, STRANGER_AFTER, TableFiles
+from tests.contracts.folded import ORDERS, batch, put
+from tests.pipelines.sinks.upkept import Clock, Upkept
+
+AFTER = 100.0
+
+
+def whole(files: TableFiles, listed: set[int], now: float, versions: list[frozenset[str]]) -> frozenset[str]:
+    """What is needed, once all that has to be is read."""
+    while (found := files.needed(listed, now, AFTER, versions.__getitem__)) is None:
+        pass
+    return found
+
+
+def test_versions_are_read_some_at_a_time_and_each_once():
+    files, read = TableFiles(), list[int]()
+
+    def files_of(version: int) -> frozenset[str]:
+        read.append(version)
+        return frozenset({str(version)})
+
+    versions = range(READ_AT_ONCE * 2 + 1)
+    assert files.needed(versions, 0.0, AFTER, files_of) == frozenset()
+    assert files.needed(versions, AFTER, AFTER, files_of) is None
+    assert len(read) == READ_AT_ONCE
+    assert files.needed(versions, AFTER, AFTER, files_of) is None
+    assert files.needed(versions, AFTER, AFTER, files_of) == frozenset(map(str, versions))
+    assert sorted(read) == list(versions)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_a_listed_version_or_the_newest_one_has_is_never_removed(seed: int):
+    """A model: versions replace files, cuts list versions and forget them again, looks come whenever they like."""
+    random = Random(seed)
+    files, listed, versions, on_disk, now = TableFiles(), set[int](), [frozenset[str]()], set[str](), 0.0
+    for step in range(40):
+        now += random.choice([0.1, 10.0, AFTER / 4, AFTER / 2, AFTER])
+        if random.random() < 0.7:
+            kept = {path for path in versions[-1] if random.random() < 0.6}
+            versions.append(frozenset(kept | {f"f{step}"}))
+            files.known |= versions[-1]
+            on_disk.add(f"f{step}")
+        if random.random() < 0.7:
+            listed.add(len(versions) - 1)
+        if random.random() < 0.5:  # always the newest cut stays
+            listed -= {version for version in listed if random.random() < 0.5} - {max(listed, default=0)}
+        needed = whole(files, listed, now, versions) | versions[-1]
+        on_disk -= set(files.removable(dict.fromkeys(on_disk, now), needed, now, AFTER))
+
+        assert versions[-1] <= on_disk
+        for version in listed:
+            assert versions[version] <= on_disk
+    for _ in range(3):  # nothing that nobody needs stays for ever
+        now += AFTER
+        needed = whole(files, listed, now, versions) | versions[-1]
+        on_disk -= set(files.removable(dict.fromkeys(on_disk, now), needed, now, AFTER))
+    assert on_disk == needed
+
+
+def test_a_file_that_the_driver_never_saw_in_the_table_stays_a_day(tmp_path: Path):
+    upkept = Upkept(tmp_path, UpkeepSettings(every=1, vacuum_after=AFTER))
+    upkept.round()
+    foreign, old = Path(upkept.uri, "foreign.parquet"), Path(upkept.uri, "old.parquet")
+    for path in (foreign, old):
+        path.write_bytes(b"")
+    os.utime(old, (0, 0))
+    for _ in range(3):
+        upkept.clock.now += AFTER
+        upkept.look()
+
+    assert foreign.exists()
+    assert not old.exists()
+    os.utime(foreign, (0, foreign.stat().st_mtime - STRANGER_AFTER))
+    upkept.clock.now += AFTER
+    upkept.look()
+    assert not foreign.exists()
+
+
+def test_many_small_files_become_few_and_the_rows_stay(tmp_path: Path):
+    upkept = Upkept(tmp_path, UpkeepSettings(every=1000, vacuum_after=1000))
+    upkept.round()
+    row = pa.table(DeltaTable(upkept.uri).scan())
+    for number in range(COMPACT_ABOVE + 5):
+        column = row.schema.get_field_index("id")
+        write_deltalake(upkept.uri, row.set_column(column, row.field("id"), pa.array([100 + number])), mode="append")
+    before = upkept.items()
+    upkept.look()
+
+    assert upkept.live() == 1
+    assert upkept.items() == before
+
+
+def test_what_no_kept_cut_needs_goes_and_every_kept_cut_stays_whole(tmp_path: Path):
+    upkept = Upkept(tmp_path, UpkeepSettings(every=10, vacuum_after=AFTER))
+    upkept.round()
+    handed = upkept.applied()  # a version between two cuts, which somebody holds
+    assert handed.version is not None
+    upkept.upkeep.hold("held", {upkept.uri: handed.version})
+    for _ in range(8):
+        upkept.look()
+        upkept.clock.now += 20
+        upkept.round()
+        upkept.applied()
+    many = upkept.files()
+    for _ in range(3):
+        upkept.clock.now += AFTER
+        upkept.look()
+
+    assert upkept.assert_every_kept_cut_is_whole() == 9
+    assert upkept.items(handed.version) == upkept.expected(2)
+    assert len(upkept.files()) == 11 < len(many)
+    upkept.upkeep.let_go("held")
+    for _ in range(2):
+        upkept.clock.now += AFTER
+        upkept.look()
+    assert upkept.assert_every_kept_cut_is_whole() == 9
+    assert len(upkept.files()) == 10
+
+
+def test_a_table_that_is_being_made_inside_it_is_left_alone(tmp_path: Path):
+    upkept = Upkept(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
+    upkept.round()
+    staged, left = Path(upkept.uri, "replay-1"), Path(upkept.uri, "replay-0")
+    write_deltalake(str(staged), pa.table({"id": [1]}))
+    left.mkdir()
+    for path in (staged / "being-written.parquet", left / "part-0.parquet"):
+        path.write_bytes(b"")
+        os.utime(path, (0, 0))
+    upkept.clock.now += 1
+    upkept.look()
+
+    assert len(list(staged.glob("*.parquet"))) == 2
+    assert not list(left.glob("*.parquet"))
+
+
+def test_a_table_that_cannot_be_compacted_still_loses_what_nobody_needs(tmp_path: Path):
+    uri, clock = str(tmp_path / "table"), Clock()
+    mapped = {"delta.columnMapping.mode": "name", APP_ID: "target-1"}  # delta-rs does not compact such a table
+    columns = pa.schema([("id", pa.int64())])
+    DeltaTable.create(uri, columns, configuration=mapped, raise_if_key_not_exists=False)
+    for number in range(COMPACT_ABOVE + 1):
+        write_deltalake(uri, pa.table({"id": [number]}), mode="append")
+    target, upkeep = DeltaTarget(uri, DeltaTable(uri)), Upkeep(UpkeepSettings(every=1, vacuum_after=0), clock)
+    record = TableRecord(1, "shop.orders", uri, 10, target.version, "streaming")
+    cuts = [KeptCut.of(1, Published(10, 10, {1: record}))]
+    waste = tmp_path / "table" / "waste.parquet"
+    waste.touch()
+    os.utime(waste, (0, 0))
+    for _ in range(3):
+        clock.now += 10
+        upkeep.turn(cuts, {uri: target})
+
+    assert target.files()[0] == COMPACT_ABOVE + 1
+    assert not waste.exists()
+
+
+def test_the_log_begins_at_the_oldest_kept_cut(tmp_path: Path):
+    upkept = Upkept(tmp_path, UpkeepSettings(every=1, vacuum_after=0, keep_commits=1))
+    upkept.applied()
+    upkept.applied()
+    oldest, *_ = [upkept.round() for _ in range(3)]
+    DeltaTable(upkept.uri).create_checkpoint()
+    upkept.clock.now += 1
+    upkept.look()
+
+    assert min(upkept.versions()) == oldest.version
+    assert upkept.assert_every_kept_cut_is_whole() == 3
+    assert DeltaTable(upkept.uri).metadata().configuration["delta.enableExpiredLogCleanup"] == "false"
+
+
+def test_where_the_files_are_not_where_the_table_says_nothing_is_removed(tmp_path: Path):
+    upkept = Upkept(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
+    upkept.round()
+    upkept.round()
+    (live,) = DeltaTable(upkept.uri).file_uris()
+    away = Path(live).rename(f"{live}.away.parquet")
+    os.utime(away, (0, 0))
+    before = upkept.files()
+    upkept.clock.now += 1
+    upkept.look()
+
+    assert upkept.files() == before
+
+
+def test_a_look_removes_so_many_files_at_most_and_goes_on_the_next_time(tmp_path: Path):
+    upkept = Upkept(tmp_path, UpkeepSettings(every=50, vacuum_after=0))
+    upkept.round()
+    for number in range(AT_ONCE + 3):
+        path = Path(upkept.uri, f"{number}.parquet")
+        path.touch()
+        os.utime(path, (0, 0))
+    upkept.clock.now += 60
+    upkept.look()
+    assert len(upkept.files()) == 1 + 3
+    upkept.look()
+    assert len(upkept.files()) == 1
+
+
+def test_after_a_job_the_next_one_waits_nine_times_as_long_as_it_took(tmp_path: Path):
+    upkept = Upkept(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
+
+    class Slow(DeltaTarget):
+        """A target whose every refresh takes ten seconds."""
+
+        def refresh(self) -> None:
+            upkept.clock.now += 10
+            super().refresh()
+
+    upkept.round()
+    upkept.clock.now += 1
+    found: list[float] = []
+    for _ in range(200):
+        before = upkept.clock.now
+        upkept.look(Slow)
+        if upkept.clock.now > before:
+            found.append(before)
+        upkept.clock.now += 1
+    assert [after - before for before, after in pairwise(found)] == [100.0, 100.0]
+
+
+def test_of_a_target_of_many_tables_what_no_cut_needs_is_removed_and_nothing_else(tmp_path: Path):
+    """Its folders have names that are hidden elsewhere; one of its tables has not changed since an early version."""
+    rule = SinkRule.model_validate({"match": "shop.*", "path": f"{tmp_path}/all", "merge_tables": True})
+    sink, clock = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=(rule,))), Clock()
+    sink.open("log-1")
+    other = replace(ORDERS, relation=2, oid=2, name="items")
+    records = {2: sink.apply(batch([put(1, "still", 10)], 0, 10, other))}
+    upkeep, uri = Upkeep(UpkeepSettings(every=1, vacuum_after=0, keep_commits=50), clock), f"{tmp_path}/all"
+    cuts: list[KeptCut] = []
+    for upto in range(10, 80, 10):
+        records[1] = sink.apply(batch([put(1, str(upto), upto)], upto - 10, upto, replace(ORDERS, relation=1)))
+        cuts = [*cuts, KeptCut.of(upto, Published(upto, upto, dict(records)))][-2:]
+        clock.now += 10
+        target = DeltaTarget.open(uri)
+        assert target is not None
+        upkeep.turn(cuts, {uri: target})
+
+    kept = [DeltaTable(uri, version=cut.record.versions[uri]).file_uris() for cut in cuts]
+    assert set(Path(uri).glob("*/*.parquet")) == {Path(file) for files in kept for file in files}
+    assert [len(files) for files in kept] == [2, 2]

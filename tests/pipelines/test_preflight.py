@@ -1,0 +1,190 @@
+"""What is wrong with a sink is told before it is begun: pipelines/preflight.py, cdc/stores/sink_preflight.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from cdc.config import load
+from cdc.errors import ConfigError, InvalidDefinition
+from cdc.log.reader import LogReader
+from cdc.stores.sink_preflight import fed, judged, tables_in
+from pipelines.preflight import Beginning, unresolved
+from tests.fixtures import forked
+from tests.pipelines.replayed import Ground, made
+
+STRANGE = pa.table({"id": [1, 2], "theirs": ["a", "b"]})
+
+
+@pytest.fixture(name="ground")
+def _ground(tmp_path: Path) -> Ground:
+    return made(tmp_path / "shop")
+
+
+def ruled(ground: Ground, *rules: str, more: str = "") -> Path:
+    """Its definition with rules for the lake."""
+    path = ground.folder / "shop.yaml"
+    lake = f"name: lake, path: '{ground.folder}/lake/{{schema}}/{{table}}'"
+    path.write_text(path.read_text().replace(lake, f"{lake}{more}, rules: [{', '.join(rules)}]"))
+    return path
+
+
+def no_session() -> Any:
+    pytest.fail("Spark was asked for nothing")
+
+
+def begin(path: Path, *sinks: str) -> None:
+    """What the apply process checks once there is a log."""
+    definition = load(path)
+    begun = Beginning(definition, path, sinks or {sink.name for sink in definition.sinks})
+    begun.check(LogReader(definition.log.root), no_session)
+
+
+def found(path: Path) -> dict[str, str]:
+    with pytest.raises(InvalidDefinition) as told:
+        begin(path)
+    assert told.value.fix.endswith(f"-c {path}' finds nothing more")
+    return {flaw.key: flaw.message for flaw in told.value.flaws}
+
+
+def test_a_sink_is_not_begun_where_something_else_lies_in_a_targets_place(ground: Ground) -> None:
+    path, place = ground.folder / "shop.yaml", f"{ground.folder}/lake/shop/orders"
+    begin(path)
+    write_deltalake(place, STRANGE)
+
+    told = found(path)
+    assert list(told) == ["sinks.0.path"]
+    assert f"table 'shop.orders' cannot go there: at {place!r} lies a Delta table" in told["sinks.0.path"]
+    begin(path, "find")
+
+
+def test_a_sink_that_was_begun_is_not_kept_from_its_other_tables(ground: Ground) -> None:
+    ground.drive("lake", 1_200)
+    place = ground.folder / "lake/shop/orders"
+    place.rename(ground.folder / "away")
+    write_deltalake(str(place), STRANGE)
+
+    begin(ground.folder / "shop.yaml")
+
+
+def test_targets_that_a_crash_left_before_the_first_publish_are_the_sinks_own(ground: Ground) -> None:
+    ground.drive("lake")
+    record = ground.folder / "lake/_cdc"
+    record.rename(ground.folder / "record")
+
+    begin(ground.folder / "shop.yaml")
+
+
+def test_a_routed_table_is_looked_for_where_its_rule_puts_it(ground: Ground) -> None:
+    write_deltalake(f"{ground.folder}/lake/shop/orders", STRANGE)
+    files = ground.folder / "all"
+    files.mkdir()
+    (files / "theirs.csv").write_text("1")
+    shared = f"{{match: shop.*, path: '{files}', merge_tables: true}}"
+
+    assert list(found(ruled(ground, shared))) == ["sinks.0.rules.0.path"]
+
+
+def test_a_file_in_a_targets_place_is_told_as_one(ground: Ground) -> None:
+    (ground.folder / "lake/shop").mkdir(parents=True)
+    (ground.folder / "lake/shop/items").write_text("theirs")
+
+    assert "shop/items' is a file, and no directory" in found(ground.folder / "shop.yaml")["sinks.0.path"]
+
+
+def test_a_table_that_the_pattern_of_its_rule_does_not_match_is_told(ground: Ground) -> None:
+    path = ruled(ground, "{match: shop.*, pattern: 'shop\\.(?P<kind>o)rders', path: '/x/{kind}/{table}'}")
+
+    assert found(path) == {
+        "sinks.0.rules.0.pattern": (
+            "pattern 'shop\\\\.(?P<kind>o)rders' does not match table 'shop.items', which the rule matches"
+        )
+    }
+
+
+def test_two_tables_that_would_come_to_one_place_are_told(ground: Ground) -> None:
+    place = f"{ground.folder}/all"
+    rules = (
+        f"{{match: shop.items, path: '{place}/{{schema}}/{{table}}'}}",
+        f"{{match: shop.orders, path: '{place}/shop'}}",
+    )
+
+    assert found(ruled(ground, *rules)) == {
+        "sinks.0.rules.0.path": (
+            f"the target of table 'shop.items' would be '{place}/shop/items', "
+            f"and '{place}/shop' is that of table 'shop.orders'"
+        )
+    }
+
+
+def test_columns_that_are_not_there_are_told_by_rule_or_sink(ground: Ground) -> None:
+    rules = (
+        "{match: shop.orders, except_column_list: [nope], transform: {mask: {nota: redact}, rename: {id: note}}}",
+        "{match: shop.items, partition_by: [nope]}",
+    )
+    told = found(ruled(ground, *rules, more=", column_list: [note]"))
+
+    assert {key: message for key, message in told.items() if "rules.0" in key} == {
+        "sinks.0.rules.0.except_column_list": "table 'shop.orders' has no column 'nope'",
+        "sinks.0.rules.0.transform.mask": "table 'shop.orders' has no column 'nota', or does not send it",
+        "sinks.0.rules.0.transform": "two columns of the target of table 'shop.orders' would be called 'note'",
+    }
+    assert told["sinks.0.column_list"] == "column 'id' is of the key of table 'shop.items': it cannot be left out"
+
+
+def test_columns_of_the_target_are_told_at_their_key(ground: Ground) -> None:
+    rules = (
+        "{match: shop.orders, partition_by: [nope]}",
+        "{match: shop.items, transform: {python: 'no.such:function'}}",
+    )
+    assert found(ruled(ground, *rules)) == {
+        "sinks.0.rules.0.partition_by": "the target of 'shop.orders' has no column 'nope'",
+        "sinks.0.rules.1.transform.python": "there is no function 'no.such:function': No module named 'no'",
+    }
+
+
+WRONG = {
+    "computed: {loud: 'upper(nota)'}": (
+        "transform.computed.loud",
+        "UNRESOLVED_COLUMN.WITH_SUGGESTION `nota` at line 1",
+    ),
+    "computed: {loud: 'note +'}": ("transform.computed.loud", "PARSE_SYNTAX_ERROR"),
+    "where: 'lowr(note) = 1'": ("transform.where", "UNRESOLVED_ROUTINE"),
+    "where: 'note'": ("transform.where", "is of type string: expected a condition"),
+    "computed: {day: 'note'}}, partition_by: [dya], x: {": ("partition_by", "has no column 'dya'"),
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_what_spark_does_not_resolve_is_told_at_its_key(ground: Ground, spark: Any, said: str) -> None:
+    rule = f"{{match: shop.orders, transform: {{{said}}}}}".replace(", x: {}", "")
+    definition = load(ruled(ground, rule))
+    tables = tables_in(LogReader(definition.log.root))
+    (misfit,) = unresolved(fed(definition, tables, {"lake"}), lambda: spark)
+
+    key, words = WRONG[said]
+    assert misfit.key == ("sinks", 0, "rules", 0, *key.split("."))
+    assert words in misfit.error.message
+    assert judged(definition, tables) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("pipelines", "apply", "--once"), pytest.param(("cdc", "run", "--only", "apply"), marks=pytest.mark.slow)],
+    ids=["apply", "run"],
+)
+def test_a_first_start_ends_with_2_before_any_write_and_says_why(ground: Ground, command: tuple[str, ...]) -> None:
+    place = f"{ground.folder}/lake/shop/orders"
+    write_deltalake(place, STRANGE)
+    ended = forked.run(*command, "-c", ground.folder / "shop.yaml", timeout=240)
+
+    assert ended.status == ConfigError.exit_code, ended.output + ended.errors
+    assert f"shop.yaml:6:29: sinks.0.path: table 'shop.orders' cannot go there: at {place!r}" in ended.errors
+    assert "give the sink, or a rule for the table, another path" in ended.errors
+    assert DeltaTable(place).version() == 0
+    assert [entry.name for entry in (ground.folder / "lake").iterdir()] == ["shop"]
+    assert not (ground.folder / "find").exists()

@@ -1,0 +1,187 @@
+"""TableTransform: what a rule makes of a table's columns, without a store and without Spark."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc.config import Secret, Transform
+from cdc.errors import TransformRefused
+from cdc.table import Column
+from pipelines.transform.table_transform import Mask, TableTransform
+from pipelines.types import TypePolicy
+from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, column, folded, part, put
+
+SALT = Secret("pepper", {"env": "SALT"})
+POLICY = TypePolicy.EXACT
+
+
+def hashed(text: str) -> str:
+    return hmac.new(b"pepper", text.encode(), hashlib.sha256).hexdigest()
+
+
+def made(columns: tuple[Column, ...] = ORDERS.columns, **rule) -> TableTransform:
+    return TableTransform.of(Transform.model_validate(rule), replace(ORDERS, columns=columns))
+
+
+def rows_of(transform: TableTransform, *rows) -> list[dict[str, Any]]:
+    typed = transform.rows(folded(list(rows)), POLICY)
+    assert typed.schema == transform.held(POLICY)
+    return typed.drop_columns(["_position", "_ordinal"]).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "expected"),
+    [
+        ("redact", "secret", "***"),
+        ("redact", "", "***"),
+        ("redact", None, None),
+        ("keep_last:4", "+49 30 1234567", "**********4567"),
+        ("keep_last:4", "4567", "****"),
+        ("keep_last:4", "", ""),
+        ("keep_last:2", "Ünïcödé", "*****dé"),
+        ("keep_last:2", None, None),
+        ("sha256", "a@b.c", hashed("a@b.c")),
+        ("sha256", "", hashed("")),
+        ("sha256", "ü", hashed("ü")),
+        ("sha256", None, None),
+    ],
+)
+def test_a_mask_hides_a_text_and_keeps_null(how: str, text: str | None, expected: str | None) -> None:
+    assert Mask(how, b"pepper")(pa.chunked_array([[text], [text]], pa.string())).to_pylist() == [expected] * 2
+
+
+def test_a_mask_does_not_show_its_salt() -> None:
+    assert "pepper" not in repr(made(mask={"item": "sha256"}, salt=SALT))
+
+
+def test_columns_are_dropped_renamed_and_masked_as_postgres_prints_them() -> None:
+    transform = made(drop=["item"], rename={"price": "cost", "id": "number"}, mask={"price": "sha256"}, salt=SALT)
+
+    assert rows_of(transform, put(7, "gone", 10, price="1.50")) == [{"number": 7, "cost": hashed("1.50")}]
+    assert [c.name for c in transform.schema.key] == ["number"]
+
+
+def test_the_value_of_a_column_that_is_dropped_or_masked_cannot_stop_the_table() -> None:
+    transform = made((ID, replace(PRICE, id=2), PRICE), drop=["price"])  # both are called price
+    assert rows_of(transform, put(1, "not a number", 10)) == [{"id": 1}]
+
+    assert rows_of(made(mask={"price": "redact"}), put(1, "a", 10, price="NaN"))[0]["price"] == "***"
+
+
+def test_what_rows_older_than_a_masked_column_hold_is_masked_as_well() -> None:
+    note = column(4, "note", missing="private")
+    transform = made((*ORDERS.columns, note), mask={"note": "redact"})
+
+    assert rows_of(transform, put(1, "a", 10))[0]["note"] == "***"
+    assert transform.missing(note) == "***"
+    assert made((*ORDERS.columns, note)).missing(note) == "private"
+
+
+def test_an_image_of_which_only_dropped_columns_were_not_sent_is_complete() -> None:
+    images = folded([part(1, 10, {3: "2.00"}), part(2, 10, {2: "b"})])
+
+    assert made(drop=["item"]).settled(images)["complete"].to_pylist() == [True, False]
+    assert made().settled(images)["complete"].to_pylist() == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"drop": ["nope"]}, "drop: table 'shop.orders' has no column 'nope'"),
+        ({"rename": {"nope": "a"}}, "rename: table 'shop.orders' has no column 'nope'"),
+        ({"mask": {"nope": "redact"}}, "mask: table 'shop.orders' has no column 'nope'"),
+        ({"drop": ["computed"]}, "drop: table 'shop.orders' has no column 'computed', or does not send it"),
+        ({"drop": ["id"]}, "column 'id' is of the key"),
+        ({"mask": {"id": "redact"}}, "column 'id' is of the key"),
+        ({"rename": {"item": "Price"}}, "would be called 'price'"),
+        ({"computed": {"ITEM": "1"}}, "would be called 'item'"),
+        ({"python": "tests.pipelines.transform.test_table_transform:nothing"}, "there is no function"),
+        ({"python": "no.such.module:nothing"}, "there is no function"),
+    ],
+)
+def test_a_rule_that_does_not_go_with_the_table_is_refused(rule: dict[str, Any], words: str) -> None:
+    with pytest.raises(TransformRefused, match=words):
+        made((*ORDERS.columns, column(9, "computed", generated=True)), **rule).held(POLICY)
+
+
+def test_a_column_that_takes_the_name_of_a_dropped_one_is_no_collision() -> None:
+    assert rows_of(made(drop=["item"], rename={"price": "item"}), put(1, "a", 10)) == [
+        {"id": 1, "item": _price("1.00")}
+    ]
+
+
+def test_a_table_without_a_key_has_no_computed_columns() -> None:
+    with pytest.raises(TransformRefused, match="has no key"):
+        made((replace(ID, key=None), ITEM), where="id > 1")
+
+
+def _price(text: str):
+    return pa.array([text]).cast(pa.decimal128(10, 2))[0].as_py()
+
+
+def shouted(rows: pa.Table) -> pa.Table:
+    return rows.set_column(1, "item", pa.compute.utf8_upper(rows["item"])).append_column(
+        "length", pa.compute.utf8_length(rows["item"])
+    )
+
+
+def shortened(rows: pa.Table) -> pa.Table:
+    return rows.slice(1)
+
+
+def keyless(rows: pa.Table) -> pa.Table:
+    return rows.drop_columns(["id"])
+
+
+def failing(rows: pa.Table) -> pa.Table:
+    raise ValueError(rows["item"].to_pylist())
+
+
+def test_a_function_makes_other_columns_of_whole_rows() -> None:
+    transform = made(python=f"{__name__}:shouted", drop=["price"])
+
+    assert rows_of(transform, put(1, "abc", 10)) == [{"id": 1, "item": "ABC", "length": 3}]
+    assert transform.held(POLICY).field("item").metadata == made().held(POLICY).field("item").metadata
+
+
+def test_a_function_is_not_called_with_a_part_of_a_row() -> None:
+    with pytest.raises(TransformRefused, match="takes whole rows") as refused:
+        made(python=f"{__name__}:shouted").rows(folded([part(1, 10, {3: "1.00"})]), POLICY)
+    assert "REPLICA IDENTITY FULL" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("shortened", "as many rows"), ("keyless", "the key column 'id'"), ("failing", "ValueError")]
+)
+def test_a_function_that_breaks_its_promise_is_refused_without_a_value(name: str, words: str) -> None:
+    with pytest.raises(TransformRefused, match=words) as refused:
+        made(python=f"{__name__}:{name}").rows(folded([put(1, "private", 10)]), POLICY)
+    assert "private" not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+def test_a_fingerprint_tells_rules_and_salts_apart_and_is_the_same_in_another_process() -> None:
+    rules: list[dict[str, Any]] = [
+        {},
+        {"drop": ["item"]},
+        {"mask": {"item": "sha256"}, "salt": SALT},
+        {"where": "id > 1"},
+    ]
+    rules.append({"mask": {"item": "sha256"}, "salt": Secret("other", {"env": "SALT"})})
+    found = [made(**rule).fingerprint for rule in rules]
+
+    assert len(set(found)) == len(rules)
+    assert [made(**rule).fingerprint for rule in rules] == found
+
+
+def test_a_transform_travels_to_executors() -> None:
+    transform = made(mask={"item": "sha256"}, salt=SALT)
+
+    assert rows_of(pickle.loads(pickle.dumps(transform)), put(1, "a", 10))[0]["item"] == hashed("a")

@@ -1,0 +1,125 @@
+"""verify --repair: what another hand did to a target is undone row by row, while the source and the sinks go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from cdc.postgres.connection import connect
+from cdc.snapshot.backfill_state import BACKFILL
+from pipelines.__main__ import main
+from pipelines.verification.compare_rows import LISTED
+from tests.faults.capture import Captured
+from tests.fixtures.postgres import run_sql
+from tests.pipelines.applying import STRAY, Applying, spoil_index, spoil_lake, verified, with_sinks
+from tests.snapshot.running import Running
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path: Path, database: str) -> Captured:
+    """Two tables, one with a key of two columns, in a lake and an index."""
+    run_sql(
+        database,
+        "CREATE TABLE t (id int, part numeric(6,2), born timestamptz, v text, PRIMARY KEY (id, part))",
+        "INSERT INTO t SELECT i, i / 4.0, '2026-01-01Z'::timestamptz + i * interval '1 s', 'v' || i"
+        " FROM generate_series(1, 400) i",
+        "CREATE TABLE u (place float8 PRIMARY KEY, v text)",
+        "INSERT INTO u SELECT i / 10.0, 'v' || i FROM generate_series(1, 10100) i",
+    )
+    return with_sinks(tmp_path, database)
+
+
+@contextmanager
+def workload(dsn: str) -> Iterator[Callable[[], int]]:
+    """Changes all over table t, those rows that were spoiled included, until the block ends; gives their number."""
+    done, count = Event(), [0]
+
+    def write() -> None:
+        with connect(dsn) as conn:
+            while not done.wait(0.005):
+                count[0] = number = count[0] + 1
+                conn.execute("UPDATE t SET v = %s WHERE id = %s", [f"w{number}", 290 + number % 60])
+                conn.execute("DELETE FROM t WHERE id = %s", [1000 + number - 50])
+                conn.execute("INSERT INTO t VALUES (%s, %s, now(), 'new')", [1000 + number, number])
+                conn.execute("UPDATE t SET part = part + 100 WHERE id = %s AND part < 200", [200 + number % 150])
+
+    writer = Thread(target=write)
+    writer.start()
+    try:
+        yield lambda: count[0]
+    finally:
+        done.set()
+        writer.join()
+
+
+def test_rows_that_another_hand_removed_added_and_changed_are_mended_while_all_goes_on(
+    held: Captured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Running(held) as running, Applying(held) as applying, workload(held.dsn) as written:
+        running.until(lambda: written() > 50)
+        with applying.resting():
+            spoil_lake(held)
+            spoil_index(held, STRAY)
+        before = written()
+        status, found = verified(held, capsys, "--repair")
+        assert (status, found["ok"]) == (0, True), found
+        running.until(lambda: written() > before + 50)
+        status, after = verified(held, capsys)
+        assert (status, after["ok"]) == (0, True), after
+        asked = running.catalog.commands.ls("held", BACKFILL)
+    mended = {(one["sink"], one["topic"]): one for one in found["result"]["repaired"]["tables"]}
+    assert mended.keys() == {("lake", "public.t"), ("lake", "public.u"), ("find", "public.t")}
+    # rows of the workload may have healed by themselves
+    lake, index = mended["lake", "public.t"], mended["find", "public.t"]
+    assert (lake["extra"], lake["missing"] >= 2, lake["differing"] >= 1) == (2, True, True)
+    assert (index["extra"], index["missing"], index["differing"]) == (1, 1, 1)
+    assert all(one["equal"] and one["keys"] for one in mended.values())
+    numbers = sorted(number for one in mended.values() for number in one["backfills"])
+    assert {command.payload["sink"] for command in asked if command.id in numbers} == {"lake", "find"}
+    assert all(table["equal"] for table in found["result"]["tables"])
+    assert len(found["result"]["tables"]) == 4
+
+
+def test_nothing_is_asked_for_what_is_equal_and_what_cannot_be_mended_is_said_with_the_way_out(
+    held: Captured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Running(held) as running, Applying(held) as applying:
+        running.until(lambda: verified(held, capsys)[0] == 0)
+        status, found = verified(held, capsys, "--repair")
+        assert (status, found["result"]["repaired"]) == (0, {"position": None, "tables": []})
+        with applying.resting():
+            t, u = (str(held.folder / "lake" / "public" / name) for name in "tu")
+            row = DeltaTable(t).to_pyarrow_table(filters=[("id", "=", 10)])
+            write_deltalake(t, row, mode="append")  # a key twice: both are replaced, none goes
+            DeltaTable(u).delete()
+            spoil_index(held, {("x", "1.00"): "bad"})
+        status, found = verified(held, capsys, "--repair")
+        mended = {(one["sink"], one["topic"]): one for one in found["result"]["repaired"]["tables"]}
+        assert (status, found["error"]["code"]) == (4, "CDC-6001")
+        twice = mended["lake", "public.t"]
+        assert (twice["equal"], twice["keys"], twice["extra"], twice["reason"]) == (False, 1, 1, None)
+        assert mended["lake", "public.u"]["reason"] == (
+            "more than 10,000 keys differ → cdc replay lake --tables 'public.u'"
+        )
+        no_key = mended["find", "public.t"]["reason"]
+        assert no_key.startswith("the key 'x,1.00' does not fit 'public.t'")
+        assert no_key.endswith("→ cdc replay find")
+        assert all(len(table["missing"]) <= LISTED for table in found["result"]["tables"])
+        assert running.catalog.commands.pending("held", BACKFILL) == []
+        assert main(["verify", "t", "--sink", "lake", "--repair", "-c", str(held.path)]) == 4
+        assert "lake public.t: 1 keys read again, still not equal" in capsys.readouterr().out
+
+
+def test_without_a_reader_nothing_is_asked(held: Captured, capsys: pytest.CaptureFixture[str]) -> None:
+    """It runs, but does not say so."""
+    with Running(held) as running, Applying(held, reports=("apply",)) as applying:
+        running.until(lambda: verified(held, capsys)[0] == 0)
+        with applying.resting():
+            spoil_index(held, STRAY)
+        status, found = verified(held, capsys, "--repair")
+    assert (status, found["error"]["code"]) == (1, "CDC-5003")

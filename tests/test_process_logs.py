@@ -1,0 +1,35 @@
+"""Process logs: what a person is to run next stands there as it can be copied."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from cdc.process_logs import LogFormat, configure
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    """The logging of the test session as it was."""
+    root, before = logging.getLogger(), structlog.get_config()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.configure(**before)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_remedies_have_definition_sink_and_table_in_place_of_words_for_them(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LogFormat.JSON, file="shop.yaml")
+    log = structlog.get_logger("test")
+    log.warning("stopped", sink="lake", table="shop.orders", fix="run 'cdc replay SINK --tables TABLE -c FILE'")
+    log.warning("stopped", sink="lake", table="shop.orders", reason="CDC-3005 x → 'cdc replay SINK --tables TABLE'")
+    log.warning("stopped", fix="run 'cdc slots recover -c FILE --new-epoch'")
+    first, second, third = map(json.loads, capsys.readouterr().err.splitlines())
+    assert first["fix"] == "run 'cdc replay lake --tables shop.orders -c shop.yaml'"
+    assert second["reason"] == "CDC-3005 x → 'cdc replay lake --tables shop.orders -c shop.yaml'"
+    assert third["fix"] == "run 'cdc slots recover -c shop.yaml --new-epoch'"
