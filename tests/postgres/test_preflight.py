@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -107,6 +108,28 @@ def test_a_publication_that_lacks_tables_or_operations_is_told_with_its_sql(any_
             if problem.sql and problem.subject == "publication pub":
                 conn.execute(problem.sql)  # type: ignore[call-overload]
     assert subjects(preflight(any_database, wants)) == {"slot pre"}
+
+
+def test_a_table_without_changes_in_the_wal_is_advice_and_its_sql_repairs_it(any_database: str) -> None:
+    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE UNLOGGED TABLE fast (id int PRIMARY KEY)")
+    (problem,) = preflight(any_database, WANTS)
+    assert (problem.subject, problem.fatal) == ("public.fast", False)
+    assert problem.message == "is unlogged: its changes are not in the WAL; it is not captured"
+    run_sql(any_database, problem.sql or "")  # type: ignore[arg-type]
+    assert preflight(any_database, WANTS) == []
+
+
+def test_a_partition_without_its_root_is_advice(any_database: str) -> None:
+    run_sql(
+        any_database,
+        "CREATE TABLE far (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE near PARTITION OF far DEFAULT",
+        "CREATE TABLE t (id int PRIMARY KEY)",
+    )
+    wants = replace(WANTS, patterns=["public.t", "public.near"])
+    (problem,) = preflight(any_database, wants)
+    assert (problem.subject, problem.fatal, problem.sql) == ("public.near", False, None)
+    assert "is a partition of public.far" in problem.message
 
 
 def test_a_computed_column_of_the_replica_identity_is_told_and_the_sql_mends_it(any_database: str) -> None:
