@@ -163,6 +163,8 @@ def test_a_publication_dropped_under_a_running_reader_stops_it(held: Captured) -
         run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", "INSERT INTO t VALUES (1, 'never sent')")
         assert reader.child.wait(PATIENCE) == ExitCode.HALTED, reader.output()
     assert PublicationMissing.code in reader.output() or "CDC-2110" in reader.output()
+    assert f"-c {held.path}" in reader.output()
+    assert "-c FILE" not in reader.output()
 
 
 def test_a_failover_slot_is_made_where_the_server_knows_them(tmp_path: Path, database: str) -> None:
