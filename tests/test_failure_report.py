@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,8 +62,16 @@ def test_an_output_that_is_full_is_an_error_and_no_traceback(arguments: list[str
     assert "Exception ignored" not in done.stderr
 
 
-def test_a_name_that_no_encoding_has_is_printed_as_an_escape() -> None:
-    done = subprocess.run([sys.executable, "-m", "cdc", "validate", b"\xff.yaml"], capture_output=True, check=False)
+@pytest.mark.parametrize(
+    ("name", "encoding", "printed"),
+    [(b"\xff.yaml", "utf-8", rb"\udcff.yaml"), ("ü.yaml".encode(), "ascii", rb"\xfc.yaml")],
+    ids=["of no encoding", "not of the terminal's"],
+)
+def test_a_name_that_cannot_be_printed_is_printed_as_an_escape(name: bytes, encoding: str, printed: bytes) -> None:
+    environment = {**os.environ, "PYTHONUTF8": "1", "PYTHONIOENCODING": encoding}
+    done = subprocess.run(
+        [sys.executable, "-m", "cdc", "validate", name], capture_output=True, check=False, env=environment
+    )
     assert done.returncode == 2
-    assert rb"\udcff.yaml" in done.stdout
+    assert printed in done.stdout
     assert b"Traceback" not in done.stderr
