@@ -11,11 +11,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class PipeClosed(Exception):
+class QueueClosed(Exception):
     """The other end is gone: nothing more comes, or nobody reads."""
 
 
-class Pipe(Generic[T]):
+class ByteQueue(Generic[T]):
     """First in, first out; put blocks while limit bytes wait, one item of any size always fits an empty pipe."""
 
     def __init__(self, limit: int) -> None:
@@ -46,7 +46,7 @@ class Pipe(Generic[T]):
                     continue
                 meanwhile()
             if self._closed:
-                raise PipeClosed
+                raise QueueClosed
             self._items.append((item, size))
             self._size += size
             self._changed.notify_all()
@@ -55,7 +55,7 @@ class Pipe(Generic[T]):
         """Let whoever reads, now or next, have None if there is no item; raises PipeClosed once it is closed."""
         with self._changed:
             if self._closed:
-                raise PipeClosed
+                raise QueueClosed
             self._woken = True
             self._changed.notify_all()
 
@@ -65,7 +65,7 @@ class Pipe(Generic[T]):
         with self._changed:
             while not self._items:
                 if self._closed:
-                    raise PipeClosed
+                    raise QueueClosed
                 left = None if until is None else until - time.monotonic()
                 if self._woken or (left is not None and left <= 0):
                     self._woken = False

@@ -74,7 +74,7 @@ OWN_PREFIXES: Final = frozenset({HEARTBEAT_PREFIX, DDL_PREFIX, WATERMARK_PREFIX,
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowOrder:
     """Where a row stands: its transaction, and the order inside."""
 
     position: int
@@ -85,7 +85,7 @@ class Place:
 
 
 def control_row(
-    place: Place, operation: Operation, relation: int, topic: str, payload: bytes | None = None
+    place: RowOrder, operation: Operation, relation: int, topic: str, payload: bytes | None = None
 ) -> pa.RecordBatch:
     """One row of LOG_SCHEMA that says something of a relation and carries no image: `s`, `g` or `t`."""
     row: dict[str, Any] = dict.fromkeys(LOG_SCHEMA.names) | {

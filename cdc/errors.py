@@ -1,4 +1,4 @@
-"""Every failure of the product, with its fate and what an operator does next.
+"""Every failure of the product, with its code, the reaction of the process, its exit status and its remedy.
 
     CdcError
     ├── ConfigError           CDC-1xxx  exit 2   a definition or an option is wrong
@@ -7,7 +7,7 @@
     │   ├── MalformedLsn
     │   ├── MalformedPosition
     │   ├── MalformedDsn
-    │   └── StateConflict           what is asked does not go with what is on its way
+    │   └── StateConflict           conflicts with a running job
     ├── SourceError           CDC-2xxx           the watched database
     │   ├── SourceUnreachable       exit 3, retried
     │   ├── PreflightFailed         exit 3
@@ -79,7 +79,7 @@
     │   ├── FileUnusable            exit 3: a file or a directory that cannot be read or written
     │   ├── RequestLimitExceeded    a request is too large or too slow, or too many are open
     │   └── ServiceUnprotected      exit 2: the API would be open to the network without a token
-    └── Finding               CDC-6xxx  exit 4   the work was done and what it found is bad
+    └── CheckFailed           CDC-6xxx  exit 4   the work was done and what it found is bad
         ├── VerifyMismatch
         └── LogDamaged
 
@@ -89,11 +89,63 @@ values nor secrets. The cause is kept with ``raise … from``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum, StrEnum
 from typing import ClassVar, Self
 
-from cdc.fate import ExitCode as ExitCode  # noqa: PLC0414 - everybody takes it from here
-from cdc.fate import Reaction as Reaction  # noqa: PLC0414 - everybody takes it from here
-from cdc.flaw import Flaw as Flaw  # noqa: PLC0414 - everybody takes it from here
+
+class Reaction(StrEnum):
+    """What the loop that meets an error does."""
+
+    #: Back off and try again; the cause may go by itself.
+    RETRY = "retry"
+    #: Stop, say why, and wait for a person.
+    HALT = "halt"
+    #: Set the row or the table aside and go on with the others.
+    QUARANTINE = "quarantine"
+
+
+class ExitCode(int, Enum):
+    """Exit status of every command."""
+
+    #: Done.
+    OK = 0
+    #: It failed while running.
+    RUNTIME = 1
+    #: The command line or the definition is wrong; nothing was started.
+    USAGE = 2
+    #: The surroundings do not allow it: unreachable, denied, missing.
+    ENVIRONMENT = 3
+    #: It ran, and what it found is bad: unhealthy, unequal.
+    FINDING = 4
+    #: Of reader, apply and server: it stopped for good; started again it ends alike until a person acts.
+    HALTED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigIssue:
+    """One thing wrong in a definition, and its place in the file; never the value."""
+
+    path: str
+    line: int
+    """1-based; 1 when the file as a whole is meant."""
+    column: int
+    """1-based, in characters."""
+    key: str
+    """Dotted, list places as numbers: `sinks.0.path`; empty for the file as a whole."""
+    message: str
+    suggestion: str | None = None
+    """What was probably meant."""
+    code: str = "CDC-1002"
+    fix: str | None = None
+    """What to do, where it is more than to correct what is said there."""
+    fatal: bool = True
+    """False for advice, which stops nothing."""
+
+    def __str__(self) -> str:
+        key = f"{self.key}: " if self.key else ""
+        meant = f' — did you mean "{self.suggestion}"?' if self.suggestion else ""
+        return f"{self.path}:{self.line}:{self.column}: {key}{self.message}{meant}"
 
 
 class CdcError(Exception):
@@ -121,11 +173,11 @@ class ConfigError(CdcError):
     code = "CDC-1000"
     exit_code = ExitCode.USAGE
     remedy = "correct the definition and run 'cdc validate'"
-    flaws: tuple[Flaw, ...] = ()
+    flaws: tuple[ConfigIssue, ...] = ()
     """Everything wrong with the definition, in the order of the file; set by `of`."""
 
     @classmethod
-    def of(cls, flaws: tuple[Flaw, ...]) -> Self:
+    def of(cls, flaws: tuple[ConfigIssue, ...]) -> Self:
         """One error for all flaws of a definition; the message has one line per flaw."""
         fixes = dict.fromkeys(flaw.fix for flaw in flaws if flaw.fix)
         error = cls("\n".join(map(str, flaws)), remedy="; ".join(fixes) or None)
@@ -724,21 +776,21 @@ class ServiceUnprotected(ServiceError):
     )
 
 
-class Finding(CdcError):
+class CheckFailed(CdcError):
     """The work was done and what it found is bad."""
 
     code = "CDC-6000"
     exit_code = ExitCode.FINDING
 
 
-class VerifyMismatch(Finding):
+class VerifyMismatch(CheckFailed):
     """A target does not equal its source."""
 
     code = "CDC-6001"
     remedy = "run 'cdc verify --repair', which has what differs read again, or 'cdc replay SINK --tables TABLE'"
 
 
-class LogDamaged(Finding):
+class LogDamaged(CheckFailed):
     """The change log is not as it was written."""
 
     code = "CDC-6002"

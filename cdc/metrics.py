@@ -1,6 +1,6 @@
 """Every metric: name, kind, labels and when it moves. Nothing else in the code makes one up.
 
-Processes keep their figures in a `Figures` and hand snapshots to the catalog; the server turns them
+Processes keep their figures in a `Metrics` and hand snapshots to the catalog; the server turns them
 into Prometheus text. Units are base units: seconds, bytes, rows.
 """
 
@@ -313,7 +313,7 @@ MOMENTARY: Final = frozenset(metric.name for metric in (COMPILING, SPOOLED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     """One figure at one moment."""
 
     metric: Metric
@@ -343,7 +343,7 @@ class Observed:
         yield SUM, (), self._sum
 
 
-class Figures:
+class Metrics:
     """The current figures of one process; safe to use from several threads."""
 
     def __init__(self) -> None:
@@ -375,10 +375,10 @@ class Figures:
         with self._lock:
             return self._values.get((metric.name, labels))
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[MetricSample]:
         with self._lock:
             values = sorted(self._values.items())
-        return (Sample(EVERY[name], labels, value) for (name, labels), value in values)
+        return (MetricSample(EVERY[name], labels, value) for (name, labels), value in values)
 
     def to_json(self) -> list[list[object]]:
         """[[name, [label…], value]…], for the catalog; of a histogram the series that Prometheus has of it."""
@@ -397,7 +397,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class CommitFigures:
     """By one commit to the log."""
 
     changes: int
@@ -409,7 +409,7 @@ class Added:
     """Seconds since the last transaction in it was committed at the source; None if nobody knows."""
 
 
-def note_commit(figures: Figures, pipeline: str, position: int, added: Added) -> None:
+def note_commit(figures: Metrics, pipeline: str, position: int, added: CommitFigures) -> None:
     """What a commit that ends there changes in the figures."""
     figures.add(CHANGES, added.changes, pipeline)
     figures.add(TRANSACTIONS, added.transactions, pipeline)

@@ -140,7 +140,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class CatalogFingerprint:
     """Marks of the catalogue that change when rows change without a word in the stream; compared, never shown."""
 
     persistence: str
@@ -188,7 +188,7 @@ class TableSchema:
     """Why the state is not LIVE, in words for an operator."""
     root: int | None = None
     """OID of the topmost partitioned table: its own for a root, None for an ordinary table."""
-    standing: Standing | None = None
+    standing: CatalogFingerprint | None = None
     """As it was when the catalogue was last looked at; None in older rows."""
     witness: str | None = None
     """The event trigger that told this version at its place in the WAL; None if it was concluded."""
@@ -246,5 +246,5 @@ class TableSchema:
             Column(**{**column, "labels": tuple(column.get("labels", ()))}) for column in fields["columns"]
         )
         if standing := fields.get("standing"):
-            fields["standing"] = Standing.from_fields(standing)
+            fields["standing"] = CatalogFingerprint.from_fields(standing)
         return cls(**fields)

@@ -13,7 +13,7 @@ from typing import Any, Final, TextIO
 from cdc.errors import CdcError, ConfigError
 
 
-class Mark(StrEnum):
+class LineMark(StrEnum):
     """The sign in front of a line."""
 
     #: As it should be.
@@ -24,8 +24,8 @@ class Mark(StrEnum):
     BAD = "✗"
 
 
-_COLOURS: Final = {Mark.GOOD: "32", Mark.ADVICE: "33", Mark.BAD: "31"}
-_PLAIN: Final = {Mark.GOOD: "ok", Mark.ADVICE: "!", Mark.BAD: "x", "→": "->"}
+_COLOURS: Final = {LineMark.GOOD: "32", LineMark.ADVICE: "33", LineMark.BAD: "31"}
+_PLAIN: Final = {LineMark.GOOD: "ok", LineMark.ADVICE: "!", LineMark.BAD: "x", "→": "->"}
 """For terminals that cannot print the signs."""
 _MARKS: Final = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))
 """What moves text about without a sign of its own: directions and ends of lines; and halves of surrogate pairs."""
@@ -76,10 +76,10 @@ def emit(command: str, *, json: bool, summary: str, result: Any = None, ok: bool
     if json:
         print(Envelope(command=command, ok=ok, summary=summary, result=result), flush=True)
     else:
-        line(Mark.GOOD if ok else Mark.BAD, summary)
+        line(LineMark.GOOD if ok else LineMark.BAD, summary)
 
 
-def line(mark: Mark, text: str, *, fix: str | None = None, to: TextIO | None = None) -> None:
+def line(mark: LineMark, text: str, *, fix: str | None = None, to: TextIO | None = None) -> None:
     """Print one line for people, and under it the next step."""
     stream = to or sys.stdout
     sign = _sign(mark, stream)
@@ -99,8 +99,8 @@ def fail(command: str, error: CdcError, *, json: bool) -> None:
         return
     *early, last = list(_lines(error))
     for text in early:
-        line(Mark.BAD, text, to=sys.stderr)
-    line(Mark.BAD, last, fix=error.fix, to=sys.stderr)
+        line(LineMark.BAD, text, to=sys.stderr)
+    line(LineMark.BAD, last, fix=error.fix, to=sys.stderr)
 
 
 def shown(text: str) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import make_url
 
-from cdc.catalog.models import Model
+from cdc.catalog.models import CatalogModel
 
 
 def run() -> None:
     attributes = context.config.attributes
     if context.is_offline_mode():
         dialect = make_url(attributes["url"]).get_backend_name()
-        context.configure(dialect_name=dialect, target_metadata=Model.metadata, literal_binds=True)
+        context.configure(dialect_name=dialect, target_metadata=CatalogModel.metadata, literal_binds=True)
     else:
-        context.configure(connection=attributes["connection"], target_metadata=Model.metadata)
+        context.configure(connection=attributes["connection"], target_metadata=CatalogModel.metadata)
     with context.begin_transaction():
         context.run_migrations()
 

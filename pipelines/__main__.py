@@ -15,13 +15,13 @@ from cdc import DEFAULT_CONFIG
 from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
 from cdc.config import Definition, load, placed
 from cdc.config.units import seconds
-from cdc.config.verify_options import Against, Mode
+from cdc.config.verify_options import Against, VerifyMode
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, status_of_process
 from cdc.failure_report import reported
 from cdc.private_files import product_umask
 from cdc.process_logs import configure_by_environment
 from cdc.remedy import literal
-from cdc.terminal_output import Envelope, ErrorReport, Mark, emit, fail, line
+from cdc.terminal_output import Envelope, ErrorReport, LineMark, emit, fail, line
 
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""
@@ -81,7 +81,10 @@ def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
     verify.add_argument("tables", nargs="*", metavar="TABLE", help="globs over schema.table; default all")
     verify.add_argument("--sink", action="append", default=[], help="only this sink; may be repeated")
     verify.add_argument(
-        "--mode", choices=[one.value for one in Mode], default=Mode.ROWS.value, help="how closely; default rows"
+        "--mode",
+        choices=[one.value for one in VerifyMode],
+        default=VerifyMode.ROWS.value,
+        help="how closely; default rows",
     )
     verify.add_argument(
         "--against", choices=[one.value for one in Against], default=Against.SOURCE.value, help="default the source"
@@ -160,7 +163,7 @@ def _replay(asked: argparse.Namespace) -> int:
         into=asked.into,
         dry_run=asked.dry_run,
     )
-    say = (lambda _text: None) if asked.json else (lambda text: line(Mark.GOOD, text))
+    say = (lambda _text: None) if asked.json else (lambda text: line(LineMark.GOOD, text))
     carry_out = import_module("pipelines.submitted.replay_progress").replayed if asked.submitted else replay.replay
     report = carry_out(load(asked.config), options, say)
     if asked.json:
@@ -188,7 +191,7 @@ def _compact(asked: argparse.Namespace) -> int:
     if asked.json:
         print(Envelope(command="compact", ok=True, summary=outcome.summary, result=outcome.to_json()), flush=True)  # noqa: T201
     else:
-        line(Mark.GOOD, outcome.summary)
+        line(LineMark.GOOD, outcome.summary)
     return int(ExitCode.OK.value)
 
 
@@ -196,13 +199,13 @@ def _print_replay(asked: argparse.Namespace, report: Any) -> None:
     for table in report.tables:
         if report.dry_run:
             estimate = f"{table.rows:>14,} rows {table.bytes:>16,} bytes {table.seconds:>8,.0f} s"
-            line(Mark.GOOD, f"{table.topic:32} {estimate}")
+            line(LineMark.GOOD, f"{table.topic:32} {estimate}")
         elif table.reason:
             why = literal(table.reason, sink=asked.sink, topic=table.topic, file=str(asked.config))
-            line(Mark.BAD, f"{table.topic}: {table.state}, {why}")
+            line(LineMark.BAD, f"{table.topic}: {table.state}, {why}")
     for note in report.notes:
-        line(Mark.ADVICE, note)
-    line(Mark.GOOD if report.ok else Mark.BAD, report.summary)
+        line(LineMark.ADVICE, note)
+    line(LineMark.GOOD if report.ok else LineMark.BAD, report.summary)
 
 
 def _named_file(given: Sequence[str]) -> str:

@@ -20,12 +20,12 @@ from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
-from pipelines.dead_letters.quarantine import Parking
-from pipelines.fold_range import SMALL, RangeFold
+from pipelines.dead_letters.quarantine import Quarantine
+from pipelines.fold_range import SMALL, RangeFolder
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.folding.folded_batch import Boundary, FoldedBatch, TableControls
-from pipelines.runtime.cut_requests import Cut, Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.folding.folded_batch import Boundary, ControlEvents, FoldedBatch
+from pipelines.runtime.cut_requests import CutRequests, PendingCut
+from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import Sink, TableBatch
 from pipelines.sinks.table_state import check_captured, failed, median_lag, placed, too_late
 
@@ -35,10 +35,10 @@ log = structlog.get_logger("apply")
 class SinkLoop:
     """Applies batches to one sink, one at a time; any thread may call it."""
 
-    def __init__(self, sink: Sink, fold: RangeFold, cuts: Cuts, progress: Progress) -> None:
+    def __init__(self, sink: Sink, fold: RangeFolder, cuts: CutRequests, progress: SinkFigures) -> None:
         self._sink, self._fold, self._cuts, self._progress = sink, fold, cuts, progress
         self._log = fold.log
-        self.parking = Parking(sink)
+        self.parking = Quarantine(sink)
         self._pool = ThreadPoolExecutor(sink.parallel, thread_name_prefix=f"merge-{sink.name}")
         self._published = Published(0, 0, {})
         self._schemas: dict[int, TableSchema] = {}
@@ -134,7 +134,7 @@ class SinkLoop:
         self._progress.took(time.monotonic() - began)
 
     def _apply_table(self, relation: int, batch: FoldedBatch, upto: int) -> TableRecord:
-        controls = batch.controls.get(relation, TableControls())
+        controls = batch.controls.get(relation, ControlEvents())
         before = self._published.tables.get(relation)
         schema = controls.schema or self._schemas[relation]
         self._schemas[relation] = schema
@@ -184,13 +184,13 @@ class SinkLoop:
         for cut in self._cuts.due(self._sink.name, self.position):
             self._answer(cut)
 
-    def _answer(self, cut: Cut) -> None:
+    def _answer(self, cut: PendingCut) -> None:
         if cut.position < int(self.position):
             self._cuts.refuse(cut, "passed")
         else:
             self._cuts.answer(cut, self._published, self._sink.keep(self._published))
 
-    def _may_fit(self, relation: int, controls: TableControls) -> bool:
+    def _may_fit(self, relation: int, controls: ControlEvents) -> bool:
         """Whether a table that had stopped was copied again meanwhile, or is another than the one that did not fit.
 
         While it is copied again nothing is gained: the end of the copy brings it back.

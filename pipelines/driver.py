@@ -26,8 +26,8 @@ from pyspark.sql.streaming import StreamingQuery
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.config import Definition, DeltaSink, SearchSink, settings_of
-from cdc.config.sinks import Keeping, settings_under
+from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition, settings_of
+from cdc.config.sinks import HistoryMode, settings_under
 from cdc.errors import (
     CdcError,
     LogCorrupt,
@@ -45,16 +45,16 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.private_files import make_private_directory
 from pipelines.apply import SinkLoop
-from pipelines.compaction.compaction_worker import Upkeep
-from pipelines.dead_letters.requests import Orders
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.consumer_registration import Registered, pinned_in
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Board, Progress
-from pipelines.runtime.replay_pause import Pauses
+from pipelines.compaction.compaction_worker import CompactionWorker
+from pipelines.dead_letters.requests import DeadLetterCommands
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.consumer_registration import ConsumerRegistration, pinned_in
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import ProgressReporter, SinkFigures
+from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.session import SparkSettings, spark_session
-from pipelines.runtime.sink_lease import LEASE, Holds
-from pipelines.runtime.throttle import Resting
+from pipelines.runtime.sink_lease import LEASE, SinkLeases
+from pipelines.runtime.throttle import ThrottleState
 from pipelines.runtime.worker_errors import unread_by_worker
 from pipelines.sinks.contract import Sink, SparkAwaited
 from pipelines.sinks.delta.maintenance import UpkeepSettings
@@ -83,7 +83,7 @@ Check = Callable[[LogReader, Callable[[], SparkSession]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class StopCondition:
     """When the process ends."""
 
     asked: Event
@@ -109,10 +109,10 @@ def main(definition: Definition, *, once: bool = False, check: Check | None = No
     # not `stop`, which a signal sets: what fails after that is to be in the last report as well
     ended = Event()
     with Catalog.open(definition.catalog.url) as catalog:
-        board = Board(catalog, definition.name, metrics.Figures(), ended)
+        board = ProgressReporter(catalog, definition.name, metrics.Metrics(), ended)
         board.start()
         try:
-            _run(definition, catalog, board, Ending(stop, once, check))
+            _run(definition, catalog, board, StopCondition(stop, once, check))
         except BaseException as exc:
             board.state, board.error = "failed", known(exc, "apply")
             raise
@@ -123,13 +123,13 @@ def main(definition: Definition, *, once: bool = False, check: Check | None = No
     return 0
 
 
-def _run(definition: Definition, catalog: Catalog, board: Board, ending: Ending) -> None:
+def _run(definition: Definition, catalog: Catalog, board: ProgressReporter, ending: StopCondition) -> None:
     settings = SparkSettings.of(definition, f"cdc-{definition.name}")
-    cuts, pauses = Cuts(catalog, definition.name), Pauses(catalog, definition.name)
-    holds = Holds(catalog, definition.name)
+    cuts, pauses = CutRequests(catalog, definition.name), ReplayPauses(catalog, definition.name)
+    holds = SinkLeases(catalog, definition.name)
     with ThreadPoolExecutor(1, thread_name_prefix="spark") as starter:
         starting, ended = starter.submit(_session, settings), Event()
-        upkeep = Upkeep(definition, catalog, board.figures, starting.result, ended)
+        upkeep = CompactionWorker(definition, catalog, board.figures, starting.result, ended)
         try:
             if _wait_for_log(definition, ending):
                 if ending.check is not None:
@@ -158,9 +158,9 @@ def _session(settings: SparkSettings) -> SparkSession:
     return session
 
 
-def _look_after(definition: Definition, board: Board, parts: SinkParts, ending: Ending) -> None:
+def _look_after(definition: Definition, board: ProgressReporter, parts: SinkParts, ending: StopCondition) -> None:
     sinks = [unpaced(wanted) if ending.once else wanted for wanted in definition.sinks]
-    queries = [SinkQuery(definition, wanted, parts) for wanted in sinks]
+    queries = [SinkRunner(definition, wanted, parts) for wanted in sinks]
     board.sinks += [query.progress for query in queries]
     board.standby = lambda: bool(queries) and all(query.waiting for query in queries)
     board.state = "running"
@@ -184,7 +184,7 @@ def _look_after(definition: Definition, board: Board, parts: SinkParts, ending: 
         raise failed[0]
 
 
-def _tend(query: SinkQuery, ended: Event) -> None:
+def _tend(query: SinkRunner, ended: Event) -> None:
     """Look after one sink, in a thread of its own: none waits for another's merges, or for its Spark."""
     while not ended.is_set():
         query.look()
@@ -194,7 +194,7 @@ def _tend(query: SinkQuery, ended: Event) -> None:
                 ended.wait(STEP)
 
 
-def _wait_for_log(definition: Definition, ending: Ending) -> bool:
+def _wait_for_log(definition: Definition, ending: StopCondition) -> bool:
     while not ending.asked.is_set():
         try:
             if LogReader(definition.log.root).durable is not None:
@@ -211,7 +211,7 @@ def _wait_for_log(definition: Definition, ending: Ending) -> bool:
     return False
 
 
-class Warming:
+class FirstBatchGate:
     """Whose first batch is on its way: two side by side in a cold session take three times as long."""
 
     def __init__(self) -> None:
@@ -235,16 +235,16 @@ class Warming:
 class SinkParts:
     """What the queries share."""
 
-    cuts: Cuts
-    pauses: Pauses
-    figures: metrics.Figures
+    cuts: CutRequests
+    pauses: ReplayPauses
+    figures: metrics.Metrics
     starting: Future[SparkSession]
     """The session; a JVM takes seconds to come up."""
-    holds: Holds | None = None
+    holds: SinkLeases | None = None
     """None: there is nobody who could hold a sink as well."""
     catalog: Catalog | None = None
     """Where people speak about parked keys, and rows are asked for; None: nobody does."""
-    warming: Warming = field(default_factory=Warming)
+    warming: FirstBatchGate = field(default_factory=FirstBatchGate)
     batch_rows: int = MAX_ROWS
     """Rows of a batch at most, about."""
 
@@ -254,22 +254,24 @@ class SinkParts:
         return self.starting.done() and self.starting.exception() is not None
 
 
-class SinkQuery:
+class SinkRunner:
     """One sink's streaming query; started again from the sink's own record when it stops.
 
     A sink does not wait for Spark: until the first batch of its query comes, the loop itself advances over what is
     small enough to be folded and merged without.
     """
 
-    def __init__(self, definition: Definition, wanted: DeltaSink | SearchSink, parts: SinkParts) -> None:
+    def __init__(
+        self, definition: Definition, wanted: DeltaSinkDefinition | SearchSinkDefinition, parts: SinkParts
+    ) -> None:
         self._definition, self._wanted, self._parts = definition, wanted, parts
-        self.progress = Progress(definition.name, wanted.name, parts.figures)
-        self._orders = None if parts.catalog is None else Orders(definition, parts.catalog, self.progress)
+        self.progress = SinkFigures(definition.name, wanted.name, parts.figures)
+        self._orders = None if parts.catalog is None else DeadLetterCommands(definition, parts.catalog, self.progress)
         self._query: StreamingQuery | None = None
         self._loop: SinkLoop | None = None
         self._sink: Sink | None = None
-        self._registered: Registered | None = None
-        self._resting: Resting | None = None
+        self._registered: ConsumerRegistration | None = None
+        self._resting: ThrottleState | None = None
         self._view: LogReader | None = None
         self._checkpoint: Path | None = None
         self._failure: Exception | None = None
@@ -384,7 +386,7 @@ class SinkQuery:
 
     @property
     def _can_open(self) -> bool:
-        by_spark = isinstance(self._wanted, DeltaSink) and Writer(self._wanted.writer.value) is Writer.SPARK
+        by_spark = isinstance(self._wanted, DeltaSinkDefinition) and Writer(self._wanted.writer.value) is Writer.SPARK
         return not by_spark or self._parts.starting.done()
 
     def _open(self) -> None:
@@ -392,15 +394,15 @@ class SinkQuery:
         if self._parts.starting.done():
             self._sink.attach(self._parts.starting.result())
         change_log = LogReader(self._definition.log.root)
-        fold = RangeFold(change_log, self._wanted.name, self._wanted.tables, keeps_history(self._wanted))
+        fold = RangeFolder(change_log, self._wanted.name, self._wanted.tables, keeps_history(self._wanted))
         loop = SinkLoop(self._sink, fold, self._parts.cuts, self.progress)
         loop.open()
-        self._registered = Registered(self._definition.log.root, change_log.log_id, self._wanted)
+        self._registered = ConsumerRegistration(self._definition.log.root, change_log.log_id, self._wanted)
         self._loop, self._view, self._failure = loop, change_log, None
         self._arrived = self._awaits_spark = self.progress.awaits_spark = False
         if isinstance(self._sink, DeltaTarget):
             self.progress.pace, self.progress.foreign = self._sink.pace, self._sink.foreign
-        self._resting = None if self.progress.pace is None else Resting(self.progress.pace, self._is_wanted)
+        self._resting = None if self.progress.pace is None else ThrottleState(self.progress.pace, self._is_wanted)
         self._register(at_once=True)
 
     def _register(self, *, at_once: bool = False) -> None:
@@ -522,29 +524,29 @@ def _end_of_batch(checkpoint: Path, batch: int) -> Position:
     return Position(json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])["position"])
 
 
-def build_sink(wanted: DeltaSink | SearchSink) -> Sink:
+def build_sink(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Sink:
     """The sink that a definition asks for."""
-    if isinstance(wanted, DeltaSink):
+    if isinstance(wanted, DeltaSinkDefinition):
         return DeltaTarget(delta_settings(wanted))
     return SearchTarget(wanted.name, wanted.path, wanted.fields, wanted.dead_letters)
 
 
-def unpaced(wanted: DeltaSink | SearchSink) -> DeltaSink | SearchSink:
+def unpaced(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> DeltaSinkDefinition | SearchSinkDefinition:
     """The sink with batches that wait for nothing."""
-    return wanted.model_copy(update={"max_rewrite": 0}) if isinstance(wanted, DeltaSink) else wanted
+    return wanted.model_copy(update={"max_rewrite": 0}) if isinstance(wanted, DeltaSinkDefinition) else wanted
 
 
-def keeps_history(wanted: DeltaSink | SearchSink) -> Callable[[str], bool] | None:
+def keeps_history(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Callable[[str], bool] | None:
     """Of which tables, by topic, a sink wants every change; None: of none."""
-    if not isinstance(wanted, DeltaSink):
+    if not isinstance(wanted, DeltaSinkDefinition):
         return None
-    latest = (settings_under(wanted, rule).keeping is Keeping.LATEST for rule in (None, *wanted.rules))
+    latest = (settings_under(wanted, rule).keeping is HistoryMode.LATEST for rule in (None, *wanted.rules))
     if all(latest):
         return None
-    return lambda topic: settings_of(topic, wanted, wanted.rules).keeping is not Keeping.LATEST
+    return lambda topic: settings_of(topic, wanted, wanted.rules).keeping is not HistoryMode.LATEST
 
 
-def delta_settings(wanted: DeltaSink) -> DeltaSettings:
+def delta_settings(wanted: DeltaSinkDefinition) -> DeltaSettings:
     """What a definition says of a Delta sink, in the sink's own words."""
     return DeltaSettings(
         name=wanted.name,

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS
 from cdc.failpoint import hit
-from cdc.log.ranges import Only
+from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.table import matches
@@ -33,7 +33,7 @@ on two cores takes ten. In memory they are three times as much; partial images a
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 
 
-class RangeFold:
+class RangeFolder:
     """Folds ranges of one log for one sink; the view of the log is the caller's to refresh."""
 
     def __init__(
@@ -107,7 +107,7 @@ class RangeFold:
         if relation not in self._with_history_at(upto):
             yield self(session, after, upto, relation), int(upto)
             return
-        only = Only(relations=(relation, relation))
+        only = TableSelection(relations=(relation, relation))
         while after < upto:
             small = self.log.latest_boundary(after, self.small)
             end = min(upto, small) if small > after else upto
@@ -139,7 +139,7 @@ class RangeFold:
     def _single_changes(self, within: tuple[Position, Position], kept: AbstractSet[int], since: Position) -> pa.Table:
         if not kept:
             return LOG_SCHEMA.empty_table()
-        read = self.log.rows(*within, topics=self._wants, only=Only(relations=(min(kept), max(kept))))
+        read = self.log.rows(*within, topics=self._wants, only=TableSelection(relations=(min(kept), max(kept))))
         found = [rows.filter(single_changes(rows, kept, since)) for rows in read]
         return pa.Table.from_batches(found, LOG_SCHEMA)
 

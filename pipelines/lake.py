@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from cdc.config import DeltaSink
+from cdc.config import DeltaSinkDefinition
 from cdc.naming import RELATION_COLUMN
 from cdc.position import Position
-from cdc.stores.lake import At, Lake, Moment, aliases, parse_at, shared
+from cdc.stores.lake import Lake, Moment, ReadAt, aliases, parse_at, shared
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.target_rules import TargetRules
 from pipelines.sinks.delta.merge import require_delta
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def cut(sink: DeltaSink | str, moment: Moment | str = "published") -> Published:
+def cut(sink: DeltaSinkDefinition | str, moment: Moment | str = "published") -> Published:
     """The record of the last kept cut with nothing that came after `moment`: where each table stood, in what state.
 
     sink: of a definition, or its path with the placeholders. moment: `published` or `latest`, the newest cut; a
@@ -26,11 +26,11 @@ def cut(sink: DeltaSink | str, moment: Moment | str = "published") -> Published:
     """
     found = moment if isinstance(moment, Position | datetime) else parse_at(moment)
     lake = Lake.open(sink if isinstance(sink, str) else sink.path)
-    return lake.cut(At.PUBLISHED if found is At.LATEST else found)
+    return lake.cut(ReadAt.PUBLISHED if found is ReadAt.LATEST else found)
 
 
 def at(
-    spark: SparkSession, sink: DeltaSink | str, moment: Moment | str | Published = "published"
+    spark: SparkSession, sink: DeltaSinkDefinition | str, moment: Moment | str | Published = "published"
 ) -> dict[str, DataFrame]:
     """Topic → the rows of the table at one cut, as `cut` finds it, for every table that belongs to the cut.
 
@@ -53,7 +53,9 @@ def at(
     }
 
 
-def views(spark: SparkSession, sink: DeltaSink | str, moment: Moment | str | Published = "published") -> dict[str, str]:
+def views(
+    spark: SparkSession, sink: DeltaSinkDefinition | str, moment: Moment | str | Published = "published"
+) -> dict[str, str]:
     """Make a temporary view of every table of one cut; topic → name of its view.
 
     Views have no schema: a table's is called as the table where no other schema has one of that name, else

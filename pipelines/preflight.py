@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cdc.config import Definition, DeltaSink, Transform, placed
-from cdc.config.columns import Misfit, kept, misfits
+from cdc.config import Definition, DeltaSinkDefinition, Transform, placed
+from cdc.config.columns import ColumnMismatch, kept, misfits
 from cdc.config.sinks import Sink
 from cdc.config.yaml_document import Key
 from cdc.errors import InvalidDefinition, SinkUnavailable, TransformRefused
 from cdc.log.reader import LogReader
 from cdc.stores.path_ownership import is_begun
-from cdc.stores.sink_preflight import Fed, fed, tables_in, taken
+from cdc.stores.sink_preflight import SinkTables, fed, tables_in, taken
 from cdc.stores.sink_preflight import misfits as misfits_of
 from cdc.table import TableSchema
 from pipelines.runtime.session import SparkSettings
 from pipelines.sinks.delta.sink import DeltaSettings
-from pipelines.sinks.delta.table_plan import Shapes
+from pipelines.sinks.delta.table_plan import TablePlans
 from pipelines.transform.expressions import resolved
 from pipelines.transform.table_transform import TableTransform, renamed
 from pipelines.types import Policy
@@ -62,7 +62,7 @@ class Beginning:
 
 
 def _is_new(sink: Sink) -> bool:
-    return isinstance(sink, DeltaSink) and not is_begun(sink.path)
+    return isinstance(sink, DeltaSinkDefinition) and not is_begun(sink.path)
 
 
 def local_settings(definition: Definition) -> SparkSettings:
@@ -71,12 +71,12 @@ def local_settings(definition: Definition) -> SparkSettings:
     return replace(settings, master="local[1]", download=False)
 
 
-def unresolved(tables: Iterable[Fed], session: Asking) -> list[Misfit]:
+def unresolved(tables: Iterable[SinkTables], session: Asking) -> list[ColumnMismatch]:
     """What of the tables' rules a sink could not carry out, without what cdc.stores.sink_preflight finds."""
-    return [Misfit(one.key(*key), error) for one in tables for key, error in _refusals(one, session)]
+    return [ColumnMismatch(one.key(*key), error) for one in tables for key, error in _refusals(one, session)]
 
 
-def _refusals(one: Fed, session: Asking) -> Iterator[Misfit]:
+def _refusals(one: SinkTables, session: Asking) -> Iterator[ColumnMismatch]:
     rule, schema = one.rule, kept(one.schema, one.settings)
     if rule is None or any(misfits(one.schema, rule, one.settings)):
         return
@@ -85,21 +85,21 @@ def _refusals(one: Fed, session: Asking) -> Iterator[Misfit]:
         yield from found
         return
     for aside, key in _ORDERS if rule.partition_by or rule.cluster_by else ():
-        shapes = Shapes([rule.model_copy(update={aside: ()} if aside else {})])
+        shapes = TablePlans([rule.model_copy(update={aside: ()} if aside else {})])
         if rule.transform is not None and rule.transform.in_spark:
             shapes.spark = session()
         try:
             shapes.of(schema, policy)
         except TransformRefused as exc:
-            yield Misfit((key,), exc)
+            yield ColumnMismatch((key,), exc)
             return
 
 
-def _of_transform(rule: Transform, schema: TableSchema, policy: Policy, session: Asking) -> Iterator[Misfit]:
+def _of_transform(rule: Transform, schema: TableSchema, policy: Policy, session: Asking) -> Iterator[ColumnMismatch]:
     try:
         held = TableTransform.of(rule, schema).held(renamed(policy, rule.rename))
     except TransformRefused as exc:
-        yield Misfit(("transform", "python"), exc)
+        yield ColumnMismatch(("transform", "python"), exc)
         return
     alone: list[tuple[Key, dict[str, Any]]] = [
         (("computed", name), {"computed": {name: sql}, "where": None}) for name, sql in rule.computed.items()
@@ -110,4 +110,4 @@ def _of_transform(rule: Transform, schema: TableSchema, policy: Policy, session:
         try:
             resolved(rule.model_copy(update=only), held, schema.topic, session())
         except TransformRefused as exc:
-            yield Misfit(("transform", *key), exc)
+            yield ColumnMismatch(("transform", *key), exc)

@@ -19,7 +19,7 @@ TOP_LEVEL = {
 }  # fmt: skip
 GENERATED = {".git", "uv.lock"}
 PURE = (
-    "cdc.lsn", "cdc.position", "cdc.table", "cdc.change", "cdc.errors", "cdc.fate", "cdc.flaw", "cdc.metrics",
+    "cdc.lsn", "cdc.position", "cdc.table", "cdc.change", "cdc.errors", "cdc.metrics",
     "cdc.naming", "cdc.pgoutput", "cdc.log.layout", "cdc.log.ranges", "pipelines.folding.range_statistics",
     "pipelines.folding.fold", "pipelines.types",
 )  # fmt: skip

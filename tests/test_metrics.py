@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from cdc.metrics import APPLY_DURATION, CHANGES, EVERY, SINK_LAG_SECONDS, Figures, Kind, Metric
+from cdc.metrics import APPLY_DURATION, CHANGES, EVERY, SINK_LAG_SECONDS, Kind, Metric, Metrics
 
 ALERTS = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "cdc.rules.yml"
 every_metric = pytest.mark.parametrize("metric", EVERY.values(), ids=lambda m: m.name)
@@ -32,7 +32,7 @@ def test_shipped_alerts_use_declared_metrics() -> None:
 
 
 def test_counters_add_and_gauges_replace() -> None:
-    figures = Figures()
+    figures = Metrics()
     for value in (1.0, 2.0):
         figures.add(CHANGES, value, "shop")
         figures.set(SINK_LAG_SECONDS, value, "shop", "lake")
@@ -41,7 +41,7 @@ def test_counters_add_and_gauges_replace() -> None:
 
 
 def test_a_histogram_counts_each_value_in_every_bucket_that_is_not_below_it() -> None:
-    figures = Figures()
+    figures = Metrics()
     for seconds in (0.005, 0.02, 100.0):
         figures.observe(APPLY_DURATION, seconds, "shop", "lake")
     series = {(name, *labels): value for name, labels, value in json.loads(json.dumps(figures.to_json()))}
@@ -58,18 +58,18 @@ def test_buckets_of_a_histogram_ascend() -> None:
 
 def test_wrong_labels_are_refused() -> None:
     with pytest.raises(ValueError, match="wrong labels for 'cdc_sink_lag_seconds'"):
-        Figures().set(SINK_LAG_SECONDS, 1.0, "shop")
+        Metrics().set(SINK_LAG_SECONDS, 1.0, "shop")
 
 
 def test_figures_survive_json() -> None:
-    figures = Figures()
+    figures = Metrics()
     figures.set(SINK_LAG_SECONDS, 0.5, "shop", "lake")
 
     assert json.loads(json.dumps(figures.to_json())) == [["cdc_sink_lag_seconds", ["shop", "lake"], 0.5]]
 
 
 def test_no_addition_is_lost_between_threads() -> None:
-    figures = Figures()
+    figures = Metrics()
 
     def add() -> None:
         for _ in range(500):

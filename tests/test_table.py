@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.table import Column, ReplicaIdentity, Standing, TableSchema, TableState, exactly, matches, named, parted, topic
+from cdc.table import (
+    CatalogFingerprint,
+    Column,
+    ReplicaIdentity,
+    TableSchema,
+    TableState,
+    exactly,
+    matches,
+    named,
+    parted,
+    topic,
+)
 
 names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=63)
 columns = st.builds(
@@ -26,7 +37,7 @@ columns = st.builds(
     labels=st.lists(names, max_size=3).map(tuple),
 )
 standings = st.builds(
-    Standing,
+    CatalogFingerprint,
     persistence=st.sampled_from("pu"),
     file=st.integers(0, 2**32 - 1),
     attributes=st.lists(st.tuples(st.integers(1, 1600), names), max_size=3).map(tuple),

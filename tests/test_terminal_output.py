@@ -8,8 +8,8 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from cdc.errors import Flaw, InvalidDefinition, SourceUnreachable
-from cdc.terminal_output import Mark, aligned, echo, echo_source, emit, fail, line
+from cdc.errors import ConfigIssue, InvalidDefinition, SourceUnreachable
+from cdc.terminal_output import LineMark, aligned, echo, echo_source, emit, fail, line
 
 
 class Terminal(io.StringIO):
@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
 
 def test_a_line_has_its_sign_and_the_next_step_under_it() -> None:
     stream = io.StringIO()
-    line(Mark.ADVICE, "careful", fix="do this", to=stream)
+    line(LineMark.ADVICE, "careful", fix="do this", to=stream)
     assert stream.getvalue() == "⚠ careful\n  → do this\n"
 
 
@@ -37,24 +37,24 @@ def test_a_terminal_gets_colour_unless_it_says_no(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     stream = Terminal()
-    line(Mark.GOOD, "fine", to=stream)
+    line(LineMark.GOOD, "fine", to=stream)
     assert stream.getvalue() == "\x1b[32m✓\x1b[0m fine\n"
     monkeypatch.setenv("NO_COLOR", "1")
     plain = Terminal()
-    line(Mark.GOOD, "fine", to=plain)
+    line(LineMark.GOOD, "fine", to=plain)
     assert plain.getvalue() == "✓ fine\n"
 
 
 def test_a_terminal_without_the_signs_gets_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal("ascii")
-    line(Mark.BAD, "no", fix="yes", to=stream)
+    line(LineMark.BAD, "no", fix="yes", to=stream)
     assert stream.getvalue() == "x no\n  -> yes\n"
 
 
 def test_control_characters_of_names_reach_no_terminal() -> None:
     stream = io.StringIO()
-    line(Mark.BAD, "table '\x1b[2J\r'", to=stream)
+    line(LineMark.BAD, "table '\x1b[2J\r'", to=stream)
     assert stream.getvalue() == "✗ table '\\x1b[2J\\x0d'\n"
 
 
@@ -78,7 +78,7 @@ def test_an_error_is_said_with_its_code_and_remedy(capsys: pytest.CaptureFixture
 
 
 def test_every_flaw_has_its_line_and_the_envelope_points_at_the_first(capsys: pytest.CaptureFixture[str]) -> None:
-    flaws = tuple(Flaw(path="a.yaml", line=n, column=3, key="k", message="bad") for n in (4, 7))
+    flaws = tuple(ConfigIssue(path="a.yaml", line=n, column=3, key="k", message="bad") for n in (4, 7))
     fail("run", InvalidDefinition.of(flaws), json=False)
     assert capsys.readouterr().err.splitlines()[:2] == [
         "✗ CDC-1002 a.yaml:4:3: k: bad",

@@ -8,9 +8,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from cdc.capture.pending_rows import End, Pending
+from cdc.capture.pending_rows import CommitBoundary, PendingRows
 from cdc.change import LOG_SCHEMA
-from cdc.log.durable_position import Reached
+from cdc.log.durable_position import DurablePosition
 from cdc.log.writer import EncodedFile, encoded
 from cdc.pgoutput.decoder_events import Decoded
 
@@ -21,22 +21,22 @@ CHUNKS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class CommitBatch:
     """Data files that are not on disk yet."""
 
     files: list[EncodedFile]
-    end: End | None
+    end: CommitBoundary | None
     """None of rows that are committed with a later batch: parts of a large transaction, and chunks of a copy."""
 
 
-class Gathering:
+class CommitBatcher:
     """Rows in WAL order on their way into commits; times are seconds of one clock."""
 
-    def __init__(self, commit_bytes: int, linger: float, reached: Reached) -> None:
+    def __init__(self, commit_bytes: int, linger: float, reached: DurablePosition) -> None:
         """commit_bytes: of rows that wait for nothing; linger: seconds between small commits."""
         self._commit_bytes, self._linger, self._reached = commit_bytes, linger, reached
         self._last = reached.position
-        self._pending = Pending()
+        self._pending = PendingRows()
         self._is_copied = self._has_chunk = False
         self._chunks = 0
 
@@ -60,7 +60,7 @@ class Gathering:
             return 0.0
         return None if free_since is None else free_since + self._linger
 
-    def batches(self, now: float, free_since: float | None, *, more: bool) -> Iterator[Batch]:
+    def batches(self, now: float, free_since: float | None, *, more: bool) -> Iterator[CommitBatch]:
         """What is to be appended now, in order."""
         due = self.due(free_since, more=more)
         is_due = due is not None and now >= due
@@ -73,14 +73,14 @@ class Gathering:
         if is_large:  # a part of the open transaction alone, for the finished ones went first
             yield _batch(self._pending.take_open(), None)
 
-    def rest(self) -> Iterator[Batch]:
+    def rest(self) -> Iterator[CommitBatch]:
         """All that is finished."""
         if ready := self._pending.take_ready():
             self._last, self._has_chunk, self._chunks = ready[1].last, False, 0
             yield _batch(*ready)
 
 
-def _batch(rows: list[pa.RecordBatch], end: End | None) -> Batch:
+def _batch(rows: list[pa.RecordBatch], end: CommitBoundary | None) -> CommitBatch:
     files = encoded(pa.Table.from_batches(rows, LOG_SCHEMA))
     rows.clear()  # nobody needs them while the batch waits
-    return Batch(files, end)
+    return CommitBatch(files, end)

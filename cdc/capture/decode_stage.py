@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from cdc.capture.initial_snapshot import CopySource
-from cdc.capture.schema_tracker import Relations, Watched
+from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.spool import Spool
 from cdc.config.definition import SnapshotMode
 from cdc.log.object_path import Root
@@ -23,12 +23,12 @@ from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen, SignalSe
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.kernel import BEGIN
 from cdc.pgoutput.lsn_check import LsnCheck
-from cdc.pgoutput.messages import Begin, Keepalive
+from cdc.pgoutput.messages import BeginMessage, Keepalive
 from cdc.pgoutput.parse import parse_frame
 from cdc.pgoutput.streamed import marks, next_of, readonly
 from cdc.position import Position
 from cdc.postgres.text_repair import MendFrames, frame_mender, unchanged
-from cdc.snapshot.watermark_window import Placing
+from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableSchema
 
 _BEGINS: Final = marks(bytes([BEGIN]))
@@ -43,7 +43,7 @@ class KnownTransaction:
     committed_at: int
     """Microseconds UTC since 1970."""
 
-    def is_same(self, begin: Begin) -> bool:
+    def is_same(self, begin: BeginMessage) -> bool:
         """Whether this is its Begin, by commit time and xid; the log is read only where the time is the same."""
         if begin.committed_at != self.committed_at:
             return False
@@ -51,11 +51,16 @@ class KnownTransaction:
         return any(begin.xid in rows["xid"].unique().to_pylist() for rows in found)
 
 
-class Decoding:
+class DecodeStage:
     """Spool, decoder and relations of one session; used by one thread."""
 
     def __init__(
-        self, spool: Spool, relations: Relations, after: Position, placing: Placing, mend: MendFrames = unchanged
+        self,
+        spool: Spool,
+        relations: SchemaTracker,
+        after: Position,
+        placing: WatermarkWindows,
+        mend: MendFrames = unchanged,
     ) -> None:
         self.spool = spool
         self._mend = mend
@@ -69,21 +74,26 @@ class Decoding:
 
     @classmethod
     def open(
-        cls, source: CopySource, root: Root, known: Mapping[int, TableSchema], after: Position, placing: Placing
+        cls,
+        source: CopySource,
+        root: Root,
+        known: Mapping[int, TableSchema],
+        after: Position,
+        placing: WatermarkWindows,
     ) -> Self:
         """Go on behind `after` with the schemas that the log knows.
 
         Large transactions are spooled beside the log under root, or where this machine keeps temporary files.
         """
         copies = source.snapshot.mode is not SnapshotMode.NO_DATA
-        watched = Watched(
+        watched = CaptureFilter(
             dsn=source.dsn,
             publication=source.publication,
             patterns=source.patterns,
             exclude=source.exclude,
             copies=copies,
         )
-        relations = Relations(watched, known, after.epoch)
+        relations = SchemaTracker(watched, known, after.epoch)
         placing.begin(after, known)
         return cls(
             Spool(root if isinstance(root, Path) else None),
@@ -133,7 +143,7 @@ class Decoding:
         place = -1
         while self._last and (place := next_of(*readonly(frames), place + 1, _BEGINS)) < len(frames):
             begin = parse_frame(frames[place])
-            if not isinstance(begin, Begin) or begin.final_lsn <= self._after.lsn:
+            if not isinstance(begin, BeginMessage) or begin.final_lsn <= self._after.lsn:
                 continue
             if self._last.is_same(begin):
                 self._decoder.skip_to(Position.of(begin.final_lsn, self._after.epoch))

@@ -16,7 +16,7 @@ from cdc.table import TableSchema, TableState
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class EarlierTables:
     """What the log holds of its tables when an epoch begins; the default is that of an empty log."""
 
     epoch: int = 0
@@ -27,7 +27,7 @@ class Past:
     """Relation → the highest column id that any version of it had."""
 
     @classmethod
-    def of(cls, epoch: int, versions: Iterable[TableSchema]) -> Past:
+    def of(cls, epoch: int, versions: Iterable[TableSchema]) -> EarlierTables:
         """From every version that the log has, oldest first."""
         known: dict[int, TableSchema] = {}
         used: dict[int, int] = {}
@@ -51,7 +51,7 @@ class Continuation:
     """Known tables that the source has and nobody captures any more; their rows stay as they are, marked."""
 
 
-def continue_relations(past: Past, tables: Iterable[TableSchema], existing: Collection[str]) -> Continuation:
+def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], existing: Collection[str]) -> Continuation:
     """Number the tables of now.
 
     `tables` are those to capture as the catalogue shows them, `existing` the topics of all tables of the source.
@@ -68,7 +68,7 @@ def continue_relations(past: Past, tables: Iterable[TableSchema], existing: Coll
     )
 
 
-def _numbered(past: Past, table: TableSchema, before: TableSchema | None) -> TableSchema:
+def _numbered(past: EarlierTables, table: TableSchema, before: TableSchema | None) -> TableSchema:
     """The table under its number of before, or a new one of this epoch."""
     if before is None:
         return replace(table, relation=past.epoch << EPOCH_SHIFT | table.oid)

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.capture.epoch_tables import Continuation, Past, continue_relations
+from cdc.capture.epoch_tables import Continuation, EarlierTables, continue_relations
 from cdc.capture.resume_checks import lineage_of
 from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable
-from cdc.change import LOG_SCHEMA, Operation, Place, control_row
+from cdc.change import LOG_SCHEMA, Operation, RowOrder, control_row
 from cdc.config.definition import Snapshot, SnapshotMode, Undecodable
 from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit
@@ -32,7 +32,7 @@ from cdc.log.reader import LogReader
 from cdc.log.slot_record import write_slot_record
 from cdc.log.writer import LogWriter, StagedFile
 from cdc.lsn import Lsn
-from cdc.metrics import SNAPSHOT_ROWS, Figures
+from cdc.metrics import SNAPSHOT_ROWS, Metrics
 from cdc.pgoutput.copy_decoder import CopyDecoder, Lines
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import table_sizes
@@ -87,7 +87,7 @@ class CopySummary:
     """Tables that are copied while the stream runs."""
 
 
-def prepare(source: CopySource, root: Root, writer: LogWriter, figures: Figures) -> CopySummary | None:
+def prepare(source: CopySource, root: Root, writer: LogWriter, figures: Metrics) -> CopySummary | None:
     """Make the log one that can be streamed into: copy if it is empty, or if a new epoch was asked for and not begun.
 
     Returns what was copied, None if nothing had to be.
@@ -96,18 +96,20 @@ def prepare(source: CopySource, root: Root, writer: LogWriter, figures: Figures)
     reader copies from or streams from the same source, SlotBlocked, PreflightFailed, and SlotInTheWay, SlotNotOurs or
     SlotNotCreated for a slot that the copy may not replace.
     """
-    copied = copy_everything(source, root, writer, figures, Past()) if writer.durable is None else None
+    copied = copy_everything(source, root, writer, figures, EarlierTables()) if writer.durable is None else None
     intent = declared(root)
     if intent is None or writer.durable is None:
         return copied
     if writer.durable.epoch < intent.epoch:
         versions = [schema for _, schema in LogReader(root).schema_history()]
-        copied = copy_everything(source, root, writer, figures, Past.of(intent.epoch, versions))
+        copied = copy_everything(source, root, writer, figures, EarlierTables.of(intent.epoch, versions))
     fulfil(root)
     return copied
 
 
-def copy_everything(source: CopySource, root: Root, writer: LogWriter, figures: Figures, past: Past) -> CopySummary:
+def copy_everything(
+    source: CopySource, root: Root, writer: LogWriter, figures: Metrics, past: EarlierTables
+) -> CopySummary:
     """Make publication and slot, copy every table, commit; returns what was copied.
 
     Raises SlotInUse while another reader copies from the same source.
@@ -228,7 +230,7 @@ def _beside(conn: Any, tables: Sequence[TableSchema], snapshot: Snapshot) -> set
 class _Copy:
     """One copy on its way to one commit."""
 
-    def __init__(self, source: CopySource, writer: LogWriter, figures: Figures, position: Position) -> None:
+    def __init__(self, source: CopySource, writer: LogWriter, figures: Metrics, position: Position) -> None:
         self.position = position
         self.source, self._writer, self._figures = source, writer, figures
         self._committed_at = time.time_ns() // 1000
@@ -295,5 +297,5 @@ class _Copy:
             self._waiting, self._waiting_bytes = [], 0
 
     def _control(self, schema: TableSchema, operation: Operation, payload: bytes) -> pa.RecordBatch:
-        place = Place(int(self.position), self._ordinal, 0, self._committed_at)
+        place = RowOrder(int(self.position), self._ordinal, 0, self._committed_at)
         return control_row(place, operation, schema.relation, schema.topic, payload)

@@ -12,7 +12,7 @@ from cdc.position import Position
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class CommitBoundary:
     """Of what one commit will hold."""
 
     last: Position
@@ -30,7 +30,7 @@ class End:
         )
 
 
-class Pending:
+class PendingRows:
     """Collects rows in WAL order; a transaction moves from open to ready as a whole."""
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class Pending:
             self._open.append(rest)
             self.open_bytes += share * rest.num_rows
 
-    def take_ready(self) -> tuple[list[pa.RecordBatch], End] | None:
+    def take_ready(self) -> tuple[list[pa.RecordBatch], CommitBoundary] | None:
         """Everything finished, once; None when there is nothing to commit."""
         if self._last is None:
             return None
-        rows, end = self._ready, End(self._last, self._committed_at, self._transactions)
+        rows, end = self._ready, CommitBoundary(self._last, self._committed_at, self._transactions)
         self._ready, self._last, self._transactions = [], None, 0
         self.ready_bytes = 0
         return rows, end

@@ -22,13 +22,13 @@ from cdc.capture.resume_checks import DISCONTINUED
 from cdc.capture.retry_policy import pause
 from cdc.capture.settings import reader_settings
 from cdc.capture.startup_checks import check_log, exposure_problems
-from cdc.capture.status_reporter import Reporter
+from cdc.capture.status_reporter import StatusReporter
 from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
 from cdc.errors import CdcError, ExitCode, Reaction, UndecodableWal, known
 from cdc.log.retrying_writer import failure_of
-from cdc.snapshot.backfill_worker import Jobs
-from cdc.snapshot.watermark_window import Placing
+from cdc.snapshot.backfill_worker import BackfillWorker
+from cdc.snapshot.watermark_window import WatermarkWindows
 
 GRACE: Final = 8.0
 """Seconds for a drain. What takes longer waits for a server or a disk that does not answer, and ends with the process:
@@ -57,11 +57,11 @@ def main(definition: Definition, again: Callable[[], Definition] | None = None) 
     signal.signal(signal.SIGINT, drain)
     for problem in exposure_problems(definition):
         log.warning(problem.message, code=problem.code)
-    figures = metrics.Figures()
-    reporter = Reporter(definition, figures, stop)
+    figures = metrics.Metrics()
+    reporter = StatusReporter(definition, figures, stop)
     reporter.start()
-    placing = Placing()
-    jobs = Jobs(definition, placing, figures, stop, again)
+    placing = WatermarkWindows()
+    jobs = BackfillWorker(definition, placing, figures, stop, again)
     jobs.at_end = reporter.copied
     jobs.start()
     attempts = _Attempts(definition, figures)
@@ -104,7 +104,7 @@ def outcome(verdict: CdcError | None, failure: BaseException | None) -> BaseExce
 class _Attempts:
     """Counts the failures after which the log did not get on, and asks how long to wait."""
 
-    def __init__(self, definition: Definition, figures: metrics.Figures) -> None:
+    def __init__(self, definition: Definition, figures: metrics.Metrics) -> None:
         self._name, self._figures = definition.name, figures
         self._failures = self._alike = 0
         self._position: float | None = None
@@ -127,7 +127,9 @@ class _Attempts:
         return (self._pause or 0.0) * (1 + random.uniform(0, JITTER))  # noqa: S311 - spreads attempts, guards nothing
 
 
-def _run(definition: Definition, figures: metrics.Figures, stop: Event, reporter: Reporter, placing: Placing) -> None:
+def _run(
+    definition: Definition, figures: metrics.Metrics, stop: Event, reporter: StatusReporter, placing: WatermarkWindows
+) -> None:
     settings = reader_settings(definition)
     reporter.running()
 

@@ -14,10 +14,10 @@ from threading import Event, Thread
 from typing import Any, Final
 
 from cdc import metrics
-from cdc.byte_queue import Pipe, PipeClosed
+from cdc.byte_queue import ByteQueue, QueueClosed
 from cdc.capture.allocator import give_back_what_is_freed
-from cdc.capture.commit_batcher import Batch, Gathering
-from cdc.capture.decode_stage import Decoding, KnownTransaction
+from cdc.capture.commit_batcher import CommitBatch, CommitBatcher
+from cdc.capture.decode_stage import DecodeStage, KnownTransaction
 from cdc.capture.initial_snapshot import CopySummary, prepare
 from cdc.capture.resume_checks import captured, check_source, confirmable, lineage_of
 from cdc.capture.settings import ReaderSettings
@@ -27,8 +27,8 @@ from cdc.failpoint import hit
 from cdc.log.layout import LogIdentity
 from cdc.log.orphan_files import remove_leftovers
 from cdc.log.reader import LogReader
-from cdc.log.retention_worker import Trimmer
-from cdc.log.retrying_writer import PatientWriter
+from cdc.log.retention_worker import RetentionWorker
+from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.writer import LogWriter, StagedFile
 from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
@@ -37,7 +37,7 @@ from cdc.position import Position
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
 from cdc.postgres.source_identity import source_state
 from cdc.postgres.wal_bound import WalBound
-from cdc.snapshot.watermark_window import Placing
+from cdc.snapshot.watermark_window import WatermarkWindows
 
 FRAMES_WAITING: Final = 16 * 1024 * 1024
 """Bytes of raw frames between receive and decode."""
@@ -63,23 +63,23 @@ class Reader:
     def __init__(
         self,
         settings: ReaderSettings,
-        figures: metrics.Figures,
+        figures: metrics.Metrics,
         stop: Event,
-        placing: Placing,
+        placing: WatermarkWindows,
         on_start: Callable[[ReaderStart], None] | None = None,
     ) -> None:
         """on_start: called once the stream is open."""
         self._settings, self._placing = settings, placing
         self._on_start, self._figures, self._stop = on_start, figures, stop
-        self._frames: Pipe[FrameBatch] = Pipe(FRAMES_WAITING)
-        self._rows: Pipe[Decoded] = Pipe(ROWS_WAITING)
-        self._batches: Pipe[Batch] = Pipe(3)  # so many wait while another is written
+        self._frames: ByteQueue[FrameBatch] = ByteQueue(FRAMES_WAITING)
+        self._rows: ByteQueue[Decoded] = ByteQueue(ROWS_WAITING)
+        self._batches: ByteQueue[CommitBatch] = ByteQueue(3)  # so many wait while another is written
         self._failure: BaseException | None = None
         self._ending = Event()
         """Set once nothing more is received: storage that takes no more is not waited for any longer."""
         self._reached = placing.reached
         self._handed_over, self._appended, self._appended_at = 0, 0, 0.0
-        self._trimmer = Trimmer(settings.log, settings.retention, self._batches.wake)
+        self._trimmer = RetentionWorker(settings.log, settings.retention, self._batches.wake)
 
     def run(self) -> None:
         """Copy what exists if the log is empty, then stream until stop is set."""
@@ -138,7 +138,7 @@ class Reader:
 
         blocked(False)  # the session before this one may have ended while it waited for room
         remove_leftovers(self._settings.log)
-        self._writer = PatientWriter(self._settings.log, self._settings.limits, self._ending, blocked)
+        self._writer = RetryingWriter(self._settings.log, self._settings.limits, self._ending, blocked)
         last = self._writer.last_commit
         assert last is not None, "the initial copy has committed"  # noqa: S101
         state = source_state(source.dsn, source.slot, source.publication, captured(known))
@@ -149,17 +149,17 @@ class Reader:
         self._lineage = lineage_of(state)
         self._reached.tell(last.last)
         self._figures.set(metrics.LOG_POSITION, int(self._reached.position), source.pipeline)
-        self._decoding = Decoding.open(source, self._settings.log, known, self._reached.position, self._placing)
+        self._decoding = DecodeStage.open(source, self._settings.log, known, self._reached.position, self._placing)
         if state.slot is not None and state.slot.confirmed_flush is not None:
             self._decoding.expect_from(
                 state.slot.confirmed_flush, KnownTransaction(self._settings.log, last.last, last.committed_at)
             )
 
-    def _guard(self, stage: Callable[[], None], *pipes: Pipe[Any]) -> None:
+    def _guard(self, stage: Callable[[], None], *pipes: ByteQueue[Any]) -> None:
         """Run a stage; pipes: that nobody fills or nobody reads once it has ended."""
         try:
             stage()
-        except PipeClosed:
+        except QueueClosed:
             pass
         except BaseException as exc:  # noqa: BLE001 - handed to run(), which raises it
             self._failure = self._failure or exc
@@ -184,7 +184,7 @@ class Reader:
             self._figures.set(metrics.RECEIVED_BYTES, stream.received_bytes, self._settings.source.pipeline)
             try:
                 self._frames.put(frames, frames.nbytes, meanwhile=confirm)
-            except PipeClosed:
+            except QueueClosed:
                 return
 
     def _decode(self) -> None:
@@ -197,13 +197,13 @@ class Reader:
             self._figures.set(metrics.SPOOLED_BYTES, self._decoding.spool.nbytes, self._settings.source.pipeline)
 
     def _encode(self) -> None:
-        gathering = Gathering(self._settings.commit_bytes, self._settings.linger, self._reached)
+        gathering = CommitBatcher(self._settings.commit_bytes, self._settings.linger, self._reached)
         self._reached.on_wait(self._look_again)
         while True:
             due = gathering.due(self._free_since, more=self._rows.has_items)
             try:
                 arrived = self._rows.get(None if due is None else max(0.0, due - time.monotonic()))
-            except PipeClosed:
+            except QueueClosed:
                 for batch in gathering.rest() if self._failure is None else ():
                     self._batches.put(batch, 1)
                 return
@@ -219,7 +219,7 @@ class Reader:
 
     def _look_again(self) -> None:
         """Have the encoding stage ask once more whether something is due."""
-        with suppress(PipeClosed):  # it has ended
+        with suppress(QueueClosed):  # it has ended
             self._rows.wake()
 
     def _append(self) -> None:
@@ -227,7 +227,7 @@ class Reader:
         while True:
             try:
                 batch = self._batches.get()
-            except PipeClosed:
+            except QueueClosed:
                 return
             if batch is not None:
                 staged = self._appended_to(staged, batch)
@@ -237,7 +237,7 @@ class Reader:
             if not staged:
                 self._trimmer.carry_out(self._writer)
 
-    def _appended_to(self, staged: list[StagedFile], batch: Batch) -> list[StagedFile]:
+    def _appended_to(self, staged: list[StagedFile], batch: CommitBatch) -> list[StagedFile]:
         """Write a batch, and commit it with what is staged if a transaction ends with it; what is staged then."""
         end, began = batch.end, time.monotonic()
         if end is not None and end.last <= self._reached.position:
@@ -255,6 +255,6 @@ class Reader:
         self._reached.tell(end.last)
         lag = max(0.0, time.time() - end.committed_at / 1e6) if end.committed_at else None
         nbytes, seconds = sum(file.size for file in files), time.monotonic() - began
-        added = metrics.Added(count, end.transactions, nbytes, seconds, lag)
+        added = metrics.CommitFigures(count, end.transactions, nbytes, seconds, lag)
         metrics.note_commit(self._figures, pipeline, int(end.last), added)
         return []

@@ -21,7 +21,7 @@ from cdc.capture.slot_ownership import (
     check_written_from,
     slot_absent,
 )
-from cdc.change import Operation, Place, control_row
+from cdc.change import Operation, RowOrder, control_row
 from cdc.config import Definition
 from cdc.errors import CdcError, ConfigError, LogError, SlotInUse, SlotMissing, StateConflict
 from cdc.failpoint import hit
@@ -57,7 +57,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
     _give_up_slot(settings, writer)
     declare(settings.log, EpochIntent(before.epoch + 1, "asked for with cdc slots recover"))
     hit("after_intent")
-    prepare(settings.source, settings.log, writer, metrics.Figures())
+    prepare(settings.source, settings.log, writer, metrics.Metrics())
     log = LogReader(settings.log)
     schemas = log.schemas().values()
     live = [s for s in schemas if s.state is TableState.LIVE]
@@ -170,7 +170,7 @@ def _mark(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, po
     now = time.time_ns() // 1000
     rows = [
         control_row(
-            Place(int(position), ordinal, 0, now),
+            RowOrder(int(position), ordinal, 0, now),
             Operation.SCHEMA,
             schema.relation,
             schema.topic,

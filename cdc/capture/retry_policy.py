@@ -14,7 +14,7 @@ minute. With POISON's pauses the attempts take 15 s and what the server needs to
 
 
 @dataclass(frozen=True, slots=True)
-class Pauses:
+class BackOff:
     """Seconds between attempts: the first, doubled each time up to the most."""
 
     first: float
@@ -25,14 +25,14 @@ class Pauses:
         return min(self.most, self.first * 2 ** min(failures - 1, 30))
 
 
-FAST: Final = Pauses(0.2, 30.0)
+FAST: Final = BackOff(0.2, 30.0)
 """The server restarts, the network comes back."""
-TURN: Final = Pauses(0.2, 1.0)
+TURN: Final = BackOff(0.2, 1.0)
 """Another reader streams. Whether it has ended is asked steadily, however long it has run: rows wait from then on. One
 question is a few short connections."""
-SLOW: Final = Pauses(5.0, 60.0)
+SLOW: Final = BackOff(5.0, 60.0)
 """Somebody may be changing a password or a limit; asking often would lock accounts."""
-POISON: Final = Pauses(2.0, 8.0)
+POISON: Final = BackOff(2.0, 8.0)
 """Decoding the same WAL again costs the source."""
 
 

@@ -21,8 +21,8 @@ from cdc.position import Position
 from cdc.postgres.column_identity import marked, tell
 from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.ddl_messages import read, typed
-from cdc.postgres.rewrite_detection import Sight, divergence, look
-from cdc.postgres.tables import View, resolve, view
+from cdc.postgres.rewrite_detection import CatalogState, divergence, look
+from cdc.postgres.tables import CatalogView, resolve, view
 from cdc.table import ADDED, PARTITION_OF, TableSchema, TableState, matches, topic
 
 LOOK_EVERY: Final = 30.0
@@ -33,7 +33,7 @@ log = structlog.get_logger("reader")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class CaptureFilter:
     """The source as relations are resolved against it."""
 
     dsn: str
@@ -45,11 +45,11 @@ class Watched:
     """Whether the rows that a table has when it is first seen are wanted as well."""
 
 
-class Relations:
+class SchemaTracker:
     """Resolves Relation messages against the log's own schemas and the source's catalogue; used by one thread."""
 
     def __init__(
-        self, watched: Watched, known: Mapping[int, TableSchema], epoch: int, look_every: float = LOOK_EVERY
+        self, watched: CaptureFilter, known: Mapping[int, TableSchema], epoch: int, look_every: float = LOOK_EVERY
     ) -> None:
         self._dsn, self._publication, self._copies = watched.dsn, watched.publication, watched.copies
         self._patterns, self._exclude = watched.patterns, watched.exclude
@@ -60,11 +60,11 @@ class Relations:
         self._every, self._due = look_every, time.monotonic()
         # a look never holds up the stream; the thread goes with this object
         self._looker = ThreadPoolExecutor(1, thread_name_prefix="drift")
-        self._look: Future[dict[int, Sight]] | None = None
+        self._look: Future[dict[int, CatalogState]] | None = None
         self._looked_at: dict[int, TableSchema] = {}
         self._looks = 0
         self._conn: Any = None
-        self._view: View | None = None
+        self._view: CatalogView | None = None
         self._seen: set[int] = set()
 
     @property
@@ -110,7 +110,7 @@ class Relations:
         name = topic(message.schema, message.name)
         return matches(name, self._patterns) and not matches(name, self._exclude)
 
-    def _view_of(self, conn: Any, oid: int, position: Position) -> View:
+    def _view_of(self, conn: Any, oid: int, position: Position) -> CatalogView:
         """A view no older than the message: for the first one of a table in what waited at the start, one of all."""
         if self._view is None:
             self._view = view(conn, [*self._known, oid], self._publication)
@@ -182,7 +182,7 @@ class Relations:
             self._looked_at = {o: s for o, s in self._known.items() if s.state is not TableState.DROPPED}
             self._look = self._looker.submit(self._ask, list(self._looked_at))
 
-    def _ask(self, oids: list[int]) -> dict[int, Sight]:
+    def _ask(self, oids: list[int]) -> dict[int, CatalogState]:
         with connect(self._dsn, application_name="cdc drift", patience=ANSWER_WITHIN) as conn:
             return look(conn, oids, self._publication)
 
@@ -211,7 +211,7 @@ def _may_come(schema: TableSchema) -> bool:
     return schema.state is not TableState.DROPPED or schema.removed
 
 
-def _after_look(schema: TableSchema, sight: Sight | None) -> TableSchema:
+def _after_look(schema: TableSchema, sight: CatalogState | None) -> TableSchema:
     """The version with what the look says: gone, renamed, diverged, or only seen."""
     if sight is None:
         return schema.flagged(TableState.DROPPED, "the table is no longer at the source")
@@ -220,5 +220,5 @@ def _after_look(schema: TableSchema, sight: Sight | None) -> TableSchema:
     return replace(_compared(schema, sight), schema=sight.schema, name=sight.name)
 
 
-def _compared(schema: TableSchema, sight: Sight) -> TableSchema:
+def _compared(schema: TableSchema, sight: CatalogState) -> TableSchema:
     return replace(marked(schema, schema, divergence(schema, sight)), standing=sight.standing)

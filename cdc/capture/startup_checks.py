@@ -19,7 +19,7 @@ from cdc.capture.resume_checks import captured, check_source
 from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
 from cdc.catalog.write_check import check_catalog_writable, is_made
-from cdc.config import Definition, DeltaSink, rule_of, settings_of
+from cdc.config import Definition, DeltaSinkDefinition, rule_of, settings_of
 from cdc.config.columns import kept
 from cdc.config.names import fixed_part, is_remote
 from cdc.config.sinks import Sink
@@ -53,7 +53,7 @@ from cdc.log.pending_epoch import declared
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.preflight import Problem, Wants, preflight
+from cdc.postgres.preflight import PreflightProblem, SourceRequirements, preflight
 from cdc.postgres.replication import identify
 from cdc.postgres.slot import exclusive, slot_status
 from cdc.postgres.source_identity import source_state
@@ -67,7 +67,7 @@ from cdc.stores.target_rules import TargetRules
 from cdc.table import TableSchema, matches
 
 
-class Binds(Enum):
+class CheckScope(Enum):
     """When a check that fails keeps a reader from starting."""
 
     #: At every start.
@@ -81,7 +81,7 @@ class Binds(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class CheckSubject:
     """What the checks look at."""
 
     definition: Definition
@@ -91,7 +91,7 @@ class Subject:
     """Why it cannot be read; None also where there is none yet."""
 
     @classmethod
-    def of(cls, definition: Definition) -> Subject:
+    def of(cls, definition: Definition) -> CheckSubject:
         """Open the log, if there is one."""
         try:
             return cls(definition, LogReader(definition.log.root), None)
@@ -116,22 +116,22 @@ class Subject:
         return self.unreadable is None and (not self.is_continued or self.begins_epoch)
 
 
-class Check(NamedTuple):
+class StartupCheck(NamedTuple):
     """One entry of the list; the function raises an error or yields problems."""
 
-    find: Callable[[Subject], Iterator[Problem]]
-    binds: Binds
+    find: Callable[[CheckSubject], Iterator[PreflightProblem]]
+    binds: CheckScope
     subject: str
     """What an error that it raises is about, unless the error says so itself."""
 
 
-def problems(definition: Definition) -> list[Problem]:
+def problems(definition: Definition) -> list[PreflightProblem]:
     """Everything that fails, the fatal first; changes nothing.
 
     One small file is written and removed where log, catalog and lake lie.
     """
-    found = dict[tuple[str, str], Problem]()
-    subject = Subject.of(definition)
+    found = dict[tuple[str, str], PreflightProblem]()
+    subject = CheckSubject.of(definition)
     for check in CHECKS:
         for problem in _found_by(check, subject):
             found.setdefault((problem.code, problem.subject), problem)
@@ -144,12 +144,12 @@ def check_log(definition: Definition) -> None:
     Where there is no log yet PreflightFailed names all that a person has to repair at the source, so that nothing is
     made half.
     """
-    subject = Subject.of(definition)
+    subject = CheckSubject.of(definition)
     if subject.unreadable is not None and not isinstance(subject.unreadable, LogCorrupt):
         raise subject.unreadable
-    bound = {Binds.ALWAYS, Binds.CONTINUED if subject.is_continued else Binds.EMPTY}
+    bound = {CheckScope.ALWAYS, CheckScope.CONTINUED if subject.is_continued else CheckScope.EMPTY}
     if subject.unreadable is not None:
-        bound = {Binds.ALWAYS}  # what a power loss tore is repaired when the log is opened for writing
+        bound = {CheckScope.ALWAYS}  # what a power loss tore is repaired when the log is opened for writing
     for check in CHECKS:
         if check.binds in bound:
             fatal = [problem for problem in check.find(subject) if problem.fatal]
@@ -169,28 +169,28 @@ def tables_of(definition: Definition) -> list[TableSchema]:
         return []
 
 
-def rule_problems(definition: Definition, file: str) -> list[Problem]:
+def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
     """Tables of which a target was filled under other rules than the definition has; file: where that lies.
 
     Also a sink of which that cannot be read.
     """
     found = []
     for sink in definition.sinks:
-        if not isinstance(sink, DeltaSink):
+        if not isinstance(sink, DeltaSinkDefinition):
             continue
         try:
             differing = Lake.open(sink.path, TargetRules.of(sink)).differences()
         except SinkUnavailable as exc:
             fix = literal(exc.fix, sink=sink.name, file=file)
-            found.append(Problem(exc.code, f"sink {sink.name}", f"{exc.message}; {fix}"))
+            found.append(PreflightProblem(exc.code, f"sink {sink.name}", f"{exc.message}; {fix}"))
             continue
         for topic, error in differing:
             fix = literal(error.fix, sink=sink.name, topic=topic, file=file)
-            found.append(Problem(error.code, topic, f"sink {sink.name!r}: {error.message}; {fix}"))
+            found.append(PreflightProblem(error.code, topic, f"sink {sink.name!r}: {error.message}; {fix}"))
     return found
 
 
-def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list[Problem]:
+def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list[PreflightProblem]:
     """Columns that one sink masks and another has as the source sends them; somebody should know."""
     found = []
     for schema in tables:
@@ -201,19 +201,19 @@ def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list
                 if clear := sorted(columns - _unshown(sink, schema)):
                     message = f"sink {sink.name!r} shows {', '.join(map(repr, clear))}, which sink {other!r} masks"
                     fix = MaskedElsewhere.remedy
-                    found.append(Problem(MaskedElsewhere.code, schema.topic, f"{message}; {fix}", fatal=False))
+                    found.append(PreflightProblem(MaskedElsewhere.code, schema.topic, f"{message}; {fix}", fatal=False))
     return found
 
 
 def _masked(sink: Sink, schema: TableSchema) -> set[str]:
-    rule = rule_of(schema.topic, sink.rules) if isinstance(sink, DeltaSink) else None
+    rule = rule_of(schema.topic, sink.rules) if isinstance(sink, DeltaSinkDefinition) else None
     transform = None if rule is None else rule.transform
     return set() if transform is None else set(transform.mask)
 
 
 def _unshown(sink: Sink, schema: TableSchema) -> set[str]:
     """Columns of which a sink does not show the values."""
-    if not isinstance(sink, DeltaSink):
+    if not isinstance(sink, DeltaSinkDefinition):
         return set()
     rule, all_columns = rule_of(schema.topic, sink.rules), {column.name for column in schema.columns}
     there = {column.name for column in kept(schema, settings_of(schema.topic, sink, sink.rules)).columns}
@@ -221,7 +221,7 @@ def _unshown(sink: Sink, schema: TableSchema) -> set[str]:
     return all_columns - there | (set() if transform is None else {*transform.mask, *transform.drop})
 
 
-def storage_problems(definition: Definition) -> list[Problem]:
+def storage_problems(definition: Definition) -> list[PreflightProblem]:
     """What a log cannot do where it is to lie; nothing of a directory, which is made when it is needed."""
     root = definition.log.root
     if not isinstance(root, BucketPath):
@@ -233,16 +233,16 @@ def storage_problems(definition: Definition) -> list[Problem]:
         code, fix = LogInaccessible.code, "use a store that keeps If-None-Match"
     except (LogInaccessible, LogUnreachable) as exc:
         told, code, fix = exc.message, exc.code, exc.fix
-    return [Problem(code=code, subject=definition.log.path, message=f"{told}: {fix}")] if told else []
+    return [PreflightProblem(code=code, subject=definition.log.path, message=f"{told}: {fix}")] if told else []
 
 
-def _storage(subject: Subject) -> Iterator[Problem]:
+def _storage(subject: CheckSubject) -> Iterator[PreflightProblem]:
     yield from storage_problems(subject.definition)
     if subject.unreadable is not None:
         yield _problem_of(subject.unreadable, subject.definition.log.path)
 
 
-def _log_directory(subject: Subject) -> Iterator[Problem]:
+def _log_directory(subject: CheckSubject) -> Iterator[PreflightProblem]:
     root = subject.definition.log.root
     if subject.log is not None:
         check_writable_format(subject.log.format)
@@ -254,14 +254,14 @@ def _log_directory(subject: Subject) -> Iterator[Problem]:
     yield from ()
 
 
-def _connection(subject: Subject) -> Iterator[Problem]:
+def _connection(subject: CheckSubject) -> Iterator[PreflightProblem]:
     with connect(subject.definition.source.current_dsn(), application_name="cdc preflight"):
         yield from ()
 
 
-def _source(subject: Subject) -> Iterator[Problem]:
+def _source(subject: CheckSubject) -> Iterator[PreflightProblem]:
     source = subject.definition.source
-    wants = Wants(
+    wants = SourceRequirements(
         slot=source.slot.name,
         publication=source.publication.name,
         patterns=subject.definition.patterns,
@@ -272,7 +272,7 @@ def _source(subject: Subject) -> Iterator[Problem]:
     return iter(preflight(source.current_dsn(), wants))
 
 
-def _slot_in_the_way(subject: Subject) -> Iterator[Problem]:
+def _slot_in_the_way(subject: CheckSubject) -> Iterator[PreflightProblem]:
     """A slot of the definition's name, where the log is empty or begins another epoch."""
     if not subject.copies_first:
         return
@@ -284,7 +284,7 @@ def _slot_in_the_way(subject: Subject) -> Iterator[Problem]:
         try:
             # a reader that copies has a slot and an empty log for a while
             with exclusive(conn, source.slot.name):
-                log = Subject.of(subject.definition).log
+                log = CheckSubject.of(subject.definition).log
                 slot = slot_status(conn, source.slot.name)
                 if slot is not None and (log is None or log.durable == (subject.log and subject.log.durable)):
                     check_replaceable(slot, SlotClaim.of(root, log), identify(source.current_dsn()), seen)
@@ -292,7 +292,7 @@ def _slot_in_the_way(subject: Subject) -> Iterator[Problem]:
             yield _problem_of(exc, f"slot {source.slot.name}", fatal=False)
 
 
-def _adopted_slot(subject: Subject) -> Iterator[Problem]:
+def _adopted_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
     """The slot of a log that is empty, where the reader may not create one."""
     source = subject.definition.source
     if source.slot.create or not subject.copies_first:
@@ -304,7 +304,7 @@ def _adopted_slot(subject: Subject) -> Iterator[Problem]:
     yield from ()
 
 
-def _continuity(subject: Subject) -> Iterator[Problem]:
+def _continuity(subject: CheckSubject) -> Iterator[PreflightProblem]:
     """The log against the source that is to continue it."""
     log, definition = subject.log, subject.definition
     last = None if log is None else log.last_commit
@@ -318,12 +318,12 @@ def _continuity(subject: Subject) -> Iterator[Problem]:
     yield from ()
 
 
-def _catalog(subject: Subject) -> Iterator[Problem]:
+def _catalog(subject: CheckSubject) -> Iterator[PreflightProblem]:
     check_catalog_writable(subject.definition.catalog.url)
     yield from ()
 
 
-def _lake(subject: Subject) -> Iterator[Problem]:
+def _lake(subject: CheckSubject) -> Iterator[PreflightProblem]:
     for sink in subject.definition.sinks:
         place = fixed_part(sink.path)
         if is_remote(place):
@@ -335,7 +335,7 @@ def _lake(subject: Subject) -> Iterator[Problem]:
             yield _problem_of(error, f"sink {sink.name}")
 
 
-def _rules(subject: Subject) -> Iterator[Problem]:
+def _rules(subject: CheckSubject) -> Iterator[PreflightProblem]:
     """Rules that fit no table of the source: mostly a slip of the pen."""
     definition = subject.definition
     with connect(definition.source.current_dsn(), application_name="cdc preflight") as conn:
@@ -343,22 +343,22 @@ def _rules(subject: Subject) -> Iterator[Problem]:
     for place, rule in enumerate(definition.tables):
         if not any(matches(topic, [rule.match]) for topic in topics):
             message = f"rule {rule.match!r} matches no table of the source"
-            yield Problem(PreflightFailed.code, f"tables.{place}", message, fatal=False)
+            yield PreflightProblem(PreflightFailed.code, f"tables.{place}", message, fatal=False)
     ours = [t for t in topics if matches(t, definition.patterns) and not matches(t, definition.excludes)]
     for sink in definition.sinks:
         fed = [topic for topic in ours if matches(topic, sink.tables)]
         for place, rule in enumerate(getattr(sink, "rules", ())):
             if not any(matches(topic, [rule.match]) for topic in fed):
                 message = f"rule {rule.match!r} matches no table of the sink"
-                yield Problem(InvalidDefinition.code, f"sink {sink.name} rules.{place}", message, fatal=False)
+                yield PreflightProblem(InvalidDefinition.code, f"sink {sink.name} rules.{place}", message, fatal=False)
 
 
-def exposure_problems(definition: Definition) -> list[Problem]:
+def exposure_problems(definition: Definition) -> list[PreflightProblem]:
     """Log and catalog that other accounts of this machine can read, as an older version left them; none is fatal."""
     catalog = definition.catalog.url.partition("sqlite:///")[2]
     found = [(definition.log.root, "log"), *([(Path(catalog), "catalog")] if catalog else [])]
     return [
-        Problem(
+        PreflightProblem(
             code=LogExposed.code,
             subject=subject,
             message=f"other accounts of this machine can read {str(path)!r}: run chmod -R go= {quote(str(path))}",
@@ -369,22 +369,22 @@ def exposure_problems(definition: Definition) -> list[Problem]:
     ]
 
 
-def _exposure(subject: Subject) -> Iterator[Problem]:
+def _exposure(subject: CheckSubject) -> Iterator[PreflightProblem]:
     yield from exposure_problems(subject.definition)
 
 
 CHECKS: Final = (
-    Check(_storage, Binds.EMPTY, "log"),
-    Check(_log_directory, Binds.ALWAYS, "log"),
-    Check(_connection, Binds.EMPTY, "dsn"),
-    Check(_source, Binds.EMPTY, "dsn"),
-    Check(_slot_in_the_way, Binds.ALWAYS, "slot"),
-    Check(_adopted_slot, Binds.ALWAYS, "slot"),
-    Check(_continuity, Binds.CONTINUED, "slot"),
-    Check(_exposure, Binds.NEVER, "log"),
-    Check(_catalog, Binds.NEVER, "catalog"),
-    Check(_lake, Binds.NEVER, "sinks"),
-    Check(_rules, Binds.NEVER, "dsn"),
+    StartupCheck(_storage, CheckScope.EMPTY, "log"),
+    StartupCheck(_log_directory, CheckScope.ALWAYS, "log"),
+    StartupCheck(_connection, CheckScope.EMPTY, "dsn"),
+    StartupCheck(_source, CheckScope.EMPTY, "dsn"),
+    StartupCheck(_slot_in_the_way, CheckScope.ALWAYS, "slot"),
+    StartupCheck(_adopted_slot, CheckScope.ALWAYS, "slot"),
+    StartupCheck(_continuity, CheckScope.CONTINUED, "slot"),
+    StartupCheck(_exposure, CheckScope.NEVER, "log"),
+    StartupCheck(_catalog, CheckScope.NEVER, "catalog"),
+    StartupCheck(_lake, CheckScope.NEVER, "sinks"),
+    StartupCheck(_rules, CheckScope.NEVER, "dsn"),
 )
 """In the order in which a person would repair them."""
 
@@ -403,7 +403,7 @@ def last_seen(definition: Definition) -> Position | None:
     return Position(max(known)) if max(known) else None
 
 
-def _found_by(check: Check, subject: Subject) -> list[Problem]:
+def _found_by(check: StartupCheck, subject: CheckSubject) -> list[PreflightProblem]:
     try:
         return list(check.find(subject))
     except CdcError as exc:
@@ -426,11 +426,11 @@ def _named(subject: str, definition: Definition) -> str:
     return f"slot {definition.source.slot.name}" if subject == "slot" else subject
 
 
-def _problem_of(exc: CdcError, subject: str, *, fatal: bool = True) -> Problem:
-    return Problem(exc.code, subject, f"{exc.message}; {exc.fix}", fatal=fatal)
+def _problem_of(exc: CdcError, subject: str, *, fatal: bool = True) -> PreflightProblem:
+    return PreflightProblem(exc.code, subject, f"{exc.message}; {exc.fix}", fatal=fatal)
 
 
-def _error_of(fatal: list[Problem]) -> CdcError:
+def _error_of(fatal: list[PreflightProblem]) -> CdcError:
     """The reader's own error for problems of one check: of the first one's class, with all that have its code."""
     first = fatal[0]
     if first.code == PreflightFailed.code:

@@ -50,10 +50,10 @@ NOTICED: Final = 2.0
 log = structlog.get_logger("reader")
 
 
-class Reporter(Thread):
+class StatusReporter(Thread):
     """Runs beside the reader until its end; a source or a catalog that is away is logged and asked again."""
 
-    def __init__(self, definition: Definition, figures: metrics.Figures, stop: Event) -> None:
+    def __init__(self, definition: Definition, figures: metrics.Metrics, stop: Event) -> None:
         super().__init__(name="reporter", daemon=True)
         self._definition, self._figures, self._stop_event = definition, figures, stop
         self._state, self._last = "starting", "stopped"

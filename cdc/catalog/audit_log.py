@@ -25,7 +25,7 @@ class AuditLine:
     written_at: datetime
 
 
-class Audit:
+class AuditLog:
     """The store of lines."""
 
     def __init__(self, database: Database) -> None:

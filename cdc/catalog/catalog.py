@@ -6,16 +6,16 @@ from types import TracebackType
 from typing import Self
 
 from cdc.catalog import revision
-from cdc.catalog.audit_log import Audit
+from cdc.catalog.audit_log import AuditLog
 from cdc.catalog.commands import Commands
 from cdc.catalog.database import Database
-from cdc.catalog.dead_letters import DeadLetters
+from cdc.catalog.dead_letters import DeadLetterStore
 from cdc.catalog.leases import Leases
 from cdc.catalog.pipelines import Pipelines
 from cdc.catalog.processes import Processes
 from cdc.catalog.sinks import Sinks
-from cdc.catalog.tables import Tables
-from cdc.catalog.verified_ranges import Verified
+from cdc.catalog.tables import TableStore
+from cdc.catalog.verified_ranges import VerifiedRangeStore
 
 
 class Catalog:
@@ -30,12 +30,12 @@ class Catalog:
         self.pipelines = Pipelines(database)
         self.processes = Processes(database)
         self.sinks = Sinks(database)
-        self.tables = Tables(database)
-        self.dead_letters = DeadLetters(database)
+        self.tables = TableStore(database)
+        self.dead_letters = DeadLetterStore(database)
         self.commands = Commands(database)
-        self.audit = Audit(database)
+        self.audit = AuditLog(database)
         self.leases = Leases(database)
-        self.verified = Verified(database)
+        self.verified = VerifiedRangeStore(database)
 
     @classmethod
     def open(cls, url: str, *, migrate: bool = True) -> Self:

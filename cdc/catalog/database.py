@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from cdc.catalog.models import Model
+from cdc.catalog.models import CatalogModel
 from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 from cdc.private_files import make_private_file
 
@@ -92,7 +92,9 @@ class Database:
 Rows = Sequence[Mapping[str, Any]]
 
 
-def upsert(session: Session, model: type[Model], rows: Rows, *, only_if: ColumnElement[bool] | None = None) -> None:
+def upsert(
+    session: Session, model: type[CatalogModel], rows: Rows, *, only_if: ColumnElement[bool] | None = None
+) -> None:
     """Insert the rows, or replace those whose primary key exists; one statement, atomic on both dialects.
 
     Under `only_if` an existing row that does not meet the condition stays as it is.

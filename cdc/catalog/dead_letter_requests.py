@@ -24,7 +24,7 @@ _ASK_EVERY: Final = 0.1
 _LISTED: Final = 10
 
 
-class Verb(StrEnum):
+class DeadLetterAction(StrEnum):
     """What can be asked for parked keys."""
 
     #: Offer the row to the target once more.
@@ -33,7 +33,7 @@ class Verb(StrEnum):
     DISCARD = "discard"
 
 
-class Outcome(StrEnum):
+class DeadLetterOutcome(StrEnum):
     """What became of it."""
 
     #: The target has it, or what came later of the key.
@@ -49,10 +49,10 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DeadLetterRequest:
     """What somebody wants done with letters."""
 
-    verb: Verb
+    verb: DeadLetterAction
     actor: str
     reason: str | None = None
     """Kept in the audit."""
@@ -64,7 +64,7 @@ def letters_of(catalog: Catalog, pipeline: str, ids: Iterable[str]) -> list[Dead
     return [_named(known, one) for one in ids]
 
 
-def say(catalog: Catalog, pipeline: str, letters: Iterable[DeadLetter], wish: Wish) -> list[int]:
+def say(catalog: Catalog, pipeline: str, letters: Iterable[DeadLetter], wish: DeadLetterRequest) -> list[int]:
     """Ask the apply process; hands back the commands' numbers, one for each sink."""
     by_sink: dict[str, list[DeadLetter]] = {}
     for letter in letters:

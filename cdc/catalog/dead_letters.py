@@ -36,7 +36,7 @@ class DeadLetter:
         return blake2b(json.dumps([self.sink, self.topic, *self.key]).encode(), digest_size=6).hexdigest()
 
 
-class DeadLetters:
+class DeadLetterStore:
     """The store of letters."""
 
     def __init__(self, database: Database) -> None:

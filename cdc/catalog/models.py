@@ -44,7 +44,7 @@ BigIdentity: Final = BigInteger().with_variant(Integer, "sqlite")
 """SQLite counts up only a primary key of type INTEGER, which has 64 bits there."""
 
 
-class Model(DeclarativeBase):
+class CatalogModel(DeclarativeBase):
     """The root of the catalog's tables."""
 
     metadata = MetaData(naming_convention=NAMING)
@@ -58,7 +58,7 @@ class Model(DeclarativeBase):
     }
 
 
-class PipelineRow(Model):
+class PipelineRow(CatalogModel):
     """A definition as it was last applied."""
 
     __tablename__ = "pipelines"
@@ -67,7 +67,7 @@ class PipelineRow(Model):
     updated_at: Mapped[datetime]
 
 
-class ProcessRow(Model):
+class ProcessRow(CatalogModel):
     """What a process last said of itself."""
 
     __tablename__ = "processes"
@@ -80,7 +80,7 @@ class ProcessRow(Model):
     reported_at: Mapped[datetime]
 
 
-class SinkRow(Model):
+class SinkRow(CatalogModel):
     """Where a sink stood when it last said so."""
 
     __tablename__ = "sinks"
@@ -94,7 +94,7 @@ class SinkRow(Model):
     recorded_at: Mapped[datetime]
 
 
-class TableRow(Model):
+class TableRow(CatalogModel):
     """Where a table stood in a sink, or at the source (sink '')."""
 
     __tablename__ = "tables"
@@ -109,7 +109,7 @@ class TableRow(Model):
     recorded_at: Mapped[datetime]
 
 
-class DeadLetterRow(Model):
+class DeadLetterRow(CatalogModel):
     """A change that a sink set aside: the mirror of what stands beside the sink."""
 
     __tablename__ = "dead_letters"
@@ -124,7 +124,7 @@ class DeadLetterRow(Model):
     added_at: Mapped[datetime]
 
 
-class VerifiedRow(Model):
+class VerifiedRow(CatalogModel):
     """One range of keys of a table that was compared with the source in one pass over the table."""
 
     __tablename__ = "verified"
@@ -141,7 +141,7 @@ class VerifiedRow(Model):
     verified_at: Mapped[datetime]
 
 
-class CommandRow(Model):
+class CommandRow(CatalogModel):
     """Something a person asked of a running process."""
 
     __tablename__ = "commands"
@@ -156,7 +156,7 @@ class CommandRow(Model):
     finished_at: Mapped[datetime | None]
 
 
-class AuditRow(Model):
+class AuditRow(CatalogModel):
     """Who did what to what; rows are only added."""
 
     __tablename__ = "audit"
@@ -168,7 +168,7 @@ class AuditRow(Model):
     written_at: Mapped[datetime]
 
 
-class LeaseRow(Model):
+class LeaseRow(CatalogModel):
     """Who may do a thing that only one may do, and until when."""
 
     __tablename__ = "leases"

@@ -34,7 +34,7 @@ class TableProgress:
     """Set by the store."""
 
 
-class Tables:
+class TableStore:
     """The store of progress by table."""
 
     def __init__(self, database: Database) -> None:

@@ -64,7 +64,7 @@ class VerifiedTable:
     """Whether that pass is done."""
 
 
-class Verified:
+class VerifiedRangeStore:
     """The store of ranges."""
 
     def __init__(self, database: Database) -> None:

@@ -10,14 +10,14 @@ from typer.core import TyperGroup
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import CdcError, ConfigError, ExitCode, every_error
-from cdc.terminal_output import Mark, echo, emit, line
+from cdc.terminal_output import LineMark, echo, emit, line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.catalog import Catalog
     from cdc.snapshot.backfill_progress import BackfillStatus
-    from cdc.snapshot.backfill_state import Request
+    from cdc.snapshot.backfill_state import BackfillRequest
 
 TablesArgument = Annotated[list[str], typer.Argument(help="Globs of schema.table.", metavar="TABLE…")]
 JobArgument = Annotated[
@@ -89,11 +89,11 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
     Of keys that are listed (--key, --keys-from) rows that are gone at the source vanish from the sinks too. Of a range
     or a predicate they stay: `cdc tables resync` takes them away.
     """
-    from cdc.snapshot.backfill_state import Request
+    from cdc.snapshot.backfill_state import BackfillRequest
 
     first, last = _range(keys)
     listed = _listed(key, keys_from)
-    request = Request(tuple(tables), where=where, first=first, last=last, sink=sink, rate=rate, keys=listed)
+    request = BackfillRequest(tuple(tables), where=where, first=first, last=last, sink=sink, rate=rate, keys=listed)
     ask_for(request, command="backfill", config=config, wait=wait, json=json)
 
 
@@ -131,7 +131,7 @@ def show(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOpti
     for topic, done in told.tables.items():
         echo(f"  {topic:<40}{done.state:<14}{said(done)}")
     if told.error is not None:
-        line(Mark.BAD, f"{told.error['code']} {told.error['message']}", fix=told.error["suggestion"])
+        line(LineMark.BAD, f"{told.error['code']} {told.error['message']}", fix=told.error["suggestion"])
 
 
 def pause(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
@@ -149,7 +149,7 @@ def cancel(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
     _say(job, "cancel", config=config, json=json)
 
 
-def ask_for(request: Request, *, command: str, config: Path, wait: bool, json: bool) -> None:
+def ask_for(request: BackfillRequest, *, command: str, config: Path, wait: bool, json: bool) -> None:
     """Ask for a backfill or a resync, and say what became of it; raises the error of one that failed meanwhile."""
     from dataclasses import asdict
     from getpass import getuser
@@ -170,10 +170,10 @@ def ask_for(request: Request, *, command: str, config: Path, wait: bool, json: b
     if json:
         result = {"id": asked.id, "tables": list(asked.tables), "reader": reader}
         progress = {name: value for name, value in asdict(status).items() if name in {"state", "rows"}}
-        emit(command, json=True, summary=summary, result=result | progress, ok=mark is not Mark.BAD)
+        emit(command, json=True, summary=summary, result=result | progress, ok=mark is not LineMark.BAD)
     else:
         line(mark, summary, fix=f"cdc backfill show {asked.id} -c {config}")
-    if mark is Mark.BAD:
+    if mark is LineMark.BAD:
         raise typer.Exit(ExitCode.RUNTIME.value)
 
 
@@ -187,20 +187,20 @@ def reader_state(catalog: Catalog, pipeline: str) -> str:
     return next((found.state for found in processes if found.process == "reader"), "missing")
 
 
-def _became(job: int, tables: int, status: BackfillStatus, reader: str) -> tuple[str, Mark]:
+def _became(job: int, tables: int, status: BackfillStatus, reader: str) -> tuple[str, LineMark]:
     """What is known of a backfill that was asked for, in words."""
     named = f"backfill {job}: {tables} tables"
     if status.state == "done":
-        return f"{named}, done, {status.rows:,} rows", Mark.GOOD
+        return f"{named}, done, {status.rows:,} rows", LineMark.GOOD
     if not status.pending:
-        return f"{named}, {status.state}", Mark.BAD
+        return f"{named}, {status.state}", LineMark.BAD
     if reader != "running":
         begins = "it begins when one runs" if reader in _NO_READER else "it begins when the reader runs"
         is_away = "no reader is running" if reader in _NO_READER else f"the reader is {reader}"
-        return f"{named}, queued; {is_away}: {begins}", Mark.ADVICE
+        return f"{named}, queued; {is_away}: {begins}", LineMark.ADVICE
     if status.state == "queued":
-        return f"{named}, queued; the running reader has not begun it: it carries out one at a time", Mark.ADVICE
-    return f"{named}, accepted by the running reader", Mark.GOOD
+        return f"{named}, queued; the running reader has not begun it: it carries out one at a time", LineMark.ADVICE
+    return f"{named}, accepted by the running reader", LineMark.GOOD
 
 
 def _failure(job: int, error: dict[str, str]) -> CdcError:
@@ -216,11 +216,11 @@ def _say(job: int, verb: str, *, config: Path, json: bool) -> None:
     from cdc.catalog import Catalog
     from cdc.config import load
     from cdc.snapshot.backfill_requests import say
-    from cdc.snapshot.backfill_state import Verb
+    from cdc.snapshot.backfill_state import BackfillAction
 
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:
-        say(catalog, definition.name, job, Verb(verb), getuser())
+        say(catalog, definition.name, job, BackfillAction(verb), getuser())
         reader = reader_state(catalog, definition.name)
     later = "" if reader == "running" else f"; the reader is {reader}: it does this when it runs"
     summary = f"asked backfill {job} to {verb}{later}"

@@ -9,7 +9,7 @@ import typer
 from cdc import DEFAULT_CONFIG
 from cdc.cli.destructive import YesOption, audit, confirm
 from cdc.cli.options import ConfigOption, JsonOption
-from cdc.terminal_output import Mark, aligned, echo, emit, line
+from cdc.terminal_output import LineMark, aligned, echo, emit, line
 
 if TYPE_CHECKING:
     from cdc.service.log_status import ConsumerLine
@@ -48,7 +48,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
             echo(text)
     emit("consumers ls", json=False, summary=summary)
     for problem in problems:
-        line(Mark.BAD, f"{problem.code} {problem.subject}: {problem.message}", fix=problem.remedy)
+        line(LineMark.BAD, f"{problem.code} {problem.subject}: {problem.message}", fix=problem.remedy)
 
 
 def forget(

@@ -54,13 +54,13 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
 
     from cdc.demo.run import play
     from cdc.demo.settings import Settings
-    from cdc.demo.terminal import Screen
+    from cdc.demo.terminal import Terminal
 
     jars = tuple(os.path.abspath(jar) for jar in delta_jars.split(",") if jar)  # noqa: PTH100 - a jar may be a link
     settings = Settings(
         folder=Path.cwd(), seconds=seconds, rate=rate, keep=keep, version=pg, spark=not no_spark, port=port, jars=jars
     )
-    screen = Screen(out, began)
+    screen = Terminal(out, began)
     try:
         outcome = play(settings, screen, stop)
     except KeyboardInterrupt:

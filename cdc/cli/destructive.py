@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc.errors import CdcError, ConfigError
-from cdc.terminal_output import Mark, line
+from cdc.terminal_output import LineMark, line
 
 if TYPE_CHECKING:
     from cdc.config import Definition
@@ -37,4 +37,4 @@ def audit(definition: Definition, action: str, subject: str, detail: dict[str, A
             catalog.audit.write(getuser(), action, subject, detail)
     except CdcError as error:
         if not json:
-            line(Mark.ADVICE, f"not audited: {error.message}", fix=error.fix)
+            line(LineMark.ADVICE, f"not audited: {error.message}", fix=error.fix)

@@ -9,14 +9,14 @@ import typer
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ConfigError, ExitCode
-from cdc.terminal_output import Mark, echo, emit, line
+from cdc.terminal_output import LineMark, echo, emit, line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.catalog import DeadLetter
-    from cdc.catalog.dead_letter_requests import Verb
-    from cdc.config import Definition, DeltaSink, SearchSink
+    from cdc.catalog.dead_letter_requests import DeadLetterAction
+    from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
     from cdc.stores.dead_letter_rows import ParkedRow
     from cdc.stores.published import Published
 
@@ -81,10 +81,10 @@ def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
     for name, value in (told["row"] or {}).items():
         echo(f"  {name:<28}{'NULL' if value is None else value}")
     if row is None:
-        line(Mark.ADVICE, "it is not parked any more: the apply process tells that within a second")
+        line(LineMark.ADVICE, "it is not parked any more: the apply process tells that within a second")
     elif not row.complete:
         line(
-            Mark.ADVICE,
+            LineMark.ADVICE,
             "not every column was sent: the source is asked for the row",
             fix=f"cdc backfill ls -c {config}",
         )
@@ -97,37 +97,37 @@ def retry(
     json: JsonOption = False,
 ) -> None:
     """Offer rows to their targets once more, after what was in their way is mended."""
-    from cdc.catalog.dead_letter_requests import Verb
+    from cdc.catalog.dead_letter_requests import DeadLetterAction
 
     if bool(letters) == everything:
         raise ConfigError("expected either names of dead letters or --all", remedy="run 'cdc dlq ls' for the names")
-    _say(letters, Verb.RETRY, None, config=config, json=json)
+    _say(letters, DeadLetterAction.RETRY, None, config=config, json=json)
 
 
 def discard(
     letter: IdArgument, reason: ReasonOption, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False
 ) -> None:
     """Forget one: its key stays in the target as it is there, which `cdc verify` then reports."""
-    from cdc.catalog.dead_letter_requests import Verb
+    from cdc.catalog.dead_letter_requests import DeadLetterAction
 
     if not reason.strip():
         raise ConfigError("the reason is empty", remedy="say why: --reason TEXT")
-    _say([letter], Verb.DISCARD, reason, config=config, json=json)
+    _say([letter], DeadLetterAction.DISCARD, reason, config=config, json=json)
 
 
-def _say(names: list[str] | None, verb: Verb, reason: str | None, *, config: Path, json: bool) -> None:
+def _say(names: list[str] | None, verb: DeadLetterAction, reason: str | None, *, config: Path, json: bool) -> None:
     """Ask, and say what the running apply process makes of it."""
     from getpass import getuser
 
     from cdc.catalog import Catalog
-    from cdc.catalog.dead_letter_requests import Wish, answers, letters_of, say
+    from cdc.catalog.dead_letter_requests import DeadLetterRequest, answers, letters_of, say
     from cdc.config import load
 
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:
         known = catalog.dead_letters.ls(definition.name)
         letters = known if names is None else letters_of(catalog, definition.name, names)
-        posted = say(catalog, definition.name, letters, Wish(verb, getuser(), reason))
+        posted = say(catalog, definition.name, letters, DeadLetterRequest(verb, getuser(), reason))
         outcomes = answers(catalog, posted)
     waiting = [letter.id for letter in letters if letter.id not in outcomes]
     command = f"dlq {verb.value}"
@@ -140,7 +140,7 @@ def _say(names: list[str] | None, verb: Verb, reason: str | None, *, config: Pat
     else:
         for letter in letters:
             echo(f"  {letter.id}  {outcomes.get(letter.id, 'waits')}")
-        line(Mark.BAD if still else Mark.GOOD, asked, fix=WATCH.format(config) if still or waiting else None)
+        line(LineMark.BAD if still else LineMark.GOOD, asked, fix=WATCH.format(config) if still or waiting else None)
     if still:
         raise typer.Exit(ExitCode.FINDING.value)
 
@@ -170,7 +170,7 @@ def _shown(text: str | None) -> str | None:
     return None if text is None else text.removeprefix(MASKED)
 
 
-def _beside(sink: DeltaSink | SearchSink) -> tuple[Published | None, list[ParkedRow]]:
+def _beside(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple[Published | None, list[ParkedRow]]:
     """What a sink last published, and what it has parked there."""
     if sink.type == "search":
         from cdc.stores.search_index import SearchIndex

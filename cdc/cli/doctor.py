@@ -11,12 +11,12 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
-from cdc.errors import ChildFailed, ExitCode, Flaw, InvalidDefinition, SinkUnavailable
-from cdc.terminal_output import Envelope, ErrorReport, Mark, echo, echo_source, line
+from cdc.errors import ChildFailed, ConfigIssue, ExitCode, InvalidDefinition, SinkUnavailable
+from cdc.terminal_output import Envelope, ErrorReport, LineMark, echo, echo_source, line
 
 if TYPE_CHECKING:
     from cdc.config import Definition
-    from cdc.postgres.preflight import Problem
+    from cdc.postgres.preflight import PreflightProblem
 
 SqlOption = Annotated[bool, typer.Option("--sql", help="Print nothing but the statements that mend it.")]
 RulesOption = Annotated[
@@ -72,32 +72,32 @@ def doctor(
         raise typer.Exit(ExitCode.FINDING.value)
 
 
-def _risks_of_slot(definition: Definition) -> list[Problem]:
+def _risks_of_slot(definition: Definition) -> list[PreflightProblem]:
     """What the server keeps for the slot, where more of its limit is used than left; a lost slot has its own check."""
     from cdc.errors import SlotInvalidated
-    from cdc.postgres.preflight import Problem
+    from cdc.postgres.preflight import PreflightProblem
     from cdc.service.source_observation import LOST
-    from cdc.service.source_sampler import SourceWatch
+    from cdc.service.source_sampler import SourceSampler
 
-    observed = SourceWatch(definition).measured(SOURCE_ANSWERS)
+    observed = SourceSampler(definition).measured(SOURCE_ANSWERS)
     if not observed.is_at_risk or observed.forecast is None or observed.wal_status in LOST:
         return []
     subject = f"slot {observed.slot}"
-    return [Problem(SlotInvalidated.code, subject, observed.forecast, sql=observed.sql, fatal=False)]
+    return [PreflightProblem(SlotInvalidated.code, subject, observed.forecast, sql=observed.sql, fatal=False)]
 
 
-def _of_store(error: Any) -> Problem:
-    from cdc.postgres.preflight import Problem
+def _of_store(error: Any) -> PreflightProblem:
+    from cdc.postgres.preflight import PreflightProblem
 
-    return Problem(code=error.code, subject="sinks", message=f"{error.message}; {error.fix}")
+    return PreflightProblem(code=error.code, subject="sinks", message=f"{error.message}; {error.fix}")
 
 
-def _by_spark(config: Path) -> tuple[list[Flaw], list[Problem]]:
+def _by_spark(config: Path) -> tuple[list[ConfigIssue], list[PreflightProblem]]:
     """What Spark does not resolve, or why it could not be asked."""
     import subprocess
     import sys
 
-    from cdc.postgres.preflight import Problem
+    from cdc.postgres.preflight import PreflightProblem
 
     # a child of its own: this package knows nothing of Spark
     command = [sys.executable, "-m", "pipelines", "check", "-c", str(config), "--json"]
@@ -106,11 +106,13 @@ def _by_spark(config: Path) -> tuple[list[Flaw], list[Problem]]:
         answer = encoder.loads(ended.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         last = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
-        return [], [Problem(ChildFailed.code, "rules", f"Spark could not be asked: {last}")]
+        return [], [PreflightProblem(ChildFailed.code, "rules", f"Spark could not be asked: {last}")]
     if answer["ok"] or (answer["result"] or {}).get("flaws"):
-        return [Flaw(**flaw) for flaw in answer["result"]["flaws"]], []
+        return [ConfigIssue(**flaw) for flaw in answer["result"]["flaws"]], []
     told = answer["error"]
-    return [], [Problem(told["code"], "rules", f"Spark could not be asked: {told['message']}; {told['suggestion']}")]
+    return [], [
+        PreflightProblem(told["code"], "rules", f"Spark could not be asked: {told['message']}; {told['suggestion']}")
+    ]
 
 
 def _next(definition: Definition, config: Path, *, rules: bool) -> str:
@@ -121,7 +123,7 @@ def _next(definition: Definition, config: Path, *, rules: bool) -> str:
     return f"cdc doctor --rules -c {config}  has Spark look at the rules; then  {run}" if unasked else run
 
 
-def _print_envelope(problems: list[Problem], flaws: list[Flaw]) -> None:
+def _print_envelope(problems: list[PreflightProblem], flaws: list[ConfigIssue]) -> None:
     fatal = [problem for problem in problems if problem.fatal]
     mend = len(fatal) + len(flaws)
     summary = f"{mend} to mend, {len(problems) - len(fatal)} to know" if problems or flaws else GOOD
@@ -136,18 +138,18 @@ def _print_envelope(problems: list[Problem], flaws: list[Flaw]) -> None:
     echo(Envelope(command="doctor", ok=not mend, summary=summary, result=result, error=error))
 
 
-def _print_statements(problems: list[Problem]) -> None:
+def _print_statements(problems: list[PreflightProblem]) -> None:
     for problem in problems:
         if problem.sql:
             echo_source(f"-- {problem.code} {problem.subject}: {problem.message}".replace("\n", " "))
             echo_source(problem.sql.rstrip().rstrip(";") + ";")
 
 
-def _print_lines(problems: list[Problem], flaws: list[Flaw], following: str) -> None:
+def _print_lines(problems: list[PreflightProblem], flaws: list[ConfigIssue], following: str) -> None:
     for problem in problems:
-        mark = Mark.BAD if problem.fatal else Mark.ADVICE
+        mark = LineMark.BAD if problem.fatal else LineMark.ADVICE
         line(mark, f"{problem.code} {problem.subject}: {problem.message}", fix=problem.sql)
     for flaw in flaws:
-        line(Mark.BAD, f"{flaw.code} {flaw}", fix=flaw.fix)
+        line(LineMark.BAD, f"{flaw.code} {flaw}", fix=flaw.fix)
     if not problems and not flaws:
-        line(Mark.GOOD, GOOD, fix=following)
+        line(LineMark.GOOD, GOOD, fix=following)

@@ -99,7 +99,7 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     With --json and without -f they come as one envelope. Integers and booleans are JSON's, every
     other value is the text that Postgres sent.
     """
-    from cdc.log.message_formats import Tables
+    from cdc.log.message_formats import SchemaInForce
 
     printer = _Printer(form, op, json=json, follow=follow)
     definition, log = opened(config)
@@ -110,7 +110,7 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     rows = view.last(count, printer.operations) if start is None else view.since(*start)
     if not rows.num_rows:
         _check_known(log, table)
-    tables = Tables(view.schemas_before(rows))
+    tables = SchemaInForce(view.schemas_before(rows))
     printer.show(view.messages(rows, tables), count)
     seen = log.durable
     while follow:
@@ -132,10 +132,10 @@ class _View:
     ) -> None:
         from importlib.metadata import version
 
-        from cdc.log.message_formats import Place
+        from cdc.log.message_formats import SourceBlock
 
         self._log, self._wanted, self._printer = log, wanted, printer
-        self._place = Place(definition.name, log.identity.database, version("cdc"))
+        self._place = SourceBlock(definition.name, log.identity.database, version("cdc"))
 
     def last(self, count: int, operations: frozenset[str]) -> pa.Table:
         """At least the last `count` rows, sorted."""
@@ -180,17 +180,17 @@ class _Printer:
 
     def __init__(self, form: str, operations: str, *, json: bool, follow: bool) -> None:
         from cdc.change import Operation
-        from cdc.log.message_formats import Format
+        from cdc.log.message_formats import MessageFormat
 
-        if form not in tuple(Format):
-            raise ConfigError(f"unknown format {form!r}", remedy=f"write --format {', '.join(Format)}")
-        self.form = Format(form)
+        if form not in tuple(MessageFormat):
+            raise ConfigError(f"unknown format {form!r}", remedy=f"write --format {', '.join(MessageFormat)}")
+        self.form = MessageFormat(form)
         self.operations = frozenset(part.strip() for part in operations.split(",") if part.strip())
         if unknown := self.operations - {member.value for member in Operation}:
             known = ", ".join(f"{member.value} {member.name.lower()}" for member in Operation)
             raise ConfigError(f"unknown operation {min(unknown)!r}", remedy=f"operations are {known}")
         self._envelope = json and not follow
-        self._people = self.form is Format.CDC and not json
+        self._people = self.form is MessageFormat.CDC and not json
 
     def show(self, found: Iterator[tuple[Row, Message]], count: int) -> None:
         """Print the last `count` messages of the wanted operations, all for -1."""
@@ -219,7 +219,7 @@ def _line(message: Message) -> str:
 
 def _inspect_transaction(log: LogReader, definition: Definition, position: str, *, json: bool) -> None:
     from cdc.log.inspect import transaction
-    from cdc.log.message_formats import Format, Tables
+    from cdc.log.message_formats import MessageFormat, SchemaInForce
     from cdc.position import Position
 
     wanted = Position.parse(position)
@@ -227,8 +227,8 @@ def _inspect_transaction(log: LogReader, definition: Definition, position: str, 
     rows = transaction(log, wanted)
     if not rows.num_rows:
         raise ConfigError(f"no rows at position {position!r}", remedy="'cdc tail' prints positions that have rows")
-    view = _View(log, definition, lambda _topic: True, _Printer(Format.CDC.value, "", json=json, follow=False))
-    found = [message for _, message in view.messages(rows, Tables(log.schemas(wanted)))]
+    view = _View(log, definition, lambda _topic: True, _Printer(MessageFormat.CDC.value, "", json=json, follow=False))
+    found = [message for _, message in view.messages(rows, SchemaInForce(log.schemas(wanted)))]
     summary = f"{len(found):,} rows of transaction {found[0]['xid']} at {wanted}, committed {found[0]['committed_at']}"
     if json:
         emit("log inspect", json=True, summary=summary, result={"position": str(wanted), "changes": found})

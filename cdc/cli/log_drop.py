@@ -42,22 +42,22 @@ def drop_file(
 
 
 def _asked(damaged: Damaged) -> str:
-    from cdc.log.audit.damaged_file import Way
+    from cdc.log.audit.damaged_file import RecoveryWay
 
     place = f"{damaged.file.first!s} to {damaged.file.last!s}"
     return {
-        Way.TRIMMED: f"trim the log up to the file's segment: what lies at {place} is compacted, and nothing is lost",
-        Way.START_OVER: "compact the log from its beginning again: all changes are there, and nothing is lost",
-        Way.GIVEN_UP: f"give up {damaged.file.rows:,} rows at {place}, and mark their tables needs_resync",
+        RecoveryWay.TRIMMED: f"trim the log up to the file's segment: {place} is compacted, and nothing is lost",
+        RecoveryWay.START_OVER: "compact the log from its beginning again: all changes are there, and nothing is lost",
+        RecoveryWay.GIVEN_UP: f"give up {damaged.file.rows:,} rows at {place}, and mark their tables needs_resync",
     }[damaged.way]
 
 
 def _summary(done: Dropped) -> str:
-    from cdc.log.audit.damaged_file import Way
+    from cdc.log.audit.damaged_file import RecoveryWay
 
-    if done.way is Way.TRIMMED:
+    if done.way is RecoveryWay.TRIMMED:
         return f"{done.file} left the log with its segment; its changes are compacted, start the reader"
-    if done.way is Way.START_OVER:
+    if done.way is RecoveryWay.START_OVER:
         return f"{done.file} left the log; it is compacted anew from its beginning, start the apply process"
     if not done.marked:
         return f"{done.file} left the log; it held no row of a table that is captured, start the reader"

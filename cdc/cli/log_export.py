@@ -17,13 +17,13 @@ from cdc.terminal_output import emit
 
 if TYPE_CHECKING:
     from cdc.config import Definition
-    from cdc.log.export import Span
-    from cdc.log.message_formats import Format, Message
+    from cdc.log.export import ExportRange
+    from cdc.log.message_formats import Message, MessageFormat
     from cdc.log.reader import LogReader
     from cdc.position import Position
 
 
-class Shape(StrEnum):
+class ExportFormat(StrEnum):
     """What is written."""
 
     #: A file of JSON lines in cdc's own words, as `cdc tail` prints them.
@@ -40,7 +40,7 @@ OutArgument = Annotated[Path, typer.Argument(help="A new file, for parquet a new
 FromOption = Annotated[str | None, typer.Option("--from", help="The first position [default: the oldest].")]
 ToOption = Annotated[str | None, typer.Option("--to", help="The last position [default: the log's end].")]
 TablesOption = Annotated[list[str] | None, typer.Option("--tables", help="Only these, a glob; may be repeated.")]
-ShapeOption = Annotated[Shape, typer.Option("--format", help="As files for whom.")]
+ShapeOption = Annotated[ExportFormat, typer.Option("--format", help="As files for whom.")]
 
 
 def export(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -48,7 +48,7 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
     first: FromOption = None,
     last: ToOption = None,
     tables: TablesOption = None,
-    shape: ShapeOption = Shape.JSONL,
+    shape: ShapeOption = ExportFormat.JSONL,
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
@@ -57,17 +57,17 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
     JSON comes in the order of the commits and holds one transaction in memory; Parquet as the rows lie in the log.
     """
     from cdc.log.export import span, write_lines, write_parquet
-    from cdc.log.message_formats import Format
+    from cdc.log.message_formats import MessageFormat
     from cdc.table import named
 
     definition, log = opened(config)
     globs = tuple(tables or ())
     wanted = (lambda topic: named(topic, globs)) if globs else None
     asked = span(log, _position(first), _position(last), wanted)
-    if shape is Shape.PARQUET:
+    if shape is ExportFormat.PARQUET:
         done = write_parquet(log, asked, out)
     else:
-        form = Format.CDC if shape is Shape.JSONL else Format(shape.value)
+        form = MessageFormat.CDC if shape is ExportFormat.JSONL else MessageFormat(shape.value)
         done = write_lines(_messages(log, definition, asked, form), out)
     result = {
         "out": str(out),
@@ -78,17 +78,17 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
         "files": done.files,
         "bytes": done.size,
     }
-    what = "rows" if shape is Shape.PARQUET else "lines"
+    what = "rows" if shape is ExportFormat.PARQUET else "lines"
     summary = f"wrote {done.rows:,} {what} up to {asked.upto} to {out}, {done.size:,} bytes in {done.files:,} files"
     emit("log export", json=json, summary=summary, result=result)
 
 
-def _messages(log: LogReader, definition: Definition, asked: Span, form: Format) -> Iterator[Message]:
+def _messages(log: LogReader, definition: Definition, asked: ExportRange, form: MessageFormat) -> Iterator[Message]:
     from cdc.log.export import sorted_rows
-    from cdc.log.message_formats import Place, Tables, messages
+    from cdc.log.message_formats import SchemaInForce, SourceBlock, messages
 
-    tables = Tables(dict(log.schemas(asked.after)))
-    place = Place(definition.name, log.identity.database, version("cdc"))
+    tables = SchemaInForce(dict(log.schemas(asked.after)))
+    place = SourceBlock(definition.name, log.identity.database, version("cdc"))
     for part in sorted_rows(log, asked):
         rows = (row for batch in part.to_batches(max_chunksize=1024) for row in batch.to_pylist())
         yield from (message for _, message in messages(rows, tables, form, place))

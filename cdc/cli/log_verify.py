@@ -11,11 +11,11 @@ import typer
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ExitCode, LogDamaged
-from cdc.terminal_output import Envelope, ErrorReport, Mark, echo, line
+from cdc.terminal_output import Envelope, ErrorReport, LineMark, echo, line
 
 if TYPE_CHECKING:
     from cdc.config import Definition
-    from cdc.log.audit.verify import Report
+    from cdc.log.audit.verify import AuditReport
 
 _MEBIBYTE: Final = 1 << 20
 
@@ -39,11 +39,11 @@ def verify(
     whether they are whole.
     """
     from cdc.config import load
-    from cdc.log.audit.verify import Scope
+    from cdc.log.audit.verify import AuditScope
     from cdc.log.audit.verify import verify as look
 
     definition = load(config)
-    scope = Scope(
+    scope = AuditScope(
         globs=tuple(tables or ()),
         system_id=_system_id(definition) if source else None,
         grace=definition.log.retain.grace,
@@ -57,15 +57,15 @@ def verify(
         raise typer.Exit(ExitCode.FINDING.value)
 
 
-def _told(report: Report) -> dict[str, Any]:
+def _told(report: AuditReport) -> dict[str, Any]:
     error = None if report.is_sound else ErrorReport.of(LogDamaged(report.summary))
     return {"result": report.to_json(), "error": error}
 
 
-def _print(report: Report) -> None:
+def _print(report: AuditReport) -> None:
     for finding in report.findings:
-        line(Mark.ADVICE if finding.is_harmless else Mark.BAD, finding.line, fix=finding.remedy)
-    line(Mark.GOOD if report.is_sound else Mark.BAD, report.summary)
+        line(LineMark.ADVICE if finding.is_harmless else LineMark.BAD, finding.line, fix=finding.remedy)
+    line(LineMark.GOOD if report.is_sound else LineMark.BAD, report.summary)
 
 
 def _progress() -> Callable[[int, int], None]:

@@ -16,7 +16,7 @@ from cdc.terminal_output import echo, emit, shown
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cdc.config import Definition, DeltaSink
+    from cdc.config import Definition, DeltaSinkDefinition
     from cdc.stores.published import Published
 
 Sql = Annotated[str, typer.Argument(help='A SELECT; tables are "schema.table", or "table" where that is unambiguous.')]
@@ -56,14 +56,14 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     definition = load(config)
     if context.obj.owns_process:
         deny_file_writes()  # the second barrier; the first is the engine's parser
-    from cdc.stores.lake import At, Lake, parse_at
+    from cdc.stores.lake import Lake, ReadAt, parse_at
     from cdc.stores.target_rules import TargetRules
 
     moment = parse_at(at)
     wanted = _lake(definition, config, sink)
     lake = Lake.open(wanted.path, TargetRules.of(wanted))
-    cut = None if moment is At.LATEST else lake.cut(moment)
-    reader = lake.query(sql, cut or At.LATEST)
+    cut = None if moment is ReadAt.LATEST else lake.cut(moment)
+    reader = lake.query(sql, cut or ReadAt.LATEST)
     rows, more = _first(reader, limit)
     summary = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}" + (
         f", more were left out (--limit {limit})" if more else ""
@@ -93,7 +93,7 @@ def _said(cut: Published) -> str:
     return f"{named['position']}{when}{apart}"
 
 
-def _lake(definition: Definition, config: Path, name: str | None) -> DeltaSink:
+def _lake(definition: Definition, config: Path, name: str | None) -> DeltaSinkDefinition:
     lakes = [sink for sink in definition.sinks if sink.type == "delta" and name in (None, sink.name)]
     if not lakes:
         wanted = "" if name is None else f" named {name!r}"

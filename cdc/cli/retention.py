@@ -10,7 +10,7 @@ import typer
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ExitCode
-from cdc.terminal_output import Envelope, ErrorReport, Mark, aligned, echo, emit, json_text, line
+from cdc.terminal_output import Envelope, ErrorReport, LineMark, aligned, echo, emit, json_text, line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,7 +51,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: 
         echo(text)
     emit("log ls", json=False, summary=summary)
     for problem in found.problems:
-        line(Mark.BAD, f"{problem.code} {problem.subject}: {problem.message}", fix=problem.remedy)
+        line(LineMark.BAD, f"{problem.code} {problem.subject}: {problem.message}", fix=problem.remedy)
 
 
 def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False, json: JsonOption = False) -> None:
@@ -120,7 +120,7 @@ def _print_answer(done: Command, *, json: bool) -> None:
     if json:
         echo(Envelope(command="log compact", ok=False, summary=error["message"], error=ErrorReport(**error)))
     else:
-        line(Mark.BAD, f"{error['code']} {error['message']}", fix=error["suggestion"])
+        line(LineMark.BAD, f"{error['code']} {error['message']}", fix=error["suggestion"])
     raise typer.Exit(ExitCode.RUNTIME.value)
 
 
@@ -130,9 +130,9 @@ def _print_trim(done: Collected) -> None:
     if done.trim is not None:
         what = f"{number_format.counted(len(done.trim.segments), 'segment')} up to {done.trim.oldest}"
         rest = "" if done.dry_run else ": the reader takes them out as soon as it runs"
-        line(Mark.GOOD, f"{what} may go{rest}")
+        line(LineMark.GOOD, f"{what} may go{rest}")
     if done.leaving_bytes:
-        line(Mark.ADVICE, f"{number_format.said(number_format.size(done.leaving_bytes))} {_WAITING}")
+        line(LineMark.ADVICE, f"{number_format.said(number_format.size(done.leaving_bytes))} {_WAITING}")
 
 
 def kept(log: LogStatus) -> str:

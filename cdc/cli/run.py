@@ -11,7 +11,7 @@ import typer
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ChildFailed, ExitCode
-from cdc.terminal_output import Mark, echo, emit, fail, line
+from cdc.terminal_output import LineMark, echo, emit, fail, line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ SOURCE_ANSWERS = 5.0
 _CLEAR = "\x1b[H\x1b[2J"
 
 
-class Part(StrEnum):
+class ProcessName(StrEnum):
     """A process of a pipeline."""
 
     #: Postgres → log.
@@ -42,7 +42,7 @@ class Part(StrEnum):
     SERVER = "server"
 
 
-class Format(StrEnum):
+class LogLineFormat(StrEnum):
     """How process logs look."""
 
     #: For people.
@@ -51,7 +51,9 @@ class Format(StrEnum):
     JSON = "json"
 
 
-FormatOption = Annotated[Format, typer.Option("--log-format", envvar="CDC_LOG_FORMAT", help="Of the process log.")]
+FormatOption = Annotated[
+    LogLineFormat, typer.Option("--log-format", envvar="CDC_LOG_FORMAT", help="Of the process log.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +66,7 @@ def register(app: typer.Typer) -> None:
 
 def run(
     config: ConfigOption = DEFAULT_CONFIG,
-    only: Annotated[list[Part] | None, typer.Option(help="Start these processes only; may be repeated.")] = None,
+    only: Annotated[list[ProcessName] | None, typer.Option(help="Start these processes only; may be repeated.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Run the pipeline on this machine: reader, apply and server as children, started again when they fall.
@@ -77,20 +79,20 @@ def run(
     """
     from cdc.config import load
     from cdc.config.definition import SnapshotMode
-    from cdc.service.restart_triggers import OperatorActs
+    from cdc.service.restart_triggers import RestartTriggers
     from cdc.service.supervisor import Supervisor, pipeline_children
 
     definition = load(config)
     copies_only = definition.snapshot.mode is SnapshotMode.INITIAL_ONLY
     parts = [part.value for part in only or []]
-    if (exposure := definition.service.exposure) is not None and (not only or Part.SERVER in only):
+    if (exposure := definition.service.exposure) is not None and (not only or ProcessName.SERVER in only):
         raise exposure
-    acts = OperatorActs(config, definition.catalog.url)
+    acts = RestartTriggers(config, definition.catalog.url)
     children = pipeline_children(str(config.resolve()), parts, copies_only=copies_only)
     supervisor = Supervisor(children, acts=acts)
     supervisor.handle_signals()
     if not json:
-        line(Mark.GOOD, f"running {definition.name!r}, ^C stops it", fix=f"cdc status -c {config}")
+        line(LineMark.GOOD, f"running {definition.name!r}, ^C stops it", fix=f"cdc status -c {config}")
     try:
         code = supervisor.run()
     except ChildFailed as failed:
@@ -101,7 +103,7 @@ def run(
     emit("run", json=json, summary=f"stopped {definition.name!r}", result={"restarts": supervisor.restarts})
 
 
-def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = Format.CONSOLE) -> None:
+def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = LogLineFormat.CONSOLE) -> None:
     """Capture changes from Postgres into the log; one of the processes of `cdc run`."""
     from cdc.capture.process import main
     from cdc.config import load
@@ -113,7 +115,7 @@ def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = For
 
 def server(
     config: ConfigOption = DEFAULT_CONFIG,
-    log_format: FormatOption = Format.CONSOLE,
+    log_format: FormatOption = LogLineFormat.CONSOLE,
     strict_port: Annotated[
         bool, typer.Option("--strict-port", help="Fail when the port is taken instead of using the next free one.")
     ] = False,
@@ -141,12 +143,12 @@ def status(
 
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.service.log_sampler import LogWatch
-    from cdc.service.source_sampler import SourceWatch
+    from cdc.service.log_sampler import LogSampler
+    from cdc.service.source_sampler import SourceSampler
     from cdc.service.status import DOWN, RUNNING
 
     definition = load(config)
-    log, source = LogWatch(definition.log.root, str(config)), SourceWatch(definition)
+    log, source = LogSampler(definition.log.root, str(config)), SourceSampler(definition)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
         source.latest()  # it answers while the log is looked at
         seen = log.within(LOG_ANSWERS), source.measured(SOURCE_ANSWERS)
@@ -188,10 +190,10 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
     from cdc.service.status import RUNNING
     from cdc.snapshot.backfill_progress import said, tables_of
 
-    line(Mark.GOOD if found.state == RUNNING else Mark.BAD, summary)
+    line(LineMark.GOOD if found.state == RUNNING else LineMark.BAD, summary)
     for problem in found.problems:
         code = f"{problem.code} " if problem.code else ""
-        line(Mark.BAD, f"{code}{problem.subject}: {problem.message}", fix=problem.remedy)
+        line(LineMark.BAD, f"{code}{problem.subject}: {problem.message}", fix=problem.remedy)
     for process in found.processes:
         age = "" if process.age_seconds is None else f"  pid {process.pid}  reported {process.age_seconds:.1f} s ago"
         echo(f"  {process.process:<10}{process.state:<14}{age}")

@@ -11,7 +11,7 @@ from cdc import DEFAULT_CONFIG
 from cdc.cli.destructive import YesOption, audit, confirm
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import CdcError, ConfigError, ExitCode
-from cdc.terminal_output import Mark, echo, emit, line
+from cdc.terminal_output import LineMark, echo, emit, line
 
 if TYPE_CHECKING:
     from cdc.service.source_observation import SourceObservation
@@ -52,7 +52,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     from cdc.config import load
     from cdc.postgres.connection import connect
     from cdc.postgres.slot import every_slot, slot_limits
-    from cdc.service.source_sampler import SourceWatch
+    from cdc.service.source_sampler import SourceSampler
 
     definition = load(config)
     ours = definition.source.slot.name
@@ -63,7 +63,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         check_log(definition)
     except CdcError as error:
         trouble = error
-    observed = SourceWatch(definition).measured(SOURCE_ANSWERS)
+    observed = SourceSampler(definition).measured(SOURCE_ANSWERS)
     listed = [_slot(asdict(slot), ours=slot.name == ours) for slot in slots]
     summary = f"{len(slots)} slots; {ours!r} " + ("fits the log" if trouble is None else "does not fit the log")
     if json:
@@ -84,11 +84,11 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         echo(_line(slot))
     echo("  " + "  ".join(f"{name} = {value}" for name, value in limits.items()))
     if trouble is None:
-        line(Mark.GOOD, summary)
+        line(LineMark.GOOD, summary)
     else:
-        line(Mark.BAD, f"{trouble.code} {trouble.message}", fix=trouble.fix)
+        line(LineMark.BAD, f"{trouble.code} {trouble.message}", fix=trouble.fix)
     if observed.is_at_risk:
-        line(Mark.BAD, observed.forecast or summary, fix=observed.remedy)
+        line(LineMark.BAD, observed.forecast or summary, fix=observed.remedy)
     elif observed.safe_bytes is not None and observed.forecast is not None:
         echo(f"  {observed.forecast}")
     _end(observed)

@@ -15,7 +15,7 @@ from cdc.errors import ConfigError
 from cdc.terminal_output import echo_source
 
 if TYPE_CHECKING:
-    from cdc.cluster.job import Job
+    from cdc.cluster.job import SparkJob
     from cdc.cluster.submit import Launcher
 
 SinkOption = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be repeated.")]
@@ -127,8 +127,8 @@ def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 def _job(
     config: Path, words: list[str] | None, sinks: list[str] | None, trigger: str | None, schedule: str | None = None
-) -> Job:
-    from cdc.cluster.job import Job, Verb, checked_trigger, chosen_sinks
+) -> SparkJob:
+    from cdc.cluster.job import SparkAction, SparkJob, checked_trigger, chosen_sinks
     from cdc.config import check, load
 
     definition = load(config)
@@ -137,12 +137,12 @@ def _job(
     if verb != "apply" and (sinks or trigger):
         raise ConfigError("--sink and --trigger belong to apply", remedy=f"leave them out: {verb} takes neither")
     chosen_sinks(definition, sinks or ())
-    job = Job(
+    job = SparkJob(
         definition=definition,
         written=check(config).written,
         config=config,
         sinks=(said["sink"],) if verb == "replay" else tuple(sinks or ()),
-        verb=Verb(verb),
+        verb=SparkAction(verb),
         words=tuple(told),
         into=said.get("into"),
         trigger=checked_trigger(trigger),

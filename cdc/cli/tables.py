@@ -10,13 +10,13 @@ from cdc import DEFAULT_CONFIG
 from cdc.cli.backfill import RateOption, TablesArgument, WaitOption, ask_for, reader_state
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import CdcError, ExitCode
-from cdc.terminal_output import Mark, echo, echo_source, emit, line
+from cdc.terminal_output import LineMark, echo, echo_source, emit, line
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog
     from cdc.catalog.commands import Command
     from cdc.config import Definition
-    from cdc.config.yaml_edit import Edit
+    from cdc.config.yaml_edit import YamlEdit
     from cdc.service.table_status import TableLine
 
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would change in the file, and change nothing.")]
@@ -66,9 +66,9 @@ def resync(
 
     What vanished at the source while nobody watched vanishes from every sink; a needs_resync mark is taken away.
     """
-    from cdc.snapshot.backfill_state import Request
+    from cdc.snapshot.backfill_state import BackfillRequest
 
-    request = Request(tuple(tables), rate=rate, resync=True)
+    request = BackfillRequest(tuple(tables), rate=rate, resync=True)
     ask_for(request, command="tables resync", config=config, wait=wait, json=json)
 
 
@@ -126,16 +126,16 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
             "tables skip", json=True, summary=f"{'skipped' if said else 'asked to skip'} {named}", result=result, ok=ok
         )
     elif failed is not None:
-        line(Mark.BAD, f"{failed['code']} {failed['message']}", fix=failed["suggestion"])
+        line(LineMark.BAD, f"{failed['code']} {failed['message']}", fix=failed["suggestion"])
     elif said is None:
-        line(Mark.ADVICE, f"asked the reader to skip {named}, which it has not done yet", fix=WATCH.format(config))
+        line(LineMark.ADVICE, f"asked the reader to skip {named}, which it has not done yet", fix=WATCH.format(config))
     else:
-        line(Mark.GOOD, f"{named}: live as they are, without a copy", fix=WATCH.format(config))
+        line(LineMark.GOOD, f"{named}: live as they are, without a copy", fix=WATCH.format(config))
     if not ok:
         raise typer.Exit(ExitCode.FINDING.value)
 
 
-def _edit(command: str, edit: Edit, tables: list[str], *, dry_run: bool, json: bool) -> None:
+def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, json: bool) -> None:
     """Write the edit, have the reader look, and say what came of it."""
     from cdc.config.yaml_edit import write
 
@@ -164,7 +164,7 @@ def _edit(command: str, edit: Edit, tables: list[str], *, dry_run: bool, json: b
     if json:
         emit(command, json=True, summary=summary, result={**result, "written": True, "reader": told}, ok=ok)
     else:
-        line(Mark.GOOD, summary)
+        line(LineMark.GOOD, summary)
         _warn_absent(absent)
         _print_answer(told, refused, trouble, watch=WATCH.format(edit.path))
     if not ok:
@@ -233,7 +233,7 @@ def _absent(definition: Definition, tables: list[str]) -> list[str]:
 
 def _warn_absent(absent: list[str]) -> None:
     for table in absent:
-        line(Mark.ADVICE, f"the source has no table {table} now", fix="it is captured from when it is made on")
+        line(LineMark.ADVICE, f"the source has no table {table} now", fix="it is captured from when it is made on")
 
 
 def _told(said: Command | None) -> dict[str, Any] | None:
@@ -255,13 +255,13 @@ def _refused(told: dict[str, Any] | None, tables: list[str]) -> dict[str, str]:
 
 def _print_answer(told: dict[str, Any] | None, refused: dict[str, str], trouble: str | None, *, watch: str) -> None:
     if trouble is not None:
-        line(Mark.ADVICE, trouble, fix=watch)
+        line(LineMark.ADVICE, trouble, fix=watch)
     for subject, reason in refused.items():
-        line(Mark.BAD, f"{subject}: {reason}")
+        line(LineMark.BAD, f"{subject}: {reason}")
     for topic in (told or {}).get("added", ()):
-        line(Mark.GOOD, f"{topic}: published, its copy begins", fix=watch)
+        line(LineMark.GOOD, f"{topic}: published, its copy begins", fix=watch)
     for topic in (told or {}).get("removed", ()):
-        line(Mark.GOOD, f"{topic}: no longer captured; what log and sinks hold of it stays")
+        line(LineMark.GOOD, f"{topic}: no longer captured; what log and sinks hold of it stays")
 
 
 def _print(table: TableLine, file: str) -> None:
@@ -275,4 +275,4 @@ def _print(table: TableLine, file: str) -> None:
         echo(f"      {words}")
     for where, reason in (("", table.reason), *((f"{sink.sink}: ", sink.reason) for sink in table.sinks)):
         if reason:
-            line(Mark.ADVICE, f"{where}{literal(reason, file=file)}")
+            line(LineMark.ADVICE, f"{where}{literal(reason, file=file)}")

@@ -10,8 +10,8 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import JsonOption
-from cdc.errors import ConfigError, ExitCode, Flaw, InvalidDefinition
-from cdc.terminal_output import Envelope, ErrorReport, Mark, echo, line
+from cdc.errors import ConfigError, ConfigIssue, ExitCode, InvalidDefinition
+from cdc.terminal_output import Envelope, ErrorReport, LineMark, echo, line
 
 Paths = Annotated[list[Path] | None, typer.Argument(help="Definitions, or directories of them.")]
 Named = Annotated[list[Path] | None, typer.Option("--config", "-c", help="The same, as every other command takes it.")]
@@ -40,7 +40,7 @@ def validate(paths: Paths = None, config: Named = None, json: JsonOption = False
         raise typer.Exit(ExitCode.USAGE.value)
 
 
-def _flaws(file: Path) -> list[Flaw]:
+def _flaws(file: Path) -> list[ConfigIssue]:
     from cdc.config import check, exposed, placed
 
     checked = check(file)
@@ -48,13 +48,13 @@ def _flaws(file: Path) -> list[Flaw]:
     return [*checked.flaws, *found]
 
 
-def _print(flaws: list[Flaw], summary: str, *, fix: str | None) -> None:
+def _print(flaws: list[ConfigIssue], summary: str, *, fix: str | None) -> None:
     from cdc.remedy import literal
 
     for flaw in flaws:
-        line(Mark.BAD if flaw.fatal else Mark.ADVICE, f"{flaw.code} {flaw}")
+        line(LineMark.BAD if flaw.fatal else LineMark.ADVICE, f"{flaw.code} {flaw}")
     file = flaws[0].path if fix and len({flaw.path for flaw in flaws}) == 1 else None
-    line(Mark.BAD if fix else Mark.GOOD, summary, fix=None if fix is None else literal(fix, file=file))
+    line(LineMark.BAD if fix else LineMark.GOOD, summary, fix=None if fix is None else literal(fix, file=file))
 
 
 def _files(path: Path) -> list[Path]:

@@ -62,9 +62,9 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     """
     import sys
 
-    from cdc.config.verify_options import Against, Mode
+    from cdc.config.verify_options import Against, VerifyMode
 
-    _check("--mode", mode, [one.value for one in Mode])
+    _check("--mode", mode, [one.value for one in VerifyMode])
     _check("--against", against, [one.value for one in Against])
     options = [f"--sink={name}" for name in sink or ()]
     options += [f"--mode={mode}", f"--against={against}", f"--timeout={timeout}"]

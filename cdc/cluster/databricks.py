@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from cdc.cluster.job import Job
+from cdc.cluster.job import SparkJob
 from cdc.errors import InvalidDefinition
 
 ENTRY_POINT: Final = "cdc-job"
@@ -16,7 +16,7 @@ VOLUMES: Final = "/Volumes"
 """Directories that every machine of a workspace sees."""
 
 
-def bundle(job: Job, *, workers: int = 2, schedule: str | None = None) -> dict[str, Any]:
+def bundle(job: SparkJob, *, workers: int = 2, schedule: str | None = None) -> dict[str, Any]:
     """The bundle; schedule: when a job that ends is started, in Quartz' words.
 
     Raises InvalidDefinition if the definition names what those machines cannot have.
@@ -53,7 +53,7 @@ def bundle(job: Job, *, workers: int = 2, schedule: str | None = None) -> dict[s
     }
 
 
-def _when(job: Job, schedule: str | None) -> dict[str, Any]:
+def _when(job: SparkJob, schedule: str | None) -> dict[str, Any]:
     if schedule is not None:
         return {"schedule": {"quartz_cron_expression": schedule, "timezone_id": "UTC"}}
     return {} if job.once else {"continuous": {"pause_status": "UNPAUSED"}}

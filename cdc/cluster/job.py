@@ -46,7 +46,7 @@ _PASSWORD: Final = re.compile(r"://[^:@/]*:(?!\$\{)[^@/]+@")
 """In a URL, not from a variable."""
 
 
-class Verb(StrEnum):
+class SparkAction(StrEnum):
     """What a job does, as `python -m pipelines` calls it."""
 
     #: The log to every sink, until stopped.
@@ -58,7 +58,7 @@ class Verb(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class SparkJob:
     """One process that is submitted."""
 
     definition: Definition
@@ -68,7 +68,7 @@ class Job:
     """The file."""
     sinks: tuple[str, ...] = ()
     """Only these; all if empty. Of a replay the one."""
-    verb: Verb = Verb.APPLY
+    verb: SparkAction = SparkAction.APPLY
     words: tuple[str, ...] = ()
     """What another verb than apply is told, as it was written."""
     into: str | None = None
@@ -86,18 +86,18 @@ class Job:
     @property
     def title(self) -> str:
         """The name, with what is done where that is not to apply: each replay is something beside the others."""
-        said = () if self.verb is Verb.APPLY else (self.verb.value, *self.sinks)
+        said = () if self.verb is SparkAction.APPLY else (self.verb.value, *self.sinks)
         return "-".join((self.name, *said)).replace("_", "-")
 
     @property
     def entry(self) -> str:
         """The name among the jobs of a cluster."""
-        return f"{self.name}-apply" if self.verb is Verb.APPLY else self.title
+        return f"{self.name}-apply" if self.verb is SparkAction.APPLY else self.title
 
     @property
     def once(self) -> bool:
         """Whether it ends by itself."""
-        return self.verb is not Verb.APPLY or self.trigger == ONCE
+        return self.verb is not SparkAction.APPLY or self.trigger == ONCE
 
     @property
     def conf(self) -> dict[str, str]:
@@ -108,7 +108,7 @@ class Job:
 
     def arguments(self, config: str) -> list[str]:
         """What `pipelines/submitted/job.py` is called with; config: where it finds the definition."""
-        if self.verb is not Verb.APPLY:
+        if self.verb is not SparkAction.APPLY:
             return [self.verb.value, "--config", config, *self.words]
         sinks = [word for sink in self.sinks for word in ("--sink", sink)]
         return ["apply", "--config", config, *sinks, *(["--trigger", self.trigger] if self.trigger else [])]
@@ -134,7 +134,7 @@ class Job:
             if not is_remote(path) and not _within(fixed_part(path), shared):
                 raise InvalidDefinition(f"{key} is a directory of this machine: expected a place that all machines see")
         kind, _, file = wanted.catalog.url.partition(":///")
-        catalog = self.verb is not Verb.COMPACT  # which asks nobody: its commit is fenced
+        catalog = self.verb is not SparkAction.COMPACT  # which asks nobody: its commit is fenced
         if catalog and kind == "sqlite" and not (sqlite and _within(file, shared)):
             raise InvalidDefinition("catalog.url is a file of this machine: expected a database that all machines see")
         if with_password := [key for key, text in _texts(self.written) if _PASSWORD.search(text)]:
@@ -146,7 +146,7 @@ class Job:
     def _places(self) -> Iterator[tuple[str, str]]:
         """(what it is, path) of all that it reads or writes."""
         yield "log.path", self.definition.log.path
-        if self.verb is not Verb.COMPACT:
+        if self.verb is not SparkAction.COMPACT:
             yield from ((f"the path of sink {sink.name!r}", sink.path) for sink in self.definition.sinks)
         if self.into is not None:
             yield "--into", self.into

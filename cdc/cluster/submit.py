@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdc.cluster.job import DELTA_PACKAGE, SHIPPED_BY_SPARK, Job
+from cdc.cluster.job import DELTA_PACKAGE, SHIPPED_BY_SPARK, SparkJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Launcher:
         python = {"PYSPARK_PYTHON": self.executor_python, "PYSPARK_DRIVER_PYTHON": self.python}
         return {"SPARK_HOME": str(self.home)} | python
 
-    def command(self, job: Job, master: str | None = None, extra: Sequence[str] = ()) -> list[str]:
+    def command(self, job: SparkJob, master: str | None = None, extra: Sequence[str] = ()) -> list[str]:
         """The words of it; extra: options that are handed on as they are, and win."""
         jars = job.definition.spark.delta_jars
         delta = {"--jars": ",".join(jars)} if jars else _FETCHED

@@ -1,19 +1,19 @@
 """Definitions: YAML files that say what a pipeline watches, where its log is and what it feeds."""
 
 from cdc.config.definition import Definition, Spark, TableRule
-from cdc.config.load import Checked, check, exposed, load, placed
+from cdc.config.load import CheckedDefinition, check, exposed, load, placed
 from cdc.config.resolved import resolved
 from cdc.config.secret import Secret
 from cdc.config.sinks import (
-    DeadLetters,
-    DeltaSink,
+    DeadLetterSettings,
+    DeltaSinkDefinition,
     DroppedColumns,
-    Mode,
     SchemaChanges,
-    SearchSink,
+    SearchSinkDefinition,
     SinkRule,
     TableSettings,
-    TypePolicy,
+    TargetMode,
+    TypeSettings,
     WriterChoice,
     rule_of,
     settings_of,
@@ -21,21 +21,21 @@ from cdc.config.sinks import (
 from cdc.config.transform import Transform
 
 __all__ = [
-    "Checked",
-    "DeadLetters",
+    "CheckedDefinition",
+    "DeadLetterSettings",
     "Definition",
-    "DeltaSink",
+    "DeltaSinkDefinition",
     "DroppedColumns",
-    "Mode",
     "SchemaChanges",
-    "SearchSink",
+    "SearchSinkDefinition",
     "Secret",
     "SinkRule",
     "Spark",
     "TableRule",
     "TableSettings",
+    "TargetMode",
     "Transform",
-    "TypePolicy",
+    "TypeSettings",
     "WriterChoice",
     "check",
     "exposed",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from cdc.config.sinks import Keeping, SinkRule, TableSettings
+from cdc.config.sinks import HistoryMode, SinkRule, TableSettings
 from cdc.config.transform import Transform
 from cdc.config.yaml_document import Key
 from cdc.errors import CdcError, SchemaNotApplicable, TransformRefused
@@ -17,7 +17,7 @@ MEND: Final = "mend the sink's rule in the definition and start again"
 _LISTS: Final = ("column_list", "except_column_list", "track_history_column_list", "track_history_except_column_list")
 
 
-class Misfit(NamedTuple):
+class ColumnMismatch(NamedTuple):
     """What a definition says that does not go with a table, or with what lies at its target's place."""
 
     key: Key
@@ -35,26 +35,26 @@ def kept(schema: TableSchema, settings: TableSettings) -> TableSchema:
     return replace(schema, columns=columns)
 
 
-def misfits(schema: TableSchema, rule: SinkRule | None, settings: TableSettings) -> Iterator[Misfit]:
+def misfits(schema: TableSchema, rule: SinkRule | None, settings: TableSettings) -> Iterator[ColumnMismatch]:
     """All of them but what takes Spark to find; settings: what rule and sink come to for the table."""
     yield from misnamed(schema, rule)
     yield from unkeyed(schema, settings)
     yield from unkept(schema, settings.keeping)
     if rule is not None and rule.transform is not None:
         for key, error in unfit(rule.transform, kept(schema, settings)):
-            yield Misfit(("transform", *key), error)
+            yield ColumnMismatch(("transform", *key), error)
 
 
-def misnamed(schema: TableSchema, rule: SinkRule | None) -> Iterator[Misfit]:
+def misnamed(schema: TableSchema, rule: SinkRule | None) -> Iterator[ColumnMismatch]:
     """Names in the lists of a table's rule that none of its columns has."""
     known = {column.name for column in schema.sent}
     for name in _LISTS if rule is not None else ():
         for unknown in sorted(set(getattr(rule, name)) - known):
             told = f"{name}: table {schema.topic!r} has no column {unknown!r}"
-            yield Misfit((name,), SchemaNotApplicable(told, remedy=MEND))
+            yield ColumnMismatch((name,), SchemaNotApplicable(told, remedy=MEND))
 
 
-def unkeyed(schema: TableSchema, settings: TableSettings) -> Iterator[Misfit]:
+def unkeyed(schema: TableSchema, settings: TableSettings) -> Iterator[ColumnMismatch]:
     """Columns of the key that the target would not have."""
     if not settings.column_list and not settings.except_column_list:
         return
@@ -62,34 +62,37 @@ def unkeyed(schema: TableSchema, settings: TableSettings) -> Iterator[Misfit]:
     for name in (column.name for column in schema.key if column.name not in there):
         key = "except_column_list" if name in settings.except_column_list else "column_list"
         told = f"column {name!r} is of the key of table {schema.topic!r}: it cannot be left out"
-        yield Misfit((key,), SchemaNotApplicable(told, remedy=MEND))
+        yield ColumnMismatch((key,), SchemaNotApplicable(told, remedy=MEND))
 
 
-def unkept(schema: TableSchema, keeping: Keeping) -> Iterator[Misfit]:
+def unkept(schema: TableSchema, keeping: HistoryMode) -> Iterator[ColumnMismatch]:
     """A table without a key whose rows would have to be told apart."""
-    if keeping in {Keeping.VERSIONS, Keeping.MARKED} and not schema.key:
+    if keeping in {HistoryMode.VERSIONS, HistoryMode.MARKED} and not schema.key:
         told = f"table {schema.topic!r} has no key, by which {keeping.value!r} would know its rows"
         remedy = "keep it as 'append' or as it is by default, or give it a key or a replica identity at the source"
-        yield Misfit(
-            ("stored_as_scd_type" if keeping is Keeping.VERSIONS else "mode",), SchemaNotApplicable(told, remedy=remedy)
+        yield ColumnMismatch(
+            ("stored_as_scd_type" if keeping is HistoryMode.VERSIONS else "mode",),
+            SchemaNotApplicable(told, remedy=remedy),
         )
 
 
-def unfit(rule: Transform, schema: TableSchema) -> Iterator[Misfit]:
+def unfit(rule: Transform, schema: TableSchema) -> Iterator[ColumnMismatch]:
     """What a transform names that the table does not have, and what would undo its key; schema: as `kept`."""
     topic, known = schema.topic, {column.name for column in schema.sent}
     keys = {column.name for column in schema.key}
     for kind, named in (("drop", rule.drop), ("rename", rule.rename), ("mask", rule.mask)):
         for name in sorted(set(named) - known):
             told = f"{kind}: table {topic!r} has no column {name!r}, or does not send it"
-            yield Misfit((kind,), TransformRefused(told))
+            yield ColumnMismatch((kind,), TransformRefused(told))
         for name in sorted(keys & set(named)) if kind != "rename" else ():
             told = f"{kind}: column {name!r} is of the key of table {topic!r}: it is neither dropped nor masked"
-            yield Misfit((kind,), TransformRefused(told))
+            yield ColumnMismatch((kind,), TransformRefused(told))
     made = [column_name(rule.rename.get(name, name)).casefold() for name in known - set(rule.drop)]
     made += [name.casefold() for name in rule.computed]
     for name in sorted({name for name in made if made.count(name) > 1}):
-        yield Misfit((), TransformRefused(f"two columns of the target of table {topic!r} would be called {name!r}"))
+        yield ColumnMismatch(
+            (), TransformRefused(f"two columns of the target of table {topic!r} would be called {name!r}")
+        )
     if rule.in_spark and not keys:
         told = f"table {topic!r} has no key: its rows are counted as they are, not computed"
-        yield Misfit(("computed" if rule.computed else "where",), TransformRefused(told))
+        yield ColumnMismatch(("computed" if rule.computed else "where",), TransformRefused(told))

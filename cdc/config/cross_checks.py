@@ -9,11 +9,11 @@ from cdc.config.definition import Definition
 from cdc.config.names import fixed_part, is_remote, placeholders
 from cdc.config.sinks import (
     INSTEAD,
-    DeltaSink,
+    DeltaSinkDefinition,
     DroppedColumns,
-    Keeping,
+    HistoryMode,
     SchemaChanges,
-    SearchSink,
+    SearchSinkDefinition,
     SinkRule,
     TableSettings,
     settings_under,
@@ -92,7 +92,7 @@ def _paths(definition: Definition) -> Iterator[Disagreement]:
     for place, sink in enumerate(definition.sinks):
         key: Key = ("sinks", place, "path")
         names = placeholders(sink.path)
-        if isinstance(sink, SearchSink) and is_remote(sink.path):
+        if isinstance(sink, SearchSinkDefinition) and is_remote(sink.path):
             yield Disagreement(key, "expected a directory: an index is not kept in an object store")
         if "table" in names and "schema" not in names and (many_schemas or _schema(definition.patterns[0]) is None):
             yield Disagreement(key, "expected {schema} in the path, for tables of several schemas may share a name")
@@ -106,7 +106,7 @@ def _paths(definition: Definition) -> Iterator[Disagreement]:
 
 def _modes(definition: Definition) -> Iterator[Disagreement]:
     for place, sink in enumerate(definition.sinks):
-        if isinstance(sink, DeltaSink):
+        if isinstance(sink, DeltaSinkDefinition):
             yield from _kept(sink, sink, ("sinks", place))
             for number, rule in enumerate(sink.rules):
                 key: Key = ("sinks", place, "rules", number)
@@ -119,7 +119,7 @@ def _modes(definition: Definition) -> Iterator[Disagreement]:
 def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
     """said: by the sink or a rule; meant: what it comes to."""
     transform = said.transform if isinstance(said, SinkRule) else None
-    if transform is not None and meant.keeping is not Keeping.LATEST:
+    if transform is not None and meant.keeping is not HistoryMode.LATEST:
         for name in ("python", "computed", "where"):
             if getattr(transform, name):
                 found = f"cannot stand beside {meant.keeping.value!r}: it needs a target of the latest state of rows"
@@ -130,7 +130,7 @@ def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disag
         if len(both) > 1:
             yield Disagreement((*key, both[0]), f"cannot stand beside {both[1]}: keep one of them")
     for name in ("track_history_column_list", "track_history_except_column_list"):
-        if getattr(said, name) and meant.keeping is not Keeping.VERSIONS:
+        if getattr(said, name) and meant.keeping is not HistoryMode.VERSIONS:
             yield Disagreement((*key, name), "is nothing without stored_as_scd_type: 2")
         for column in sorted({*getattr(said, name)} & {*meant.except_column_list}):
             yield Disagreement((*key, name), f"names {column!r}, which except_column_list leaves out")
@@ -141,7 +141,7 @@ def _dropping(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[D
     if meant.dropped_columns is not DroppedColumns.DROP or not _OF_COLUMNS & said.model_fields_set:
         return
     key = (*key, "dropped_columns")
-    if meant.keeping is not Keeping.LATEST:
+    if meant.keeping is not HistoryMode.LATEST:
         found = f"drop cannot stand beside {meant.keeping.value!r}: what older rows held would go with the column"
         yield Disagreement(key, found)
     if meant.schema_changes not in _FOLLOWING:
@@ -155,7 +155,7 @@ def _dropping(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[D
 
 def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
     """What a target of many tables cannot be."""
-    if meant.keeping is not Keeping.LATEST:
+    if meant.keeping is not HistoryMode.LATEST:
         found = f"cannot stand beside {meant.keeping.value!r}: of many tables only the latest state is kept"
         yield Disagreement(key, found)
     if meant.schema_changes not in _MERGED_CHANGES:
@@ -166,7 +166,7 @@ def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
 def _routes(definition: Definition) -> Iterator[Disagreement]:
     """Rules that would put what does not belong together into one directory, whatever the tables are called."""
     for place, sink in enumerate(definition.sinks):
-        if not isinstance(sink, DeltaSink):
+        if not isinstance(sink, DeltaSinkDefinition):
             continue
         others = {fixed_part(other.path): f"sink {other.name!r}" for other in definition.sinks if other is not sink}
         others[definition.log.path] = "the log"

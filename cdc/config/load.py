@@ -10,23 +10,23 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from cdc.config.columns import MEND, Misfit
+from cdc.config.columns import MEND, ColumnMismatch
 from cdc.config.cross_checks import disagreements
 from cdc.config.definition import Definition
 from cdc.config.pydantic_errors import flaws_of
-from cdc.config.yaml_document import FAULTY, Document, Key, read
-from cdc.errors import Flaw, InvalidDefinition, TransformRefused, UnsetVariable
+from cdc.config.yaml_document import FAULTY, Key, YamlDocument, read
+from cdc.errors import ConfigIssue, InvalidDefinition, TransformRefused, UnsetVariable
 
 _BY_SPARK: Final = {"transform", "partition_by", "cluster_by"}
 """Keys of which only Spark finds everything that is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedDefinition:
     """What a file says: a definition if nothing fatal was found, and all that was found."""
 
     definition: Definition | None
-    flaws: tuple[Flaw, ...]
+    flaws: tuple[ConfigIssue, ...]
     """In the order of the file; advice is among them."""
     written: Any
     """The plain values of the file; text with variables keeps what was written."""
@@ -46,7 +46,7 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Definition
     raise (UnsetVariable if unset else InvalidDefinition).of(fatal)
 
 
-def check(path: Path, environment: Mapping[str, str] | None = None, content: bytes | None = None) -> Checked:
+def check(path: Path, environment: Mapping[str, str] | None = None, content: bytes | None = None) -> CheckedDefinition:
     """As load, but hands the flaws back instead of raising them; `content` is what is going to stand in the file."""
     environment = os.environ if environment is None else environment
     document = read(path, environment, content)
@@ -57,15 +57,15 @@ def check(path: Path, environment: Mapping[str, str] | None = None, content: byt
         document.note((), "expected a mapping of keys to values")
     flaws = tuple(sorted(document.flaws, key=lambda flaw: (flaw.line, flaw.column)))
     sound = definition is not None and not any(flaw.fatal for flaw in flaws)
-    return Checked(definition if sound else None, flaws, document.values)
+    return CheckedDefinition(definition if sound else None, flaws, document.values)
 
 
-def placed(path: Path, misfits: Iterable[Misfit]) -> tuple[Flaw, ...]:
+def placed(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[ConfigIssue, ...]:
     """What was found once the tables were known, at its places in the file, in the order of the file."""
     found = list(misfits)
     if not found:
         return ()
-    document, flaws = read(path, os.environ), list[Flaw]()
+    document, flaws = read(path, os.environ), list[ConfigIssue]()
     for key, error in found:
         # before anything is written there is nothing to start or to build again
         mend = "mend the rule" if error.fix in {MEND, TransformRefused.remedy} else error.fix
@@ -76,13 +76,13 @@ def placed(path: Path, misfits: Iterable[Misfit]) -> tuple[Flaw, ...]:
     return tuple(sorted(flaws, key=lambda flaw: (flaw.line, flaw.column)))
 
 
-def exposed(definition: Definition) -> list[Misfit]:
+def exposed(definition: Definition) -> list[ColumnMismatch]:
     """The address of a service that other machines reach without a token; commands but the server do without it."""
     error = definition.service.exposure
-    return [] if error is None else [Misfit(("service", "host"), error)]
+    return [] if error is None else [ColumnMismatch(("service", "host"), error)]
 
 
-def _validated(document: Document, path: Path, environment: Mapping[str, str]) -> Definition | None:
+def _validated(document: YamlDocument, path: Path, environment: Mapping[str, str]) -> Definition | None:
     advice: list[tuple[str, str]] = []
     context = {"directory": path.absolute().parent, "environment": environment, "advice": advice}
     try:
@@ -99,7 +99,7 @@ def _validated(document: Document, path: Path, environment: Mapping[str, str]) -
     return definition
 
 
-def _misspelt(flaws: list[Flaw]) -> Iterator[str]:
+def _misspelt(flaws: list[ConfigIssue]) -> Iterator[str]:
     """Keys that stand in the file under a wrong name: they are not missing as well."""
     for flaw in flaws:
         if flaw.suggestion is not None:

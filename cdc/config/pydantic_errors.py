@@ -9,11 +9,11 @@ from typing import Any, Final
 from pydantic_core import ErrorDetails
 
 from cdc.config.unsupported_keys import AUTO_CDC, POLICIES, TRANSFORM
-from cdc.config.yaml_document import Document, Key
-from cdc.errors import Flaw, UnsetVariable
+from cdc.config.yaml_document import Key, YamlDocument
+from cdc.errors import ConfigIssue, UnsetVariable
 
 
-def flaws_of(errors: list[ErrorDetails], document: Document, schema: Mapping[str, Any]) -> Iterator[Flaw]:
+def flaws_of(errors: list[ErrorDetails], document: YamlDocument, schema: Mapping[str, Any]) -> Iterator[ConfigIssue]:
     """One flaw per error; `schema` is the definition's JSON schema, which knows what could stand at a key."""
     for error in errors:
         if error["type"] == "too_short" and any(_within(other["loc"], error["loc"]) for other in errors):
@@ -57,7 +57,7 @@ def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str
     return node
 
 
-def _elsewhere(error: ErrorDetails, key: Key, document: Document, around: Mapping[str, Any]) -> str | None:
+def _elsewhere(error: ErrorDetails, key: Key, document: YamlDocument, around: Mapping[str, Any]) -> str | None:
     """What is said of a word that another tool has, where this one has not."""
     if error["type"] == "extra_forbidden" and "stored_as_scd_type" in around.get("properties", {}):
         return AUTO_CDC.get(str(key[-1]).lower()) or _transformed(str(key[-1]), around)
@@ -82,7 +82,7 @@ def _example(error: ErrorDetails, key: Key) -> str:
     return ": write [{match: shop.*}]" if error["type"] == "tuple_type" and key[-1] in {"tables", "rules"} else ""
 
 
-def _meant(error: ErrorDetails, key: Key, document: Document, around: Mapping[str, Any]) -> str | None:
+def _meant(error: ErrorDetails, key: Key, document: YamlDocument, around: Mapping[str, Any]) -> str | None:
     if error["type"] == "extra_forbidden":
         wanted, choices = str(key[-1]), list(around.get("properties", {}))
     elif error["type"] in {"union_tag_invalid", "literal_error", "enum"}:
@@ -93,7 +93,7 @@ def _meant(error: ErrorDetails, key: Key, document: Document, around: Mapping[st
     return near[0] if near else None
 
 
-def _written(key: Key, document: Document) -> str:
+def _written(key: Key, document: YamlDocument) -> str:
     value: Any = document.values
     for part in key:
         value = value.get(part) if isinstance(value, dict) else _item(value, part)

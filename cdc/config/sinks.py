@@ -51,7 +51,7 @@ class WriterChoice(StrEnum):
     SPARK = "spark"
 
 
-class TypePolicy(StrEnum):
+class TypeSettings(StrEnum):
     """How Postgres values become columns."""
 
     #: The nearest type that holds every value; one that does not fit is set aside, never changed.
@@ -84,7 +84,7 @@ class DroppedColumns(StrEnum):
     DROP = "drop"
 
 
-class Keeping(StrEnum):
+class HistoryMode(StrEnum):
     """What a target keeps of a row's past; the value stands in the target's property `cdc.mode`."""
 
     #: Nothing: the latest state of every key.
@@ -97,7 +97,7 @@ class Keeping(StrEnum):
     MARKED = "soft_delete"
 
 
-class Mode(StrEnum):
+class TargetMode(StrEnum):
     """What a target keeps of a row's past, where `stored_as_scd_type` does not say it."""
 
     #: Every change is a row: full history.
@@ -144,7 +144,7 @@ def _property(name: str) -> str:
     return name
 
 
-class DeadLetters(Model):
+class DeadLetterSettings(Model):
     """Rows that a target cannot take are parked with their key beside the sink, and everything else goes on."""
 
     stop_at: Annotated[int, Field(ge=0, le=10_000)] = 1_000
@@ -156,9 +156,9 @@ class DeadLetters(Model):
 class TableSettings(Model):
     """How a Delta sink keeps one table: the sink says it for all of them, a rule for those it matches."""
 
-    types: TypePolicy = TypePolicy.EXACT
+    types: TypeSettings = TypeSettings.EXACT
     """How values become columns."""
-    columns: Mapping[Identifier, TypePolicy] = {}
+    columns: Mapping[Identifier, TypeSettings] = {}
     """The same for single columns, by their names at the source; a name that a table does not have says nothing."""
     schema_changes: SchemaChanges = SchemaChanges.EVOLVE
     """What becomes of the target when the table changes its columns."""
@@ -166,7 +166,7 @@ class TableSettings(Model):
     """What becomes of a column that the table has no more, where the target follows and keeps the latest state."""
     stored_as_scd_type: Literal[1, 2] = 1
     """1: the latest state of every key. 2: every version of a row, with where it began and where it ended."""
-    mode: Mode | None = None
+    mode: TargetMode | None = None
     """Instead of stored_as_scd_type: every change as a row, or deleted rows kept and marked."""
     column_list: tuple[Identifier, ...] = ()
     """The source's columns that the target has, those of the key among them; default all."""
@@ -176,15 +176,15 @@ class TableSettings(Model):
     """Type 2: only a change of one of these columns begins a new version; default any column that is not of the key."""
     track_history_except_column_list: tuple[Identifier, ...] = ()
     """Type 2, instead of track_history_column_list: a change of these alone begins no new version."""
-    dead_letters: DeadLetters = DeadLetters()
+    dead_letters: DeadLetterSettings = DeadLetterSettings()
     """What becomes of rows that the target cannot take."""
 
     @property
-    def keeping(self) -> Keeping:
+    def keeping(self) -> HistoryMode:
         """What the target keeps of a row's past."""
         if self.mode is not None:
-            return Keeping(self.mode.value)
-        return Keeping.VERSIONS if self.stored_as_scd_type == 2 else Keeping.LATEST  # noqa: PLR2004 - as AUTO CDC counts
+            return HistoryMode(self.mode.value)
+        return HistoryMode.VERSIONS if self.stored_as_scd_type == 2 else HistoryMode.LATEST  # noqa: PLR2004 - as AUTO CDC counts
 
 
 class SinkRule(TableSettings):
@@ -252,7 +252,7 @@ def settings_under(sink: TableSettings, rule: SinkRule | None) -> TableSettings:
     return TableSettings.model_construct(**(own | said))
 
 
-class Cuts(Model):
+class CutSettings(Model):
     """Past cuts of a sink, at each of which all its tables are read as they were together."""
 
     retain: Seconds = 86400.0
@@ -271,7 +271,7 @@ class TargetUpkeep(Model):
     although thousands make every batch slower."""
 
 
-class DeltaSink(TableSettings):
+class DeltaSinkDefinition(TableSettings):
     """Delta tables, one per source table."""
 
     type: Literal["delta"]
@@ -287,11 +287,11 @@ class DeltaSink(TableSettings):
     """Who merges."""
     max_rewrite: Bytes = 128 * 2**20
     """Bytes of one table's files that may be written again per second; above it batches become fewer. 0: no bound."""
-    cuts: Cuts = Cuts()
+    cuts: CutSettings = CutSettings()
     upkeep: TargetUpkeep = TargetUpkeep()
 
 
-class SearchSink(Model):
+class SearchSinkDefinition(Model):
     """A search index over the rows of its tables."""
 
     type: Literal["search"]
@@ -305,8 +305,8 @@ class SearchSink(Model):
     """Which of the captured tables; default all."""
     fields: tuple[Identifier, ...] = ()
     """The columns whose words can be searched; default every column."""
-    dead_letters: DeadLetters = DeadLetters()
+    dead_letters: DeadLetterSettings = DeadLetterSettings()
     """What becomes of rows that the index cannot take."""
 
 
-Sink = Annotated[DeltaSink | SearchSink, Field(discriminator="type")]
+Sink = Annotated[DeltaSinkDefinition | SearchSinkDefinition, Field(discriminator="type")]

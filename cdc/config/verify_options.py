@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Mode(StrEnum):
+class VerifyMode(StrEnum):
     """How closely a table is looked at."""
 
     #: Every row and column; keys and columns that differ are named.

@@ -17,7 +17,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from cdc.config.interpolation import interpolate
-from cdc.errors import ConfigError, Flaw
+from cdc.errors import ConfigError, ConfigIssue
 
 LARGEST: Final = 1024 * 1024
 """Bytes of a definition; a thousand tables listed one by one need 100 kB."""
@@ -32,7 +32,7 @@ Key = tuple[str | int, ...]
 """The way to a value: ("sinks", 0, "path")."""
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """1-based line and column."""
 
     line: int
@@ -40,19 +40,21 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Document:
+class YamlDocument:
     """The values of one file, the places of all of them, and what was wrong on the way."""
 
     path: str
     values: Any = None
-    places: dict[Key, Place] = field(default_factory=dict)
+    places: dict[Key, SourceLocation] = field(default_factory=dict)
     """Of a key in a mapping the key's place, of an item its own; the file as a whole is ()."""
-    flaws: list[Flaw] = field(default_factory=list)
+    flaws: list[ConfigIssue] = field(default_factory=list)
 
-    def flaw(self, key: Key, message: str, **more: Any) -> Flaw:
+    def flaw(self, key: Key, message: str, **more: Any) -> ConfigIssue:
         """A flaw at the key, or at the nearest place above it that exists."""
         place = next(self.places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.places)
-        return Flaw(path=self.path, line=place.line, column=place.column, key=dotted(key), message=message, **more)
+        return ConfigIssue(
+            path=self.path, line=place.line, column=place.column, key=dotted(key), message=message, **more
+        )
 
     def note(self, key: Key, message: str, **more: Any) -> None:
         """Keep a flaw."""
@@ -64,12 +66,12 @@ def dotted(key: Key) -> str:
     return ".".join(str(part) if _SHOWN.match(str(part)) else "…" for part in key)
 
 
-def read(path: Path, environment: Mapping[str, str], content: bytes | None = None) -> Document:
+def read(path: Path, environment: Mapping[str, str], content: bytes | None = None) -> YamlDocument:
     """The file's values with variables filled in; flaws are kept in the document, none is raised.
 
     `content` is what would stand in the file, for one that is not written yet.
     """
-    document = Document(str(path), places={(): Place(1, 1)})
+    document = YamlDocument(str(path), places={(): SourceLocation(1, 1)})
     text = _text(path, document) if content is None else _decoded(content, document)
     if text is None:
         return document
@@ -81,7 +83,7 @@ def read(path: Path, environment: Mapping[str, str], content: bytes | None = Non
     return document
 
 
-def _text(path: Path, document: Document) -> str | None:
+def _text(path: Path, document: YamlDocument) -> str | None:
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
@@ -92,7 +94,7 @@ def _text(path: Path, document: Document) -> str | None:
     return _decoded(content, document)
 
 
-def _decoded(content: bytes, document: Document) -> str | None:
+def _decoded(content: bytes, document: YamlDocument) -> str | None:
     if len(content) > LARGEST:
         document.note((), f"the file is larger than {LARGEST // 1024} KiB")
         return None
@@ -100,23 +102,23 @@ def _decoded(content: bytes, document: Document) -> str | None:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = content[: error.start]
-        place = Place(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
+        place = SourceLocation(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
         _note_at(document, place, "the file is not UTF-8")
         return None
 
 
-def _compose(text: str, document: Document) -> Node | None:
+def _compose(text: str, document: YamlDocument) -> Node | None:
     control = re.search(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", text)
     if control is not None:
         before = text[: control.start()]
-        place = Place(before.count("\n") + 1, control.start() - before.rfind("\n"))
+        place = SourceLocation(before.count("\n") + 1, control.start() - before.rfind("\n"))
         _note_at(document, place, f"character U+{ord(control[0]):04X} is not allowed in YAML")
         return None
     try:
         root: Node | None = YAML(typ="safe", pure=True).compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+        place = SourceLocation(mark.line + 1, mark.column + 1) if mark else SourceLocation(1, 1)
         _note_at(document, place, _problem(error))
         return None
     except (YAMLError, RecursionError, ValueError):
@@ -132,16 +134,16 @@ def _problem(error: MarkedYAMLError) -> str:
     return f"{error.context}: {text}" if error.context else text
 
 
-def _note_at(document: Document, place: Place, message: str, key: Key = ()) -> None:
+def _note_at(document: YamlDocument, place: SourceLocation, message: str, key: Key = ()) -> None:
     document.flaws.append(
-        Flaw(path=document.path, line=place.line, column=place.column, key=dotted(key), message=message)
+        ConfigIssue(path=document.path, line=place.line, column=place.column, key=dotted(key), message=message)
     )
 
 
 class _Builder:
     """Turns nodes into values, noting what is not allowed."""
 
-    def __init__(self, document: Document, environment: Mapping[str, str]) -> None:
+    def __init__(self, document: YamlDocument, environment: Mapping[str, str]) -> None:
         self._document = document
         self._environment = environment
         self._built = 0
@@ -170,7 +172,7 @@ class _Builder:
         return self._value(node, key)
 
     def _entries(self, node: MappingNode, above: Key) -> Iterator[tuple[str, Any]]:
-        seen: dict[str, Place] = {}
+        seen: dict[str, SourceLocation] = {}
         for name_node, value_node in node.value:
             name = name_node.value if isinstance(name_node, ScalarNode) else ""
             key, place = (*above, name), _place(name_node)
@@ -195,8 +197,8 @@ class _Builder:
             return FAULTY
 
 
-def _place(node: Node) -> Place:
-    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+def _place(node: Node) -> SourceLocation:
+    return SourceLocation(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 def _integer(text: str) -> Any:

@@ -33,7 +33,7 @@ _BOM: Final = "\ufeff"
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class YamlEdit:
     """A definition as it stands and as it would stand."""
 
     path: Path
@@ -59,17 +59,17 @@ class Edit:
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
-def add_tables(path: Path, tables: Sequence[str]) -> Edit:
+def add_tables(path: Path, tables: Sequence[str]) -> YamlEdit:
     """Have rules match the tables, globs of `schema.table`; raises ConfigError where that takes a person."""
     return _edited(path, tables, _add)
 
 
-def remove_tables(path: Path, tables: Sequence[str]) -> Edit:
+def remove_tables(path: Path, tables: Sequence[str]) -> YamlEdit:
     """Have no rule match the tables; raises ConfigError where that takes a person."""
     return _edited(path, tables, _remove)
 
 
-def write(edit: Edit) -> None:
+def write(edit: YamlEdit) -> None:
     """Put the new text in the file's place in one step; raises ConfigError, and then the file is as it was."""
     path = edit.path.resolve()
     try:
@@ -96,7 +96,7 @@ class _Step:
     by_hand: str | None = None
 
 
-def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _Step]) -> Edit:
+def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _Step]) -> YamlEdit:
     for table in tables:
         if not _GLOB.match(table):
             raise ConfigError(f"malformed table {table!r}", remedy="write schema.table, or a glob over it as shop.*")
@@ -115,7 +115,7 @@ def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _S
         raise ConfigError(
             f"{path} is written in a way that cannot be edited safely", remedy=f"by hand: {'; '.join(by_hand)}"
         )
-    return Edit(path, before, text, tuple(done), tuple(by_hand), definition)
+    return YamlEdit(path, before, text, tuple(done), tuple(by_hand), definition)
 
 
 def _means(now: Definition, before: Definition, tables: Sequence[str], *, wanted: bool) -> bool:

@@ -7,13 +7,13 @@ from decimal import Decimal
 from typing import Any, Final
 
 from cdc.catalog import Catalog, DeadLetter
-from cdc.catalog.dead_letter_requests import Outcome, Verb, Wish, answers, say
+from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome, DeadLetterRequest, answers, say
 from cdc.demo import shell_commands
-from cdc.demo.lake_queries import Shelf
+from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import PIPELINE
 from cdc.demo.statements import named
-from cdc.demo.step import PATIENCE, Finding, Step, Wait, taken
-from cdc.demo.terminal import Screen
+from cdc.demo.step import PATIENCE, Step, StepResult, Wait, taken
+from cdc.demo.terminal import Terminal
 from cdc.demo.wal_marker import mark
 from cdc.errors import UnknownName
 from cdc.postgres.connection import connect
@@ -26,11 +26,11 @@ _COMMENT: Final = "SELECT comment FROM shop.orders WHERE id = {}"
 
 
 @dataclass(slots=True)
-class Letters:
+class DeadLetterStep:
     """Breaks one order and mends it; nobody else may write to the shop meanwhile."""
 
-    shelf: Shelf
-    screen: Screen
+    shelf: LakeQueries
+    screen: Terminal
     dsn: str
     """Of the shop."""
     catalog: Catalog
@@ -43,7 +43,7 @@ class Letters:
         """Park, try again, mend: the order is mended at the source whatever came of parking it."""
         return [taken(self.screen, "parked", self.park), taken(self.screen, "retried", self.retry)]
 
-    def park(self) -> Finding:
+    def park(self) -> StepResult:
         """Give an order a total of NaN and another one a comment, and wait until only the first is parked."""
         self._arrive()
         self._order, other = self._run("newest_order")
@@ -60,9 +60,9 @@ class Letters:
             f"{'keeps' if kept else 'LOST'} its {before:,}, order {other} {'goes on' if goes_on else 'STANDS STILL'}"
         )
         facts = {"letter": letter.id, "key": list(letter.key), "code": letter.code, "others_go_on": goes_on}
-        return Finding(told, self._hint(f"dlq show {letter.id}"), kept and goes_on, 1, facts)
+        return StepResult(told, self._hint(f"dlq show {letter.id}"), kept and goes_on, 1, facts)
 
-    def retry(self) -> Finding:
+    def retry(self) -> StepResult:
         """Have it tried as it is, which must be refused, then mend it at the source: what fits takes its place."""
         if not self._order:
             raise UnknownName("there is no order to mend", remedy="let the workload place one")
@@ -75,16 +75,17 @@ class Letters:
         wait = Wait(self.screen, "retried", self.patience)
         wait.until(f"order {self._order} is in dead letters no more", lambda: self._letter() is None)
         total = self._in_lake(_TOTAL, self._order)
-        equal = outcome == Outcome.PARKED and total == mended
+        equal = outcome == DeadLetterOutcome.PARKED and total == mended
+        retried = "refused again" if outcome == DeadLetterOutcome.PARKED else outcome
         told = (
-            f"{'refused again' if outcome == Outcome.PARKED else outcome} as long as it is NaN; mended at the source, "
+            f"{retried} as long as it is NaN; mended at the source, "
             f"order {self._order} comes through: {'nothing' if total is None else f'{total:,}'} in the lake"
         )
         facts = {"outcome": outcome, "mended": str(mended), "in_lake": str(total)}
-        return Finding(told, self._hint("dlq ls"), equal, 1, facts)
+        return StepResult(told, self._hint("dlq ls"), equal, 1, facts)
 
     def _ask(self, letter: DeadLetter) -> str:
-        posted = say(self.catalog, PIPELINE, [letter], Wish(Verb.RETRY, "cdc demo"))
+        posted = say(self.catalog, PIPELINE, [letter], DeadLetterRequest(DeadLetterAction.RETRY, "cdc demo"))
         return str(answers(self.catalog, posted).get(letter.id, "not answered"))
 
     def _arrive(self) -> None:

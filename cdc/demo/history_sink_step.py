@@ -8,10 +8,10 @@ from typing import Final, Self
 
 from cdc.catalog import Catalog
 from cdc.demo import shell_commands
-from cdc.demo.lake_queries import Shelf
-from cdc.demo.processes import Children, command
-from cdc.demo.step import Finding, Step, Wait, taken
-from cdc.demo.terminal import Screen
+from cdc.demo.lake_queries import LakeQueries
+from cdc.demo.processes import DemoProcesses, command
+from cdc.demo.step import Step, StepResult, Wait, taken
+from cdc.demo.terminal import Terminal
 from cdc.demo.wal_marker import mark
 from cdc.naming import END_COLUMN, FROM_COLUMN, START_COLUMN, TO_COLUMN
 from cdc.service.supervisor import Child
@@ -28,21 +28,21 @@ _PRICES: Final = f'SELECT price FROM shop.products WHERE id = {{}} ORDER BY "{ST
 
 
 @dataclass(slots=True)
-class History:
+class HistorySinkStep:
     """The third sink, filled by an apply process of its own inside the context, beside the one that goes on."""
 
-    shelf: Shelf
+    shelf: LakeQueries
     """Of the lake, whose rows are the latest state."""
-    screen: Screen
+    screen: Terminal
     dsn: str
     """Of the shop."""
     catalog: Catalog
-    _children: Children = field(init=False)
+    _children: DemoProcesses = field(init=False)
 
     def __post_init__(self) -> None:
         ground = self.shelf.ground
         filled = command("apply", ground.definition, "--sink", HISTORY)
-        self._children = Children(ground, [Child(HISTORY, tuple(filled))])
+        self._children = DemoProcesses(ground, [Child(HISTORY, tuple(filled))])
 
     def __enter__(self) -> Self:
         self.shelf.ground.add_history()
@@ -59,10 +59,10 @@ class History:
         )
         return [taken(self.screen, HISTORY, self.compare)]
 
-    def compare(self) -> Finding:
+    def compare(self) -> StepResult:
         """Latest state and versions of one table side by side: what is open is what is there now."""
         last = mark(self.dsn, "closing")
-        past = Shelf(self.shelf.ground, HISTORY)
+        past = LakeQueries(self.shelf.ground, HISTORY)
         wait = Wait(self.screen, HISTORY, BUILT_WITHIN)
         wait.until(
             f"lake and {HISTORY} have all of the log",
@@ -70,7 +70,7 @@ class History:
         )
         return self.side_by_side(past)
 
-    def side_by_side(self, past: Shelf) -> Finding:
+    def side_by_side(self, past: LakeQueries) -> StepResult:
         """What the two hold now; where both were seen at the same position, unequal means that one is wrong."""
         now, open_now = self.shelf.rows(_NOW), past.rows(_OPEN)
         counted = past.rows(_COUNTED)
@@ -85,7 +85,7 @@ class History:
         asked = f"select price, {FROM_COLUMN}, {TO_COLUMN} from shop.products where id = {product} order by 2"
         hint = shell_commands.command(f'query "{asked}" --sink {HISTORY}', self.shelf.ground.definition)
         facts = {"product": product, "versions": versions, "prices": [str(price) for price in prices]}
-        return Finding(told, hint, now == open_now and bool(now), sum(n for _, n in counted), facts)
+        return StepResult(told, hint, now == open_now and bool(now), sum(n for _, n in counted), facts)
 
 
 def _said(prices: list[Decimal]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from cdc.catalog import AWAITS_SPARK
-from cdc.demo.pipeline_probe import FIND, LAKE, Sight
+from cdc.demo.pipeline_probe import FIND, LAKE, PipelineSnapshot
 from cdc.service.status import COMPILES
 
 NAMES: Final = {FIND: "search", LAKE: "delta"}
@@ -17,7 +17,7 @@ AWAITS_LOG: Final = "waits for the log"
 NO_ROWS: Final = "no rows yet"
 
 
-def lag_line(sight: Sight, sinks: Sequence[str]) -> str:
+def lag_line(sight: PipelineSnapshot, sinks: Sequence[str]) -> str:
     """`log 0.05 s · search 0.41 s · delta 0.72 s`, and why they are long if this machine is the reason."""
     parts = [
         f"log {_of_log(sight)}",
@@ -27,13 +27,13 @@ def lag_line(sight: Sight, sinks: Sequence[str]) -> str:
     return f"{line}     {sight.slow}" if sight.slow else line
 
 
-def _of_log(sight: Sight) -> str:
+def _of_log(sight: PipelineSnapshot) -> str:
     if sight.compiling:
         return COMPILES
     return _figure(sight.source_lag, sight.stalled.get("", 0.0))
 
 
-def _of_sink(sight: Sight, sink: str) -> str:
+def _of_sink(sight: PipelineSnapshot, sink: str) -> str:
     stalled = sight.stalled.get(sink, 0.0)
     if sink not in sight.sinks:
         return AWAITS_SPARK if sink == LAKE else NO_ROWS

@@ -7,18 +7,18 @@ from typing import Any
 
 from cdc.catalog import Catalog
 from cdc.demo.pipeline_probe import PIPELINE
-from cdc.demo.workspace import Ground
+from cdc.demo.workspace import Workspace
 from cdc.lsn import Lsn
 from cdc.position import Position
-from cdc.stores.lake import At, Lake
+from cdc.stores.lake import Lake, ReadAt
 from cdc.stores.published import Published
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class LakeQueries:
     """One Delta sink of the demo."""
 
-    ground: Ground
+    ground: Workspace
     name: str
 
     @property
@@ -28,12 +28,14 @@ class Shelf:
 
     def rows(self, sql: str, at: Published | Position | None = None) -> list[tuple[Any, ...]]:
         """What a SELECT gives at a cut, None: the newest. Raises as Lake.query."""
-        found = self.lake.query(sql, At.PUBLISHED if at is None else at).read_all()
+        found = self.lake.query(sql, ReadAt.PUBLISHED if at is None else at).read_all()
         return [tuple(row.values()) for row in found.to_pylist()]
 
     def columns(self, table: str, at: Published | None = None) -> list[str]:
         """Names of a table's columns at a cut."""
-        return list(self.lake.query(f"SELECT * FROM {table} LIMIT 0", At.PUBLISHED if at is None else at).schema.names)
+        return list(
+            self.lake.query(f"SELECT * FROM {table} LIMIT 0", ReadAt.PUBLISHED if at is None else at).schema.names
+        )
 
     def has(self, catalog: Catalog, lsn: Lsn) -> bool:
         """Whether the sink says that it has all that was committed up to there."""

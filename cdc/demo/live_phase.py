@@ -9,22 +9,22 @@ from threading import Event
 from typing import Final
 
 from cdc.catalog import Catalog
-from cdc.demo.dead_letter_step import Letters
-from cdc.demo.history_sink_step import History
+from cdc.demo.dead_letter_step import DeadLetterStep
+from cdc.demo.history_sink_step import HistorySinkStep
 from cdc.demo.lag_line import lag_line
-from cdc.demo.lake_queries import Shelf
-from cdc.demo.pipeline_probe import FIND, LAKE, Freshness, Sight, Watch
-from cdc.demo.processes import Children
-from cdc.demo.report import Outcome
+from cdc.demo.lake_queries import LakeQueries
+from cdc.demo.pipeline_probe import FIND, LAKE, Freshness, PipelineProbe, PipelineSnapshot
+from cdc.demo.processes import DemoProcesses
+from cdc.demo.report import DemoReport
 from cdc.demo.settings import Settings
 from cdc.demo.shell_commands import command, shown
-from cdc.demo.steps import Tour
-from cdc.demo.terminal import Screen
-from cdc.demo.time_travel_step import Past
+from cdc.demo.steps import StepSequence
+from cdc.demo.terminal import Terminal
+from cdc.demo.time_travel_step import TimeTravelStep
 from cdc.demo.verification_step import compare_log, verify
 from cdc.demo.wal_marker import mark
 from cdc.demo.workload import Workload
-from cdc.demo.workspace import Ground
+from cdc.demo.workspace import Workspace
 from cdc.errors import CutNotReached
 from cdc.position import Position
 from cdc.service.machine_load import LAG_BAR
@@ -51,8 +51,8 @@ class Stage:
     """Where a demo plays."""
 
     settings: Settings
-    screen: Screen
-    place: Ground
+    screen: Terminal
+    place: Workspace
     dsn: str
     """Of the shop."""
     port: int
@@ -60,14 +60,14 @@ class Stage:
 
 
 @dataclass(slots=True)
-class Live:
+class LivePhase:
     """One run; `play` is called once."""
 
     stage: Stage
-    children: Children
-    watch: Watch
+    children: DemoProcesses
+    watch: PipelineProbe
     stop: Event
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: DemoReport = field(default_factory=DemoReport)
     _freshness: Freshness = field(default_factory=Freshness)
     _figures_at: float = 0.0
     _slow: str | None = None
@@ -76,7 +76,7 @@ class Live:
     _before: Position | None = None
     """Where the lake stood when the schema change had not happened."""
 
-    def play(self) -> Outcome:
+    def play(self) -> DemoReport:
         """Wait for the log, write, watch, drain, prove; an empty outcome when stopped before the first row."""
         self._announce_processes()
         if not self._wait_for_log():
@@ -174,23 +174,23 @@ class Live:
         if self._awaited:
             self.stage.screen.doing("tour", "left out: not every sink has rows yet; --seconds N makes it wait longer")
         else:
-            self.outcome.tour = Tour(self._past, self.stop).go()
+            self.outcome.tour = StepSequence(self._past, self.stop).go()
 
     @property
-    def _past(self) -> Past:
-        return Past(Shelf(self.stage.place, LAKE), self.stage.screen, self._before, self._altered)
+    def _past(self) -> TimeTravelStep:
+        return TimeTravelStep(LakeQueries(self.stage.place, LAKE), self.stage.screen, self._before, self._altered)
 
     def _close(self) -> None:
         """What is shown once the load is over, so that it weighs on no figure; then the proof of every sink."""
         stage, closing = self.stage, self.outcome.closing
-        shelf = Shelf(stage.place, LAKE)
+        shelf = LakeQueries(stage.place, LAKE)
         if not self.outcome.tour:
             closing += self._past.go()
         with (
             Catalog.open(stage.place.catalog_url) as catalog,
-            History(shelf, stage.screen, stage.dsn, catalog) as history,
+            HistorySinkStep(shelf, stage.screen, stage.dsn, catalog) as history,
         ):
-            closing += Letters(shelf, stage.screen, stage.dsn, catalog).go()
+            closing += DeadLetterStep(shelf, stage.screen, stage.dsn, catalog).go()
             versions = history.go()
             closing += versions
             # one that did not come must not keep the others from their proof
@@ -200,7 +200,7 @@ class Live:
     def _awaited(self) -> bool:
         return bool(self.stage.settings.sinks) and None in self.outcome.first_row_seconds.values()
 
-    def _look(self) -> Sight:
+    def _look(self) -> PipelineSnapshot:
         self.children.check()
         sight = self.watch.look()
         self._freshness.add(sight)
@@ -211,7 +211,7 @@ class Live:
                 self._announce_sink(sink, sight)
         return sight
 
-    def _announce_sink(self, sink: str, sight: Sight) -> None:
+    def _announce_sink(self, sink: str, sight: PipelineSnapshot) -> None:
         place, screen = self.stage.place, self.stage.screen
         if sink == LAKE:
             version, _ = sight.versions.get((LAKE, "shop.orders"), (None, 0))
@@ -222,7 +222,7 @@ class Live:
             words = command('search shop.products "blue mug"', place.definition)
             screen.done("search", f"tantivy {shown(place.state / 'search')}   try: {words}")
 
-    def _figures(self, sight: Sight, changes: int) -> str:
+    def _figures(self, sight: PipelineSnapshot, changes: int) -> str:
         slot = "" if sight.slot_retained is None else f"     slot retained {sight.slot_retained / _MIB:.1f} MiB"
         return f"lag  {lag_line(sight, self.stage.settings.sinks)}     changes {changes:,}{slot}     ^C to stop"
 
@@ -246,7 +246,7 @@ class Live:
         subject = f"log and {sinks} sinks" if sinks else "log"
         screen.done("drained", f"{subject} at {target} in {screen.seconds - began:.1f} s")
 
-    def _late(self, sight: Sight, target: Position | None) -> list[str]:
+    def _late(self, sight: PipelineSnapshot, target: Position | None) -> list[str]:
         if target is None:
             return ["log"]
         return [sink for sink in self.stage.settings.sinks if sight.sinks.get(sink, Position(0)) < target]

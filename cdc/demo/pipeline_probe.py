@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from cdc.catalog import Catalog
 from cdc.change import Operation
-from cdc.demo.workspace import Ground
+from cdc.demo.workspace import Workspace
 from cdc.errors import LogError
 from cdc.log.reader import LogReader, read_file
 from cdc.metrics import COMPILING, SLOT_RETAINED, SOURCE_LAG_SECONDS
@@ -33,7 +33,7 @@ SETTLED: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class PipelineSnapshot:
     """The pipeline at one moment."""
 
     durable: Position | None
@@ -63,7 +63,7 @@ class Freshness:
     _samples: dict[str, list[float]] = field(default_factory=dict)
     _seen: dict[str, Position] = field(default_factory=dict)
 
-    def add(self, sight: Sight) -> None:
+    def add(self, sight: PipelineSnapshot) -> None:
         """Take what is new in a sight."""
         for sink, position in sight.sinks.items():
             if position == self._seen.get(sink):
@@ -79,10 +79,10 @@ class Freshness:
         return round(median(samples) * 1000, 1) if samples else None
 
 
-class Watch:
+class PipelineProbe:
     """Looks at catalog and log; each look costs a few milliseconds."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: Workspace) -> None:
         self._ground = ground
         self._durable, self._moved = PositionHistory(), (monotonic(), Position(0))
         self._meter, self._measured = LoadMeter(), 0.0
@@ -105,7 +105,7 @@ class Watch:
         self._log.refresh()
         return self._log
 
-    def look(self) -> Sight:
+    def look(self) -> PipelineSnapshot:
         """The pipeline as it is now."""
         log, now = self.log, monotonic()
         durable = log.durable if log is not None else None
@@ -114,7 +114,7 @@ class Watch:
         figures, lag = self._figures(), {sink.sink: sink.lag_seconds for sink in sinks}
         load, stalled = self._measure(now), self._stalled(now, durable, {s.sink: Position(s.position) for s in sinks})
         slowest = max((max(seconds, stalled.get(sink, 0.0)) for sink, seconds in lag.items()), default=None)
-        return Sight(
+        return PipelineSnapshot(
             durable=durable,
             sinks={sink.sink: Position(sink.position) for sink in sinks},
             lag=lag,

@@ -9,7 +9,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Final, Self
 
-from cdc.demo.workspace import Ground
+from cdc.demo.workspace import Workspace
 from cdc.errors import CdcError, ChildFailed
 from cdc.service.supervisor import Child, Supervisor
 
@@ -17,10 +17,10 @@ MOST_FALLS: Final = 4
 """Restarts of one child after which a demo says so instead of waiting on: it has no person who would mend it."""
 
 
-class Children:
+class DemoProcesses:
     """The running processes; leaving the context ends them all, at once when it is left by a second ^C."""
 
-    def __init__(self, ground: Ground, children: Sequence[Child]) -> None:
+    def __init__(self, ground: Workspace, children: Sequence[Child]) -> None:
         self._ground = ground
         self._supervisor = Supervisor(children, say=self._note)
         self._failure: CdcError | None = None

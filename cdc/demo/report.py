@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cdc.demo.step import Step
-from cdc.demo.verification_step import TableProof
+from cdc.demo.verification_step import TableVerification
 
 
 @dataclass(slots=True)
-class Outcome:
+class DemoReport:
     """What the demo found."""
 
-    tables: list[TableProof] = field(default_factory=list)
+    tables: list[TableVerification] = field(default_factory=list)
     freshness: dict[str, float | None] = field(default_factory=dict)
     changes: int = 0
     first_row_seconds: dict[str, float | None] = field(

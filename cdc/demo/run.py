@@ -7,20 +7,20 @@ from contextlib import ExitStack, contextmanager
 from shlex import quote
 from threading import Event
 
-from cdc.demo.live_phase import Live, Stage
-from cdc.demo.pipeline_probe import Watch
-from cdc.demo.processes import Children
-from cdc.demo.report import Outcome
+from cdc.demo.live_phase import LivePhase, Stage
+from cdc.demo.pipeline_probe import PipelineProbe
+from cdc.demo.processes import DemoProcesses
+from cdc.demo.report import DemoReport
 from cdc.demo.settings import Settings
-from cdc.demo.terminal import Screen
+from cdc.demo.terminal import Terminal
 from cdc.demo.workload import make_shop
-from cdc.demo.workspace import POSTGRES_PORT, Ground, free_port, ground
+from cdc.demo.workspace import POSTGRES_PORT, Workspace, free_port, ground
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.service.supervisor import pipeline_children
 
 
-def play(settings: Settings, screen: Screen, stop: Event) -> Outcome:
+def play(settings: Settings, screen: Terminal, stop: Event) -> DemoReport:
     """Run the demo until `stop` is set or its seconds are over; leaves nothing behind unless told to keep it.
 
     Raises ChildFailed when a process ends by itself, CutNotReached when a sink does not catch up.
@@ -32,14 +32,14 @@ def play(settings: Settings, screen: Screen, stop: Event) -> Outcome:
         port = _page_port(settings, screen)
         place.define(dsn, port, settings.jars)
         processes = ("reader", "server", "apply") if settings.spark else ("reader", "server")
-        children = stack.enter_context(Children(place, pipeline_children(str(place.definition), processes)))
-        watch = Watch(place)
+        children = stack.enter_context(DemoProcesses(place, pipeline_children(str(place.definition), processes)))
+        watch = PipelineProbe(place)
         stack.callback(watch.close)
-        return Live(Stage(settings, screen, place, dsn, port), children, watch, stop).play()
+        return LivePhase(Stage(settings, screen, place, dsn, port), children, watch, stop).play()
 
 
 @contextmanager
-def _database(settings: Settings, place: Ground, screen: Screen) -> Iterator[str]:
+def _database(settings: Settings, place: Workspace, screen: Terminal) -> Iterator[str]:
     with EmbeddedPostgres(place.postgres, version=settings.version, port=POSTGRES_PORT) as server:
         with connect(server.dsn("postgres"), application_name="cdc demo") as connection:
             connection.execute("CREATE DATABASE shop")
@@ -52,7 +52,7 @@ def _database(settings: Settings, place: Ground, screen: Screen) -> Iterator[str
     screen.done("postgres", "stopped")
 
 
-def _page_port(settings: Settings, screen: Screen) -> int:
+def _page_port(settings: Settings, screen: Terminal) -> int:
     port = free_port(settings.port)
     if port != settings.port:
         screen.say(f"⚠ page       port {settings.port} is in use, taking {port}   choose another: cdc demo --port N")

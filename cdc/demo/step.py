@@ -8,7 +8,7 @@ from threading import Event
 from time import monotonic
 from typing import Final, TypeVar
 
-from cdc.demo.terminal import Screen
+from cdc.demo.terminal import Terminal
 from cdc.errors import CdcError, CutNotReached
 
 LOOK_EVERY: Final = 0.1
@@ -27,7 +27,7 @@ Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StepResult:
     """What one part of the demo found."""
 
     told: str
@@ -55,13 +55,13 @@ class Step:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-def taken(screen: Screen, name: str, part: Callable[[], Finding]) -> Step:
+def taken(screen: Terminal, name: str, part: Callable[[], StepResult]) -> Step:
     """Do a part and tell it; one that cannot be shown is told with its reason and is not equal."""
     began = screen.seconds
     try:
         found = part()
     except CdcError as error:
-        found = Finding(f"{error.code} {error.message}", error.fix, equal=False, facts={"error": error.to_json()})
+        found = StepResult(f"{error.code} {error.message}", error.fix, equal=False, facts={"error": error.to_json()})
     report = screen.done if found.equal else screen.failed
     between = "   " if len(found.told) + len(found.hint) < WIDTH else BREAK
     report(name, f"{found.told}{between}try: {found.hint}")
@@ -72,7 +72,7 @@ def taken(screen: Screen, name: str, part: Callable[[], Finding]) -> Step:
 class Wait:
     """Waits that end, and say what for when they last."""
 
-    screen: Screen
+    screen: Terminal
     subject: str
     """Under which they are told."""
     seconds: float = PATIENCE

@@ -13,8 +13,8 @@ from typing import Any, Final
 from cdc.catalog import Catalog
 from cdc.demo import shell_commands
 from cdc.demo.processes import command, last_line
-from cdc.demo.step import LOOK_EVERY, Finding, Step, taken
-from cdc.demo.time_travel_step import Past
+from cdc.demo.step import LOOK_EVERY, Step, StepResult, taken
+from cdc.demo.time_travel_step import TimeTravelStep
 from cdc.demo.verification_step import verify
 from cdc.errors import ChildFailed
 
@@ -26,10 +26,10 @@ TOLD: Final = {
 }
 
 
-class Tour:
+class StepSequence:
     """Shows what can be done to a pipeline that runs."""
 
-    def __init__(self, past: Past, stop: Event) -> None:
+    def __init__(self, past: TimeTravelStep, stop: Event) -> None:
         self._past, self._stop = past, stop
         self._ground, self._screen = past.shelf.ground, past.screen
 
@@ -46,7 +46,7 @@ class Tour:
             steps.append(taken(self._screen, name, partial(self._proven, rows, words)))
         return steps
 
-    def _proven(self, act: Callable[[], int], words: str) -> Finding:
+    def _proven(self, act: Callable[[], int], words: str) -> StepResult:
         """Act, then verify."""
         began = self._screen.seconds
         count = act()
@@ -54,7 +54,7 @@ class Tour:
         tables = verify(self._ground)
         equal = sum(table.equal for table in tables)
         told = f"{count:,} rows in {seconds:.1f} s · verify {equal}/{len(tables)} tables equal"
-        return Finding(told, shell_commands.command(words, self._ground.definition), equal == len(tables), count)
+        return StepResult(told, shell_commands.command(words, self._ground.definition), equal == len(tables), count)
 
     def _backfill(self) -> int:
         """Some orders into the lake alone."""

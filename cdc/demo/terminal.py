@@ -11,7 +11,7 @@ _CLEAR: Final = "\r\x1b[K"
 
 
 @dataclass(slots=True)
-class Screen:
+class Terminal:
     """Prints lines; one of them, the last, may be written over when a terminal listens."""
 
     out: TextIO = field(default_factory=lambda: sys.stdout)

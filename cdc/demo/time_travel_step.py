@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from cdc.demo import shell_commands
-from cdc.demo.lake_queries import Shelf
-from cdc.demo.step import PATIENCE, Finding, Step, Wait, taken
-from cdc.demo.terminal import Screen
+from cdc.demo.lake_queries import LakeQueries
+from cdc.demo.step import PATIENCE, Step, StepResult, Wait, taken
+from cdc.demo.terminal import Terminal
 from cdc.errors import CutUnavailable
 from cdc.position import Position
 from cdc.stores.published import Published, TargetState
@@ -24,11 +24,11 @@ _FILLED: Final = f"SELECT count({COLUMN}), count(*) FROM shop.orders"
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class TimeTravelStep:
     """Shows what was; `before`: where the lake stood when orders had no gift_note yet."""
 
-    shelf: Shelf
-    screen: Screen
+    shelf: LakeQueries
+    screen: Terminal
     before: Position | None
     altered: bool = True
     """Whether the column came at all."""
@@ -43,7 +43,7 @@ class Past:
             return [cut]
         return [cut, taken(self.screen, "column", self.column)]
 
-    def column(self) -> Finding:
+    def column(self) -> StepResult:
         """The column that came while the pipeline ran."""
         wait = Wait(self.screen, "column", self.patience)
         wait.until(f"the lake's orders have {COLUMN}", lambda: COLUMN in self.shelf.columns("shop.orders"))
@@ -55,9 +55,9 @@ class Past:
             told += f"; at {Position(early.position)} there was {'no such column' if lacked else 'one already'}"
         hint = shell_commands.command(f'query "select {COLUMN} from shop.orders" --limit 5', self._definition)
         facts = {"column": COLUMN, "filled": filled, "absent_at": str(Position(early.position)) if early else None}
-        return Finding(told, hint, lacked, orders, facts)
+        return StepResult(told, hint, lacked, orders, facts)
 
-    def cut(self) -> Finding:
+    def cut(self) -> StepResult:
         """Every table at one position of before."""
         cut = self._amid()
         position = Position(cut.position)
@@ -68,7 +68,7 @@ class Past:
         told += f"{items:,} items of {'as much' if equal else f'{items_total:,}: NOT EQUAL'}; now {now:,} orders"
         hint = shell_commands.command(f'query "{TOTALS}" --at {position}', self._definition)
         facts = {"position": str(position), "tables": len(cut.tables), "orders": orders, "items": items}
-        return Finding(told, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
+        return StepResult(told, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
 
     def _early(self) -> Published | None:
         """The cut from before the column, if it is still kept and had every table."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 from cdc.change import LOG_SCHEMA, Operation
 from cdc.demo.processes import command, last_line
 from cdc.demo.statements import script
-from cdc.demo.workspace import Ground
+from cdc.demo.workspace import Workspace
 from cdc.errors import ChildFailed
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -28,7 +28,7 @@ LiveKeys = dict[int, dict[tuple[str | None, ...], int]]
 
 
 @dataclass(frozen=True, slots=True)
-class TableProof:
+class TableVerification:
     """One table after the demo."""
 
     name: str
@@ -39,7 +39,7 @@ class TableProof:
     """In every sink, or in the log if there are none."""
 
 
-def verify(ground: Ground, sinks: Sequence[str] = ()) -> list[TableProof]:
+def verify(ground: Workspace, sinks: Sequence[str] = ()) -> list[TableVerification]:
     """Run `python -m pipelines verify`, of these sinks, default all; raises ChildFailed when it gives no verdict."""
     line = command("verify", ground.definition, "--json", *(word for sink in sinks for word in ("--sink", sink)))
     with ground.output("verify").open("wb") as errors:
@@ -64,18 +64,18 @@ def verify(ground: Ground, sinks: Sequence[str] = ()) -> list[TableProof]:
     return by_table(result["tables"])
 
 
-def by_table(verdicts: Iterable[dict[str, Any]]) -> list[TableProof]:
+def by_table(verdicts: Iterable[dict[str, Any]]) -> list[TableVerification]:
     """Verdicts of (sink, topic) as one per topic: equal only where every sink is."""
-    found: dict[str, TableProof] = {}
+    found: dict[str, TableVerification] = {}
     for verdict in verdicts:
         before = found.get(verdict["topic"])
         rows = max(int(verdict["rows"]), before.rows if before else 0)
         equal = bool(verdict["equal"]) and (before is None or before.equal)
-        found[verdict["topic"]] = TableProof(verdict["topic"], rows, equal)
+        found[verdict["topic"]] = TableVerification(verdict["topic"], rows, equal)
     return [found[topic] for topic in sorted(found)]
 
 
-def compare_log(dsn: str, log: LogReader) -> list[TableProof]:
+def compare_log(dsn: str, log: LogReader) -> list[TableVerification]:
     """The keys that the log leaves alive against the keys of every published table; the source must be at rest."""
     log.refresh()
     alive = live_keys(log)
@@ -84,11 +84,13 @@ def compare_log(dsn: str, log: LogReader) -> list[TableProof]:
     with connect(dsn, application_name="cdc demo") as connection:
         for (topic,) in connection.execute(script("published")).fetchall():
             if topic not in schemas:
-                proofs.append(TableProof(topic, 0, equal=False))
+                proofs.append(TableVerification(topic, 0, equal=False))
                 continue
             relation, schema = schemas[topic]
             rows = connection.execute(_keys_query(schema).encode()).fetchall()
-            proofs.append(TableProof(topic, len(rows), {tuple(row) for row in rows} == set(alive.get(relation, {}))))
+            proofs.append(
+                TableVerification(topic, len(rows), {tuple(row) for row in rows} == set(alive.get(relation, {})))
+            )
     return proofs
 
 

@@ -24,7 +24,7 @@ _LAST_PORT: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class Workspace:
     """Where the demo keeps everything it makes; nothing outside of it is touched."""
 
     state: Path
@@ -67,11 +67,11 @@ class Ground:
 
 
 @contextmanager
-def ground(folder: Path, *, keep: bool) -> Iterator[Ground]:
+def ground(folder: Path, *, keep: bool) -> Iterator[Workspace]:
     """A new state folder beside `folder`, gone afterwards unless it is kept; never one that was there before."""
     state = _new_folder(folder)
     try:
-        yield Ground(state)
+        yield Workspace(state)
     finally:
         if not keep:
             shutil.rmtree(state, ignore_errors=True)

@@ -15,7 +15,7 @@ _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class BootTimestamp:
     """A time by the clock, and by what no hand can set."""
 
     clock_us: int
@@ -31,7 +31,7 @@ class Noted:
         boot, clock_us = _boot(), int(time.time() * SECOND)
         return cls(clock_us, boot, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000) if boot else cls(clock_us)
 
-    def since(self, earlier: Noted) -> int:
+    def since(self, earlier: BootTimestamp) -> int:
         """Microseconds from an earlier moment to this one: of two lives or machines only their clocks tell."""
         if self.boot and self.boot == earlier.boot:
             return self.up_us - earlier.up_us

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cdc import atomic_file
 from cdc.errors import LogCorrupt
-from cdc.log.boot_clock import Noted
+from cdc.log.boot_clock import BootTimestamp
 from cdc.log.object_path import Root, located
 from cdc.position import Position
 
@@ -55,9 +55,9 @@ class Consumer:
             "seen_at": self.seen_at,
         }
 
-    def silent_us(self, now: Noted) -> int:
+    def silent_us(self, now: BootTimestamp) -> int:
         """Microseconds since its last word."""
-        return now.since(Noted(self.seen_at, self.boot, self.up_us))
+        return now.since(BootTimestamp(self.seen_at, self.boot, self.up_us))
 
 
 def register(root: str | Root, consumer: Consumer) -> None:

@@ -8,7 +8,7 @@ from threading import Condition
 from cdc.position import Position
 
 
-class Reached:
+class DurablePosition:
     """Of one reader; for any thread."""
 
     def __init__(self) -> None:

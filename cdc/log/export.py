@@ -30,7 +30,7 @@ FILE_ROWS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class ExportRange:
     """Which single changes: those in (after, upto] of the topics that are wanted."""
 
     after: Position
@@ -50,7 +50,9 @@ class Exported:
     """Bytes."""
 
 
-def span(log: LogReader, first: Position | None, last: Position | None, wanted: Callable[[str], bool] | None) -> Span:
+def span(
+    log: LogReader, first: Position | None, last: Position | None, wanted: Callable[[str], bool] | None
+) -> ExportRange:
     """From a position (included; default: the oldest that is left) to one (included; default: the log's end).
 
     Raises LogTrimmed if it begins before single changes do.
@@ -62,10 +64,10 @@ def span(log: LogReader, first: Position | None, last: Position | None, wanted: 
             f"the log holds no single changes up to {log.oldest!s}, only what they come to",
             remedy=f"write --from {Position(log.oldest + 1)!s} or later, or leave it out",
         )
-    return Span(after=after, upto=durable if last is None else min(last, durable), wanted=wanted)
+    return ExportRange(after=after, upto=durable if last is None else min(last, durable), wanted=wanted)
 
 
-def sorted_rows(log: LogReader, asked: Span) -> Iterator[pa.Table]:
+def sorted_rows(log: LogReader, asked: ExportRange) -> Iterator[pa.Table]:
     """The rows in order of position and ordinal, a few files at a time."""
     return between(log, asked.wanted or (lambda _topic: True), asked.after, asked.upto)
 
@@ -80,7 +82,7 @@ def write_lines(messages: Iterable[object], out: Path) -> Exported:
     return Exported(rows, 1, out.stat().st_size)
 
 
-def write_parquet(log: LogReader, asked: Span, out: Path, file_rows: int = FILE_ROWS) -> Exported:
+def write_parquet(log: LogReader, asked: ExportRange, out: Path, file_rows: int = FILE_ROWS) -> Exported:
     """The rows (LOG_SCHEMA) as files `00000.parquet` … of about file_rows rows in a new directory.
 
     As they lie in the log: file by file, each sorted by relation. Raises ConfigError if something has that name.
@@ -113,7 +115,7 @@ def _gathered(parts: Iterator[pa.Table], limit: int) -> Iterator[Iterator[pa.Tab
         yield group()
 
 
-def _wanted(rows: pa.Table, asked: Span) -> pa.Table:
+def _wanted(rows: pa.Table, asked: ExportRange) -> pa.Table:
     if asked.wanted is None:
         return rows
     topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and asked.wanted(topic)]

@@ -69,13 +69,13 @@ PROPERTIES: Final[Mapping[str, str]] = {
 }
 
 
-class Place(Protocol):
+class FilePath(Protocol):
     """A path, in whatever store."""
 
     def __truediv__(self, below: str, /) -> Self: ...
 
 
-_P = TypeVar("_P", bound=Place)
+_P = TypeVar("_P", bound=FilePath)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -195,7 +195,7 @@ class LogFile:
     """How the object store that it lies in is reached; some are secret."""
 
 
-def listed(path: Place, action: Mapping[str, Any]) -> LogFile:
+def listed(path: FilePath, action: Mapping[str, Any]) -> LogFile:
     """A file of the table at path, as delta-rs lists it with its statistics in columns of their own."""
     latest = action.get("max.committed_at")
     return LogFile(

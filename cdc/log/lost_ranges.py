@@ -19,7 +19,7 @@ PREFIX: Final = "lost-"
 _NAME: Final = re.compile(rf"{PREFIX}([0-9a-f]+)-([0-9a-f]+)-[0-9a-f]{{32}}\.parquet\Z")
 
 
-class Lost(NamedTuple):
+class LostRange(NamedTuple):
     """Rows at some of the positions from the first to the last are gone."""
 
     first: Position
@@ -43,13 +43,13 @@ def bounds(path: str) -> tuple[Position, Position] | None:
     return None if found is None else (Position(int(found[1], 16)), Position(int(found[2], 16)))
 
 
-def told(files: Iterable[LogFile]) -> list[Lost]:
+def told(files: Iterable[LogFile]) -> list[LostRange]:
     """What files of `changes` tell, in order of the place where they do."""
     found = ((bounds(file.path), file.last) for file in files if file.schemas_only)
-    return sorted((Lost(*ends, last) for ends, last in found if ends is not None), key=lambda lost: lost.told)
+    return sorted((LostRange(*ends, last) for ends, last in found if ends is not None), key=lambda lost: lost.told)
 
 
-def beyond(ranges: Iterable[Lost], after: Position, upto: Position) -> Position:
+def beyond(ranges: Iterable[LostRange], after: Position, upto: Position) -> Position:
     """Where a batch ends that was to end at upto: behind each range that it would be cut off in."""
     for lost in ranges:  # in order of their places: who tells of one may stand in the next
         if lost.cuts(after, upto):

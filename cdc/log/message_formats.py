@@ -28,11 +28,11 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Message = dict[str, Any]
 Row = Mapping[str, Any]
 """One row of LOG_SCHEMA as `RecordBatch.to_pylist` gives it; images as lists of (column id, text)."""
-Writer = Callable[[Row, Row | None, "Tables"], Iterator[Message]]
+Writer = Callable[[Row, Row | None, "SchemaInForce"], Iterator[Message]]
 """Row, the row after it, tables → what is printed."""
 
 
-class Format(StrEnum):
+class MessageFormat(StrEnum):
     """How a change is printed."""
 
     #: The log row with named columns; unchanged TOAST columns are listed, not guessed.
@@ -44,7 +44,7 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceBlock:
     """What the source is called in Debezium's `source` block."""
 
     pipeline: str
@@ -53,7 +53,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Tables:
+class SchemaInForce:
     """The schema in force per relation; moved on by every `s` row that passes."""
 
     schemas: dict[int, TableSchema] = field(default_factory=dict)
@@ -101,15 +101,17 @@ def typed(text: str | None, column: Column | None) -> Any:
     return text == "t" if oid == _BOOLEAN else text
 
 
-def messages(rows: Iterable[Row], tables: Tables, form: Format, place: Place) -> Iterator[tuple[Row, Message]]:
+def messages(
+    rows: Iterable[Row], tables: SchemaInForce, form: MessageFormat, place: SourceBlock
+) -> Iterator[tuple[Row, Message]]:
     """Each row with what is printed of it, in the order given; a row may print nothing, or two messages.
 
     Rows must come in (position, ordinal) order: the two halves of a key change stand side by side.
     """
-    writers: dict[Format, Writer] = {
-        Format.CDC: _cdc,
-        Format.DEBEZIUM: _Debezium(place),
-        Format.FLAT: _flat,
+    writers: dict[MessageFormat, Writer] = {
+        MessageFormat.CDC: _cdc,
+        MessageFormat.DEBEZIUM: _Debezium(place),
+        MessageFormat.FLAT: _flat,
     }
     writer = writers[form]
     for row, following in _with_next(rows):
@@ -133,7 +135,7 @@ def _with_next(rows: Iterable[Row]) -> Iterator[tuple[Row, Row | None]]:
         yield waiting, None
 
 
-def _cdc(row: Row, _following: Row | None, tables: Tables) -> Iterator[Message]:
+def _cdc(row: Row, _following: Row | None, tables: SchemaInForce) -> Iterator[Message]:
     message: Message = {
         "position": str(Position(row["position"])),
         "ordinal": row["ordinal"],
@@ -159,7 +161,7 @@ def _cdc(row: Row, _following: Row | None, tables: Tables) -> Iterator[Message]:
     yield message
 
 
-def _flat(row: Row, _following: Row | None, tables: Tables) -> Iterator[Message]:
+def _flat(row: Row, _following: Row | None, tables: SchemaInForce) -> Iterator[Message]:
     if row["op"] not in ROW_OPERATIONS:
         return
     deleted = row["op"] == Operation.DELETE.value
@@ -181,12 +183,12 @@ class _Debezium:
     last commit's LSN in `sequence` are null for the same reason. `ts_*` is the commit time: nothing here has a clock.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SourceBlock) -> None:
         self._place = place
         self._position = -1
         self._orders: dict[str, int] = {}
 
-    def __call__(self, row: Row, following: Row | None, tables: Tables) -> Iterator[Message]:
+    def __call__(self, row: Row, following: Row | None, tables: SchemaInForce) -> Iterator[Message]:
         if row["op"] in {Operation.SCHEMA.value, Operation.GENERATION.value}:
             return
         order = self._order(row)
@@ -206,7 +208,7 @@ class _Debezium:
         if operation == Operation.DELETE.value:
             yield {"topic": topic, "key": key, "headers": headers, "value": None}
 
-    def _envelope(self, row: Row, operation: str, order: int, tables: Tables) -> Message:
+    def _envelope(self, row: Row, operation: str, order: int, tables: SchemaInForce) -> Message:
         micros = _micros(row)
         lsn = int(Position(row["position"]).lsn)
         envelope: Message = {
@@ -228,7 +230,7 @@ class _Debezium:
             envelope["message"] = {"prefix": row["topic"] or "", "content": content}
         return envelope
 
-    def _image(self, row: Row, side: str, absent: str | None, tables: Tables) -> Message | None:
+    def _image(self, row: Row, side: str, absent: str | None, tables: SchemaInForce) -> Message | None:
         if row[side] is None:
             return None
         values = tables.named(row, row[side])

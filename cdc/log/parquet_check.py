@@ -26,7 +26,7 @@ _I32: Final = 0x15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unread:
+class UnreadablePart:
     """A part of a file that cannot be read."""
 
     message: str
@@ -38,17 +38,17 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FileCheck:
     """What came of reading a file."""
 
-    unread: tuple[Unread, ...]
+    unread: tuple[UnreadablePart, ...]
     has_checksums: bool = True
     """Whether its pages have checksums, so that a flipped byte is seen for sure."""
 
 
 def read(
     place: Root, take: Callable[[pa.Table], None], columns: Sequence[str] | None = None, size: int | None = None
-) -> Outcome:
+) -> FileCheck:
     """Give `take` the rows of a log file as LOG_SCHEMA (or the named columns of it), one row group at a time.
 
     The groups that can be read, in order. size: of the file, where it is known. Raises FileNotFoundError.
@@ -62,10 +62,12 @@ def read(
     except FileNotFoundError:
         raise
     except _BROKEN as exc:
-        return Outcome((Unread(message=f"its footer cannot be read: {_reason(exc)}"),))
+        return FileCheck((UnreadablePart(message=f"its footer cannot be read: {_reason(exc)}"),))
     if not fits:
-        return Outcome((Unread(message=f"its columns are not the log's: {', '.join(parquet.schema_arrow.names)}"),))
-    unread, threads = list[Unread](), by_threads(source)
+        return FileCheck(
+            (UnreadablePart(message=f"its columns are not the log's: {', '.join(parquet.schema_arrow.names)}"),)
+        )
+    unread, threads = list[UnreadablePart](), by_threads(source)
     for number in range(parquet.num_row_groups):
         try:
             rows = parquet.read_row_group(number, columns=names, use_threads=threads).select(names).cast(schema)
@@ -76,7 +78,7 @@ def read(
                 unread.append(_located(parquet, number, "values are missing"))
             else:
                 take(rows)
-    return Outcome(tuple(unread), _has_checksums(source, parquet.metadata))
+    return FileCheck(tuple(unread), _has_checksums(source, parquet.metadata))
 
 
 def opened(place: Root, size: int | None = None) -> Any:
@@ -99,7 +101,7 @@ def _topics(file: LogFile) -> list[str]:
         return [] if file.relations is None else [f"relation {number}" for number in sorted(set(file.relations))]
 
 
-def _located(parquet: pq.ParquetFile, number: int, reason: str) -> Unread:
+def _located(parquet: pq.ParquetFile, number: int, reason: str) -> UnreadablePart:
     """Which columns of a row group are damaged, and what those tell that are not."""
     whole = {name: rows for name in LOG_SCHEMA.names if (rows := _column(parquet, number, name)) is not None}
     broken = [name for name in LOG_SCHEMA.names if name not in whole]
@@ -109,7 +111,9 @@ def _located(parquet: pq.ParquetFile, number: int, reason: str) -> Unread:
         least, greatest = (value.as_py() for value in pc.min_max(whole["position"]).values())
         first, last = Position(least), Position(greatest)
     found = whole["relation"].unique().drop_null().to_pylist() if "relation" in whole else None
-    return Unread(message=message, first=first, last=last, relations=None if found is None else frozenset(found))
+    return UnreadablePart(
+        message=message, first=first, last=last, relations=None if found is None else frozenset(found)
+    )
 
 
 def _column(parquet: pq.ParquetFile, number: int, name: str) -> pa.ChunkedArray | None:

@@ -24,7 +24,7 @@ _SPECIAL: Final = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Only:
+class TableSelection:
     """Which rows of a range a reader wants."""
 
     relations: tuple[int, int] | None = None
@@ -53,7 +53,7 @@ class Only:
         ]
 
 
-EVERY_ROW: Final = Only()
+EVERY_ROW: Final = TableSelection()
 
 
 def overlapping(files: Iterable[LogFile], after: Position, upto: Position) -> list[LogFile]:

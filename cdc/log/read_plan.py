@@ -19,7 +19,7 @@ _ZERO = Position(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class LogSnapshot:
     """Both tables as one reader sees them; oldest ≤ horizon ≤ durable whenever oldest is above 0."""
 
     changes: Sequence[LogFile]
@@ -34,7 +34,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class HistoryPlan:
     """What a range is read from by who wants every change of it."""
 
     changes: Sequence[LogFile]
@@ -43,7 +43,7 @@ class History:
     """Of `compacted`: what they fold to is the state that the changes go on from, at the horizon."""
 
 
-def files(view: View, after: Position, upto: Position) -> list[LogFile]:
+def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
     """The files to read (after, upto] from, each in order of its first position, those of `compacted` first.
 
     Raises LogTrimmed if the range begins below `oldest` and neither at 0 nor at the floor, or ends below the horizon,
@@ -62,14 +62,14 @@ def files(view: View, after: Position, upto: Position) -> list[LogFile]:
     return [*ranges.overlapping(view.compacted, after, view.horizon), *_beyond_horizon(view, upto)]
 
 
-def history(view: View, after: Position, upto: Position) -> History:
+def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
     """The same for every single change, begun with the state at the horizon where older ones are gone.
 
     Raises LogTrimmed if the range begins below `oldest`, but not at 0, or ends below the horizon, or as files() does.
     """
     _check_whole(view, after, upto)
     if after >= view.oldest or upto <= after:
-        return History(changes=ranges.overlapping(view.changes, after, upto))
+        return HistoryPlan(changes=ranges.overlapping(view.changes, after, upto))
     if after:
         raise LogTrimmed(
             f"single changes after {after!s} are asked for, and the log holds none up to {view.oldest!s}",
@@ -81,12 +81,12 @@ def history(view: View, after: Position, upto: Position) -> History:
             f"the state at {view.horizon!s} alone",
             remedy=f"begin after {view.oldest!s} or later, or end at {view.horizon!s} or later",
         )
-    return History(
+    return HistoryPlan(
         baseline=ranges.overlapping(view.compacted, after, view.horizon), changes=_beyond_horizon(view, upto)
     )
 
 
-def boundary(view: View, after: Position, max_rows: int | None) -> Position:
+def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Position:
     """Where a batch that starts after `after` ends: as ranges.boundary, and one from below `oldest` at the horizon.
 
     One that would lack lost rows ends where the log says so. Raises LogTrimmed if no batch can start there.
@@ -101,13 +101,13 @@ def boundary(view: View, after: Position, max_rows: int | None) -> Position:
     return lost_ranges.beyond(lost_ranges.told(view.changes), after, end)
 
 
-def leads(view: View, after: Position, upto: Position) -> bool:
+def leads(view: LogSnapshot, after: Position, upto: Position) -> bool:
     """Whether a batch that starts after `after` may end at `upto`: there the log tells all that lies in between."""
     is_told = after >= view.oldest or upto >= view.horizon
     return after < upto and is_told and lost_ranges.beyond(lost_ranges.told(view.changes), after, upto) == upto
 
 
-def schema_files(view: View, upto: Position) -> list[LogFile]:
+def schema_files(view: LogSnapshot, upto: Position) -> list[LogFile]:
     """The files of `s` rows up to a position; the same row may be in two of them."""
     both = (*view.compacted, *view.changes) if view.oldest else view.changes
     return [file for file in both if file.schemas_only and file.first <= upto]
@@ -118,12 +118,12 @@ def is_late(after: Position, oldest: Position, floor: Position) -> bool:
     return _ZERO < after < min(oldest, floor)
 
 
-def _beyond_horizon(view: View, upto: Position) -> list[LogFile]:
+def _beyond_horizon(view: LogSnapshot, upto: Position) -> list[LogFile]:
     newer = ranges.overlapping(view.changes, view.horizon, upto)
     return [replace(file, beyond=view.horizon) if file.first <= view.horizon else file for file in newer]
 
 
-def _check_whole(view: View, after: Position, upto: Position) -> None:
+def _check_whole(view: LogSnapshot, after: Position, upto: Position) -> None:
     for gap in lost_ranges.told(view.changes):
         if gap.cuts(after, upto):
             raise LogTrimmed(
@@ -133,7 +133,7 @@ def _check_whole(view: View, after: Position, upto: Position) -> None:
             )
 
 
-def _check_start(view: View, after: Position) -> None:
+def _check_start(view: LogSnapshot, after: Position) -> None:
     if is_late(after, view.oldest, view.floor):
         raise LogTrimmed(
             f"a reader at {after!s} is too late: the log holds no single changes up to {view.oldest!s}, "

@@ -33,7 +33,7 @@ from cdc.log.layout import (
 )
 from cdc.log.object_path import BucketPath, Root, located, told
 from cdc.log.parquet_check import unreadable
-from cdc.log.ranges import EVERY_ROW, Only
+from cdc.log.ranges import EVERY_ROW, TableSelection
 from cdc.log.storage import by_threads, is_table, open_table, opened_file, parquet_file, said_last
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, matches
@@ -54,7 +54,7 @@ _LOOKS: Final = 10
 """At one moment of both tables: each further one takes a compaction and a trim in between."""
 
 
-class Extent(NamedTuple):
+class RowSpan(NamedTuple):
     """Neighbouring rows of a file."""
 
     least: int
@@ -172,7 +172,7 @@ class LogReader:
         """
         return read_plan.files(self._view(), after, upto)
 
-    def history(self, after: Position, upto: Position) -> read_plan.History:
+    def history(self, after: Position, upto: Position) -> read_plan.HistoryPlan:
         """What every single change of (after, upto] is read from; raises as cdc.log.read_plan.history."""
         return read_plan.history(self._view(), after, upto)
 
@@ -208,7 +208,12 @@ class LogReader:
         return view
 
     def rows(
-        self, after: Position, upto: Position, *, topics: Callable[[str], bool] | None = None, only: Only = EVERY_ROW
+        self,
+        after: Position,
+        upto: Position,
+        *,
+        topics: Callable[[str], bool] | None = None,
+        only: TableSelection = EVERY_ROW,
     ) -> Iterator[pa.RecordBatch]:
         """The rows in (after, upto] as LOG_SCHEMA batches, file by file; messages pass every filter of topics.
 
@@ -275,9 +280,9 @@ class LogReader:
         at = self._compacted
         return at is not None and commit_file(self._root.parent / COMPACTED, at.version + 1).exists()
 
-    def _view(self) -> read_plan.View:
+    def _view(self) -> read_plan.LogSnapshot:
         compacted = self._compacted
-        return read_plan.View(
+        return read_plan.LogSnapshot(
             changes=self.every_file(),
             durable=self.durable or Position(0),
             oldest=self.oldest,
@@ -288,7 +293,11 @@ class LogReader:
 
 
 def read_file(
-    file: LogFile, after: Position, upto: Position, columns: Sequence[str] | None = None, only: Only = EVERY_ROW
+    file: LogFile,
+    after: Position,
+    upto: Position,
+    columns: Sequence[str] | None = None,
+    only: TableSelection = EVERY_ROW,
 ) -> pa.Table:
     """The rows of one file in (after, upto] that are wanted, as LOG_SCHEMA or the named columns of it."""
     names = list(columns or LOG_SCHEMA.names)
@@ -297,7 +306,7 @@ def read_file(
 
 
 def stream_file(
-    file: LogFile, after: Position, upto: Position, columns: Sequence[str], only: Only = EVERY_ROW
+    file: LogFile, after: Position, upto: Position, columns: Sequence[str], only: TableSelection = EVERY_ROW
 ) -> Iterator[pa.Table]:
     """The same in parts of about PART_ROWS; row groups whose statistics rule them out are not read."""
     after = max(after, file.beyond)
@@ -319,7 +328,7 @@ def stream_file(
         raise unreadable(file) from exc
 
 
-def extents(file: LogFile) -> list[Extent]:
+def extents(file: LogFile) -> list[RowSpan]:
     """The file's row groups; those of messages alone are left out."""
     try:
         with told(located(file.path, file.options)):
@@ -329,10 +338,10 @@ def extents(file: LogFile) -> list[Extent]:
         raise unreadable(file) from exc
     groups = [about.row_group(number) for number in range(about.num_row_groups)]
     found = [(_bounds(group).get("relation", file.relations), group.total_byte_size) for group in groups]
-    return [Extent(*relations, size) for relations, size in found if relations is not None]
+    return [RowSpan(*relations, size) for relations, size in found if relations is not None]
 
 
-def _groups(footer: pq.FileMetaData, within: tuple[Position, Position], only: Only) -> Iterator[list[int]]:
+def _groups(footer: pq.FileMetaData, within: tuple[Position, Position], only: TableSelection) -> Iterator[list[int]]:
     """The row groups that may have wanted rows, as many at a time as have PART_ROWS."""
     after, upto = within
     found: list[int] = []
@@ -361,7 +370,7 @@ def _bounds(group: pq.RowGroupMetaData) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def chosen(rows: pa.Table, only: Only) -> pa.Table:
+def chosen(rows: pa.Table, only: TableSelection) -> pa.Table:
     """The rows that are wanted; `relation` and `topic` are looked at where they are asked for."""
     if only.relations is not None:
         least, greatest = only.relations

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from cdc import atomic_file
 from cdc.errors import LogCorrupt
-from cdc.log.boot_clock import Noted
+from cdc.log.boot_clock import BootTimestamp
 from cdc.log.layout import CHANGES, COMPACTED, segment_of
 from cdc.log.object_path import Root, located
 
@@ -27,7 +27,7 @@ _DATA_FILE: Final = re.compile(r"segment=\d+/[^/]+\.parquet\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class RemovedFiles:
     """What one commit takes out."""
 
     table: str
@@ -72,13 +72,13 @@ class Leaving:
         """Put it into a file; durable when it returns."""
         atomic_file.replace(note, json.dumps(asdict(self)).encode())
 
-    def seen(self, now: Noted) -> Self:
+    def seen(self, now: BootTimestamp) -> Self:
         """The same once it was seen."""
         return replace(self, seen_at=now.clock_us, boot=now.boot, up_us=now.up_us)
 
-    def age_us(self, now: Noted) -> int:
+    def age_us(self, now: BootTimestamp) -> int:
         """Microseconds since it was seen, 0 if it never was."""
-        return 0 if self.seen_at is None else now.since(Noted(self.seen_at, self.boot, self.up_us))
+        return 0 if self.seen_at is None else now.since(BootTimestamp(self.seen_at, self.boot, self.up_us))
 
 
 def note(root: Root, table: str, files: Mapping[str, int], version: int) -> None:
@@ -89,13 +89,13 @@ def note(root: Root, table: str, files: Mapping[str, int], version: int) -> None
     if not folder.is_dir():
         folder.mkdir(exist_ok=True)
         atomic_file.sync(root)
-    Leaving(table, version, tuple(files), size=sum(files.values())).write(folder / f"{uuid.uuid4().hex}.json")
+    RemovedFiles(table, version, tuple(files), size=sum(files.values())).write(folder / f"{uuid.uuid4().hex}.json")
 
 
-def notes(root: str | Root) -> dict[Root, Leaving]:
+def notes(root: str | Root) -> dict[Root, RemovedFiles]:
     """Every note beside the log under root, by its file."""
     files: list[Root] = sorted((located(root) / FOLDER).glob("[!.]*.json"), key=str)
-    return {file: found for file in files if (found := Leaving.read(file)) is not None}
+    return {file: found for file in files if (found := RemovedFiles.read(file)) is not None}
 
 
 def segments(root: Root, table: str) -> set[int]:

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from cdc.log.boot_clock import SECOND, Noted
+from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.consumers import Consumer
 from cdc.log.layout import COMPACTED, LogFile
-from cdc.log.removed_files import Leaving
+from cdc.log.removed_files import RemovedFiles
 from cdc.position import Position
 
 
@@ -54,13 +54,13 @@ def trimmable(
 
 
 def deletable(
-    notes: Iterable[Leaving],
+    notes: Iterable[RemovedFiles],
     held: Mapping[str, Collection[str]],
     *,
     pinned: int | None,
     grace: float,
-    now: Noted,
-) -> list[Leaving]:
+    now: BootTimestamp,
+) -> list[RemovedFiles]:
     """Of files that left their table, the notes whose files may be deleted now.
 
     held: by table, the paths of its current version. pinned: the lowest version of `compacted` that a consumer holds.
@@ -84,7 +84,7 @@ def deletable(
     ]
 
 
-def in_force(note: Leaving, held: Mapping[str, Collection[str]]) -> bool:
+def in_force(note: RemovedFiles, held: Mapping[str, Collection[str]]) -> bool:
     """Whether none of a note's files is in its table any more: the commit that it announced was made."""
     return not set(note.paths) & set(held.get(note.table, ()))
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import structlog
 from deltalake.exceptions import DeltaError
 
-from cdc.byte_queue import PipeClosed
+from cdc.byte_queue import QueueClosed
 from cdc.errors import CdcError, LogCorrupt
 from cdc.log import consumers
 from cdc.log.boot_clock import SECOND
@@ -25,7 +25,7 @@ from cdc.log.layout import COMPACTED
 from cdc.log.object_path import BucketPath, Root, located
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention, trimmable
-from cdc.log.small_file_rewrite import Rewrites, Settling
+from cdc.log.small_file_rewrite import Rewrites, SmallFileRewriter
 from cdc.log.vacuum import sweep
 from cdc.position import Position
 from cdc.table import TableState
@@ -45,7 +45,7 @@ log = structlog.get_logger("trimmer")
 
 
 @dataclass(frozen=True, slots=True)
-class Trim:
+class TrimPlan:
     """What may go from `changes`."""
 
     segments: tuple[int, ...]
@@ -53,7 +53,7 @@ class Trim:
     """The last position in them."""
 
 
-class Trims(Rewrites, Protocol):
+class TrimPlanner(Rewrites, Protocol):
     """The writer, as far as trimming and settling go."""
 
     def trim(self, segments: tuple[int, ...], upto: Position) -> None:
@@ -65,7 +65,7 @@ def ask(root: str | Root) -> None:
     (located(root) / ASKED).touch()
 
 
-def due(root: str | Root, retention: Retention) -> Trim | None:
+def due(root: str | Root, retention: Retention) -> TrimPlan | None:
     """What may go of the log under root as it is now, None if nothing."""
     root = located(root)
     if not (root / COMPACTED).is_dir():
@@ -82,7 +82,7 @@ def due(root: str | Root, retention: Retention) -> Trim | None:
     if segments and (began := copies_began(view)) is not None and began < upto:
         kept = [one for one in view.segments() if one.segment in segments and one.last <= began]
         segments, upto = [one.segment for one in kept], max((one.last for one in kept), default=Position(0))
-    return Trim(tuple(segments), upto) if segments else None
+    return TrimPlan(tuple(segments), upto) if segments else None
 
 
 def copies_began(view: LogReader) -> Position | None:
@@ -96,16 +96,16 @@ def copies_began(view: LogReader) -> Position | None:
     return min(open_since.values(), default=None)
 
 
-class Trimmer:
+class RetentionWorker:
     """Keeps one log short while its reader runs; does nothing without a retention."""
 
     def __init__(self, root: str | Root, retention: Retention | None, wake: Callable[[], None]) -> None:
         """wake: lets the committing thread pass by soon; PipeClosed from it means that there is none any more."""
         self._root, self._retention, self._wake = located(root), retention, wake
-        self._offered: Trim | None = None
+        self._offered: TrimPlan | None = None
         self._spared: tuple[int, ...] = ()
         self._end = Event()
-        self._settling = Settling(self._root, self._end.is_set)
+        self._settling = SmallFileRewriter(self._root, self._end.is_set)
         self._thread = Thread(target=self._run, name="trimmer", daemon=True)
 
     def __enter__(self) -> Self:
@@ -120,7 +120,7 @@ class Trimmer:
         if self._thread.is_alive():
             self._thread.join()
 
-    def carry_out(self, writer: Trims) -> Trim | None:
+    def carry_out(self, writer: TrimPlanner) -> TrimPlan | None:
         """Trim what was found to be due, and settle; for the committing thread, while it has nothing staged."""
         self._settling.carry_out(writer)
         trim, self._offered = self._offered, None
@@ -154,7 +154,7 @@ class Trimmer:
         """Look; False once nobody commits any more."""
         try:
             look()
-        except PipeClosed:
+        except QueueClosed:
             return False
         except (CdcError, OSError, DeltaError, pa.ArrowException) as exc:
             log.warning(otherwise, message=str(exc))

@@ -36,7 +36,7 @@ LONGEST_PAUSE: Final = 5.0
 """Seconds: soon enough to be noticed when there is room again, seldom enough to cost nothing."""
 
 
-class PatientWriter:
+class RetryingWriter:
     """LogWriter's reading side and its writing calls; one process, one thread."""
 
     def __init__(self, root: str | Root, limits: SegmentLimits, stop: Event, blocked: Callable[[bool], None]) -> None:

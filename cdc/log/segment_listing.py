@@ -20,7 +20,7 @@ _LAST: Final = "max.position"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
+class SegmentSummary:
     """One segment of `changes`."""
 
     segment: int
@@ -36,13 +36,13 @@ class Extent:
     """Of its last one so far."""
 
 
-class Extents:
+class SegmentListing:
     """A log's segments at one moment, from one listing."""
 
     def __init__(self, log: LogReader) -> None:
         self._files = log.listing()
 
-    def segments(self) -> list[Extent]:
+    def segments(self) -> list[SegmentSummary]:
         """Oldest first."""
         if not self._files.num_rows:
             return []
@@ -50,7 +50,7 @@ class Extents:
         sums = [("num_records", "sum"), ("size_bytes", "sum"), ([], "count_all")]
         rows = self._files.group_by(_SEGMENT).aggregate([*bounds, *sums]).to_pylist()
         found = [
-            Extent(
+            SegmentSummary(
                 segment=int(row[_SEGMENT]),
                 files=row["count_all"],
                 rows=row["num_records_sum"],

@@ -20,7 +20,7 @@ class SegmentLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class OpenSegment:
     """The open segment; the clock is the caller's."""
 
     number: int

@@ -47,7 +47,7 @@ log = structlog.get_logger("settled")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RewriteJob:
     """Files of one segment that are worth becoming fewer."""
 
     segment: int
@@ -72,7 +72,7 @@ class Rewrites(Protocol):
         """As LogWriter.rewrite."""
 
 
-def due(files: Sequence[LogFile], spared: Collection[int] = (), many: int = MANY) -> Job | None:
+def due(files: Sequence[LogFile], spared: Collection[int] = (), many: int = MANY) -> RewriteJob | None:
     """What is worth it of `changes`, the oldest segment first; pure. spared: segments that are left as they are."""
     newest = max((file.segment for file in files), default=0)
     segments: dict[int, list[LogFile]] = {}
@@ -82,7 +82,7 @@ def due(files: Sequence[LogFile], spared: Collection[int] = (), many: int = MANY
         is_open = number == newest
         groups = tuple(_groups(segments[number], is_open=is_open))
         if sum(map(len, groups)) - len(groups) >= (many if is_open else FEW):
-            return Job(number, GATHERED if is_open else SETTLED, groups)
+            return RewriteJob(number, GATHERED if is_open else SETTLED, groups)
     return None
 
 
@@ -109,7 +109,7 @@ def _is_small(file: LogFile) -> bool:
     return file.size < (ALONE if alone else SMALL)
 
 
-def rewritten(root: Root, job: Job, stopped: Callable[[], bool], memory: int = MEMORY) -> Rewrite | None:
+def rewritten(root: Root, job: RewriteJob, stopped: Callable[[], bool], memory: int = MEMORY) -> Rewrite | None:
     """Write the new files, of which the log knows nothing yet, synced to disk; None once it is to stop.
 
     memory: bytes of rows from which on they become a file. Raises LogCorrupt if an old file cannot be read or is not as
@@ -131,7 +131,7 @@ class _Stopped(Exception):
     """Nobody waits for the files any more."""
 
 
-def _parts(job: Job, stopped: Callable[[], bool], memory: int) -> Iterator[pa.Table]:
+def _parts(job: RewriteJob, stopped: Callable[[], bool], memory: int) -> Iterator[pa.Table]:
     """The rows of each new file."""
     for group in job.groups:
         rows: list[pa.Table] = []
@@ -162,7 +162,7 @@ def _whole(file: LogFile) -> pa.Table:
     return rows
 
 
-def _written(root: Root, job: Job, rows: pa.Table) -> StagedFile:
+def _written(root: Root, job: RewriteJob, rows: pa.Table) -> StagedFile:
     order = pc.sort_indices(rows, sort_keys=ORDER)
     many = pc.count_distinct(rows["relation"]).as_py() > rows.num_rows / GROUP
     relative = f"segment={job.segment}/{job.prefix}{uuid.uuid4().hex}.parquet"
@@ -175,7 +175,7 @@ def _name(file: LogFile) -> str:
     return file.path.rpartition("/")[2]
 
 
-class Settling:
+class SmallFileRewriter:
     """Looks for such files beside a writer, writes the new ones, and lets the committing thread put them in place."""
 
     def __init__(self, root: str | Root, stopped: Callable[[], bool], many: int = MANY) -> None:

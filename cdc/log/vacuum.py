@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from cdc.log import consumers, removed_files
-from cdc.log.boot_clock import SECOND, Noted
+from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.object_path import Root, located
-from cdc.log.removed_files import Leaving
+from cdc.log.removed_files import RemovedFiles
 from cdc.log.retention import Retention, deletable, in_force
 from cdc.log.storage import is_table, open_table
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class VacuumResult:
     """What went, or would go."""
 
     files: int = 0
@@ -25,12 +25,12 @@ class Swept:
     """Bytes."""
 
 
-def sweep(root: str | Root, retention: Retention, *, dry_run: bool = False) -> Swept:
+def sweep(root: str | Root, retention: Retention, *, dry_run: bool = False) -> VacuumResult:
     """Delete what left a table longer than the grace ago; nothing of a current version, nothing that is pinned.
 
     Any process may do it, also beside another one. What nobody has swept since it left begins its grace now.
     """
-    root, now = located(root), Noted.now()
+    root, now = located(root), BootTimestamp.now()
     # in this order: what a note announces may be committed while this runs, and is seen to be then
     notes = removed_files.notes(root)
     held = {table: _held(root / table) for table in {note.table for note in notes.values()}}
@@ -46,7 +46,7 @@ def sweep(root: str | Root, retention: Retention, *, dry_run: bool = False) -> S
                 files, size = files + (gone is not None), size + (gone or 0)
             if not dry_run:
                 file.unlink(missing_ok=True)
-    return Swept(files, size)
+    return VacuumResult(files, size)
 
 
 def waiting(root: str | Root) -> int:
@@ -60,7 +60,7 @@ def _held(path: Root) -> set[str]:
     return set(pa.table(open_table(path).get_add_actions())["path"].to_pylist())
 
 
-def _seen(file: Root, note: Leaving, held: Mapping[str, set[str]], now: Noted) -> Leaving:
+def _seen(file: Root, note: RemovedFiles, held: Mapping[str, set[str]], now: BootTimestamp) -> RemovedFiles:
     if note.seen_at is not None or not in_force(note, held):
         return note
     note = note.seen(now)
@@ -68,7 +68,7 @@ def _seen(file: Root, note: Leaving, held: Mapping[str, set[str]], now: Noted) -
     return note
 
 
-def _pinned(root: Root, now: Noted, max_age_us: int) -> int | None:
+def _pinned(root: Root, now: BootTimestamp, max_age_us: int) -> int | None:
     """The lowest version that one of the consumers holds who have said something lately."""
     known = consumers.ls(root)
     return min((c.pinned for c in known if c.pinned is not None and c.silent_us(now) <= max_age_us), default=None)

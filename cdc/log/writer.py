@@ -20,7 +20,7 @@ from cdc.log.compacted_state import secured_horizon
 from cdc.log.fenced_table import TOKEN, FencedTable
 from cdc.log.layout import CHANGES, COMPACTED, ORDER, CommitInfo, LogIdentity, segment_of, statistics, trimmed_id
 from cdc.log.object_path import Root, located
-from cdc.log.segments import Segment, SegmentLimits
+from cdc.log.segments import OpenSegment, SegmentLimits
 from cdc.log.storage import encode, write_encoded
 from cdc.position import Position
 
@@ -76,7 +76,7 @@ class LogWriter:
         self._fenced = FencedTable(self._root)
         self.identity = self._fenced.identity
         self.log_id = self._fenced.log_id
-        self._segment = Segment(number=self._last_segment(), opened_at=time.monotonic())
+        self._segment = OpenSegment(number=self._last_segment(), opened_at=time.monotonic())
         self._synced: int | None = None
 
     @classmethod

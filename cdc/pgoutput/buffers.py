@@ -13,7 +13,7 @@ import pyarrow as pa
 from cdc.change import LOG_SCHEMA, Operation
 from cdc.pgoutput.arrays import Layouts, Rows, Texts, Values
 from cdc.pgoutput.kernel import OPERATIONS, ROWS, STATE_SIZE, end_row, start_row
-from cdc.pgoutput.tuple_layout import Layout
+from cdc.pgoutput.tuple_layout import TupleLayout
 
 _NESTED: Final = ("key", "old_key", "before", "after")
 _OPERATIONS: Final = pa.array(list(OPERATIONS), pa.string())
@@ -42,7 +42,7 @@ def new_values(width: int) -> Values:
     return Values(np.zeros(width, np.uint8), np.zeros(width, np.int64), np.zeros(width, np.int64))
 
 
-def pack(layouts: Sequence[tuple[Layout, int]]) -> Layouts:
+def pack(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
     """The kernels' form of (layout, its topic's place)."""
     layouts = sorted(layouts, key=lambda pair: pair[0].oid)
     shapes = [layout for layout, _ in layouts]
@@ -76,7 +76,7 @@ def without(layouts: Layouts, oid: int) -> Layouts:
     )
 
 
-def beside(layouts: Layouts, layout: Layout, topic: int) -> Layouts:
+def beside(layouts: Layouts, layout: TupleLayout, topic: int) -> Layouts:
     """The kernels' form of all layouts and this one, which takes the place of another with its OID."""
     layouts, one = without(layouts, layout.oid), pack([(layout, topic)])
     at = int(np.searchsorted(layouts.oid, layout.oid))

@@ -16,8 +16,8 @@ from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen, SignalSe
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import (
     AnyMessage,
-    Begin,
-    Commit,
+    BeginMessage,
+    CommitMessage,
     Delete,
     Insert,
     Keepalive,
@@ -29,7 +29,7 @@ from cdc.pgoutput.messages import (
 )
 from cdc.pgoutput.parse import malformed, parse_frame
 from cdc.pgoutput.reference_decoder import expand
-from cdc.pgoutput.tuple_layout import IGNORED, Layout
+from cdc.pgoutput.tuple_layout import IGNORED, TupleLayout
 from cdc.position import Position
 from cdc.table import TableSchema
 
@@ -51,7 +51,7 @@ class ColumnarDecoder:
         self._state[kernel.AFTER] = after
         self._state[kernel.LAST] = _NONE
         self._buffers = RowBuffers(self._state, Capacity())
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, TupleLayout] = {}
         self._remembered: dict[int, Relation] = {}
         self._announced: dict[int, TableSchema] = {}
         self._topics: dict[str, int] = {}
@@ -71,7 +71,7 @@ class ColumnarDecoder:
         a transaction, or inside a dropped one, it waits for the next that is kept, and a later version
         announced meanwhile replaces it. Raises ValueError for a key column that is not sent.
         """
-        self._read_as(Layout.of(schema))
+        self._read_as(TupleLayout.of(schema))
         if announce:
             self.announce(schema)
 
@@ -86,11 +86,11 @@ class ColumnarDecoder:
         self._state[kernel.ANNOUNCING] = bool(self._announced)
         before = self._layouts.get(schema.oid)
         if before is not None and before.relation != IGNORED and before.ids == tuple(c.id for c in schema.sent):
-            self._read_as(Layout.of(schema))
+            self._read_as(TupleLayout.of(schema))
 
     def ignore(self, oid: int) -> None:
         """Skip rows of this OID from now on: published, but not asked for."""
-        self._read_as(Layout.ignored(oid))
+        self._read_as(TupleLayout.ignored(oid))
 
     def skip_to(self, position: Position) -> None:
         """Drop whole transactions at or below this position too; outside of a transaction."""
@@ -161,7 +161,7 @@ class ColumnarDecoder:
             state[kernel.ANNOUNCING] = 0
         return int(stop)
 
-    def _read_as(self, layout: Layout) -> None:
+    def _read_as(self, layout: TupleLayout) -> None:
         self._layouts[layout.oid] = layout
         self._packed = beside(self._packed, layout, self._topic(layout.topic))
         if len(layout.ids) > len(self._old.kind):
@@ -221,9 +221,9 @@ class ColumnarDecoder:
                 self._truncate(message)
             case Message():
                 self._message(frame, message)
-            case Begin():
+            case BeginMessage():
                 raise malformed(frame, "a transaction begins inside another")
-            case Commit():
+            case CommitMessage():
                 self._require_transaction(frame)
                 expected = Position(int(self._state[kernel.POSITION]))
                 raise malformed(frame, f"expected the commit of {expected}, got {message.lsn}")
@@ -236,7 +236,7 @@ class ColumnarDecoder:
         if not self.in_transaction:
             raise malformed(frame, "outside a transaction")
 
-    def _layout(self, oid: int) -> Layout:
+    def _layout(self, oid: int) -> TupleLayout:
         if (layout := self._layouts.get(oid)) is None:
             raise UnknownRelation(f"no shape of relation {oid} was seen: expected a Relation message before its rows")
         return layout

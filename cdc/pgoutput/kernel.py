@@ -438,7 +438,13 @@ def is_full(rows: Rows, state: np.ndarray) -> bool:
 
 @kernel
 def walk(
-    buffer: np.ndarray, offsets: np.ndarray, state: np.ndarray, rows: Rows, layouts: Layouts, old: Values, new: Values
+    buffer: np.ndarray,
+    offsets: np.ndarray,
+    state: np.ndarray,
+    rows: Rows,
+    layouts: Layouts,
+    old: Values,
+    new: Values,
 ) -> int:
     """Take frames from the cursor on, until the end or a frame that is not the kernel's."""
     while state[CURSOR] < len(offsets) - 1:

@@ -42,7 +42,7 @@ class OldTuple:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginMessage:
     """Start of a transaction; it is sent when it has committed, so its end is known."""
 
     final_lsn: Lsn
@@ -53,7 +53,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitMessage:
     """End of a transaction."""
 
     lsn: Lsn
@@ -132,7 +132,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class OriginMessage:
     """Where a replicated transaction came from."""
 
     lsn: Lsn
@@ -157,7 +157,17 @@ class Keepalive:
 
 
 AnyMessage: TypeAlias = (
-    Begin | Commit | Relation | Insert | Update | Delete | Truncate | Message | Origin | Type | Keepalive
+    BeginMessage
+    | CommitMessage
+    | Relation
+    | Insert
+    | Update
+    | Delete
+    | Truncate
+    | Message
+    | OriginMessage
+    | Type
+    | Keepalive
 )
 
 

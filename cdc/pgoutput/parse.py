@@ -10,15 +10,15 @@ from cdc.lsn import Lsn
 from cdc.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
-    Begin,
-    Commit,
+    BeginMessage,
+    CommitMessage,
     Delete,
     Insert,
     Keepalive,
     Message,
     OldKind,
     OldTuple,
-    Origin,
+    OriginMessage,
     Relation,
     RelationColumn,
     Truncate,
@@ -136,20 +136,20 @@ def _keepalive(cursor: _Cursor) -> Keepalive:
     return Keepalive(wal_end, cursor.unsigned(1) != 0)
 
 
-def _begin(cursor: _Cursor) -> Begin:
+def _begin(cursor: _Cursor) -> BeginMessage:
     final_lsn = cursor.lsn()
     if final_lsn >> LSN_BITS:
         cursor.fail(f"commit lsn does not fit a position: {final_lsn}")
-    return Begin(final_lsn, cursor.time(), cursor.unsigned(4))
+    return BeginMessage(final_lsn, cursor.time(), cursor.unsigned(4))
 
 
-def _commit(cursor: _Cursor) -> Commit:
+def _commit(cursor: _Cursor) -> CommitMessage:
     cursor.skip(1)  # flags, unused
-    return Commit(cursor.lsn(), cursor.lsn(), cursor.time())
+    return CommitMessage(cursor.lsn(), cursor.lsn(), cursor.time())
 
 
-def _origin(cursor: _Cursor) -> Origin:
-    return Origin(cursor.lsn(), cursor.name())
+def _origin(cursor: _Cursor) -> OriginMessage:
+    return OriginMessage(cursor.lsn(), cursor.name())
 
 
 def _relation(cursor: _Cursor) -> Relation:

@@ -25,8 +25,8 @@ from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
-    Begin,
-    Commit,
+    BeginMessage,
+    CommitMessage,
     Delete,
     Insert,
     Keepalive,
@@ -41,7 +41,7 @@ from cdc.pgoutput.messages import (
     row_oids,
 )
 from cdc.pgoutput.parse import HEADER, malformed, parse_frame
-from cdc.pgoutput.tuple_layout import IGNORED, Layout
+from cdc.pgoutput.tuple_layout import IGNORED, TupleLayout
 from cdc.position import Position
 from cdc.table import TableSchema
 
@@ -66,7 +66,7 @@ class RowImage:
     partial: bool = False
 
 
-def expand(frame: bytes, message: Insert | Update | Delete, layout: Layout) -> list[RowImage]:
+def expand(frame: bytes, message: Insert | Update | Delete, layout: TupleLayout) -> list[RowImage]:
     """The one or two rows of a change; raises MalformedFrame when the tuples do not fit the layout."""
     old = None if isinstance(message, Insert) else message.old
     new = None if isinstance(message, Delete) else message.new
@@ -90,16 +90,16 @@ def expand(frame: bytes, message: Insert | Update | Delete, layout: Layout) -> l
     ]
 
 
-def _holds(old: OldTuple, place: int, layout: Layout) -> bool:
+def _holds(old: OldTuple, place: int, layout: TupleLayout) -> bool:
     return old.kind is OldKind.ROW or place in layout.key
 
 
-def _before(old: OldTuple, layout: Layout) -> Image:
+def _before(old: OldTuple, layout: TupleLayout) -> Image:
     shown = (value if _holds(old, place, layout) else UNCHANGED for place, value in enumerate(old.values))
     return _image(tuple(shown), layout)
 
 
-def _filled(new: Values, old: OldTuple, layout: Layout) -> Values:
+def _filled(new: Values, old: OldTuple, layout: TupleLayout) -> Values:
     def value(place: int) -> Value:
         take = new[place] is UNCHANGED and _holds(old, place, layout)
         return old.values[place] if take else new[place]
@@ -107,11 +107,11 @@ def _filled(new: Values, old: OldTuple, layout: Layout) -> Values:
     return tuple(value(place) for place in range(len(new)))
 
 
-def _image(values: Values, layout: Layout) -> Image:
+def _image(values: Values, layout: TupleLayout) -> Image:
     return {column: value for column, value in zip(layout.ids, values, strict=True) if value is not UNCHANGED}
 
 
-def _key(frame: bytes, values: Values, layout: Layout) -> list[str | None] | None:
+def _key(frame: bytes, values: Values, layout: TupleLayout) -> list[str | None] | None:
     key = [value for place in layout.key if (value := values[place]) is not UNCHANGED]
     if len(key) < len(layout.key):
         raise malformed(frame, f"a key column of {layout.topic!r} was not sent")
@@ -147,7 +147,7 @@ class PlainDecoder:
 
     def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
         self._epoch, self._after = Position.of(0, epoch).epoch, after
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, TupleLayout] = {}
         self._remembered: dict[int, Relation] = {}
         self._announced: dict[int, TableSchema] = {}
         self._open: OpenTransaction | None = None
@@ -161,7 +161,7 @@ class PlainDecoder:
 
     def define(self, schema: TableSchema, *, announce: bool) -> None:
         """See ColumnarDecoder.define."""
-        self._layouts[schema.oid] = Layout.of(schema)
+        self._layouts[schema.oid] = TupleLayout.of(schema)
         if announce:
             self.announce(schema)
 
@@ -171,11 +171,11 @@ class PlainDecoder:
         self._announce()
         before = self._layouts.get(schema.oid)
         if before is not None and before.relation != IGNORED and before.ids == tuple(c.id for c in schema.sent):
-            self._layouts[schema.oid] = Layout.of(schema)
+            self._layouts[schema.oid] = TupleLayout.of(schema)
 
     def ignore(self, oid: int) -> None:
         """See ColumnarDecoder.ignore."""
-        self._layouts[oid] = Layout.ignored(oid)
+        self._layouts[oid] = TupleLayout.ignored(oid)
 
     def leave_room(self, rows: int) -> None:
         """See ColumnarDecoder.leave_room."""
@@ -253,7 +253,7 @@ class PlainDecoder:
         self._layouts.pop(message.oid, None)
         self._remembered[message.oid] = message
 
-    def _begin(self, frame: bytes, message: Begin) -> None:
+    def _begin(self, frame: bytes, message: BeginMessage) -> None:
         if self._open:
             raise malformed(frame, "a transaction begins inside another")
         position = Position.of(message.final_lsn, self._epoch)
@@ -261,7 +261,7 @@ class PlainDecoder:
         self._open = OpenTransaction(position, message.xid, message.committed_at, dropped)
         self._announce()
 
-    def _commit(self, frame: bytes, message: Commit) -> None:
+    def _commit(self, frame: bytes, message: CommitMessage) -> None:
         transaction = self._transaction(frame)
         if message.lsn != transaction.position.lsn:
             raise malformed(frame, f"expected the commit of {transaction.position}, got {message.lsn}")
@@ -336,7 +336,7 @@ class PlainDecoder:
         position = Position.of(message.lsn - 1, self._epoch)
         return OpenTransaction(position, 0, message.sent_at, position <= self._after)
 
-    def _layout(self, oid: int) -> Layout:
+    def _layout(self, oid: int) -> TupleLayout:
         if (layout := self._layouts.get(oid)) is None:
             raise UnknownRelation(f"no shape of relation {oid} was seen: expected a Relation message before its rows")
         return layout
@@ -363,8 +363,8 @@ def _items(image: Image | None) -> list[tuple[int, str | None]] | None:
 
 _TAKERS: Final[dict[type, Callable[[PlainDecoder, bytes, Any], None]]] = {
     Relation: PlainDecoder._relation,  # noqa: SLF001 - the class's own table
-    Begin: PlainDecoder._begin,  # noqa: SLF001
-    Commit: PlainDecoder._commit,  # noqa: SLF001
+    BeginMessage: PlainDecoder._begin,  # noqa: SLF001
+    CommitMessage: PlainDecoder._commit,  # noqa: SLF001
     Insert: PlainDecoder._change,  # noqa: SLF001
     Update: PlainDecoder._change,  # noqa: SLF001
     Delete: PlainDecoder._change,  # noqa: SLF001

@@ -20,7 +20,7 @@ from cdc.config.definition import Undecodable
 from cdc.errors import MalformedFrame, UndecodableValue
 from cdc.pgoutput.copy_decoder import Lines
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.messages import Begin, Relation
+from cdc.pgoutput.messages import BeginMessage, Relation
 from cdc.pgoutput.parse import HEADER, parse_frame
 from cdc.position import Position
 from cdc.table import TableSchema, topic
@@ -100,7 +100,7 @@ class FrameMender:
             return
         if isinstance(message, Relation):
             self._relations[message.oid] = message
-        elif isinstance(message, Begin):
+        elif isinstance(message, BeginMessage):
             self._position = Position.of(message.final_lsn, self._after.epoch)
 
     def _row(self, frame: bytes) -> bytes:

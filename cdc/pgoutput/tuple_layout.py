@@ -12,7 +12,7 @@ IGNORED: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TupleLayout:
     """One version of a relation, as far as its tuples need it."""
 
     oid: int

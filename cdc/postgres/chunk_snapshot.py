@@ -119,7 +119,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class BlockRange:
     """Which rows: those in some blocks of a leaf."""
 
     leaf: Leaf
@@ -200,7 +200,7 @@ def keyed_query(
     return sql.SQL("{}{} ORDER BY {} LIMIT {}").format(rows, where, key, sql.Literal(limit))
 
 
-def span_query(conn: psycopg.Connection, schema: TableSchema, span: Span, publication: str) -> sql.Composed:
+def span_query(conn: psycopg.Connection, schema: TableSchema, span: BlockRange, publication: str) -> sql.Composed:
     """SELECT of the rows in the span's blocks, as the publication sends them; for copy_rows."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
     first, end = (span.first, 0), (span.end, 0)

@@ -28,7 +28,7 @@ REWRITES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DdlMessage:
     """One message: a table as it is from here on, or that it is gone, or why its rows are being rewritten."""
 
     oid: int
@@ -38,11 +38,11 @@ class Told:
     rewrite: str | None
 
 
-def read(content: bytes) -> Told | None:
+def read(content: bytes) -> DdlMessage | None:
     """The message; None if it is none of ours."""
     try:
         fields = json.loads(content)
-        return Told(
+        return DdlMessage(
             oid=int(fields["oid"]),
             command=str(fields["command"]),
             table=_table(fields) if "attributes" in fields else None,

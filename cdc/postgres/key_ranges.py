@@ -43,7 +43,7 @@ class KeyRange:
     """Excluded; None: to the end."""
 
 
-class Form(Enum):
+class DigestForm(Enum):
     """How a column becomes the text that it is compared in."""
 
     #: As the server prints it; not ::text, which is another text of a boolean, an address or a padded character.
@@ -65,7 +65,7 @@ class DigestColumn:
     """One column of a digest."""
 
     name: str
-    form: Form = Form.PRINTED
+    form: DigestForm = DigestForm.PRINTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ _RIGHTS: Final = r"""
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
+class SourceRequirements:
     """What a pipeline is going to use."""
 
     slot: str
@@ -96,7 +96,7 @@ class Wants:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PreflightProblem:
     """One thing that is not as it must be."""
 
     code: str
@@ -115,7 +115,7 @@ class _Source:
     """What the checks look at."""
 
     conn: psycopg.Connection
-    wants: Wants
+    wants: SourceRequirements
     wal_level: str
     max_slots: int
     max_senders: int
@@ -135,7 +135,7 @@ class _Source:
         return sql.Identifier(self.role)
 
 
-def preflight(dsn: str, wants: Wants) -> list[Problem]:
+def preflight(dsn: str, wants: SourceRequirements) -> list[PreflightProblem]:
     """All problems of the source, the fatal ones first; an empty list means that it can be captured.
 
     Changes nothing. Where no connection comes up, that is the only one beside what needs none.
@@ -150,18 +150,18 @@ def preflight(dsn: str, wants: Wants) -> list[Problem]:
     return sorted(problems, key=lambda problem: not problem.fatal)
 
 
-def _of(error: CdcError, subject: str) -> Problem:
-    return Problem(error.code, subject, f"{error.message}; {error.fix}")
+def _of(error: CdcError, subject: str) -> PreflightProblem:
+    return PreflightProblem(error.code, subject, f"{error.message}; {error.fix}")
 
 
 def _failed(
     subject: str, message: str, statement: sql.Composable | str | None = None, *, fatal: bool = True
-) -> Problem:
+) -> PreflightProblem:
     text = statement.as_string(None) if isinstance(statement, sql.Composable) else statement
-    return Problem(PreflightFailed.code, subject, message, text, fatal)
+    return PreflightProblem(PreflightFailed.code, subject, message, text, fatal)
 
 
-def _read(conn: psycopg.Connection, wants: Wants) -> _Source:
+def _read(conn: psycopg.Connection, wants: SourceRequirements) -> _Source:
     settings: tuple[Any, ...] | None = conn.execute(_SETTINGS).fetchone()
     assert settings is not None  # noqa: S101 - a SELECT without FROM has one row
     tables = match_tables(conn, wants.patterns, wants.exclude)
@@ -172,22 +172,22 @@ def _read(conn: psycopg.Connection, wants: Wants) -> _Source:
     return _Source(*fields)
 
 
-def _slot_name(wants: Wants) -> Iterator[Problem]:
+def _slot_name(wants: SourceRequirements) -> Iterator[PreflightProblem]:
     if not _SLOT_NAME.match(wants.slot):
-        yield Problem(
+        yield PreflightProblem(
             InvalidDefinition.code,
             f"slot {wants.slot!r}",
             "malformed slot name: expected 1 to 63 lower-case letters, digits and underscores",
         )
 
 
-def _version(source: _Source) -> Iterator[Problem]:
+def _version(source: _Source) -> Iterator[PreflightProblem]:
     version = source.conn.info.server_version
     if version < OLDEST:
         yield _failed("server_version", f"too old: expected 14 or newer, got {version // 10000}")
 
 
-def _settings(source: _Source) -> Iterator[Problem]:
+def _settings(source: _Source) -> Iterator[PreflightProblem]:
     if source.wal_level != "logical":
         yield _failed(
             "wal_level",
@@ -209,7 +209,7 @@ def _settings(source: _Source) -> Iterator[Problem]:
             )
 
 
-def _role(source: _Source) -> Iterator[Problem]:
+def _role(source: _Source) -> Iterator[PreflightProblem]:
     if not source.replication:
         yield _failed(
             f"role {source.role}",
@@ -221,28 +221,30 @@ def _role(source: _Source) -> Iterator[Problem]:
         yield _failed("dsn", f"is a standby, which decodes WAL from version 16 on, got {version // 10000}")
 
 
-def _slot(source: _Source) -> Iterator[Problem]:
+def _slot(source: _Source) -> Iterator[PreflightProblem]:
     slot, subject = source.slot, f"slot {source.wants.slot}"
     drop = sql.SQL("SELECT pg_drop_replication_slot({});").format(sql.Literal(source.wants.slot))
     if slot is None:
         if not source.wants.create_slot:
             create = sql.SQL("SELECT pg_create_logical_replication_slot({}, {});")
             statement = create.format(sql.Literal(source.wants.slot), sql.Literal(PLUGIN)).as_string(None)
-            yield Problem(SlotNotCreated.code, subject, "does not exist, and source.slot.create is false", statement)
+            yield PreflightProblem(
+                SlotNotCreated.code, subject, "does not exist, and source.slot.create is false", statement
+            )
     elif slot.plugin != PLUGIN:
         kind = f"expected {PLUGIN!r}, got {slot.plugin or 'a physical slot'!r}"
-        yield Problem(SlotUnsuitable.code, subject, f"belongs to another plugin: {kind}")
+        yield PreflightProblem(SlotUnsuitable.code, subject, f"belongs to another plugin: {kind}")
     elif slot.database != source.database:
         where = f"expected {source.database!r}, got {slot.database!r}"
-        yield Problem(SlotUnsuitable.code, subject, f"belongs to another database: {where}")
+        yield PreflightProblem(SlotUnsuitable.code, subject, f"belongs to another database: {where}")
     elif slot.wal_status == "lost" or slot.invalidation_reason:
         reason = slot.invalidation_reason or "wal_removed"
-        yield Problem(SlotInvalidated.code, subject, f"is invalidated: {reason}", drop.as_string(None))
+        yield PreflightProblem(SlotInvalidated.code, subject, f"is invalidated: {reason}", drop.as_string(None))
     elif slot.active:
         yield _failed(subject, f"is read by process {slot.active_pid} of the server", fatal=False)
 
 
-def _tables(source: _Source) -> Iterator[Problem]:
+def _tables(source: _Source) -> Iterator[PreflightProblem]:
     if not source.tables:
         yield _failed("tables", f"no table matches {list(source.wants.patterns)!r}")
     for oid, table in source.tables:
@@ -251,7 +253,7 @@ def _tables(source: _Source) -> Iterator[Problem]:
         yield _failed(str(unfit.name), f"{unfit.reason}; it is not captured", unfit.sql, fatal=False)
 
 
-def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterator[Problem]:
+def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterator[PreflightProblem]:
     usage, select, _owner, _owner_name, identity, identified, computed, kind, hidden = rights
     name = sql.Identifier(*table)
     if not usage:
@@ -295,7 +297,7 @@ def _computed(source: _Source, table: sql.Identifier, column: str, kind: str) ->
     return what, sql.SQL(create).format(sql.Identifier(name)) + comment
 
 
-def _publication(source: _Source) -> Iterator[Problem]:
+def _publication(source: _Source) -> Iterator[PreflightProblem]:
     wants, names = source.wants, [table for _, table in source.tables]
     found = read_publication(source.conn, wants.publication)
     if found is None:
@@ -321,7 +323,7 @@ def _publication(source: _Source) -> Iterator[Problem]:
             yield _failed(str(table), what, via_root_sql(wants.publication))
 
 
-def _publication_absent(source: _Source, names: Sequence[TableName]) -> Iterator[Problem]:
+def _publication_absent(source: _Source, names: Sequence[TableName]) -> Iterator[PreflightProblem]:
     subject = f"publication {source.wants.publication}"
     statement = creation_sql(source.wants.publication, names, source.wants.control.pipeline)
     foreign = [table for table in names if not _owned(source, table)]
@@ -341,7 +343,7 @@ def _owned(source: _Source, table: TableName) -> bool:
     return any(name == table and bool(source.rights[oid][2]) for oid, name in source.tables)
 
 
-CHECKS: Final[tuple[Callable[[_Source], Iterator[Problem]], ...]] = (
+CHECKS: Final[tuple[Callable[[_Source], Iterator[PreflightProblem]], ...]] = (
     _version, _settings, _role, _slot, _tables, _publication,
 )  # fmt: skip
 """In the order in which a person would mend them."""

@@ -79,7 +79,7 @@ class SystemIdentity:
     database: str
 
 
-class Large(Enum):
+class LargeTransactions(Enum):
     """When a transaction above the server's `logical_decoding_work_mem` is sent."""
 
     #: While it runs, in blocks (protocol 2; from server 16 on protocol 4, whose aborts tell LSN and time).
@@ -88,7 +88,7 @@ class Large(Enum):
     WHOLE = "whole"
 
 
-class Origin(StrEnum):
+class OriginFilter(StrEnum):
     """Whose transactions are sent."""
 
     #: All.
@@ -109,8 +109,8 @@ class StreamOptions:
     """Seconds between status updates; less if `wal_sender_timeout` is short."""
     silence: float = SILENCE
     """Seconds without a byte within which a peer that is gone is found; more if `wal_sender_timeout` is longer."""
-    large: Large = Large.STREAMED
-    origin: Origin = Origin.ANY
+    large: LargeTransactions = LargeTransactions.STREAMED
+    origin: OriginFilter = OriginFilter.ANY
 
     def command(self, server: int) -> str:
         """START_REPLICATION for a server of this version (as `server_version_num`); raises PreflightFailed.
@@ -118,13 +118,13 @@ class StreamOptions:
         `two_phase` is never asked for: rows of a prepared transaction would come once, before they are ours to keep.
         """
         given = {"publication_names": publication_names([self.publication]), "messages": "'true'"}
-        if self.large is Large.WHOLE:
+        if self.large is LargeTransactions.WHOLE:
             given["proto_version"] = "'1'"
         elif server < PARALLEL_SINCE:
             given |= {"proto_version": "'2'", "streaming": "'on'"}
         else:
             given |= {"proto_version": "'4'", "streaming": "'parallel'"}
-        if self.origin is not Origin.ANY:
+        if self.origin is not OriginFilter.ANY:
             if server < PARALLEL_SINCE:
                 raise PreflightFailed(
                     f"origin {self.origin.value!r} needs server version 16 or later, got {server // 10000}",

@@ -15,7 +15,7 @@ import psycopg
 
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.system_catalog import WITNESS
-from cdc.table import Standing, TableSchema
+from cdc.table import CatalogFingerprint, TableSchema
 
 # a leaf came with its rows if it was attached, or if a partitioned table between it and this one was;
 # a table made by CREATE TABLE … PARTITION OF has one writer of its first rows of the catalogue; ATTACH changes the
@@ -84,16 +84,16 @@ _SIGHTS: Final = f"""
 """
 _SCHEMAS_PUBLISHED: Final = 150000
 _MEMBER: Final = 4
-"""Place of the membership in `Standing.published`: OID, xmin, name and owner, actions, membership, filter, columns."""
+"""Index of the membership in `CatalogFingerprint.published`, after OID, xmin, name and owner, actions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class CatalogState:
     """One table in one look at the catalogue: its marks, and the evidence of what they mean."""
 
     schema: str
     name: str
-    standing: Standing
+    standing: CatalogFingerprint
     labels: Mapping[int, tuple[str, ...]]
     """Enum labels by attnum."""
     filled: frozenset[int]
@@ -111,7 +111,7 @@ class Sight:
     witness: str | None
 
 
-def look(conn: psycopg.Connection, oids: Sequence[int], publication: str | None) -> dict[int, Sight]:
+def look(conn: psycopg.Connection, oids: Sequence[int], publication: str | None) -> dict[int, CatalogState]:
     """The tables that still exist, by OID, in one statement and so at one moment."""
     schema = _OF_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else "NULL"
     published_schema = _IN_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else ""
@@ -121,14 +121,14 @@ def look(conn: psycopg.Connection, oids: Sequence[int], publication: str | None)
     return {row[0]: _sight(row[1:], publication or "") for row in rows}
 
 
-def _sight(row: Sequence[Any], publication: str) -> Sight:
+def _sight(row: Sequence[Any], publication: str) -> CatalogState:
     schema, name, persistence, file, columns, leaves, published, sent_as, witness = row
     columns, leaves = columns or [], leaves or []
     unlogged = persistence == "u" or any(leaf[2] == "u" for leaf in leaves)
-    return Sight(
+    return CatalogState(
         schema=schema,
         name=name,
-        standing=Standing(
+        standing=CatalogFingerprint(
             persistence="u" if unlogged else persistence,
             file=file,
             attributes=tuple((number, xmin) for number, xmin, missing, *_ in columns if not missing),
@@ -148,7 +148,7 @@ def _sight(row: Sequence[Any], publication: str) -> Sight:
     )
 
 
-def divergence(known: TableSchema, now: Sight) -> str | None:
+def divergence(known: TableSchema, now: CatalogState) -> str | None:
     """Why rows of the log may not be those of the source any more; None if nothing speaks for it.
 
     `known.standing` is the look before; without one only what can be seen at once is said.
@@ -156,7 +156,7 @@ def divergence(known: TableSchema, now: Sight) -> str | None:
     return next(_reasons(known, now), None)
 
 
-def _reasons(known: TableSchema, now: Sight) -> Iterator[str]:
+def _reasons(known: TableSchema, now: CatalogState) -> Iterator[str]:
     numbered = known.relation & 0xFFFFFFFF == known.oid  # ids are attnums inside the first epoch
     for column in known.columns if numbered else ():
         if not column.keeps_labels(now.labels.get(column.id, ())):
@@ -177,7 +177,7 @@ def _reasons(known: TableSchema, now: Sight) -> Iterator[str]:
         yield from _publication(before.published, now)
 
 
-def _rewrites(known: TableSchema, before: Standing, now: Sight) -> Iterator[str]:
+def _rewrites(known: TableSchema, before: CatalogFingerprint, now: CatalogState) -> Iterator[str]:
     files, leaves = now.standing.file, dict(now.standing.leaves)
     if before.file == files and all(leaves.get(leaf, file) == file for leaf, file in before.leaves):
         return
@@ -192,7 +192,7 @@ def _rewrites(known: TableSchema, before: Standing, now: Sight) -> Iterator[str]
         yield "the table was rewritten and a column added: it came with values for old rows"
 
 
-def _leaves(before: Standing, now: Sight) -> Iterator[str]:
+def _leaves(before: CatalogFingerprint, now: CatalogState) -> Iterator[str]:
     was, leaves = dict(before.leaves), dict(now.standing.leaves)
     if gone := sorted(was.keys() - leaves.keys()):
         yield f"partitions were detached or dropped with their rows: OID {', '.join(map(str, gone))}"
@@ -208,7 +208,7 @@ def _leaves(before: Standing, now: Sight) -> Iterator[str]:
         yield f"partitions were truncated by themselves: OID {', '.join(map(str, sorted(emptied)))}"
 
 
-def _publication(before: tuple[str, ...] | None, now: Sight) -> Iterator[str]:
+def _publication(before: tuple[str, ...] | None, now: CatalogState) -> Iterator[str]:
     after = now.standing.published
     if after is None:
         yield f"publication {now.publication!r} no longer has the table"

@@ -14,7 +14,7 @@ from cdc import errors
 from cdc.errors import CdcError
 
 
-class Course(StrEnum):
+class ErrorCourse(StrEnum):
     """What follows from a failure of the source."""
 
     #: The cause goes by itself: again at once, then with growing pauses.
@@ -34,12 +34,12 @@ class Rule(NamedTuple):
     """A whole SQLSTATE, a class of two characters, or "" for any."""
     text: str
     """A part of the server's message in English, "" for any; servers that speak otherwise get the general rule."""
-    course: Course
+    course: ErrorCourse
     error: type[CdcError]
     remedy: str | None = None
 
 
-_FAST, _SLOW, _OPERATOR, _RESYNC = Course
+_FAST, _SLOW, _OPERATOR, _RESYNC = ErrorCourse
 _OWN_DATABASE: Final = "name the slot's own database in source.dsn, or choose another source.slot.name"
 _NEWER: Final = "use Postgres 14 or newer"
 _TOO_LARGE: Final = (

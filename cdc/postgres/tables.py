@@ -17,7 +17,7 @@ from cdc.lsn import Lsn
 from cdc.pgoutput.messages import Relation
 from cdc.postgres.column_identity import align
 from cdc.postgres.connection import connect
-from cdc.postgres.rewrite_detection import Sight, look
+from cdc.postgres.rewrite_detection import CatalogState, look
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.system_catalog import Catalogued, look_up, types
 from cdc.table import TableSchema, matches, topic
@@ -45,14 +45,14 @@ _INSERTED: Final = """
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class CatalogView:
     """Some tables as the catalogue showed them once."""
 
     upto: Lsn
     """What had written to a table and committed up to here saw no later catalogue than this one."""
     tables: Mapping[int, Catalogued]
     """By OID."""
-    sights: Mapping[int, Sight]
+    sights: Mapping[int, CatalogState]
 
     def is_partition(self, oid: int) -> bool:
         """Whether the table is a partition of another one."""
@@ -167,17 +167,21 @@ def shape(now: Catalogued, oid: int, relation: int) -> TableSchema:
     )
 
 
-def view(conn: psycopg.Connection, oids: Sequence[int], publication: str | None) -> View:
+def view(conn: psycopg.Connection, oids: Sequence[int], publication: str | None) -> CatalogView:
     """The tables now, with all that is said of them and their standing in the publication."""
     with mapped():
         row = conn.execute(_INSERTED).fetchone()
         tables = look_up(conn, oids)
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
-    return View(Lsn.parse(row[0]), tables, look(conn, oids, publication))
+    return CatalogView(Lsn.parse(row[0]), tables, look(conn, oids, publication))
 
 
 def resolve(
-    conn: psycopg.Connection, message: Relation, known: TableSchema | None, epoch: int = 0, seen: View | None = None
+    conn: psycopg.Connection,
+    message: Relation,
+    known: TableSchema | None,
+    epoch: int = 0,
+    seen: CatalogView | None = None,
 ) -> TableSchema:
     """The version of the table that a Relation message announces, columns under the ids that the log has for them.
 

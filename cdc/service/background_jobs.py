@@ -27,7 +27,7 @@ log = structlog.get_logger("server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class JobOutcome:
     """What every status of an errand says of how it ended."""
 
     summary: str | None
@@ -39,7 +39,7 @@ class Ending:
     finished_at: str | None
 
 
-class Errands:
+class BackgroundJobs:
     """Those of one kind and pipeline; may be called from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, kind: str, definition: Path | None) -> None:

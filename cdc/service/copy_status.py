@@ -13,7 +13,7 @@ from typing import Final
 
 from cdc.catalog import TableProgress
 from cdc.position import Position
-from cdc.snapshot.backfill_progress import BackfillStatus, Progress, is_part
+from cdc.snapshot.backfill_progress import BackfillStatus, CopyProgress, is_part
 from cdc.table import TableState
 
 SNAPSHOTTING: Final = TableState.SNAPSHOTTING.value
@@ -31,7 +31,7 @@ class TableStatus:
     version: int | None
     rows: int
     """Copied at the source's side, merged in a sink."""
-    progress: Progress | None = None
+    progress: CopyProgress | None = None
     """Of the copy or backfill that is on its way; at the source's side only."""
 
 
@@ -77,7 +77,7 @@ def _copies(backfill: BackfillStatus) -> bool:
     return backfill.request.sink is None and not is_part(backfill.request)
 
 
-def _state(copy: BackfillStatus, progress: Progress | None) -> str:
+def _state(copy: BackfillStatus, progress: CopyProgress | None) -> str:
     if not copy.pending:
         return "catching_up" if copy.state == "done" else "failed"
     if copy.state == "paused":

@@ -34,7 +34,7 @@ utc_now: Final = partial(datetime.now, UTC)
 """The clock of a running process."""
 
 
-class LogWatch:
+class LogSampler:
     """One log as it was last seen; safe to ask from any thread."""
 
     def __init__(

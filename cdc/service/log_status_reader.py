@@ -14,7 +14,7 @@ from cdc.log.layout import CHANGES, LogFile
 from cdc.log.object_path import Root, located
 from cdc.log.read_plan import is_late
 from cdc.log.reader import LogReader
-from cdc.log.segment_listing import Extent, Extents
+from cdc.log.segment_listing import SegmentListing, SegmentSummary
 from cdc.log.storage import is_table
 from cdc.log.vacuum import waiting
 from cdc.position import Position
@@ -60,7 +60,7 @@ def consumer_lines(root: str | Root, now: datetime) -> tuple[ConsumerLine, ...]:
 
 def segment_lines(log: LogReader) -> list[SegmentLine]:
     """Every segment of single changes, oldest first."""
-    return [_segment_line(extent) for extent in Extents(log).segments()]
+    return [_segment_line(extent) for extent in SegmentListing(log).segments()]
 
 
 def files_of_segment(log: LogReader, segment: int) -> list[FileLine]:
@@ -107,7 +107,7 @@ class _Look:
 
     def __init__(self, root: str | Root, log: LogReader, now: datetime, file: str) -> None:
         self._root, self._log, self._now, self._file = root, log, now, file
-        self._extents = Extents(log)
+        self._extents = SegmentListing(log)
         self._segments = self._extents.segments()
         self._problems: list[Problem] = []
 
@@ -198,7 +198,7 @@ def _latest(root: str | Root) -> Compaction:
     return Compaction(at=at.isoformat(), rows=int(commit.get("cdc.rows", 0)))
 
 
-def _segment_line(extent: Extent) -> SegmentLine:
+def _segment_line(extent: SegmentSummary) -> SegmentLine:
     return SegmentLine(
         segment=extent.segment,
         files=extent.files,

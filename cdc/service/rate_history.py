@@ -19,7 +19,7 @@ RATE_SPAN: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LagSample:
     """The figures of one moment by edge: `source` or `sink:NAME`."""
 
     at: datetime
@@ -27,18 +27,18 @@ class Sample:
     lag_seconds: Mapping[str, float]
 
 
-class History:
+class RateHistory:
     """A ring of samples; one thread adds, others read."""
 
     def __init__(self, size: int = SAMPLES) -> None:
-        self._samples: deque[Sample] = deque(maxlen=size)
+        self._samples: deque[LagSample] = deque(maxlen=size)
         self._lock = Lock()
 
     def add(self, status: PipelineStatus, at: datetime) -> None:
         """Remember the figures of this moment."""
         edges = {"source": (status.source.rows, status.source.lag_seconds)}
         edges |= {f"sink:{sink.name}": (sink.rows, sink.lag_seconds) for sink in status.sinks}
-        sample = Sample(
+        sample = LagSample(
             at=at,
             rows={edge: rows for edge, (rows, _) in edges.items()},
             lag_seconds={edge: lag for edge, (_, lag) in edges.items() if lag is not None},
@@ -66,7 +66,7 @@ class History:
         """What the page needs beside the status."""
         return {"rates": self.rates(), "lags": {edge: _thinned(lags) for edge, lags in self.lags().items()}}
 
-    def _read(self) -> list[Sample]:
+    def _read(self) -> list[LagSample]:
         with self._lock:
             return list(self._samples)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.catalog.commands import JOB_LEASE, REPLAY
-from cdc.service.background_jobs import Ending, Errands, told
+from cdc.service.background_jobs import BackgroundJobs, JobOutcome, told
 
 LOOKED_BACK: Final = 100
 """Among so many of the newest the last one of a sink is looked for."""
@@ -32,7 +32,7 @@ class ReplayRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayStatus(Ending):
+class ReplayStatus(JobOutcome):
     """One replay, running or ended."""
 
     id: int
@@ -42,11 +42,11 @@ class ReplayStatus(Ending):
     command: str
 
 
-class Replays:
+class ReplayJobs:
     """The replays of one pipeline; may be called from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, definition: Path | None) -> None:
-        self.errands = Errands(catalog, pipeline, REPLAY, definition)
+        self.errands = BackgroundJobs(catalog, pipeline, REPLAY, definition)
 
     def begin(self, request: ReplayRequest, actor: str) -> ReplayStatus:
         """Start one; raises StateConflict as Errands.begin."""

@@ -30,7 +30,7 @@ _OVERLOADED: Final = 503
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """Limits of one server; times are seconds."""
 
     head: float = 10.0
@@ -50,7 +50,7 @@ class Limits:
 class LimitedProtocol(H11Protocol):
     """HTTP/1.1 as uvicorn speaks it, with limits; use `limited` to set others than the default."""
 
-    limits: ClassVar[Limits] = Limits()
+    limits: ClassVar[RequestLimits] = RequestLimits()
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
@@ -150,7 +150,7 @@ class LimitedProtocol(H11Protocol):
         self.transport.close()
 
 
-def limited(limits: Limits) -> type[LimitedProtocol]:
+def limited(limits: RequestLimits) -> type[LimitedProtocol]:
     """The protocol with limits of one's own."""
     return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})
 
@@ -158,8 +158,8 @@ def limited(limits: Limits) -> type[LimitedProtocol]:
 class BodyLimit:
     """Reads the whole body before the app is called: 413 for one that is too large, 408 for one that is too slow."""
 
-    def __init__(self, app: ASGIApp, limits: Limits | None = None) -> None:
-        self._app, self._limits = app, limits or Limits()
+    def __init__(self, app: ASGIApp, limits: RequestLimits | None = None) -> None:
+        self._app, self._limits = app, limits or RequestLimits()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, by ASGI."""

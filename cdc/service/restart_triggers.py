@@ -20,7 +20,7 @@ LOOK_EVERY: Final = 1.0
 """Seconds between two looks at the audit."""
 
 
-class OperatorActs:
+class RestartTriggers:
     """The definition and the audit of one pipeline, as they are now."""
 
     def __init__(self, file: Path, url: str) -> None:

@@ -37,7 +37,7 @@ _END: Final = 2.0
 """Seconds to wait for an open question when the server stops."""
 
 
-class SourceWatch:
+class SourceSampler:
     """One slot as it was last seen; safe to ask from any thread."""
 
     def __init__(

@@ -157,10 +157,10 @@ def pipeline_status(
     reports = {report.process: report for report in catalog.processes.ls(name)}
     processes = tuple(_process(p, reports.get(p), now) for p in [*WORKING, *sorted(set(reports) - set(WORKING))])
     silence = {p.process: p.age_seconds if p.state in SILENT and p.age_seconds else 0.0 for p in processes}
-    figures = {process: Readings(report.figures) for process, report in reports.items()}
-    source = _source(figures.get("reader", Readings(())), silence["reader"])
-    durable = figures.get("reader", Readings(())).get(LOG_POSITION)
-    applied = figures.get("apply", Readings(()))
+    figures = {process: StatusInputs(report.figures) for process, report in reports.items()}
+    source = _source(figures.get("reader", StatusInputs(())), silence["reader"])
+    durable = figures.get("reader", StatusInputs(())).get(LOG_POSITION)
+    applied = figures.get("apply", StatusInputs(()))
     sinks = tuple(_sink(progress, applied, durable, silence["apply"]) for progress in catalog.sinks.ls(name))
     backfills = tuple(listing(catalog, name))
     tables = table_statuses(catalog.tables.ls(name), backfills)
@@ -185,7 +185,7 @@ def pipeline_status(
     )
 
 
-class Readings:
+class StatusInputs:
     """The figures of one process as its report carries them: [[name, [label…], value]…]."""
 
     def __init__(self, figures: Iterable[Any]) -> None:
@@ -218,7 +218,7 @@ def _process(process: str, report: Any, now: datetime) -> ProcessStatus:
     return ProcessStatus(process, report.pid, state, age, report.error)
 
 
-def _source(figures: Readings, silence: float) -> SourceStatus:
+def _source(figures: StatusInputs, silence: float) -> SourceStatus:
     position = figures.get(LOG_POSITION)
     return SourceStatus(
         position=None if position is None else str(Position(int(position))),
@@ -278,7 +278,7 @@ def _delayed(sink: SinkStatus, durable: PositionHistory, now: float) -> SinkStat
     return replace(sink, lag_seconds=max(sink.lag_seconds, behind), stalled_seconds=behind)
 
 
-def _log(log: LogStatus, source: SourceStatus, applied: Readings) -> LogStatus:
+def _log(log: LogStatus, source: SourceStatus, applied: StatusInputs) -> LogStatus:
     """What was seen of the log, with what apply says of its last compaction; none before the first copy is nothing."""
     if log.state is LogState.ABSENT and source.position is None:
         return replace(log, problems=())
@@ -290,7 +290,7 @@ def _log(log: LogStatus, source: SourceStatus, applied: Readings) -> LogStatus:
     return replace(log, compaction=told)
 
 
-def _sink(progress: Any, figures: Readings, durable: float | None, silence: float) -> SinkStatus:
+def _sink(progress: Any, figures: StatusInputs, durable: float | None, silence: float) -> SinkStatus:
     behind = None if durable is None else wal_between(Position(progress.position), Position(int(durable)))
     return SinkStatus(
         name=progress.sink,

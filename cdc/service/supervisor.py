@@ -82,7 +82,7 @@ class RestartPolicy:
         return min(self.most, max(floor + random.uniform(0, self.jitter), grown(calls)))  # noqa: S311 - spreads restarts, guards nothing
 
 
-class Acts(Protocol):
+class Triggers(Protocol):
     """Shows whether a person acted since a child was started; neither waits for anything."""
 
     def definition(self) -> str:
@@ -119,7 +119,7 @@ class Supervisor:
         *,
         policy: RestartPolicy | None = None,
         say: Callable[[str, str], None] | None = None,
-        acts: Acts | None = None,
+        acts: Triggers | None = None,
     ) -> None:
         self._places = [_Place(child) for child in children]
         self._policy = policy or RestartPolicy()

@@ -10,7 +10,7 @@ from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.service.copy_status import TableStatus
 from cdc.service.status import PipelineStatus
-from cdc.snapshot.backfill_progress import Progress
+from cdc.snapshot.backfill_progress import CopyProgress
 from cdc.table import TableSchema, TableState
 
 _STATES: Final = {state: state.value for state in TableState} | {
@@ -44,7 +44,7 @@ class TableLine:
     reason: str | None
     rows: int
     """Copied."""
-    progress: Progress | None
+    progress: CopyProgress | None
     """Of the copy that is on its way."""
     sinks: tuple[TableInSink, ...]
 

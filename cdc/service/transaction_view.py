@@ -6,13 +6,13 @@ from typing import Any, Final
 
 from cdc.errors import UnknownName
 from cdc.log.inspect import outline
-from cdc.log.message_formats import Format, Place, Tables, messages
+from cdc.log.message_formats import MessageFormat, SchemaInForce, SourceBlock, messages
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.service.log_status import Transaction
 
 _NOT_READ: Final = {"before": None, "after": None, "partial": False}
-_NOWHERE: Final = Place("", "", "")
+_NOWHERE: Final = SourceBlock("", "", "")
 """Only Debezium's format says where a row is from."""
 
 
@@ -31,5 +31,5 @@ def transaction(log: LogReader, text: str, most: int) -> Transaction:
     if not count:
         raise UnknownName(f"no rows at position {text!r}", remedy="'cdc tail' prints positions that have rows")
     rows: list[dict[str, Any]] = [row | _NOT_READ for row in found.to_pylist()]
-    told = messages(rows, Tables(log.schemas(position)), Format.CDC, _NOWHERE)
+    told = messages(rows, SchemaInForce(log.schemas(position)), MessageFormat.CDC, _NOWHERE)
     return Transaction(position=str(position), rows=count, changes=[message for _, message in told])

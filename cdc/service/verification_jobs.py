@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.catalog.commands import VERIFY
-from cdc.config.verify_options import Against, Mode
+from cdc.config.verify_options import Against, VerifyMode
 from cdc.errors import VerifyMismatch
-from cdc.service.background_jobs import Ending, Errands, told
+from cdc.service.background_jobs import BackgroundJobs, JobOutcome, told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +18,13 @@ class VerifyRequest:
 
     tables: tuple[str, ...] = ()
     sinks: tuple[str, ...] = ()
-    mode: Mode = Mode.ROWS
+    mode: VerifyMode = VerifyMode.ROWS
     against: Against = Against.SOURCE
     repair: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyStatus(Ending):
+class VerifyStatus(JobOutcome):
     """One run, on its way or ended."""
 
     id: int
@@ -33,11 +33,11 @@ class VerifyStatus(Ending):
     request: VerifyRequest
 
 
-class Verifications:
+class VerificationJobs:
     """Those of one pipeline; may be called from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, definition: Path | None) -> None:
-        self.errands = Errands(catalog, pipeline, VERIFY, definition)
+        self.errands = BackgroundJobs(catalog, pipeline, VERIFY, definition)
 
     def begin(self, request: VerifyRequest, actor: str) -> VerifyStatus:
         """Start one; raises StateConflict as Errands.begin."""
@@ -54,7 +54,7 @@ def verify_status(command: Command) -> VerifyStatus:
     request = VerifyRequest(
         tables=tuple(said["tables"]),
         sinks=tuple(said["sinks"]),
-        mode=Mode(said["mode"]),
+        mode=VerifyMode(said["mode"]),
         against=Against(said["against"]),
         repair=said["repair"],
     )

@@ -25,9 +25,9 @@ from cdc.postgres.keys import check_keys
 from cdc.postgres.publication import wait_for_older
 from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.where_clause import check_predicate
-from cdc.snapshot.backfill_state import Request, TableWork, Work
-from cdc.snapshot.chunk_plan import ByBlocks, ByKey, ByList, Cut, Read
-from cdc.snapshot.chunk_reader import Chunks, Slots, Stopped, Surroundings
+from cdc.snapshot.backfill_state import BackfillRequest, BackfillState, TableBackfillState
+from cdc.snapshot.chunk_plan import ByBlocks, ByKey, ByList, ChunkPlan, ChunkResult
+from cdc.snapshot.chunk_reader import ChunkBudget, ChunkReader, CopyContext, CopyStopped
 from cdc.snapshot.missing_bases import moved_from, without_base
 from cdc.snapshot.schema_rows import ending, in_state, renewed, said
 from cdc.snapshot.watermark_window import Chunk
@@ -51,12 +51,12 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Office:
+class BackfillControl:
     """To whom a backfill answers."""
 
     verdict: Callable[[], Verdict]
     """Asked by the thread that called run alone."""
-    record: Callable[[Work], None]
+    record: Callable[[BackfillState], None]
     """Told by that thread alone."""
     count: Callable[[str, int], None]
     """Told by any of a table and so many rows that are durable."""
@@ -66,14 +66,19 @@ class Backfill:
     """One request on its way."""
 
     def __init__(
-        self, request: Request, work: Work, conns: Sequence[Any], around: Surroundings, office: Office
+        self,
+        request: BackfillRequest,
+        work: BackfillState,
+        conns: Sequence[Any],
+        around: CopyContext,
+        office: BackfillControl,
     ) -> None:
         """conns: one or more for reading, in autocommit; the first is also asked about tables."""
         self._request, self._work, self._conns = request, work, conns
         self._around, self._office = around, office
         self._lock, self._news = Lock(), Event()
         self._recorded: dict[str, Any] = {}
-        self._slots, self._unrecorded = Slots(around.in_hand), 0
+        self._slots, self._unrecorded = ChunkBudget(around.in_hand), 0
 
     def run(self, tables: list[TableSchema]) -> None:
         """Read and place everything that is not done yet, the largest table first: what takes longest begins soonest.
@@ -86,7 +91,7 @@ class Backfill:
                 check_predicate(self._conns[0], schema, self._request.where)
             if self._request.keys is not None:
                 check_keys(self._conns[0], schema, self._request.keys)
-            self._work.tables.setdefault(schema.topic, TableWork())
+            self._work.tables.setdefault(schema.topic, TableBackfillState())
         failures: list[CdcError] = []
         sizes = table_sizes(self._conns[0], [schema.oid for schema in tables])
         for schema in sorted(tables, key=lambda schema: -sizes[schema.oid]):
@@ -104,10 +109,10 @@ class Backfill:
         self._work.state = "done"
         self._record()
 
-    def _table(self, schema: TableSchema, done: TableWork) -> None:
+    def _table(self, schema: TableSchema, done: TableBackfillState) -> None:
         self._go_on()
         if done.began is not None and not self._is_all_there(schema, Position(done.began)):
-            self._work.tables[schema.topic] = done = TableWork()
+            self._work.tables[schema.topic] = done = TableBackfillState()
         if done.began is not None and schema.state is TableState.LIVE:  # it ended, and was not recorded
             done.state = "done"
             return
@@ -127,7 +132,7 @@ class Backfill:
         """
         return began.epoch == self._around.stream.durable.epoch and schema.state is not TableState.NEEDS_RESYNC
 
-    def _by_parts(self, schema: TableSchema, done: TableWork) -> None:
+    def _by_parts(self, schema: TableSchema, done: TableBackfillState) -> None:
         around, resync = self._around, self._request.resync
         if schema.reason == ADDED:
             wait_for_older(self._conns[0], OLDER)
@@ -149,7 +154,7 @@ class Backfill:
             self._go_on()
             around.stream.place(schema.relation, lambda version: ending(version or schema, began))
 
-    def _complete(self, schema: TableSchema, done: TableWork, since: Position, *, moved: bool) -> None:
+    def _complete(self, schema: TableSchema, done: TableBackfillState, since: Position, *, moved: bool) -> None:
         """Read once more what the parts may have passed by; a row may move to another key while that is done."""
         stream, log, after = self._around.stream, self._around.log, since
         upto = stream.durable
@@ -160,7 +165,7 @@ class Backfill:
             after, upto = upto, stream.durable
             bare = moved_from(log, schema.relation, after, upto, bare)
 
-    def _cut(self, schema: TableSchema, done: TableWork) -> Cut:
+    def _cut(self, schema: TableSchema, done: TableBackfillState) -> ChunkPlan:
         request, limits = self._request, self._around.limits
         if request.keys is not None:
             done.rows, done.seconds = 0, 0.0  # a list is begun anew
@@ -178,7 +183,7 @@ class Backfill:
             version = renewed(version, now, self._around.stream.durable.epoch)
         return said(in_state(version, TableState.SNAPSHOTTING))
 
-    def _whole(self, schema: TableSchema, done: TableWork) -> None:
+    def _whole(self, schema: TableSchema, done: TableBackfillState) -> None:
         """A table without a key begins anew with all its rows at once."""
         epoch = self._around.stream.durable.epoch
         reader = self._chunks(schema, 0)
@@ -186,11 +191,11 @@ class Backfill:
         done.rows = placed.rows
         self._office.count(schema.topic, placed.rows)
 
-    def _copy(self, schema: TableSchema, done: TableWork, cut: Cut) -> None:
+    def _copy(self, schema: TableSchema, done: TableBackfillState, cut: ChunkPlan) -> None:
         """Read and place all that the cut gives out, over one connection or over all."""
         began = time.monotonic() - done.seconds
 
-        def note(read: Read, rows: int) -> None:
+        def note(read: ChunkResult, rows: int) -> None:
             with self._lock:
                 self._unrecorded += 1
                 cut.durable(read)
@@ -199,7 +204,7 @@ class Backfill:
             self._office.count(schema.topic, rows)
             self._news.set()
 
-        self._slots, self._unrecorded = Slots(self._around.in_hand), 0
+        self._slots, self._unrecorded = ChunkBudget(self._around.in_hand), 0
         readers = [self._chunks(schema, n) for n in range(len(self._conns) if cut.parallel else 1)]
         try:
             # they wait for what the stream's threads do with their rows, and whoever changes rows waits for those too
@@ -236,8 +241,8 @@ class Backfill:
             for conn in self._conns:
                 cancel(conn)
 
-    def _chunks(self, schema: TableSchema, number: int) -> Chunks:
-        return Chunks(self._conns[number], self._around, schema.relation, self._request.sink)
+    def _chunks(self, schema: TableSchema, number: int) -> ChunkReader:
+        return ChunkReader(self._conns[number], self._around, schema.relation, self._request.sink)
 
     def _go_on(self) -> None:
         """Wait while it is paused; raises Stopped when it is to end."""
@@ -248,7 +253,7 @@ class Backfill:
         """Whether it may be read now; raises Stopped when it is to end."""
         verdict = self._office.verdict()
         if verdict is Verdict.END:
-            raise Stopped
+            raise CopyStopped
         reason = self._around.pace.holds()
         self._work.state = "paused" if verdict is Verdict.PAUSE else "snapshotting"
         self._work.reason = reason

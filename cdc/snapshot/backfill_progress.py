@@ -9,7 +9,7 @@ from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.errors import UnknownName
-from cdc.snapshot.backfill_state import BACKFILL, Request, TableWork, Work
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest, BackfillState, TableBackfillState
 from cdc.snapshot.key_list import csv_line
 from cdc.table import matches, named
 
@@ -28,7 +28,7 @@ _HOUR: Final = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class CopyProgress:
     """How far something has come."""
 
     state: str
@@ -45,14 +45,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackfillStatus(Progress):
+class BackfillStatus(CopyProgress):
     """One backfill or resync, on its way or ended."""
 
     id: int
     kind: str
     """`backfill`, `resync`, or `copy`: the first one of tables, for which nobody has to ask."""
-    request: Request
-    tables: dict[str, Progress]
+    request: BackfillRequest
+    tables: dict[str, CopyProgress]
     """By topic; empty until it has begun."""
     reason: str | None
     """Why nothing is read at the moment, where nobody asked for that."""
@@ -78,7 +78,7 @@ class BackfillStatus(Progress):
 
 def backfill_status(command: Command) -> BackfillStatus:
     """What a command of kind BACKFILL, and the result that it has by now, say."""
-    request, work = Request.from_json(command.payload), Work.from_json(command.result)
+    request, work = BackfillRequest.from_json(command.payload), BackfillState.from_json(command.result)
     state = work.state
     if command.state is CommandState.DONE:
         state = "done"
@@ -98,7 +98,7 @@ def backfill_status(command: Command) -> BackfillStatus:
         finished_at=None if command.finished_at is None else command.finished_at.isoformat(),
         command=command_of(request),
         keys=None if request.keys is None else len(request.keys),
-        **{name: getattr(whole, name) for name in Progress.__dataclass_fields__},
+        **{name: getattr(whole, name) for name in CopyProgress.__dataclass_fields__},
     )
 
 
@@ -121,17 +121,17 @@ def listing(catalog: Catalog, pipeline: str, ended: int = ENDED_SHOWN) -> list[B
     return [backfill_status(commands[number]) for number in sorted(commands, reverse=True)]
 
 
-def covers(request: Request, topic: str) -> bool:
+def covers(request: BackfillRequest, topic: str) -> bool:
     """Whether the request is about this table, however its globs are meant."""
     return matches(topic, request.tables) or named(topic, request.tables)
 
 
-def is_part(request: Request) -> bool:
+def is_part(request: BackfillRequest) -> bool:
     """Whether it asks for some rows of a table: then the table's size says nothing of how many there are."""
     return any(said is not None for said in (request.where, request.first, request.last, request.keys))
 
 
-def command_of(request: Request) -> str:
+def command_of(request: BackfillRequest) -> str:
     """The command that asks for it, for a shell; FILE is the definition."""
     words = ["cdc", *(("tables", "resync") if request.resync else ("backfill",)), *request.tables]
     if request.where is not None:
@@ -147,13 +147,13 @@ def command_of(request: Request) -> str:
     return shlex.join(words) + " -c FILE"
 
 
-def tables_of(request: Request) -> str:
+def tables_of(request: BackfillRequest) -> str:
     """What it is about, in a few words however much that is."""
     named, more = request.tables[:_NAMED], len(request.tables) - _NAMED
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 
 
-def said(progress: Progress) -> str:
+def said(progress: CopyProgress) -> str:
     """Rows, share, pace and what is left, in one line; empty for what has not begun."""
     if progress.state == "queued" and not progress.rows:
         return ""
@@ -170,16 +170,16 @@ def said(progress: Progress) -> str:
     return " · ".join(words)
 
 
-def _kind(request: Request) -> str:
+def _kind(request: BackfillRequest) -> str:
     if request.epoch is not None:
         return "copy"
     return "resync" if request.resync else "backfill"
 
 
-def _table(table: TableWork, *, part: bool, resting: bool) -> Progress:
+def _table(table: TableBackfillState, *, part: bool, resting: bool) -> CopyProgress:
     share = _share(table, part=part)
     known = share is not None and not (resting and table.state != "done")
-    return Progress(
+    return CopyProgress(
         state=table.state,
         rows=table.rows,
         estimate=_estimate(table, part=part),
@@ -189,12 +189,12 @@ def _table(table: TableWork, *, part: bool, resting: bool) -> Progress:
     )
 
 
-def _whole(state: str, tables: list[TableWork], *, part: bool) -> Progress:
+def _whole(state: str, tables: list[TableBackfillState], *, part: bool) -> CopyProgress:
     estimates = [_estimate(table, part=part) for table in tables]
     rows, seconds = sum(table.rows for table in tables), sum(table.seconds for table in tables)
     share = 1.0 if state == "done" else _mean_share(tables, estimates, part=part)
     left = seconds * (1 - share) / share if share and state not in _RESTING else None
-    return Progress(
+    return CopyProgress(
         state=state,
         rows=rows,
         estimate=None if not tables or None in estimates else sum(e for e in estimates if e is not None),
@@ -204,7 +204,7 @@ def _whole(state: str, tables: list[TableWork], *, part: bool) -> Progress:
     )
 
 
-def _mean_share(tables: Iterable[TableWork], estimates: Iterable[int | None], *, part: bool) -> float | None:
+def _mean_share(tables: Iterable[TableBackfillState], estimates: Iterable[int | None], *, part: bool) -> float | None:
     """The shares of the tables by the rows of each; None while one of them cannot be weighed."""
     weighed = weight = 0.0
     for table, estimate in zip(tables, estimates, strict=True):
@@ -215,7 +215,7 @@ def _mean_share(tables: Iterable[TableWork], estimates: Iterable[int | None], *,
     return weighed / weight if weight else None
 
 
-def _estimate(table: TableWork, *, part: bool) -> int | None:
+def _estimate(table: TableBackfillState, *, part: bool) -> int | None:
     """Of its rows; from what is read of the blocks so far, once that is enough to tell."""
     if table.state == "done":
         return table.rows
@@ -225,7 +225,7 @@ def _estimate(table: TableWork, *, part: bool) -> int | None:
     return None if part or not table.estimate else max(table.estimate, table.rows)
 
 
-def _share(table: TableWork, *, part: bool) -> float | None:
+def _share(table: TableBackfillState, *, part: bool) -> float | None:
     if table.state == "done" or (not part and table.blocks is not None and table.size):
         return table.share
     # read by key, the planner's estimate is all there is; one that turned out too small says nothing

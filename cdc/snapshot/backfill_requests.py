@@ -21,7 +21,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.keys import check_keys
 from cdc.postgres.where_clause import check_predicate
 from cdc.snapshot.backfill_progress import BackfillStatus, covers, found
-from cdc.snapshot.backfill_state import BACKFILL, Request, Verb, check_request
+from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, check_request
 from cdc.table import TableSchema
 
 OUTCOME_WITHIN: Final = 5.0
@@ -33,7 +33,7 @@ _ASKING: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedBackfill:
     """A backfill that was taken on."""
 
     id: int
@@ -41,7 +41,7 @@ class Asked:
     """Topics that it is about now."""
 
 
-def ask(definition: Definition, catalog: Catalog, request: Request, actor: str) -> Asked:
+def ask(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
     """Take a request on if it can be done.
 
     Raises ConfigError for what cannot, StateConflict if a table of it is in another backfill already, LogError without
@@ -59,7 +59,7 @@ def ask(definition: Definition, catalog: Catalog, request: Request, actor: str) 
     return _taken_on(definition, catalog, request, tables, actor)
 
 
-def ask_for_keys(definition: Definition, catalog: Catalog, request: Request, actor: str) -> Asked:
+def ask_for_keys(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
     """As ask, for keys that came from the source: it is not asked whether it could have them."""
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
@@ -67,18 +67,18 @@ def ask_for_keys(definition: Definition, catalog: Catalog, request: Request, act
 
 
 def _taken_on(
-    definition: Definition, catalog: Catalog, request: Request, tables: list[TableSchema], actor: str
-) -> Asked:
+    definition: Definition, catalog: Catalog, request: BackfillRequest, tables: list[TableSchema], actor: str
+) -> RequestedBackfill:
     topics = tuple(sorted(schema.topic for schema in tables))
     with _alone(catalog, definition.name):
         _refuse_overlap(catalog, definition.name, topics)
         job = catalog.commands.post(definition.name, BACKFILL, request.to_json())
     action = "tables resync" if request.resync else "backfill"
     catalog.audit.write(actor, action, definition.name, {"id": job, "tables": list(topics)})
-    return Asked(job, topics)
+    return RequestedBackfill(job, topics)
 
 
-def say(catalog: Catalog, pipeline: str, job: int, verb: Verb, actor: str) -> BackfillStatus:
+def say(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction, actor: str) -> BackfillStatus:
     """Tell the reader something about a backfill; raises UnknownName, or StateConflict if it has ended.
 
     Hands back how it stands: the reader hears it within a second.
@@ -103,7 +103,7 @@ def outcome(catalog: Catalog, pipeline: str, job: int, patience: float | None = 
 
 def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) -> None:
     for other in catalog.commands.pending(pipeline, BACKFILL):
-        standing = Request.from_json(other.payload)
+        standing = BackfillRequest.from_json(other.payload)
         shared = [topic for topic in topics if covers(standing, topic)]
         if shared:
             raise StateConflict(

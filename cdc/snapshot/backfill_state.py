@@ -16,7 +16,7 @@ KEYS: Final = 10_000
 """Keys of one request: the catalog keeps them, and whoever lists the newest requests reads them all."""
 
 
-class Verb(StrEnum):
+class BackfillAction(StrEnum):
     """What can be said about a backfill; each is a kind of command, as `backfill.pause`."""
 
     #: Rest after the chunk that is on its way.
@@ -33,7 +33,7 @@ class Verb(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BackfillRequest:
     """What was asked for."""
 
     tables: tuple[str, ...]
@@ -80,7 +80,7 @@ class Blocks:
 
 
 @dataclass(slots=True)
-class TableWork:
+class TableBackfillState:
     """How far one table has come."""
 
     state: str = "queued"
@@ -124,12 +124,12 @@ class TableWork:
 
 
 @dataclass(slots=True)
-class Work:
+class BackfillState:
     """How far the whole has come: what the catalog shows, and what a restarted reader goes on from."""
 
     state: str = "queued"
     """`queued`, `snapshotting`, `paused`, `done`, `cancelled`, or `failed`."""
-    tables: dict[str, TableWork] = field(default_factory=dict)
+    tables: dict[str, TableBackfillState] = field(default_factory=dict)
     """By topic."""
     reason: str | None = None
     """Why nothing is read at the moment, where nobody asked for that."""
@@ -138,7 +138,7 @@ class Work:
     def from_json(cls, fields: Mapping[str, Any] | None) -> Self:
         """Read what to_json wrote; None is work that was not begun."""
         said = fields or {}
-        tables = {topic: TableWork.from_json(done) for topic, done in said.get("tables", {}).items()}
+        tables = {topic: TableBackfillState.from_json(done) for topic, done in said.get("tables", {}).items()}
         return cls(said.get("state", "queued"), tables, said.get("reason"))
 
     def to_json(self) -> dict[str, Any]:
@@ -146,7 +146,9 @@ class Work:
         return asdict(self)
 
 
-def check_request(request: Request, known: Mapping[int, TableSchema], sinks: Mapping[str, Any]) -> list[TableSchema]:
+def check_request(
+    request: BackfillRequest, known: Mapping[int, TableSchema], sinks: Mapping[str, Any]
+) -> list[TableSchema]:
     """The tables that are meant; raises ConfigError for what cannot be done."""
     if request.sink is not None and request.sink not in sinks:
         listed = ", ".join(map(repr, sinks)) or "none"
@@ -180,7 +182,7 @@ def check_request(request: Request, known: Mapping[int, TableSchema], sinks: Map
     return chosen
 
 
-def _check_listed(request: Request, keys: tuple[tuple[str, ...], ...], tables: list[TableSchema]) -> None:
+def _check_listed(request: BackfillRequest, keys: tuple[tuple[str, ...], ...], tables: list[TableSchema]) -> None:
     if request.resync or any(said is not None for said in (request.where, request.first, request.last)):
         raise ConfigError("listed keys go with no range, no predicate and no resync", remedy="ask for one of them")
     if len(tables) > 1:

@@ -21,17 +21,17 @@ from cdc.errors import CatalogUnavailable, CdcError, Reaction
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.text_repair import line_mender
-from cdc.snapshot.backfill import Backfill, Office, Verdict
-from cdc.snapshot.backfill_state import BACKFILL, Request, Verb, Work, check_request
-from cdc.snapshot.chunk_plan import Limits
-from cdc.snapshot.chunk_reader import AHEAD, Gate, Stopped, Surroundings
-from cdc.snapshot.chunk_sender import Stream
-from cdc.snapshot.publication_sync import Membership
-from cdc.snapshot.publication_sync_worker import Keeping, doubled
-from cdc.snapshot.rate_limit import Pace
+from cdc.snapshot.backfill import Backfill, BackfillControl, Verdict
+from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, BackfillState, check_request
+from cdc.snapshot.chunk_plan import ChunkLimits
+from cdc.snapshot.chunk_reader import AHEAD, CopyContext, CopyStopped, PauseGate
+from cdc.snapshot.chunk_sender import ChunkSender
+from cdc.snapshot.publication_sync import PublicationSync
+from cdc.snapshot.publication_sync_worker import PublicationSyncWorker, doubled
+from cdc.snapshot.rate_limit import CopyRateLimit
 from cdc.snapshot.signals import Signals
 from cdc.snapshot.unconfirmed_xids import hidden_in_log
-from cdc.snapshot.watermark_window import Placing
+from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableState, matches
 
 POLL: Final = 1.0
@@ -45,14 +45,14 @@ AS_ROWS: Final = 2
 log = structlog.get_logger("backfill")
 
 
-class Jobs(Thread):
+class BackfillWorker(Thread):
     """Runs until stop is set; a source or a catalog that is away is waited for."""
 
     def __init__(
         self,
         definition: Definition,
-        placing: Placing,
-        figures: metrics.Figures,
+        placing: WatermarkWindows,
+        figures: metrics.Metrics,
         stop: Event,
         again: Callable[[], Definition] | None = None,
     ) -> None:
@@ -60,8 +60,8 @@ class Jobs(Thread):
         super().__init__(name="jobs", daemon=True)
         self._definition, self._placing, self._figures, self._stop_event = definition, placing, figures, stop
         self._paused: dict[int, bool] = {}
-        membership = Membership(again or (lambda: definition), definition, placing, stop)
-        self._keeping = Keeping(membership, placing, definition.name, definition.catalog.url, stop)
+        membership = PublicationSync(again or (lambda: definition), definition, placing, stop)
+        self._keeping = PublicationSyncWorker(membership, placing, definition.name, definition.catalog.url, stop)
         self.at_end: Callable[[], None] | None = None
         """Called before the reader ends because everything that it is there for is copied."""
         self._signals = Signals(definition)
@@ -109,13 +109,13 @@ class Jobs(Thread):
             return
         epoch = self._placing.reached.position.epoch
         for command in catalog.commands.ls(self._definition.name, BACKFILL):
-            asked = Request.from_json(command.payload)
+            asked = BackfillRequest.from_json(command.payload)
             ended_in = (command.result or {}).get("epoch", asked.epoch)
             given_up = command.state is CommandState.FAILED and ended_in == epoch
             if asked.resync and (given_up or command.state is CommandState.PENDING):
                 wanted = {topic for topic in wanted if not matches(topic, asked.tables)}
         if wanted:
-            request = Request(tuple(escape(topic) for topic in sorted(wanted)), resync=True, epoch=epoch)
+            request = BackfillRequest(tuple(escape(topic) for topic in sorted(wanted)), resync=True, epoch=epoch)
             catalog.commands.post(self._definition.name, BACKFILL, request.to_json())
 
     def _may_begin(self, catalog: Catalog, command: Command) -> bool:
@@ -123,7 +123,7 @@ class Jobs(Thread):
         self._paused.setdefault(command.id, was)
         if not (cancelled := self._heard(catalog, command.id)) and not self._paused[command.id]:
             return True
-        work = Work.from_json(command.result)
+        work = BackfillState.from_json(command.result)
         work.state = "cancelled" if cancelled else "paused"
         if cancelled:
             self._give_up(catalog, command.id, work)
@@ -132,11 +132,11 @@ class Jobs(Thread):
         return False
 
     def _carry_out(self, catalog: Catalog, command: Command) -> None:
-        request, work = Request.from_json(command.payload), Work.from_json(command.result)
+        request, work = BackfillRequest.from_json(command.payload), BackfillState.from_json(command.result)
         log.info("backfill begins", id=command.id, tables=list(request.tables), sink=request.sink)
         try:
             self._backfill(catalog, command.id, request, work)
-        except Stopped:
+        except CopyStopped:
             if not self._stop_event.is_set():
                 work.state = "cancelled"
                 self._give_up(catalog, command.id, work)
@@ -150,13 +150,13 @@ class Jobs(Thread):
         catalog.commands.finish(command.id, work.to_json())
         log.info("backfill done", id=command.id, rows=sum(table.rows for table in work.tables.values()))
 
-    def _give_up(self, catalog: Catalog, job: int, work: Work, exc: CdcError | None = None) -> None:
+    def _give_up(self, catalog: Catalog, job: int, work: BackfillState, exc: CdcError | None = None) -> None:
         """Finish it without its end; its tables are not copied again in this epoch before somebody asks for that."""
         error = {} if exc is None else {"error": exc.to_json()}
         epoch = self._placing.reached.position.epoch
         catalog.commands.finish(job, {**work.to_json(), **error, "epoch": epoch}, ok=False)
 
-    def _backfill(self, catalog: Catalog, job: int, request: Request, work: Work) -> None:
+    def _backfill(self, catalog: Catalog, job: int, request: BackfillRequest, work: BackfillState) -> None:
         definition, source = self._definition, self._definition.source
         root = definition.log.root
         known = {schema.relation: schema for schema in self._placing.versions()}
@@ -168,19 +168,19 @@ class Jobs(Thread):
                 for _ in range(definition.snapshot.parallel)
             ]
             telling = opened.enter_context(connect(source.current_primary(), application_name="cdc watermarks"))
-            stream = Stream(telling, self._placing, self._stop_event)
-            around = Surroundings(
+            stream = ChunkSender(telling, self._placing, self._stop_event)
+            around = CopyContext(
                 stream=stream,
                 publication=source.publication.name,
                 mend=line_mender(dsn, source.undecodable),
                 limits=_limits(definition.snapshot),
-                pace=Pace(request.rate, definition.snapshot.max_source_load, stream, self._stop_event),
-                gate=Gate(),
+                pace=CopyRateLimit(request.rate, definition.snapshot.max_source_load, stream, self._stop_event),
+                gate=PauseGate(),
                 in_hand=definition.snapshot.parallel + AHEAD,
                 log=root,
                 stop=self._stop_event,
             )
-            office = Office(
+            office = BackfillControl(
                 verdict=lambda: self._verdict(catalog, job),
                 record=lambda so_far: catalog.commands.record(job, so_far.to_json()),
                 count=lambda topic, rows: self._figures.add(metrics.SNAPSHOT_ROWS, rows, definition.name, topic),
@@ -196,7 +196,7 @@ class Jobs(Thread):
         """Wait until the log holds what was received before anybody noted it."""
         while not self._placing.reached.wait(received, POLL / 10):
             if self._stop_event.is_set():
-                raise Stopped
+                raise CopyStopped
 
     def _verdict(self, catalog: Catalog, job: int) -> Verdict:
         if self._stop_event.is_set() or self._heard(catalog, job):
@@ -207,14 +207,14 @@ class Jobs(Thread):
         """Take in what was said about the job; whether it is cancelled."""
         self._signals.serve(catalog)
         cancelled = False
-        pending = (catalog.commands.pending(self._definition.name, verb.kind) for verb in Verb)
+        pending = (catalog.commands.pending(self._definition.name, verb.kind) for verb in BackfillAction)
         for said in sorted(chain.from_iterable(pending), key=attrgetter("id")):
             if said.payload.get("id") == job:
                 catalog.commands.finish(said.id, {})
-                cancelled = cancelled or said.kind == Verb.CANCEL.kind
-                self._paused[job] = said.kind == Verb.PAUSE.kind
+                cancelled = cancelled or said.kind == BackfillAction.CANCEL.kind
+                self._paused[job] = said.kind == BackfillAction.PAUSE.kind
         return cancelled
 
 
-def _limits(snapshot: Snapshot) -> Limits:
-    return Limits(snapshot.chunk_rows, IN_HAND // (snapshot.parallel + AS_ROWS))
+def _limits(snapshot: Snapshot) -> ChunkLimits:
+    return ChunkLimits(snapshot.chunk_rows, IN_HAND // (snapshot.parallel + AS_ROWS))

@@ -15,8 +15,8 @@ from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
-from cdc.postgres.chunk_snapshot import Bounds, Leaf, Span
-from cdc.snapshot.backfill_state import Blocks, TableWork
+from cdc.postgres.chunk_snapshot import BlockRange, Bounds, Leaf
+from cdc.snapshot.backfill_state import Blocks, TableBackfillState
 
 FIRST_ROWS: Final = 5_000
 """Rows of the first part by key, which tells how wide rows are."""
@@ -36,7 +36,7 @@ NO_LIMIT: Final = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChunkLimits:
     """How large a part may be, about."""
 
     rows: int
@@ -45,10 +45,10 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChunkRange:
     """What is read at once."""
 
-    rows: Bounds | Span
+    rows: Bounds | BlockRange
     limit: int = NO_LIMIT
     """Rows at most; of weight only for bounds."""
     gone: bool = False
@@ -57,7 +57,7 @@ class Part:
     @property
     def is_smallest(self) -> bool:
         """Whether it cannot be cut any smaller."""
-        if isinstance(self.rows, Span):
+        if isinstance(self.rows, BlockRange):
             return self.rows.lines is not None and self.rows.lines[1] - self.rows.lines[0] == 1
         if self.rows.keys is not None:
             return len(self.rows.keys) == 1
@@ -65,10 +65,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ChunkResult:
     """What came of a part."""
 
-    part: Part
+    part: ChunkRange
     rows: int
     nbytes: int
     """As Arrow."""
@@ -78,31 +78,31 @@ class Read:
     """Whether the stream brought nothing meanwhile: then a larger part keeps nobody waiting."""
 
     @classmethod
-    def of(cls, part: Part, rows: pa.Table, *, quiet: bool = False) -> Self:
+    def of(cls, part: ChunkRange, rows: pa.Table, *, quiet: bool = False) -> Self:
         """From the rows (LOG_SCHEMA)."""
         key = rows["key"][-1].as_py() if rows.num_rows else None
         return cls(part, rows.num_rows, rows.nbytes, None if key is None else tuple(key), quiet)
 
 
-class Cut(Protocol):
+class ChunkPlan(Protocol):
     """One table on its way; safe for several threads."""
 
     parallel: bool
     """Whether several connections may read at once."""
 
-    def take(self) -> Part | None:
+    def take(self) -> ChunkRange | None:
         """The next part, or None when no more is to be read."""
 
-    def came(self, read: Read) -> None:
+    def came(self, read: ChunkResult) -> None:
         """Learn from what was read, and where the next part begins."""
 
-    def too_large(self, part: Part) -> None:
+    def too_large(self, part: ChunkRange) -> None:
         """It was given up, for it is too large; smaller ones take its place."""
 
-    def again(self, read: Read) -> Part:
+    def again(self, read: ChunkResult) -> ChunkRange:
         """The part that has all the rows which that one had, as they are by now."""
 
-    def durable(self, read: Read) -> None:
+    def durable(self, read: ChunkResult) -> None:
         """The log holds it: note it in the table's work."""
 
 
@@ -111,33 +111,33 @@ class ByKey:
 
     parallel = False
 
-    def __init__(self, done: TableWork, bounds: Bounds, limits: Limits) -> None:
+    def __init__(self, done: TableBackfillState, bounds: Bounds, limits: ChunkLimits) -> None:
         self._done, self._limits = done, limits
         after = None if done.after is None else tuple(done.after)
         self._next: Bounds | None = replace(bounds, after=after)
         self._size = min(FIRST_ROWS, limits.rows)
 
-    def take(self) -> Part | None:
+    def take(self) -> ChunkRange | None:
         """See Cut; asked again only when the part before came."""
-        return None if self._next is None else Part(self._next, self._size)
+        return None if self._next is None else ChunkRange(self._next, self._size)
 
-    def came(self, read: Read) -> None:
+    def came(self, read: ChunkResult) -> None:
         """See Cut."""
         self._next = replace(_bounds(read.part), after=read.last) if read.rows == read.part.limit else None
         if read.rows:
             self._size = max(1, min(self._limits.rows, self._limits.nbytes * read.rows // max(1, read.nbytes)))
 
-    def too_large(self, part: Part) -> None:
+    def too_large(self, part: ChunkRange) -> None:
         """See Cut."""
         self._size = max(1, part.limit // GROWTH)
 
-    def again(self, read: Read) -> Part:
+    def again(self, read: ChunkResult) -> ChunkRange:
         """See Cut."""
         bounds = _bounds(read.part)
         last = read.last if read.rows == read.part.limit else bounds.last
-        return Part(replace(bounds, last=last))
+        return ChunkRange(replace(bounds, last=last))
 
-    def durable(self, read: Read) -> None:
+    def durable(self, read: ChunkResult) -> None:
         """See Cut; parts come in their order."""
         self._done.after = self._done.after if read.last is None else list(read.last)
 
@@ -152,26 +152,26 @@ class ByList:
         self._left = [tuple(keys[start : start + LIST_KEYS]) for start in range(0, len(keys), LIST_KEYS)]
         self._lock = Lock()
 
-    def take(self) -> Part | None:
+    def take(self) -> ChunkRange | None:
         """See Cut."""
         with self._lock:
-            return Part(Bounds(keys=self._left.pop()), gone=self._gone) if self._left else None
+            return ChunkRange(Bounds(keys=self._left.pop()), gone=self._gone) if self._left else None
 
-    def came(self, read: Read) -> None:
+    def came(self, read: ChunkResult) -> None:
         """See Cut."""
 
-    def too_large(self, part: Part) -> None:
+    def too_large(self, part: ChunkRange) -> None:
         """See Cut."""
         keys = _bounds(part).keys or ()
         middle = len(keys) // 2
         with self._lock:
             self._left += [keys[middle:], keys[:middle]]
 
-    def again(self, read: Read) -> Part:
+    def again(self, read: ChunkResult) -> ChunkRange:
         """See Cut."""
         return read.part
 
-    def durable(self, read: Read) -> None:
+    def durable(self, read: ChunkResult) -> None:
         """See Cut; nothing is noted: after a crash a list is read again, which costs little and changes nothing."""
 
 
@@ -180,32 +180,32 @@ class ByBlocks:
 
     parallel = True
 
-    def __init__(self, done: TableWork, leaves: Sequence[Leaf], limits: Limits) -> None:
+    def __init__(self, done: TableBackfillState, leaves: Sequence[Leaf], limits: ChunkLimits) -> None:
         self._done, self._limits, self._lock = done, limits, Lock()
         self._leaves = {leaf.oid: leaf for leaf in leaves}
         self._left = _left(done, leaves)
-        self._returned: list[Span] = []
-        self._reading: set[Span] = set()
+        self._returned: list[BlockRange] = []
+        self._reading: set[BlockRange] = set()
         self._size = max(1, min(FIRST_BLOCKS, limits.rows // ROWS_PER_BLOCK))
         self._note()
 
-    def take(self) -> Part | None:
+    def take(self) -> ChunkRange | None:
         """See Cut."""
         with self._lock:
             span = self._returned.pop() if self._returned else self._following()
             if span is None:
                 return None
             self._reading.add(span)
-            return Part(span)
+            return ChunkRange(span)
 
-    def _following(self) -> Span | None:
+    def _following(self) -> BlockRange | None:
         for part in self._left:
             if part.next < part.end:
                 first, part.next = part.next, min(part.next + self._size, part.end)
-                return Span(self._leaves[part.oid], first, part.next)
+                return BlockRange(self._leaves[part.oid], first, part.next)
         return None
 
-    def came(self, read: Read) -> None:
+    def came(self, read: ChunkResult) -> None:
         """See Cut."""
         span, limits = _span(read.part), self._limits
         if span.lines is not None:
@@ -216,7 +216,7 @@ class ByBlocks:
         with self._lock:
             self._size = max(1, min(fits, blocks * GROWTH))
 
-    def too_large(self, part: Part) -> None:
+    def too_large(self, part: ChunkRange) -> None:
         """See Cut."""
         span = _span(part)
         with self._lock:
@@ -224,11 +224,11 @@ class ByBlocks:
             self._returned += reversed(_smaller(span))
             self._size = max(1, (span.end - span.first) // GROWTH)
 
-    def again(self, read: Read) -> Part:
+    def again(self, read: ChunkResult) -> ChunkRange:
         """See Cut."""
         return read.part
 
-    def durable(self, read: Read) -> None:
+    def durable(self, read: ChunkResult) -> None:
         """See Cut; what others read before it and after it is no matter."""
         with self._lock:
             self._reading.discard(_span(read.part))
@@ -241,7 +241,7 @@ class ByBlocks:
         self._done.blocks = [Blocks(*span) for span in sorted(waiting)] + [replace(part) for part in self._left]
 
 
-def _smaller(span: Span) -> list[Span]:
+def _smaller(span: BlockRange) -> list[BlockRange]:
     """What takes the place of a span, in its order."""
     if span.end - span.first > 1:
         middle = (span.first + span.end) // 2
@@ -251,7 +251,7 @@ def _smaller(span: Span) -> list[Span]:
     return [replace(span, lines=lines) for lines in pairwise(bounds)]
 
 
-def _left(done: TableWork, leaves: Sequence[Leaf]) -> list[Blocks]:
+def _left(done: TableBackfillState, leaves: Sequence[Leaf]) -> list[Blocks]:
     """What is to be read: of leaves that were begun and not rewritten since, the rest."""
     left = list[Blocks]()
     for leaf in leaves:
@@ -263,11 +263,11 @@ def _left(done: TableWork, leaves: Sequence[Leaf]) -> list[Blocks]:
     return left
 
 
-def _bounds(part: Part) -> Bounds:
+def _bounds(part: ChunkRange) -> Bounds:
     assert isinstance(part.rows, Bounds)  # noqa: S101 - a cut gets back what it gave out
     return part.rows
 
 
-def _span(part: Part) -> Span:
-    assert isinstance(part.rows, Span)  # noqa: S101 - a cut gets back what it gave out
+def _span(part: ChunkRange) -> BlockRange:
+    assert isinstance(part.rows, BlockRange)  # noqa: S101 - a cut gets back what it gave out
     return part.rows

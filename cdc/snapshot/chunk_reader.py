@@ -22,19 +22,19 @@ from cdc.failpoint import hit
 from cdc.log.object_path import Root
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk_snapshot import Span, has_columns, keyed_query, snapshot, span_query, whole_query
+from cdc.postgres.chunk_snapshot import BlockRange, has_columns, keyed_query, snapshot, span_query, whole_query
 from cdc.postgres.copy import copy_rows
 from cdc.postgres.heartbeat import is_standby
 from cdc.postgres.keys import absent
 from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.text_repair import MendLines
 from cdc.postgres.where_clause import reading_by
-from cdc.snapshot.chunk_plan import CALM, Cut, Limits, Part, Read
-from cdc.snapshot.chunk_sender import PATIENCE, Stream
+from cdc.snapshot.chunk_plan import CALM, ChunkLimits, ChunkPlan, ChunkRange, ChunkResult
+from cdc.snapshot.chunk_sender import PATIENCE, ChunkSender
 from cdc.snapshot.missing_keys import gone
-from cdc.snapshot.rate_limit import Pace
+from cdc.snapshot.rate_limit import CopyRateLimit
 from cdc.snapshot.schema_rows import became, renewed, said
-from cdc.snapshot.watermark_window import Chunk, Placed
+from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import CAPTURED, TableSchema
 
 AHEAD: Final = 8
@@ -50,15 +50,15 @@ WHOLE_BYTES: Final = 128 * 1024 * 1024
 """Of the rows of a table without a key, as Arrow, which all go into one transaction."""
 
 
-class Stopped(Exception):
+class CopyStopped(Exception):
     """It was cancelled, or the reader stops."""
 
 
-class TooLarge(Exception):
+class ChunkTooLarge(Exception):
     """A part has more rows than may be in memory."""
 
 
-class Slots:
+class ChunkBudget:
     """How many chunks are in hand, of all connections that copy a table: from its reading until it is recorded."""
 
     def __init__(self, count: int) -> None:
@@ -87,7 +87,7 @@ class Slots:
         return self._taken < (1 if alone else self._count)
 
 
-class Gate:
+class PauseGate:
     """Whether the connections of a copy may read; they wait in front of it while the work is paused."""
 
     def __init__(self) -> None:
@@ -118,15 +118,15 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class CopyContext:
     """What the connections of a copy have in common."""
 
-    stream: Stream
+    stream: ChunkSender
     publication: str
     mend: MendLines
-    limits: Limits
-    pace: Pace
-    gate: Gate
+    limits: ChunkLimits
+    pace: CopyRateLimit
+    gate: PauseGate
     in_hand: int
     """Chunks of a table that may be in memory, or not recorded."""
     log: Root
@@ -138,21 +138,21 @@ class _OnItsWay:
     """A part whose watermark was sent."""
 
     token: str
-    read: Read
-    placed: Placed | None = None
+    read: ChunkResult
+    placed: PlacedRows | None = None
 
 
-class Chunks:
+class ChunkReader:
     """Reads a table's parts over one connection; used by one thread."""
 
-    def __init__(self, conn: Any, around: Surroundings, relation: int, address: str | None) -> None:
+    def __init__(self, conn: Any, around: CopyContext, relation: int, address: str | None) -> None:
         self._conn, self._around = conn, around
         self._relation, self._address = relation, address
         self._waiting: deque[_OnItsWay] = deque()
         self._landed: deque[_OnItsWay] = deque()
         self._streamed, self._quiet = 0, True
 
-    def copy(self, cut: Cut, slots: Slots, note: Callable[[Read, int], None]) -> None:
+    def copy(self, cut: ChunkPlan, slots: ChunkBudget, note: Callable[[ChunkResult, int], None]) -> None:
         """Read all that the cut gives out; note is told of every part that is durable, with the rows placed.
 
         slots: one for each chunk that may be in hand, shared with the other connections; whoever note tells gives them
@@ -173,25 +173,25 @@ class Chunks:
             elif self._around.gate.through():
                 slots.wait(SLOT_PAUSE, alone=self._is_busy())  # the others have all
             else:
-                raise Stopped
+                raise CopyStopped
             self._note(note)
 
     def _is_busy(self) -> bool:
         """Whether the stream has brought rows since the last part was begun."""
         return not self._quiet or self._around.stream.placing.streamed != self._streamed
 
-    def _read_and_send(self, part: Part, cut: Cut) -> bool:
+    def _read_and_send(self, part: ChunkRange, cut: ChunkPlan) -> bool:
         """Whether it is on its way; else it was too large."""
         try:
             sent = self._send(part)
-        except TooLarge:
+        except ChunkTooLarge:
             cut.too_large(part)
             return False
         cut.came(sent.read)
         self._waiting.append(sent)
         return True
 
-    def whole(self, made: Callable[[TableSchema, TableSchema | None], TableSchema]) -> Placed:
+    def whole(self, made: Callable[[TableSchema, TableSchema | None], TableSchema]) -> PlacedRows:
         """Let a table without a key begin anew with all its rows; returns once that is durable.
 
         made: the version of the stream and what the catalogue says, in one snapshot with the rows → the version to
@@ -202,7 +202,7 @@ class Chunks:
             raise ConfigError("a table has no key, and a standby does not tell which transactions its snapshot sees")
         for _ in range(TRIES):
             if not around.gate.through():
-                raise Stopped
+                raise CopyStopped
             token = uuid4().hex
             known = around.stream.placing.open(token, self._relation, PATIENCE, whole=True)
             if known is None:
@@ -227,13 +227,13 @@ class Chunks:
         try:
             query = whole_query(self._conn, schema, self._around.publication)
             return self._rows(schema, query, WHOLE_BYTES)[0]
-        except TooLarge:
+        except ChunkTooLarge:
             raise ConfigError(
                 f"{schema.topic!r} has no key and more than {WHOLE_BYTES >> 20} MiB of rows: that is too much at once",
                 remedy="give it a primary key, or copy everything with 'cdc slots recover --new-epoch'",
             ) from None
 
-    def _land(self, sent: _OnItsWay, cut: Cut) -> _OnItsWay:
+    def _land(self, sent: _OnItsWay, cut: ChunkPlan) -> _OnItsWay:
         """The part once it was placed, after another read where the first was worthless."""
         while True:
             placed = self._around.stream.outcome(sent.token)
@@ -241,7 +241,7 @@ class Chunks:
                 return replace(sent, placed=placed)
             sent = replace(self._send(cut.again(sent.read)), read=sent.read)
 
-    def _note(self, note: Callable[[Read, int], None]) -> None:
+    def _note(self, note: Callable[[ChunkResult, int], None]) -> None:
         """Tell of what is durable by now."""
         durable = self._around.stream.durable
         while self._landed and _position(self._landed[0]) <= durable:
@@ -249,11 +249,11 @@ class Chunks:
             note(landed.read, landed.placed.rows if landed.placed else 0)
             hit("chunk_durable")
 
-    def _send(self, part: Part) -> _OnItsWay:
-        around, leaf = self._around, part.rows.leaf if isinstance(part.rows, Span) else None
+    def _send(self, part: ChunkRange) -> _OnItsWay:
+        around, leaf = self._around, part.rows.leaf if isinstance(part.rows, BlockRange) else None
         while True:
             if not around.gate.through():
-                raise Stopped
+                raise CopyStopped
             token = uuid4().hex
             schema = around.stream.placing.open(token, self._relation, PATIENCE)
             if schema is None or schema.state not in CAPTURED:
@@ -270,7 +270,7 @@ class Chunks:
         around.pace.spend(rows.num_rows, nbytes)
         before, self._streamed = self._streamed, around.stream.placing.streamed
         self._quiet = self._streamed == before
-        return _OnItsWay(token, Read.of(part, rows, quiet=self._quiet))
+        return _OnItsWay(token, ChunkResult.of(part, rows, quiet=self._quiet))
 
     def _renew(self) -> None:
         """Tell the version that the catalogue shows, which the stream will not before a row follows it."""
@@ -285,11 +285,11 @@ class Chunks:
 
         stream.place(self._relation, made)
 
-    def _read(self, schema: TableSchema, part: Part) -> tuple[pa.Table, int]:
+    def _read(self, schema: TableSchema, part: ChunkRange) -> tuple[pa.Table, int]:
         """The rows, and how many bytes of text they were."""
         conn, publication, asked = self._conn, self._around.publication, part.rows
         limit = None if part.is_smallest else (CALM + 1) * self._around.limits.nbytes
-        if isinstance(asked, Span):
+        if isinstance(asked, BlockRange):
             return self._rows(schema, span_query(conn, schema, asked, publication), limit)
         with reading_by(conn, schema, asked.where):
             rows, nbytes = self._rows(schema, keyed_query(conn, schema, asked, part.limit, publication), limit)
@@ -306,7 +306,7 @@ class Chunks:
                 batches.append(batch)
                 held += batch.nbytes
                 if limit is not None and held > limit:
-                    raise TooLarge
+                    raise ChunkTooLarge
         decoder.finish()
         return pa.Table.from_batches(batches, LOG_SCHEMA), text
 

@@ -17,7 +17,7 @@ from cdc.errors import SnapshotVoid
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import replay_lag
 from cdc.postgres.heartbeat import emit
-from cdc.snapshot.watermark_window import Chunk, Placed, Placing
+from cdc.snapshot.watermark_window import Chunk, PlacedRows, WatermarkWindows
 from cdc.table import TableSchema
 
 LOOK: Final = 0.1
@@ -26,16 +26,16 @@ PATIENCE: Final = 30.0
 """Seconds without anything new from the stream after which a chunk that waits for its watermark is read again."""
 
 
-class Stream:
+class ChunkSender:
     """Of one pipeline; for any thread."""
 
-    def __init__(self, conn: Any, placing: Placing, stop: Event) -> None:
+    def __init__(self, conn: Any, placing: WatermarkWindows, stop: Event) -> None:
         """conn: in autocommit, at the primary."""
         self._conn, self.placing = conn, placing
         self._stop = stop
         self._lock = Lock()
 
-    def place(self, relation: int, made: Callable[[TableSchema | None], Chunk]) -> Placed:
+    def place(self, relation: int, made: Callable[[TableSchema | None], Chunk]) -> PlacedRows:
         """Place what is made of the version that the stream has reached, and wait until it is durable."""
         while True:
             token = uuid4().hex
@@ -53,7 +53,7 @@ class Stream:
         with self._lock:
             emit(self._conn, WATERMARK_PREFIX, token)
 
-    def outcome(self, token: str) -> Placed:
+    def outcome(self, token: str) -> PlacedRows:
         """What became of it; raises SnapshotVoid if that takes too long."""
         return self.placing.outcome(token, PATIENCE)
 

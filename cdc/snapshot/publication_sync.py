@@ -22,14 +22,14 @@ from cdc.errors import CdcError, PreflightFailed
 from cdc.position import Position
 from cdc.postgres.column_identity import EPOCH_SHIFT
 from cdc.postgres.connection import connect
-from cdc.postgres.preflight import Wants, preflight
+from cdc.postgres.preflight import SourceRequirements, preflight
 from cdc.postgres.publication import PublicationControl, ensure_publication, read_publication, withdraw
 from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.tables import TableName, match_tables, read_schema, unfit_tables
 from cdc.remedy import literal
-from cdc.snapshot.chunk_sender import Stream
+from cdc.snapshot.chunk_sender import ChunkSender
 from cdc.snapshot.schema_rows import in_state, renewed, said
-from cdc.snapshot.watermark_window import Placing
+from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import ADDED, REMOVED, TableSchema, TableState
 
 LOOK_EVERY: Final = 30.0
@@ -51,7 +51,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class SyncResult:
     """What came of one look; tables by topic."""
 
     added: tuple[str, ...] = ()
@@ -77,14 +77,14 @@ def difference(
     return Difference(added, removed, missing)
 
 
-class Membership:
+class PublicationSync:
     """Keeps the tables of one reader; used by one thread."""
 
     def __init__(
         self,
         again: Callable[[], Definition],
         definition: Definition,
-        placing: Placing,
+        placing: WatermarkWindows,
         stop: Event,
     ) -> None:
         """again: reads the definition anew; of a changed one the rules for tables count, no more."""
@@ -93,7 +93,7 @@ class Membership:
         self._refused: Mapping[str, str] = {}
         self._unread: str | None = None
 
-    def look(self) -> Looked | None:
+    def look(self) -> SyncResult | None:
         """Look once, and do what has to be done; None, and nothing is done, while nothing streams."""
         unread = self._reread()
         known = self._placing.versions()
@@ -111,16 +111,16 @@ class Membership:
                 wrong | {str(t.name): _reason(t.name, t.reason, t.sql) for t in unfit if t.oid not in captured}
             )
             if not fit and not found.removed and not gone:
-                return Looked(refused=refused, unread=unread)
+                return SyncResult(refused=refused, unread=unread)
             with closing(connect(source.current_primary(), application_name="cdc watermarks")) as telling:
-                stream = Stream(telling, self._placing, self._stop)
+                stream = ChunkSender(telling, self._placing, self._stop)
                 # one that was made anew under the name is copied by it: the two must not be mixed up
                 for schema in gone:
                     self._mark(stream, schema, GONE)
                 added = self._add(conn, telling, stream, fit)
                 for schema in found.removed:
                     self._remove(telling, stream, schema)
-        return Looked(added, tuple(schema.topic for schema in found.removed), refused, unread)
+        return SyncResult(added, tuple(schema.topic for schema in found.removed), refused, unread)
 
     def skip(self, chosen: TableSchema) -> None:
         """Take a table for exact from here on, without a copy; raises ConfigError where its columns are in doubt."""
@@ -129,7 +129,7 @@ class Membership:
             closing(connect(source.current_dsn(), application_name="cdc tables")) as conn,
             closing(connect(source.current_primary(), application_name="cdc watermarks")) as telling,
         ):
-            stream = Stream(telling, self._placing, self._stop)
+            stream = ChunkSender(telling, self._placing, self._stop)
             epoch = stream.durable.epoch
 
             def made(version: TableSchema | None) -> Any:
@@ -172,7 +172,7 @@ class Membership:
     def _wrong(self, names: list[str]) -> dict[str, tuple[str, str | None]]:
         """What keeps a table from being captured, and the SQL; of the publication every table is asked for itself."""
         source = self._definition.source
-        wants = Wants(
+        wants = SourceRequirements(
             source.slot.name,
             source.publication.name,
             [escape(name) for name in names],
@@ -192,7 +192,7 @@ class Membership:
             return {names[0]: (f"{publication} {message}", statement)} | wrong
         return {subject: reason for name in names for subject, reason in self._wrong([name]).items()}
 
-    def _add(self, conn: Any, telling: Any, stream: Stream, added: Mapping[int, TableName]) -> tuple[str, ...]:
+    def _add(self, conn: Any, telling: Any, stream: ChunkSender, added: Mapping[int, TableName]) -> tuple[str, ...]:
         source, told = self._definition.source, []
         if added:
             control = publication_control(self._definition)
@@ -211,14 +211,14 @@ class Membership:
             told.append(str(name))
         return tuple(told)
 
-    def _remove(self, telling: Any, stream: Stream, schema: TableSchema) -> None:
+    def _remove(self, telling: Any, stream: ChunkSender, schema: TableSchema) -> None:
         name = self._definition.source.publication.name
         publication = read_publication(telling, name)
         if publication is not None and publication.is_alterable(publication_control(self._definition)):
             withdraw(telling, name, TableName(schema.schema, schema.name))
         self._mark(stream, schema, REMOVED)
 
-    def _mark(self, stream: Stream, schema: TableSchema, reason: str) -> None:
+    def _mark(self, stream: ChunkSender, schema: TableSchema, reason: str) -> None:
         """Say that nothing more comes of the table; behind all rows that it had."""
         stream.place(schema.relation, lambda version: said((version or schema).flagged(TableState.DROPPED, reason)))
         log.info("table removed", table=schema.topic, reason=reason)

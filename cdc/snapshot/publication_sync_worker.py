@@ -16,9 +16,9 @@ import structlog
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
 from cdc.errors import CatalogUnavailable, CdcError, Reaction
-from cdc.snapshot.publication_sync import LOOK_EVERY, Membership
+from cdc.snapshot.publication_sync import LOOK_EVERY, PublicationSync
 from cdc.snapshot.table_requests import LOOK, SKIP, refuse_copying
-from cdc.snapshot.watermark_window import Placing
+from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableSchema, TableState, matches
 
 POLL: Final = 1.0
@@ -36,10 +36,12 @@ def doubled(versions: Iterable[TableSchema]) -> set[str]:
     return {topic for topic, count in counted.items() if count > 1}
 
 
-class Keeping(Thread):
+class PublicationSyncWorker(Thread):
     """Runs until stop is set; a source or a catalog that is away is waited for."""
 
-    def __init__(self, membership: Membership, placing: Placing, pipeline: str, url: str, stop: Event) -> None:
+    def __init__(
+        self, membership: PublicationSync, placing: WatermarkWindows, pipeline: str, url: str, stop: Event
+    ) -> None:
         """url: of the catalog."""
         super().__init__(name="tables", daemon=True)
         self._membership, self._placing, self._pipeline, self._url = membership, placing, pipeline, url

@@ -7,16 +7,16 @@ from threading import Event, Lock
 from typing import Final
 
 from cdc.config.definition import SourceLoad, StandbyLimit
-from cdc.snapshot.chunk_sender import Stream
+from cdc.snapshot.chunk_sender import ChunkSender
 
 LOOK_EVERY: Final = 1.0
 """Seconds between two questions how far a standby is."""
 
 
-class Pace:
+class CopyRateLimit:
     """Shared by the connections of one copy."""
 
-    def __init__(self, rows: int | None, load: SourceLoad, stream: Stream, stop: Event) -> None:
+    def __init__(self, rows: int | None, load: SourceLoad, stream: ChunkSender, stop: Event) -> None:
         """At most so many rows per second, besides what the load allows."""
         self._rows, self._load, self._stream, self._stop = rows, load, stream, stop
         self._lock = Lock()

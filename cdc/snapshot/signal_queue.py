@@ -91,7 +91,7 @@ class Signal:
         return f"{self.position:020d}-{hashlib.sha256(content).hexdigest()[:16]}"
 
 
-class Inbox:
+class SignalQueue:
     """The inbox of one log; safe for one thread that decodes and one that carries out."""
 
     def __init__(self, root: Root, table: str | None = None) -> None:

@@ -24,13 +24,17 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.backfill_progress import covers
 from cdc.snapshot.backfill_requests import say
-from cdc.snapshot.backfill_state import BACKFILL, Request, Verb, check_request
-from cdc.snapshot.signal_queue import LIMIT, SHOWN, Channel, Inbox, Signal, SignalType, parsed
+from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, check_request
+from cdc.snapshot.signal_queue import LIMIT, SHOWN, Channel, Signal, SignalQueue, SignalType, parsed
 from cdc.table import TableSchema, TableState, exactly, parted
 
 SIGNAL: Final = "signal"
 """The kind of command that notes a signal; it is nobody's to carry out but ours."""
-_VERBS: Final = {SignalType.STOP: Verb.CANCEL, SignalType.PAUSE: Verb.PAUSE, SignalType.RESUME: Verb.RESUME}
+_VERBS: Final = {
+    SignalType.STOP: BackfillAction.CANCEL,
+    SignalType.PAUSE: BackfillAction.PAUSE,
+    SignalType.RESUME: BackfillAction.RESUME,
+}
 
 log = structlog.get_logger("signals")
 
@@ -40,7 +44,7 @@ class Signals:
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
-        self.inbox = Inbox(definition.log.root, definition.snapshot.signals)
+        self.inbox = SignalQueue(definition.log.root, definition.snapshot.signals)
         """Where the decoding thread leaves them."""
 
     def pending(self) -> list[Signal]:
@@ -109,10 +113,10 @@ class Signals:
             )
         tables = self._tables()
         refused = {entry: "no table of the log matches" for entry in entries if not _meant(entry, tables)}
-        possible: dict[str, Request] = {}
+        possible: dict[str, BackfillRequest] = {}
         for schema in _any_of(entries, tables):
             where = next((where for entry, where in filters if schema in _meant(entry, tables)), None)
-            request = Request((exactly(schema.topic),), where=where)
+            request = BackfillRequest((exactly(schema.topic),), where=where)
             try:
                 check_request(request, {schema.relation: schema}, {})
             except ConfigError as exc:
@@ -123,7 +127,9 @@ class Signals:
             raise ConfigError("; ".join(f"{name!r}: {why}" for name, why in refused.items()))
         return {"backfills": self._post(catalog, number, signal, possible), "refused": refused}
 
-    def _post(self, catalog: Catalog, number: int, signal: Signal, requests: Mapping[str, Request]) -> list[int]:
+    def _post(
+        self, catalog: Catalog, number: int, signal: Signal, requests: Mapping[str, BackfillRequest]
+    ) -> list[int]:
         """Ask for those that were not asked for since the signal's own command; hands back all their numbers."""
         name, commands = self._definition.name, catalog.commands
         since = {json.dumps(c.payload, sort_keys=True): c.id for c in commands.ls(name, BACKFILL) if c.id > number}
@@ -141,15 +147,15 @@ class Signals:
         are named, the ones whose tables all are. A full copy that was cut off would leave a table half copied.
         """
         name, verb = self._definition.name, _VERBS[signal.type]
-        entries = _texts(_incremental(signal), "data-collections") if verb is Verb.CANCEL else []
+        entries = _texts(_incremental(signal), "data-collections") if verb is BackfillAction.CANCEL else []
         tables = self._tables(with_signals=True)
         named = {schema.topic for schema in _any_of(entries, tables)}
         said = {c.payload.get("id") for c in catalog.commands.ls(name, verb.kind) if c.id > number}
         spoken_to, left = [], []
         for command in catalog.commands.pending(name, BACKFILL):
-            request = Request.from_json(command.payload)
+            request = BackfillRequest.from_json(command.payload)
             topics = {schema.topic for schema in tables if covers(request, schema.topic)}
-            kept = verb is Verb.CANCEL and request.resync
+            kept = verb is BackfillAction.CANCEL and request.resync
             if kept or (entries and not (topics and topics <= named)):
                 left += [command.id] if kept or topics & named else []
                 continue
@@ -166,7 +172,7 @@ class Signals:
         return sorted(there, key=lambda schema: schema.topic)
 
 
-def _say(catalog: Catalog, pipeline: str, job: int, verb: Verb, actor: str) -> None:
+def _say(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction, actor: str) -> None:
     try:
         say(catalog, pipeline, job, verb, actor)
     except StateConflict:

@@ -16,7 +16,7 @@ from cdc.config import Definition
 from cdc.errors import StateConflict, UnknownName
 from cdc.log.reader import LogReader
 from cdc.snapshot.backfill_progress import covers
-from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.table import TableSchema, TableState, exactly, named
 
 LOOK: Final = "tables.look"
@@ -53,7 +53,7 @@ def ask_skip(definition: Definition, catalog: Catalog, tables: Sequence[str], ac
 def refuse_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) -> None:
     """Raise StateConflict if a copy of one of the tables is on its way."""
     for command in catalog.commands.pending(pipeline, BACKFILL):
-        request = Request.from_json(command.payload)
+        request = BackfillRequest.from_json(command.payload)
         copied = [topic for topic in topics if request.resync and covers(request, topic)]
         if copied:
             raise StateConflict(

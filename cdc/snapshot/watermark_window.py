@@ -17,13 +17,13 @@ from typing import Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from cdc.change import Operation, Place, control_row
+from cdc.change import Operation, RowOrder, control_row
 from cdc.errors import SnapshotVoid
-from cdc.log.durable_position import Reached
+from cdc.log.durable_position import DurablePosition
 from cdc.pgoutput.decoder_events import Decoded, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility
-from cdc.snapshot.signal_queue import Inbox
+from cdc.snapshot.signal_queue import SignalQueue
 from cdc.snapshot.window_merge import KEPT, WHOLE, brings_version, placed, settle, unseen, window_of
 from cdc.table import TableSchema
 
@@ -52,7 +52,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedRows:
     """What became of it."""
 
     position: Position
@@ -77,7 +77,7 @@ class _Window:
     versioned: bool = False
     """A new version of the schema came."""
     chunk: Chunk | None = None
-    outcome: Placed | None = None
+    outcome: PlacedRows | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Keep what concerns the relation, until the chunk is placed."""
@@ -118,7 +118,7 @@ class _Tail:
     lost: bool = False
 
 
-class Placing:
+class WatermarkWindows:
     """One reader's meeting place; safe for threads that copy and one that decodes."""
 
     def __init__(self) -> None:
@@ -132,9 +132,9 @@ class Placing:
         self._versions: dict[int, TableSchema] = {}
         self.streamed = 0
         """Rows that the stream has brought so far, those of copies not counted."""
-        self.reached = Reached()
+        self.reached = DurablePosition()
         """How far the log is durable."""
-        self.inbox: Inbox | None = None
+        self.inbox: SignalQueue | None = None
         """Where the decoding thread leaves signals; None while nobody carries any out."""
 
     # the decoding thread
@@ -184,13 +184,13 @@ class Placing:
             chunk, window.chunk = window.chunk, None
             settled, window.rows = window.settled(chunk), []
             count = settled[0].num_rows if settled else 0
-            window.outcome = Placed(seen.position, count, again=settled is None)
+            window.outcome = PlacedRows(seen.position, count, again=settled is None)
             self._changed.notify_all()
             if settled is None:
                 return None, []
             if chunk.schema is not None:
                 self._versions[chunk.relation] = chunk.schema
-            place = Place(int(seen.position), seen.ordinal, seen.xid, seen.committed_at)
+            place = RowOrder(int(seen.position), seen.ordinal, seen.xid, seen.committed_at)
             return chunk.schema, _told(chunk, settled, place, window.after)
 
     # the copying threads
@@ -272,7 +272,7 @@ class Placing:
                 raise ValueError(f"the window keeps too little to begin {chunk.topic!r} anew")
             window.chunk = chunk
 
-    def outcome(self, token: str, patience: float) -> Placed:
+    def outcome(self, token: str, patience: float) -> PlacedRows:
         """What became of it; raises SnapshotVoid if the session ended, or brought nothing for so many seconds.
 
         A stream that is far behind takes its time until the watermark comes.
@@ -307,7 +307,7 @@ def _distinct(xids: pa.Array) -> np.ndarray:
     return values[np.concatenate(([True], values[1:] != values[:-1]))]
 
 
-def _told(chunk: Chunk, settled: list[pa.Table], place: Place, after: Position) -> Iterator[pa.RecordBatch]:
+def _told(chunk: Chunk, settled: list[pa.Table], place: RowOrder, after: Position) -> Iterator[pa.RecordBatch]:
     """All that the chunk says at the place, ordinals counting on, made while it is asked for; LOG_SCHEMA.
 
     `settled` by a window that began behind `after`.
@@ -318,7 +318,7 @@ def _told(chunk: Chunk, settled: list[pa.Table], place: Place, after: Position) 
 
 
 def _parts(
-    chunk: Chunk, settled: list[pa.Table], place: Place, after: Position
+    chunk: Chunk, settled: list[pa.Table], place: RowOrder, after: Position
 ) -> Iterator[tuple[pa.Table, str | None]]:
     """What stands at the place, in its order, and the sink that each part is for."""
 

@@ -34,7 +34,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import LOG_SCHEMA, Operation, Place
+from cdc.change import LOG_SCHEMA, Operation, RowOrder
 from cdc.postgres.chunk_snapshot import Visibility
 
 KEPT: Final = ("op", "key", "after", "partial")
@@ -80,7 +80,7 @@ def unseen(window: pa.Table, visibility: Visibility) -> pa.Table | None:
     return window.filter(pa.array(~visibility.sees(window["xid"].to_numpy())))
 
 
-def placed(rows: pa.Table, first: Place, address: str | None = None) -> Iterator[pa.RecordBatch]:
+def placed(rows: pa.Table, first: RowOrder, address: str | None = None) -> Iterator[pa.RecordBatch]:
     """The rows (WHOLE columns or more) at the first one's place, ordinals counting up, for one sink or for all.
 
     Gives LOG_SCHEMA.

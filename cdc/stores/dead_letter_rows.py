@@ -123,7 +123,7 @@ class ParkedRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DeadLetterEntry:
     """One row of the table."""
 
     row: ParkedRow
@@ -152,14 +152,14 @@ class Entry:
         return cls(ParkedRow(**said), fields["parked"])
 
 
-def read_entries(table: DeltaTable) -> list[Entry]:
+def read_entries(table: DeltaTable) -> list[DeadLetterEntry]:
     """Every entry, oldest batch first."""
-    entries = [Entry.from_json(row) for row in pa.table(table.scan()).to_pylist()]
+    entries = [DeadLetterEntry.from_json(row) for row in pa.table(table.scan()).to_pylist()]
     return sorted(entries, key=lambda entry: entry.row.upto)
 
 
 def parked_at(
-    entries: Iterable[Entry], record: Published, standing: Mapping[int, int]
+    entries: Iterable[DeadLetterEntry], record: Published, standing: Mapping[int, int]
 ) -> dict[int, dict[Key, ParkedRow]]:
     """The parked rows of every table where it stands now, by relation and key.
 

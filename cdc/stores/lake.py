@@ -57,7 +57,7 @@ _MISSING: Final = re.compile(r"table '([^']*)' not found")
 _T = TypeVar("_T")
 
 
-class At(StrEnum):
+class ReadAt(StrEnum):
     """Which state of the tables a query sees, where it is not the cut of a moment in the past."""
 
     #: The last published cut: all tables at one position.
@@ -70,13 +70,13 @@ Moment = Position | datetime
 """A position, or an instant, UTC if it does not say: the last kept cut with nothing that came after it is meant."""
 
 
-def parse_at(text: str) -> At | Moment:
+def parse_at(text: str) -> ReadAt | Moment:
     """Read `published`, `latest`, a position, or a time as ISO 8601, which is UTC if it does not say.
 
     Raises ConfigError.
     """
-    if text in tuple(At):
-        return At(text)
+    if text in tuple(ReadAt):
+        return ReadAt(text)
     try:
         if "/" in text:
             return Position.parse(text)
@@ -117,7 +117,7 @@ class Lake:
             table = self._record()
             return [] if table is None else list_cuts(table)
 
-    def cut(self, at: At | Moment = At.PUBLISHED) -> Published:
+    def cut(self, at: ReadAt | Moment = ReadAt.PUBLISHED) -> Published:
         """The record of one cut; raises CutUnavailable where none is kept, SinkUnavailable if it cannot be read.
 
         Its tables in state streaming are at its position; a table in another state does not belong to the cut.
@@ -143,7 +143,7 @@ class Lake:
         """The rows of one target at a version (None: the newest), in no order; see read_target."""
         return read_target(target, version)
 
-    def query(self, sql: str, at: At | Moment | Published = At.PUBLISHED) -> pa.RecordBatchReader:
+    def query(self, sql: str, at: ReadAt | Moment | Published = ReadAt.PUBLISHED) -> pa.RecordBatchReader:
         """Run a SELECT over the tables, named `schema.table`, or `table` where that is unambiguous.
 
         A target that several tables share is one more, named as its directory. at: also a record that `cut` gave. Only
@@ -153,7 +153,7 @@ class Lake:
         rows that were made under other rules, and TargetUnfit for a table that was given features which delta-rs does
         not read.
         """
-        if at is At.LATEST:
+        if at is ReadAt.LATEST:
             tables = self.tables()
         else:
             cut = at if isinstance(at, Published) else self.cut(at)
@@ -166,7 +166,7 @@ class Lake:
                 known = {} if self._rules is None or not wanted else self._known()
                 for alias, parts in wanted.items():
                     self._check_newest(parts, known)
-                    version = None if at is At.LATEST else min(versions[in_cut(part).target] for part in parts)
+                    version = None if at is ReadAt.LATEST else min(versions[in_cut(part).target] for part in parts)
                     table = opened[parts[0].topic] = self._opened(parts[0], version)
                     self._check_opened(parts, known, table)
                     _register(builder, alias, table, parts)

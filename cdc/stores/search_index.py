@@ -20,7 +20,7 @@ import tantivy
 
 from cdc.errors import SinkUnavailable
 from cdc.position import Position
-from cdc.stores.dead_letter_rows import Entry, Key, ParkedRow, parked_at
+from cdc.stores.dead_letter_rows import DeadLetterEntry, Key, ParkedRow, parked_at
 from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
 
@@ -70,7 +70,7 @@ def parked_rows(
     count = searcher.search(query, limit=1, count=True).count or 0
     hits = searcher.search(query, limit=max(1, count), count=False).hits
     images = (bytes(searcher.doc(address)["_image"][0]) for _, address in hits)
-    return parked_at((Entry.from_json(json.loads(image)) for image in images), record, {})
+    return parked_at((DeadLetterEntry.from_json(json.loads(image)) for image in images), record, {})
 
 
 def rows_of(schema: tantivy.Schema, relation: int, below: int | None = None) -> tantivy.Query:

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from cdc.config import Definition, DeltaSink, SinkRule, TableSettings, rule_of, settings_of
-from cdc.config.columns import Misfit
+from cdc.config import Definition, DeltaSinkDefinition, SinkRule, TableSettings, rule_of, settings_of
+from cdc.config.columns import ColumnMismatch
 from cdc.config.columns import misfits as misfits_of_columns
 from cdc.config.target_path import routed
 from cdc.config.yaml_document import Key
@@ -36,10 +36,10 @@ AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class SinkTables:
     """One table of one Delta sink."""
 
-    sink: DeltaSink
+    sink: DeltaSinkDefinition
     place: int
     """Of the sink in the definition."""
     schema: TableSchema
@@ -62,11 +62,11 @@ class Fed:
         return ("sinks", self.place, *below)
 
 
-def fed(definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]) -> Iterator[Fed]:
+def fed(definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]) -> Iterator[SinkTables]:
     """The tables of each Delta sink among those named."""
     for place, sink in enumerate(definition.sinks):
-        if isinstance(sink, DeltaSink) and sink.name in sinks:
-            yield from (Fed(sink, place, schema) for schema in tables if matches(schema.topic, sink.tables))
+        if isinstance(sink, DeltaSinkDefinition) and sink.name in sinks:
+            yield from (SinkTables(sink, place, schema) for schema in tables if matches(schema.topic, sink.tables))
 
 
 def tables_in(log: LogReader) -> list[TableSchema]:
@@ -74,7 +74,7 @@ def tables_in(log: LogReader) -> list[TableSchema]:
     return [schema for schema in log.schemas().values() if schema.state is not TableState.DROPPED]
 
 
-def judged(definition: Definition, tables: Sequence[TableSchema]) -> list[Misfit]:
+def judged(definition: Definition, tables: Sequence[TableSchema]) -> list[ColumnMismatch]:
     """What is wrong with every sink, but for what takes Spark to find.
 
     Where there is a log that cannot be read, whose targets are ours is not known: places are not looked at.
@@ -89,10 +89,10 @@ def judged(definition: Definition, tables: Sequence[TableSchema]) -> list[Misfit
         return [*found, *taken(definition, tables, sinks, None)]
 
 
-def misfits(definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]) -> list[Misfit]:
+def misfits(definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]) -> list[ColumnMismatch]:
     """What rules name that their tables do not have."""
     return [
-        Misfit(one.key(*key), error)
+        ColumnMismatch(one.key(*key), error)
         for one in fed(definition, tables, sinks)
         for key, error in misfits_of_columns(one.schema, one.rule, one.settings)
     ]
@@ -100,19 +100,19 @@ def misfits(definition: Definition, tables: Sequence[TableSchema], sinks: Collec
 
 def taken(
     definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str], log_id: str | None
-) -> list[Misfit]:
+) -> list[ColumnMismatch]:
     """Targets in whose place something else lies or is to lie, and of each sink the first whose store does not say.
 
     log_id: as of check_place.
     """
-    routes, found = list[tuple[str, Fed]](), list[Misfit]()
+    routes, found = list[tuple[str, SinkTables]](), list[ColumnMismatch]()
     for one in fed(definition, tables, sinks):
         try:
             routes.append((routed(one.sink.path, one.sink.rules, one.schema), one))
         except TransformRefused as exc:
-            found.append(Misfit(one.key("pattern"), exc))
+            found.append(ColumnMismatch(one.key("pattern"), exc))
     found += _crossing(routes)
-    places = dict[str, Fed]()
+    places = dict[str, SinkTables]()
     for uri, one in routes:
         places.setdefault(uri, one)
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="places") as pool:
@@ -124,13 +124,13 @@ def taken(
         if isinstance(error, SinkUnavailable):
             unseen.add(one.place)
         told = f"table {one.schema.topic!r} cannot go there: {error.message}"
-        found.append(Misfit(one.key("path"), type(error)(told, remedy=error.fix)))
+        found.append(ColumnMismatch(one.key("path"), type(error)(told, remedy=error.fix)))
     return found
 
 
-def _crossing(routes: Iterable[tuple[str, Fed]]) -> Iterator[Misfit]:
+def _crossing(routes: Iterable[tuple[str, SinkTables]]) -> Iterator[ColumnMismatch]:
     """Tables whose target would lie in the place of another's, or inside of it, but for those of a rule that merges."""
-    around: tuple[str, Fed] | None = None
+    around: tuple[str, SinkTables] | None = None
     for uri, one in sorted(routes, key=lambda route: f"{route[0]}/"):
         if around is None or not f"{uri}/".startswith(f"{around[0]}/"):
             around = uri, one
@@ -141,7 +141,7 @@ def _crossing(routes: Iterable[tuple[str, Fed]]) -> Iterator[Misfit]:
                 f"the target of table {one.schema.topic!r} would be {uri!r}, and {other!r} is that of table "
                 f"{owner.schema.topic!r}"
             )
-            yield Misfit(one.key("path"), TransformRefused(told))
+            yield ColumnMismatch(one.key("path"), TransformRefused(told))
 
 
 def _look(uri: str, log_id: str | None) -> CdcError | None:

@@ -15,9 +15,9 @@ from typing import Final, Self
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from cdc.config import DeltaSink, SchemaChanges, SinkRule, TableSettings, rule_of
+from cdc.config import DeltaSinkDefinition, SchemaChanges, SinkRule, TableSettings, rule_of
 from cdc.config.columns import kept
-from cdc.config.sinks import Keeping, settings_under
+from cdc.config.sinks import HistoryMode, settings_under
 from cdc.errors import TargetRulesChanged
 from cdc.naming import COLUMN_ID_KEY, column_name, name_of_column
 from cdc.stores.current_rows import MODE
@@ -36,7 +36,7 @@ class TargetRules:
     rules: tuple[SinkRule, ...] = ()
 
     @classmethod
-    def of(cls, sink: DeltaSink) -> Self:
+    def of(cls, sink: DeltaSinkDefinition) -> Self:
         """Those of a definition."""
         return cls(sink, sink.rules)
 
@@ -83,7 +83,7 @@ class TargetRules:
 
     def _by_mode(self, configuration: Mapping[str, str | None], topic: str) -> str | None:
         expected = settings_under(self.settings, self._rule(topic)).keeping
-        if (held := configuration.get(MODE) or Keeping.LATEST.value) != expected.value:
+        if (held := configuration.get(MODE) or HistoryMode.LATEST.value) != expected.value:
             return f"was made as {held!r}: expected {expected.value!r}"
         return None
 

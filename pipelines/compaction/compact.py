@@ -24,7 +24,7 @@ from pipelines.compaction.key_changes import left_behind, moves_in, moves_of, to
 from pipelines.compaction.keyless_netting import cancelled
 from pipelines.compaction.live_rows import survivors
 from pipelines.compaction.row_partitions import packed
-from pipelines.compaction.run_files import Order, bases_by_part, run_files, run_files_by_workers
+from pipelines.compaction.run_files import RunOrder, bases_by_part, run_files, run_files_by_workers
 from pipelines.compaction.runs import cold_end, due
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ PART_BYTES: Final = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class CompactionLimits:
     """How much is done at once, and where."""
 
     large: int = LARGE
@@ -54,7 +54,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CompactionResult:
     """What a compaction did."""
 
     rows_in: int = 0
@@ -69,11 +69,11 @@ class Outcome:
     merged_bytes: int = 0
     """Of that one."""
 
-    def then(self, later: Outcome) -> Outcome:
+    def then(self, later: CompactionResult) -> CompactionResult:
         """Both together."""
         counts = ("rows_in", "rows_out", "bytes_in", "bytes_out", "merged", "merged_bytes")
         said = {name: getattr(self, name) + getattr(later, name) for name in counts}
-        return Outcome(**said, horizon=later.horizon)
+        return CompactionResult(**said, horizon=later.horizon)
 
     @property
     def summary(self) -> str:
@@ -94,8 +94,8 @@ def compact(
     *,
     upto: Position | None = None,
     everything: bool = False,
-    limits: Limits = Limits(),
-) -> Outcome:
+    limits: CompactionLimits = CompactionLimits(),
+) -> CompactionResult:
     """Compact the closed segments of the log under root, and merge runs when they have grown.
 
     spark: of a cluster, whose executors fold what is large; on one machine this process is faster, and Spark only
@@ -133,9 +133,9 @@ class _Job:
     spark: SparkSession | None
     root: Root
     writer: CompactedWriter
-    limits: Limits
+    limits: CompactionLimits
 
-    def append(self, log: LogReader, upto: Position | None, *, everything: bool) -> Outcome:
+    def append(self, log: LogReader, upto: Position | None, *, everything: bool) -> CompactionResult:
         """One run of what is cold behind the horizon."""
         writer, after = self.writer, self.writer.horizon
         durable_end = log.durable or after
@@ -143,9 +143,9 @@ class _Job:
         end = min(durable_end, upto or durable_end) if everything else cold_end(ahead, upto)
         files = [] if end is None else [file for file in ahead if file.first <= end]
         if end is None or end <= after or not files:
-            return Outcome(horizon=after)
+            return CompactionResult(horizon=after)
         _, folder = writer.new_run()
-        order = Order(folder=folder, after=after, upto=end, parts=1)
+        order = RunOrder(folder=folder, after=after, upto=end, parts=1)
         with writer.alone():
             made, end = self._made(files, order, self.limits.most)
             hit("compact_written")
@@ -153,7 +153,7 @@ class _Job:
             writer.commit(made, horizon=end, floor=writer.floor)
         hit("compact_committed")
         files = [file for file in files if file.first <= end]
-        return Outcome(
+        return CompactionResult(
             rows_in=sum(file.rows for file in files),
             rows_out=sum(file.rows for file in made),
             bytes_in=sum(file.size for file in files),
@@ -161,7 +161,7 @@ class _Job:
             horizon=end,
         )
 
-    def merge(self, before: Outcome) -> Outcome:
+    def merge(self, before: CompactionResult) -> CompactionResult:
         """The runs that are due as one, once the run before is there."""
         writer = self.writer
         first = due([run.size for run in writer.runs])
@@ -172,7 +172,7 @@ class _Job:
         floor = _floor(self.root, writer) if first == 0 else writer.floor
         files = [file for run in gone for file in run.files]
         _, folder = writer.new_run()
-        order = Order(folder=folder, after=0, upto=writer.horizon, parts=1)
+        order = RunOrder(folder=folder, after=0, upto=writer.horizon, parts=1)
         if first == 0:
             undone = cancelled(files, floor)
             order = replace(order, forget=floor, cancelled=packed(undone) if undone.num_rows else b"")
@@ -184,7 +184,7 @@ class _Job:
         return replace(before, merged=len(gone), merged_bytes=sum(file.size for file in made))
 
     def _made(
-        self, files: Sequence[LogFile], order: Order, most: int | None = None
+        self, files: Sequence[LogFile], order: RunOrder, most: int | None = None
     ) -> tuple[list[WrittenFile], Position]:
         """The files of a run and where it ends; it may end early if it is to have about so many rows at most."""
         after, upto = Position(order.after), Position(order.upto)
@@ -197,7 +197,7 @@ class _Job:
         moves = None if most is None else moves_of(found)
         return run_files(files, found, self._dealing(replace(order, upto=end), parts, moves)), end
 
-    def _dealing(self, order: Order, parts: int, moves: pa.Table | None) -> Order:
+    def _dealing(self, order: RunOrder, parts: int, moves: pa.Table | None) -> RunOrder:
         """The order with so many parts; with moves, what they connect comes together, with what they left behind."""
         order = replace(order, parts=parts)
         if moves is None:  # of runs, in which there are none

@@ -21,7 +21,7 @@ from cdc.errors import CdcError, LogError
 from cdc.log import retention_worker
 from cdc.log.compacted_state import state
 from cdc.log.reader import LogReader
-from pipelines.compaction.compact import Limits, Outcome, compact, is_large
+from pipelines.compaction.compact import CompactionLimits, CompactionResult, compact, is_large
 from pipelines.runtime.session import COMPACTION_POOL
 
 if TYPE_CHECKING:
@@ -39,18 +39,18 @@ log = structlog.get_logger("compaction")
 Spark = Callable[[], "SparkSession | None"]
 
 
-class Upkeep(Thread):
+class CompactionWorker(Thread):
     """Compacts one pipeline's log now and then, and when asked, until stop is set; `limits` may be set before."""
 
     def __init__(
-        self, definition: Definition, catalog: Catalog, figures: metrics.Figures, spark: Spark, stop: Event
+        self, definition: Definition, catalog: Catalog, figures: metrics.Metrics, spark: Spark, stop: Event
     ) -> None:
         """spark: waits for the session; None from it means that this process folds by itself."""
         super().__init__(name="compaction", daemon=True)
         self._root, self._every = definition.log.root, definition.log.compact.every
         self._pipeline, self._catalog, self._figures = definition.name, catalog, figures
         self._spark, self._stop_event = spark, stop
-        self.limits = Limits()
+        self.limits = CompactionLimits()
 
     def run(self) -> None:
         """Look for what is due."""
@@ -69,11 +69,11 @@ class Upkeep(Thread):
         else:
             said = {"outcome": made.to_json(), "summary": made.summary}
         try:
-            self._catalog.commands.finish(command.id, said, ok=isinstance(made, Outcome))
+            self._catalog.commands.finish(command.id, said, ok=isinstance(made, CompactionResult))
         except CdcError as exc:  # asked again, it finds nothing to do
             log.warning("catalog is unreachable", code=exc.code)
 
-    def _compact(self, *, everything: bool) -> Outcome | CdcError:
+    def _compact(self, *, everything: bool) -> CompactionResult | CdcError:
         began = time.monotonic()
         try:
             session = self._session() if self._is_large(everything=everything) else None
@@ -102,7 +102,7 @@ class Upkeep(Thread):
             log.warning("the log is not compacted", code=error.code, message=error.message, exc_info=exc)
         return error
 
-    def _measure(self, made: Outcome, seconds: float) -> None:
+    def _measure(self, made: CompactionResult, seconds: float) -> None:
         if made.rows_in or made.merged:
             self._figures.set(metrics.COMPACTION_CHANGES, made.rows_in, self._pipeline)
             self._figures.set(metrics.COMPACTION_SECONDS, seconds, self._pipeline)

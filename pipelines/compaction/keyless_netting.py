@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from cdc.change import ROW_OPERATIONS, Operation
 from cdc.log.layout import LogFile
-from cdc.log.ranges import Only
+from cdc.log.ranges import TableSelection
 from cdc.log.reader import read_file, stream_file
 from cdc.position import Position
 from cdc.table import TableSchema
@@ -75,7 +75,7 @@ def _keyless(files: Iterable[LogFile]) -> list[int]:
 
 
 def _of_table(files: Sequence[LogFile], relation: int, floor: Position) -> pa.Table:
-    only = Only(relations=(relation, relation))
+    only = TableSelection(relations=(relation, relation))
     found = [
         part
         for file in only.narrowed(file for file in files if not file.schemas_only)

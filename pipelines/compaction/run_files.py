@@ -51,7 +51,7 @@ _KEYS: Final = ["relation", "key", "old_key", "partial"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RunOrder:
     """What is to be made of the files; pickled to executors."""
 
     folder: str | Root
@@ -69,7 +69,7 @@ class Order:
     """Halves of rows that are left out, as `keyless_netting` has them, as a blob; nothing if empty."""
 
 
-def run_files(files: Sequence[LogFile], found: pa.Table, order: Order) -> list[WrittenFile]:
+def run_files(files: Sequence[LogFile], found: pa.Table, order: RunOrder) -> list[WrittenFile]:
     """Make the run in this process of survivors of the files, of which one part is in memory at a time.
 
     Parts are neighbours in the order of the run, so that of most files each is read for one part alone.
@@ -80,7 +80,7 @@ def run_files(files: Sequence[LogFile], found: pa.Table, order: Order) -> list[W
     return made
 
 
-def run_files_by_workers(spark: SparkSession, files: Sequence[LogFile], order: Order) -> list[WrittenFile]:
+def run_files_by_workers(spark: SparkSession, files: Sequence[LogFile], order: RunOrder) -> list[WrittenFile]:
     """Make the run in Spark's workers, each of which holds one part in memory."""
     groups = split(files, SPLIT_BYTES)
 
@@ -118,17 +118,17 @@ def _told_by_workers() -> Iterator[None]:
         raise unread from exc
 
 
-def bases_by_part(rows: pa.Table, order: Order) -> dict[int, bytes]:
+def bases_by_part(rows: pa.Table, order: RunOrder) -> dict[int, bytes]:
     """Rows of older runs as Order.bases holds them."""
     return {part: packed(own) for part, own in _dealt(rows, order)}
 
 
-def _read(file: LogFile, order: Order) -> pa.Table:
+def _read(file: LogFile, order: RunOrder) -> pa.Table:
     return read_file(file, Position(order.after), Position(order.upto))
 
 
 def _dealt(
-    rows: pa.Table, order: Order, parts_of: Callable[[pa.Table, Order], np.ndarray] | None = None
+    rows: pa.Table, order: RunOrder, parts_of: Callable[[pa.Table, RunOrder], np.ndarray] | None = None
 ) -> Iterator[tuple[int, pa.Table]]:
     """The rows by part; what ends rows of a relation goes to every part, the other controls to the first."""
     if order.parts == 1:
@@ -144,7 +144,7 @@ def _dealt(
             yield part, pa.concat_tables(own)
 
 
-def _parts_of(images: pa.Table, order: Order) -> np.ndarray:
+def _parts_of(images: pa.Table, order: RunOrder) -> np.ndarray:
     """The part of each row, as pipelines.compaction.key_changes.part_of has it; rows without a key by their place."""
     text = pc.fill_null(pc.binary_join(images["key"], "\0"), "")
     relations = images["relation"].to_numpy()
@@ -160,7 +160,7 @@ def _parts_of(images: pa.Table, order: Order) -> np.ndarray:
     return found
 
 
-def _neighbours(images: pa.Table, order: Order) -> np.ndarray:
+def _neighbours(images: pa.Table, order: RunOrder) -> np.ndarray:
     """The part of each of the rows that survive; those of keys with partial images come together, wherever they are."""
     ranks = np.empty(images.num_rows, np.int64)
     ranks[pc.sort_indices(images, ORDER).to_numpy()] = np.arange(images.num_rows)
@@ -171,7 +171,7 @@ def _neighbours(images: pa.Table, order: Order) -> np.ndarray:
     return found
 
 
-def _made(part: int, found: Sequence[pa.Table], order: Order) -> list[WrittenFile]:
+def _made(part: int, found: Sequence[pa.Table], order: RunOrder) -> list[WrittenFile]:
     bases = [opened(order.bases[part])] if part in order.bases else []
     rows = compacted(pa.concat_tables([LOG_SCHEMA.empty_table(), *found, *bases]), order.after)
     if part:
@@ -206,7 +206,7 @@ def _unless_empty(rows: pa.Table) -> Iterator[pa.Table]:
         yield rows
 
 
-def _written(rows: pa.Table, order: Order) -> WrittenFile:
+def _written(rows: pa.Table, order: RunOrder) -> WrittenFile:
     folder = located(order.folder)
     path = folder / f"{uuid.uuid4().hex}.parquet"
     size = write_parquet(rows, path)

@@ -23,9 +23,9 @@ from cdc.position import Position
 from cdc.stores.dead_letter_rows import Key, ParkedChange, ParkedRow
 from cdc.table import TableSchema
 from pipelines.dead_letters.latest_state import EPOCH, Held, keyed, micros
-from pipelines.folding.every_change import Ending
+from pipelines.folding.every_change import GenerationEnd
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.sinks.contract import Refusal, TableBatch
+from pipelines.sinks.contract import RefusedRow, TableBatch
 
 _ENDINGS: Final = (Operation.TRUNCATE.value, Operation.GENERATION.value)
 
@@ -48,14 +48,14 @@ def queued(held: Held, batch: TableBatch) -> tuple[pa.Table, dict[Key, ParkedRow
     return rows.filter(pc.invert(mine)), left
 
 
-def again(queues: Iterable[ParkedRow]) -> tuple[pa.Table, tuple[Ending, ...]]:
+def again(queues: Iterable[ParkedRow]) -> tuple[pa.Table, tuple[GenerationEnd, ...]]:
     """(every change of parked keys, what ended rows meanwhile), as a TableBatch has them."""
     rows: list[dict[str, Any]] = []
-    ended = set[Ending]()
+    ended = set[GenerationEnd]()
     for queue in queues:
         rows += [_row(queue, change) for change in queue.changes if change.op not in _ENDINGS]
         ended |= {
-            Ending(change.position, change.ordinal, change.committed_at, change.began)
+            GenerationEnd(change.position, change.ordinal, change.committed_at, change.began)
             for change in queue.changes
             if change.op in _ENDINGS
         }
@@ -63,13 +63,13 @@ def again(queues: Iterable[ParkedRow]) -> tuple[pa.Table, tuple[Ending, ...]]:
 
 
 def queue(
-    batch: TableBatch, rows: pa.Table, refusals: Iterable[Refusal], now: int
+    batch: TableBatch, rows: pa.Table, refusals: Iterable[RefusedRow], now: int
 ) -> tuple[pa.Table, dict[Key, ParkedRow]]:
     """(the rows of other keys, the keys of refused rows with all that the batch says of them).
 
     rows: those of keys that are not parked. now: µs since 1970 UTC. Raises MissingBase as queued.
     """
-    first: dict[Key, tuple[dict[str, Any], Refusal]] = {}
+    first: dict[Key, tuple[dict[str, Any], RefusedRow]] = {}
     for refusal in refusals:
         row = rows.slice(refusal.row, 1).to_pylist()[0]
         known = first.setdefault(tuple(row["key"]), (row, refusal))
@@ -95,7 +95,7 @@ def refused_again(row: ParkedRow, error: CdcError, upto: int) -> ParkedRow:
     return replace(row, attempts=row.attempts + 1, code=error.code, message=error.message, upto=upto)
 
 
-def _refused(batch: TableBatch, row: Mapping[str, Any], refusal: Refusal, now: int) -> ParkedRow:
+def _refused(batch: TableBatch, row: Mapping[str, Any], refusal: RefusedRow, now: int) -> ParkedRow:
     return ParkedRow(
         relation=batch.schema.relation,
         topic=batch.schema.topic,
@@ -144,7 +144,7 @@ def _changes(rows: pa.Table, keys: Mapping[Key, Any]) -> dict[Key, list[ParkedCh
     return found
 
 
-def _ended(ending: Ending) -> ParkedChange:
+def _ended(ending: GenerationEnd) -> ParkedChange:
     op = Operation.TRUNCATE if ending.began is None else Operation.GENERATION
     return ParkedChange(
         op=op.value,

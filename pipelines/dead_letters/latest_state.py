@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import MissingBase
-from cdc.stores.dead_letter_rows import Entry, Key, ParkedRow
+from cdc.stores.dead_letter_rows import DeadLetterEntry, Key, ParkedRow
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.sinks.contract import Refusal, TableBatch
+from pipelines.sinks.contract import RefusedRow, TableBatch
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PARTS: Final = "\0"
@@ -28,7 +28,7 @@ Held = Mapping[Key, ParkedRow]
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferedRows:
     """A batch as its target is to be offered it."""
 
     rows: pa.Table
@@ -46,7 +46,7 @@ def touches(held: Held, batch: TableBatch) -> bool:
     return batch.rows is not None and bool(pc.any(_concerned(held, batch.rows)).as_py())
 
 
-def offer(held: Held, batch: TableBatch, again: Collection[Key]) -> Offer:
+def offer(held: Held, batch: TableBatch, again: Collection[Key]) -> OfferedRows:
     """Lay a batch over what is parked; again: keys to be tried whether or not the batch has them."""
     rows = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows
     held = {key: row for key, row in held.items() if batch.truncated is None or row.place > batch.truncated}
@@ -57,10 +57,10 @@ def offer(held: Held, batch: TableBatch, again: Collection[Key]) -> Offer:
     tried += [_folded(waiting.pop(key)) for key in again if key in waiting and waiting[key].complete]
     waiting |= {key: replace(row, upto=batch.upto) for key, row in later.items() if isinstance(row, ParkedRow)}
     offered = pa.concat_tables([rows.filter(pc.invert(concerned)), pa.Table.from_pylist(tried, FOLDED_ARROW)])
-    return Offer(offered, waiting)
+    return OfferedRows(offered, waiting)
 
 
-def set_aside(batch: TableBatch, refusals: Iterable[Refusal], held: Held, now: int) -> dict[Key, ParkedRow]:
+def set_aside(batch: TableBatch, refusals: Iterable[RefusedRow], held: Held, now: int) -> dict[Key, ParkedRow]:
     """The refused rows of a batch as they are parked; deletes among them are no rows. now: µs since 1970 UTC."""
     parked: dict[Key, ParkedRow] = {}
     for refusal in refusals:
@@ -88,10 +88,10 @@ def set_aside(batch: TableBatch, refusals: Iterable[Refusal], held: Held, now: i
     return parked
 
 
-def changed(before: Held, after: Held, upto: int) -> list[Entry]:
+def changed(before: Held, after: Held, upto: int) -> list[DeadLetterEntry]:
     """What is to be kept of a batch that ends at upto."""
-    parked = [Entry(row) for key, row in after.items() if before.get(key) != row]
-    return parked + [Entry(replace(row, upto=upto), False) for key, row in before.items() if key not in after]
+    parked = [DeadLetterEntry(row) for key, row in after.items() if before.get(key) != row]
+    return parked + [DeadLetterEntry(replace(row, upto=upto), False) for key, row in before.items() if key not in after]
 
 
 def keyed(keys: Iterable[Key], column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
-from cdc.catalog.dead_letter_requests import Outcome, Verb
-from cdc.config import DeadLetters
+from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome
+from cdc.config import DeadLetterSettings
 from cdc.errors import CdcError, MissingBase, TooManyParked, ValueNotRepresentable
 from cdc.failpoint import hit
 from cdc.stores.dead_letter_rows import Key, ParkedRow
@@ -35,16 +35,16 @@ Place = tuple[int, Key]
 log = structlog.get_logger("apply")
 
 
-class Parking:
+class Quarantine:
     """What is parked of one sink's tables; a sink that cannot park is passed through."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._relations: set[int] = set()
         """Of which something is, or was, parked."""
-        self._due: dict[Place, Verb] = {}
-        self._merged: dict[Place, Outcome] = {}
-        self._outcomes: dict[Place, Outcome] = {}
+        self._due: dict[Place, DeadLetterAction] = {}
+        self._merged: dict[Place, DeadLetterOutcome] = {}
+        self._outcomes: dict[Place, DeadLetterOutcome] = {}
         self._applied: dict[int, int] = {}
         """By relation, where its target stood after its last batch, published or not."""
         self._lock = Lock()
@@ -73,13 +73,13 @@ class Parking:
         with self._lock:
             return {relation for relation, _ in self._due}
 
-    def ask(self, place: Place, verb: Verb) -> None:
+    def ask(self, place: Place, verb: DeadLetterAction) -> None:
         """Have the next batch do it; `outcome` tells when that is published."""
         with self._lock:
             self._outcomes.pop(place, None)
             self._due[place] = verb
 
-    def outcome(self, place: Place) -> Outcome | None:
+    def outcome(self, place: Place) -> DeadLetterOutcome | None:
         """What became of it; None while that is not published."""
         with self._lock:
             return self._outcomes.get(place)
@@ -116,7 +116,7 @@ class Parking:
         asked = self._asked(relation)
         if held and before is not None and before.schema != batch.schema.to_json().decode():
             # what did not fit the columns of before may fit those of now
-            asked = dict.fromkeys(held, Verb.RETRY) | asked
+            asked = dict.fromkeys(held, DeadLetterAction.RETRY) | asked
         if not asked and not touches(held, batch):
             sink.parked.write(relation, stands, ())
             try:
@@ -129,11 +129,11 @@ class Parking:
         self._note(relation, asked, held, left)
         return _with_keys(record, left)
 
-    def _asked(self, relation: int) -> dict[Key, Verb]:
+    def _asked(self, relation: int) -> dict[Key, DeadLetterAction]:
         with self._lock:
             return {key: verb for (of, key), verb in self._due.items() if of == relation}
 
-    def _note(self, relation: int, asked: Mapping[Key, Verb], held: Held, left: Held) -> None:
+    def _note(self, relation: int, asked: Mapping[Key, DeadLetterAction], held: Held, left: Held) -> None:
         with self._lock:
             self._relations.add(relation)
             for key, verb in asked.items():
@@ -166,11 +166,13 @@ class _Turn:
     """How much may be parked then."""
 
 
-def _divided(sink: Parks, batch: TableBatch, stands: int, asked: Mapping[Key, Verb]) -> tuple[Held, TableRecord]:
+def _divided(
+    sink: Parks, batch: TableBatch, stands: int, asked: Mapping[Key, DeadLetterAction]
+) -> tuple[Held, TableRecord]:
     """Park what the target cannot take, and merge the rest: (what is parked then, where the table stands)."""
     relation, allowed = batch.schema.relation, sink.parks(batch.schema)
     held = sink.parked.held(relation)
-    kept = {key: row for key, row in held.items() if asked.get(key) is not Verb.DISCARD}
+    kept = {key: row for key, row in held.items() if asked.get(key) is not DeadLetterAction.DISCARD}
     if sink.keeps_changes(batch.schema):
         # of a discarded key is tried what came before the refused change, and what comes now
         kept |= {key: forgetting(row) for key, row in held.items() if key not in kept}
@@ -216,7 +218,7 @@ def _by_change(turn: _Turn) -> tuple[TableBatch, Held]:
     return replace(turn.batch, rows=goes_on, again=tried, ended=ended, waiting=tuple(left)), left
 
 
-def _too_many(turn: _Turn, waiting: Held, allowed: DeadLetters) -> str:
+def _too_many(turn: _Turn, waiting: Held, allowed: DeadLetterSettings) -> str:
     """What may not wait, and how much may; nothing if all of it may."""
     topic = turn.batch.schema.topic
     if _size(waiting) > turn.limit:
@@ -246,12 +248,12 @@ def _now() -> int:
     return time.time_ns() // 1_000
 
 
-def _became(verb: Verb, before: ParkedRow | None, after: ParkedRow | None) -> Outcome:
+def _became(verb: DeadLetterAction, before: ParkedRow | None, after: ParkedRow | None) -> DeadLetterOutcome:
     if before is None:
-        return Outcome.GONE
+        return DeadLetterOutcome.GONE
     if after is None:
-        return Outcome.DISCARDED if verb is Verb.DISCARD else Outcome.APPLIED
-    return Outcome.PARKED if after.complete else Outcome.ASKED
+        return DeadLetterOutcome.DISCARDED if verb is DeadLetterAction.DISCARD else DeadLetterOutcome.APPLIED
+    return DeadLetterOutcome.PARKED if after.complete else DeadLetterOutcome.ASKED
 
 
 def _with_keys(record: TableRecord, held: Held) -> TableRecord:

@@ -14,15 +14,15 @@ from typing import Final
 import structlog
 
 from cdc.catalog import Catalog, CommandState, DeadLetter
-from cdc.catalog.dead_letter_requests import DLQ, Outcome, Verb
+from cdc.catalog.dead_letter_requests import DLQ, DeadLetterAction, DeadLetterOutcome
 from cdc.config import Definition
 from cdc.errors import CdcError, StateConflict
 from cdc.snapshot.backfill_requests import ask_for_keys
-from cdc.snapshot.backfill_state import KEYS, Request
+from cdc.snapshot.backfill_state import KEYS, BackfillRequest
 from cdc.stores.dead_letter_rows import Key, ParkedRow
 from cdc.table import exactly
-from pipelines.dead_letters.quarantine import Parking, Place
-from pipelines.runtime.progress import Progress
+from pipelines.dead_letters.quarantine import Place, Quarantine
+from pipelines.runtime.progress import SinkFigures
 
 LOOK_EVERY: Final = 0.5
 """Seconds."""
@@ -41,11 +41,15 @@ class _Asked:
     job: int | None = None
 
 
-class Orders:
+class DeadLetterCommands:
     """Looks at the catalog every now and then; one that is away is asked again."""
 
     def __init__(
-        self, definition: Definition, catalog: Catalog, progress: Progress, clock: Callable[[], float] = time.monotonic
+        self,
+        definition: Definition,
+        catalog: Catalog,
+        progress: SinkFigures,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._definition, self._catalog, self._progress, self._clock = definition, catalog, progress, clock
         self._sink = progress.sink
@@ -55,7 +59,7 @@ class Orders:
         self._asked: dict[str, _Asked] = {}
         """By topic."""
 
-    def look(self, parking: Parking) -> None:
+    def look(self, parking: Quarantine) -> None:
         """Show what is parked, hand on what was asked, answer what is done, ask for rows that are not whole.
 
         At most twice a second.
@@ -71,21 +75,23 @@ class Orders:
         except CdcError as exc:
             log.warning("parked keys have to wait", sink=self._sink, code=exc.code, reason=exc.message)
 
-    def _hear(self, parking: Parking) -> None:
+    def _hear(self, parking: Quarantine) -> None:
         for command in self._catalog.commands.pending(self._definition.name, DLQ):
             if command.id in self._open or command.payload["sink"] != self._sink:
                 continue
             places = {letter_of(self._sink, row).id: (row.relation, row.key) for row in parking.rows}
             self._open[command.id] = {name: places.get(name) for name in command.payload["ids"]}
-            verb = Verb(command.payload["verb"])
+            verb = DeadLetterAction(command.payload["verb"])
             for place in filter(None, self._open[command.id].values()):
                 parking.ask(place, verb)
-            if verb is Verb.RETRY:  # what is not whole is asked for at once
+            if verb is DeadLetterAction.RETRY:  # what is not whole is asked for at once
                 self._asked = {topic: one for topic, one in self._asked.items() if one.job is not None}
 
-    def _answer(self, parking: Parking) -> None:
+    def _answer(self, parking: Quarantine) -> None:
         for command, letters in list(self._open.items()):
-            found = {name: Outcome.GONE if at is None else parking.outcome(at) for name, at in letters.items()}
+            found = {
+                name: DeadLetterOutcome.GONE if at is None else parking.outcome(at) for name, at in letters.items()
+            }
             if None not in found.values():
                 self._catalog.commands.finish(command, {"letters": found})
                 del self._open[command]
@@ -107,7 +113,7 @@ class Orders:
             command = self._catalog.commands.get(last.job)
             if command is not None and command.state is CommandState.PENDING:
                 return
-        request = Request((exactly(topic),), sink=self._sink, keys=tuple(keys))
+        request = BackfillRequest((exactly(topic),), sink=self._sink, keys=tuple(keys))
         try:
             job = ask_for_keys(self._definition, self._catalog, request, "apply").id
         except CdcError as exc:

@@ -23,7 +23,7 @@ _IMAGE: Final = FOLDED_ARROW.field("after").type
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Ending:
+class GenerationEnd:
     """A truncate or the end of a generation: every row that is older is gone from there on."""
 
     position: int

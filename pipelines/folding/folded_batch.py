@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 
 from cdc.change import ROW_OPERATIONS, Operation
 from cdc.table import TableSchema
-from pipelines.folding.every_change import Ending
+from pipelines.folding.every_change import GenerationEnd
 
 _CONTROL: Final = ["committed_at", "relation", "op", "position", "ordinal", "payload"]
 
 
 @dataclass(frozen=True, slots=True)
-class TableControls:
+class ControlEvents:
     """What the control rows of one range say of one relation."""
 
     schema: TableSchema | None = None
@@ -26,7 +26,7 @@ class TableControls:
     """(position, ordinal) of the last truncate."""
     generation: int | None = None
     """Where the last completed full copy began."""
-    endings: tuple[Ending, ...] = ()
+    endings: tuple[GenerationEnd, ...] = ()
     """Every truncate and every end of a full copy, in order."""
 
 
@@ -45,7 +45,7 @@ class FoldedBatch:
 
     images: pa.Table
     """FOLDED rows with op u or d; of tables whose history is kept, every change (pipelines.folding.every_change)."""
-    controls: Mapping[int, TableControls] = field(default_factory=dict)
+    controls: Mapping[int, ControlEvents] = field(default_factory=dict)
     """By relation."""
     since: int = 0
     """Of tables whose history is kept, changes up to here are not there one by one, but what they come to is."""
@@ -63,20 +63,20 @@ class FoldedBatch:
 def take_apart(folded: pa.Table) -> FoldedBatch:
     """FOLDED rows → images, and controls by relation."""
     is_image = pc.is_in(folded["op"], pa.array(sorted(ROW_OPERATIONS)))
-    controls: dict[int, TableControls] = {}
+    controls: dict[int, ControlEvents] = {}
     rest = folded.filter(pc.invert(is_image)).select(_CONTROL)
     rest = rest.set_column(0, "committed_at", rest["committed_at"].cast(pa.int64()))
     for row in rest.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
         if row["relation"] is not None:
-            seen = controls.get(row["relation"], TableControls())
+            seen = controls.get(row["relation"], ControlEvents())
             controls[row["relation"]] = _with(seen, row)
     return FoldedBatch(folded.filter(is_image), controls)
 
 
-def _with(seen: TableControls, row: Mapping[str, Any]) -> TableControls:
+def _with(seen: ControlEvents, row: Mapping[str, Any]) -> ControlEvents:
     if row["op"] == Operation.SCHEMA:
         return replace(seen, schema=TableSchema.from_json(row["payload"] or b""))
-    ending = Ending.of(row)
+    ending = GenerationEnd.of(row)
     if ending is None:
         return seen
     seen = replace(seen, endings=(*seen.endings, ending))

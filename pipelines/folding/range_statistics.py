@@ -44,7 +44,7 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class RangeStatistics:
     """What decides how much work a fold is."""
 
     partial: bool = False
@@ -59,7 +59,7 @@ class Survey:
     """It has rows of tables without a key."""
 
 
-def survey(tables: Iterable[pa.Table], *, sink: str) -> Survey:
+def survey(tables: Iterable[pa.Table], *, sink: str) -> RangeStatistics:
     """Survey a range without Spark: tables hold its SURVEY_COLUMNS, in any order."""
     partial = keyless = False
     fences: dict[int, Fence] = {}
@@ -71,7 +71,7 @@ def survey(tables: Iterable[pa.Table], *, sink: str) -> Survey:
         add_fences(fences, marks(rows))
         has_none = pc.and_(pc.is_null(rows["key"]), pc.is_in(rows["op"], _ROWS))
         keyless = keyless or bool(pc.any(has_none).as_py())
-    return Survey(partial, bool(moved), fences, _links(moved), keyless)
+    return RangeStatistics(partial, bool(moved), fences, _links(moved), keyless)
 
 
 def addressed_to(address: pa.ChunkedArray, sink: str) -> pa.ChunkedArray:

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from cdc.change import ROW_OPERATIONS, Operation
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.folding.range_statistics import Fence, Survey, add_fences
+from pipelines.folding.range_statistics import Fence, RangeStatistics, add_fences
 
 _IMAGE: Final = "map<int,string>"
 FOLDED: Final[StructType] = from_arrow_schema(FOLDED_ARROW)
@@ -33,7 +33,7 @@ _FACTS: Final = ("position", "ordinal", "committed_at", "op", "after", "payload"
 _MOVE: Final = ("moved_position", "moved_ordinal")
 
 
-def fold_frame(rows: DataFrame, *, sink: str, survey: Survey | None = None) -> DataFrame:
+def fold_frame(rows: DataFrame, *, sink: str, survey: RangeStatistics | None = None) -> DataFrame:
     """The fold of a frame of log rows; without a survey of the range Spark makes it, which reads the rows
     once more in a job of its own. Rows that moved with partial images start jobs while the plan is made.
     """
@@ -45,7 +45,7 @@ def fold_frame(rows: DataFrame, *, sink: str, survey: Survey | None = None) -> D
     return _by_key(standing.where(~_is_keyless()), known).unionByName(_changes(standing.where(_is_keyless())))
 
 
-def _by_key(standing: DataFrame, known: Survey) -> DataFrame:
+def _by_key(standing: DataFrame, known: RangeStatistics) -> DataFrame:
     if not known.partial:
         return keep_latest(standing)
     facts = _facts(standing)
@@ -101,7 +101,7 @@ def _is_image(op: Column) -> Column:
     return op.isin("u", "d")
 
 
-def _surveyed(rows: DataFrame) -> Survey:
+def _surveyed(rows: DataFrame) -> RangeStatistics:
     is_fence = F.col("op").isin("t", "g")
     moved = F.col("partial") & F.col("old_key").isNotNull()
     marks = F.when(is_fence, F.struct("relation", "op", "position", "ordinal", "payload"))
@@ -109,7 +109,7 @@ def _surveyed(rows: DataFrame) -> Survey:
     partial, moves, listed, keyless = rows.agg(*found).first()
     fences: dict[int, Fence] = {}
     add_fences(fences, [mark.asDict() for mark in listed])
-    return Survey(bool(partial), bool(moves), fences, keyless=bool(keyless))
+    return RangeStatistics(bool(partial), bool(moves), fences, keyless=bool(keyless))
 
 
 def _after_fences(rows: DataFrame, fences: Mapping[int, Fence]) -> DataFrame:

@@ -23,7 +23,7 @@ from cdc.log.layout import LogFile
 from cdc.log.ranges import split
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.compaction.row_partitions import opened, packed, places_by_part
-from pipelines.replaying.latest_rows import GONE, KEY, SPLIT_BYTES, Wanted, typed_file
+from pipelines.replaying.latest_rows import GONE, KEY, SPLIT_BYTES, LatestRowsQuery, typed_file
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, statistics
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _WRITTEN: Final = "name string, size long, rows long, statistics string"
 
 
 def latest_files(
-    spark: SparkSession, files: Sequence[LogFile], wanted: Wanted, folder: TargetFolder, parts: int
+    spark: SparkSession, files: Sequence[LogFile], wanted: LatestRowsQuery, folder: TargetFolder, parts: int
 ) -> list[DataFile]:
     """The table at `upto` as files in the folder, at most one for each part; a part has to fit into a worker's memory.
 

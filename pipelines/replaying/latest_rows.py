@@ -24,7 +24,7 @@ from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
 from pipelines.folding.range_statistics import Fence
 from pipelines.replaying.log_contents import TableContents, of_sink
-from pipelines.sinks.delta.merge_source import Shape
+from pipelines.sinks.delta.merge_source import RowShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,14 +42,14 @@ _PLACE: Final = "_place"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LatestRowsQuery:
     """What an executor takes from a file of the log; pickled to it."""
 
     table: TableContents
     sink: str
     globs: tuple[str, ...]
     upto: int
-    shape: Shape
+    shape: RowShape
 
     @property
     def columns(self) -> pa.Schema:
@@ -58,7 +58,7 @@ class Wanted:
         return columns.append(pa.field(KEY, pa.string())).append(pa.field(GONE, pa.bool_()))
 
 
-def latest(spark: SparkSession, files: Sequence[LogFile], wanted: Wanted) -> DataFrame:
+def latest(spark: SparkSession, files: Sequence[LogFile], wanted: LatestRowsQuery) -> DataFrame:
     """The rows of the table at `upto`, in the target's columns; nothing is read until the frame is."""
     parts = split(files, SPLIT_BYTES)
 
@@ -76,7 +76,7 @@ def latest(spark: SparkSession, files: Sequence[LogFile], wanted: Wanted) -> Dat
     return ranked.where(f"{_PLACE} = 1 AND NOT {GONE}").drop(_PLACE, KEY, GONE)
 
 
-def typed_file(file: LogFile, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def typed_file(file: LogFile, wanted: LatestRowsQuery) -> Iterator[pa.RecordBatch]:
     """The table's rows in one file of the log that no truncate and no generation has ended, as `wanted.columns`."""
     rows = read_file(file, Position(0), Position(wanted.upto), list(_COLUMNS))
     rows = rows.filter(pc.equal(rows["relation"], wanted.table.relation))

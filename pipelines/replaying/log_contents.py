@@ -18,7 +18,7 @@ from cdc.log.layout import LogFile
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.table import TableSchema, matches
-from pipelines.folding.range_statistics import SURVEY_COLUMNS, Survey, addressed_to, survey
+from pipelines.folding.range_statistics import SURVEY_COLUMNS, RangeStatistics, addressed_to, survey
 
 _KEYS: Final = ("key", "old_key")
 _MARKS: Final = pa.array(["t", "g"])
@@ -35,7 +35,7 @@ class TableContents:
     """Of changes, before any fold."""
     size: int
     """Bytes of the log's files, by the table's share of their rows."""
-    survey: Survey
+    survey: RangeStatistics
 
     @property
     def relation(self) -> int:
@@ -81,7 +81,7 @@ def contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[str])
             schemas[relation],
             rows[relation],
             size[relation],
-            replace(surveys.get(relation, Survey(links=0)), partial=relation in partial),
+            replace(surveys.get(relation, RangeStatistics(links=0)), partial=relation in partial),
         )
         for relation in rows
         if relation in schemas
@@ -106,7 +106,7 @@ def of_sink(rows: pa.Table, sink: str, globs: Sequence[str]) -> pa.Table:
     return rows.filter(pc.and_(addressed_to(rows["address"], sink), wanted))
 
 
-def _surveys(special: Sequence[pa.Table], sink: str) -> Iterator[tuple[int, Survey]]:
+def _surveys(special: Sequence[pa.Table], sink: str) -> Iterator[tuple[int, RangeStatistics]]:
     if not special:
         return
     rows = pa.concat_tables(special)

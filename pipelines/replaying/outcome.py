@@ -10,7 +10,7 @@ from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
 from pipelines.replaying.log_contents import TableContents
 from pipelines.replaying.rebuild import LARGE
-from pipelines.replaying.request import Request
+from pipelines.replaying.request import ReplayPlan
 
 ROWS_PER_SECOND: Final = {"delta": 200_000, "search": 8_000}
 """Of the log, by type of sink, on two cores with ten columns; what an estimate of time rests on."""
@@ -42,7 +42,7 @@ class ReplayedTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ReplayReport:
     """The outcome of one run."""
 
     sink: str
@@ -82,7 +82,7 @@ class Report:
         return asdict(self) | {"position": str(self.position), "rows": self.rows}
 
 
-def planned(request: Request) -> Report:
+def planned(request: ReplayPlan) -> ReplayReport:
     """What a dry run says."""
     rate = ROWS_PER_SECOND[request.wanted.type]
     tables = [
@@ -93,7 +93,7 @@ def planned(request: Request) -> Report:
     return _report(request, request.upto, start + sum(table.seconds for table in tables), tables)
 
 
-def done(request: Request, published: Published, seconds: Mapping[int, float], took: float) -> Report:
+def done(request: ReplayPlan, published: Published, seconds: Mapping[int, float], took: float) -> ReplayReport:
     """What was done; seconds: by relation, how long each table took; took: all of it."""
     tables = [
         _table(table, published.tables[table.relation], seconds.get(table.relation, 0.0)) for table in request.tables
@@ -126,8 +126,8 @@ def _table(table: TableContents, record: TableRecord, seconds: float) -> Replaye
     )
 
 
-def _report(request: Request, position: Position, seconds: float, tables: Sequence[ReplayedTable]) -> Report:
-    return Report(
+def _report(request: ReplayPlan, position: Position, seconds: float, tables: Sequence[ReplayedTable]) -> ReplayReport:
+    return ReplayReport(
         sink=request.wanted.name,
         position=position,
         into=request.options.into,

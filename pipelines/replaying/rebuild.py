@@ -27,14 +27,14 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord
 from cdc.table import matches
-from pipelines.dead_letters.quarantine import Parking
-from pipelines.fold_range import RangeFold
+from pipelines.dead_letters.quarantine import Quarantine
+from pipelines.fold_range import RangeFolder
 from pipelines.folding.every_change import as_copied
 from pipelines.folding.fold import fold
-from pipelines.folding.folded_batch import TableControls, take_apart
+from pipelines.folding.folded_batch import ControlEvents, take_apart
 from pipelines.replaying.large_table_fold import folded_rows, parts_of
 from pipelines.replaying.latest_row_files import latest_files
-from pipelines.replaying.latest_rows import Wanted, latest
+from pipelines.replaying.latest_rows import LatestRowsQuery, latest
 from pipelines.replaying.log_contents import TableContents
 from pipelines.sinks.contract import Parks, Sink, SparkAwaited, TableBatch
 from pipelines.sinks.delta.sink import DeltaSink
@@ -56,7 +56,7 @@ _REFUSED: Final = re.compile(r"ValueNotRepresentable: ([^\n]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LogSource:
     """The log as one sink sees it."""
 
     log: LogReader
@@ -72,7 +72,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
+class RebuildContext:
     """What a rebuild works with."""
 
     spark: Callable[[], SparkSession]
@@ -88,9 +88,9 @@ class Means:
 class Rebuild:
     """One pass over the tables; the sink is open and empty."""
 
-    def __init__(self, source: Source, sink: Sink, means: Means) -> None:
+    def __init__(self, source: LogSource, sink: Sink, means: RebuildContext) -> None:
         self._source, self._sink, self._means = source, sink, means
-        self._parking = Parking(sink)
+        self._parking = Quarantine(sink)
         self._records: dict[int, TableRecord] = {}
         self._end = 0
         """Of the last part."""
@@ -144,10 +144,10 @@ class Rebuild:
             for part in parts_of(self._folded(self._means.spark(), table, trimmed.horizon)):
                 self._part(table, as_copied(part))
             after = trimmed.horizon
-        fold = RangeFold(source.log, source.sink, source.globs, source.keeps_history)
+        fold = RangeFolder(source.log, source.sink, source.globs, source.keeps_history)
         record = self._last(table, None, upto) if after == upto else None
         for batch, end in fold.slices(None, after, upto, table.relation):
-            controls = batch.controls.get(table.relation, TableControls())
+            controls = batch.controls.get(table.relation, ControlEvents())
             said = TableBatch(
                 schema=table.schema,
                 rows=batch.rows_of(table.relation),
@@ -186,7 +186,7 @@ class Rebuild:
     def _by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
         shape = self._sink.shape(table.schema) if isinstance(self._sink, DeltaSink) else None
         if isinstance(self._sink, DeltaSink) and shape is not None and shape.by_rows and not table.survey.partial:
-            wanted = Wanted(table, self._source.sink, self._source.globs, int(upto), shape)
+            wanted = LatestRowsQuery(table, self._source.sink, self._source.globs, int(upto), shape)
             files, whole = self._source.log.files(Position(0), upto), _whole(table, None, None, upto)
             folder = self._sink.folder(table.schema)
             try:

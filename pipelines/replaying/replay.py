@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.config import Definition, DeltaSink, SearchSink
+from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import ConfigError, SinkError
 from cdc.failpoint import hit
 from cdc.position import Position
@@ -24,15 +24,15 @@ from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink, delta_settings, keeps_history
-from pipelines.fold_range import RangeFold
+from pipelines.fold_range import RangeFolder
 from pipelines.replaying.log_contents import TableContents
-from pipelines.replaying.outcome import Report, done, notes_on_erased, planned
-from pipelines.replaying.rebuild import Means, Rebuild, Source
-from pipelines.replaying.request import LATEST, ReplayOptions, Request, checked
+from pipelines.replaying.outcome import ReplayReport, done, notes_on_erased, planned
+from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
+from pipelines.replaying.request import LATEST, ReplayOptions, ReplayPlan, checked
 from pipelines.replaying.side_directory import absolute, check_into, filled, template_of
 from pipelines.runtime.consumer_registration import held_for_replay
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.replay_pause import driver_of, paused, sole_replay
 from pipelines.runtime.session import SparkSettings, has_delta, spark_session
 from pipelines.sinks.contract import Sink, SparkAwaited
@@ -75,7 +75,7 @@ class Staged(Protocol):
 
 def replay(
     definition: Definition, options: ReplayOptions, say: Say = lambda _line: None, *, at_once: bool = False
-) -> Report:
+) -> ReplayReport:
     """Build the target anew; raises ConfigError for what cannot be, before anything is started.
 
     at_once: the session is started although small tables do without; YARN ends a driver that has none in 100 s.
@@ -129,11 +129,11 @@ class _Spark:
 class _Run:
     """One replay that was found possible."""
 
-    def __init__(self, definition: Definition, request: Request, catalog: Catalog, spark: _Spark, say: Say) -> None:
+    def __init__(self, definition: Definition, request: ReplayPlan, catalog: Catalog, spark: _Spark, say: Say) -> None:
         self._definition, self._request, self._catalog = definition, request, catalog
         self._spark, self._say = spark, say
         history = keeps_history(request.wanted)
-        self._source = Source(request.log, request.wanted.name, request.globs, history)
+        self._source = LogSource(request.log, request.wanted.name, request.globs, history)
         self.seconds: dict[int, float] = {}
         """By relation: how long it took to build."""
         self.notes: list[str] = []
@@ -171,15 +171,15 @@ class _Run:
     def _build(self, sink: Sink) -> Published:
         tables = self._request.tables
         self._say(f"building {len(tables)} tables from the log up to {self._request.upto}")
-        if isinstance(self._request.wanted, DeltaSink) and self._request.wanted.writer.value == Writer.SPARK:
+        if isinstance(self._request.wanted, DeltaSinkDefinition) and self._request.wanted.writer.value == Writer.SPARK:
             sink.attach(self._spark())
         sink.open(self._request.log.log_id)
-        means = Means(spark=self._spark, frames=self._frames, say=self._table_done)
+        means = RebuildContext(spark=self._spark, frames=self._frames, say=self._table_done)
         return Rebuild(self._source, sink, means)(tables, self._request.upto)
 
     def _frames(self) -> bool:
         wanted = self._request.wanted
-        if not isinstance(wanted, DeltaSink) or wanted.writer.value == Writer.DELTA_RS:
+        if not isinstance(wanted, DeltaSinkDefinition) or wanted.writer.value == Writer.DELTA_RS:
             return False
         return has_delta(self._spark()) and reaches(self._spark(), wanted.path)
 
@@ -199,12 +199,12 @@ class _Run:
             end = Position(max(built.position, log.durable or 0))
         if end == built.position:
             return built
-        fold = RangeFold(log, self._request.wanted.name, self._source.globs, self._source.keeps_history)
+        fold = RangeFolder(log, self._request.wanted.name, self._source.globs, self._source.keeps_history)
         loop = SinkLoop(
             sink,
             fold,
-            Cuts(self._catalog, self._definition.name),
-            Progress(self._definition.name, sink.name, metrics.Figures()),
+            CutRequests(self._catalog, self._definition.name),
+            SinkFigures(self._definition.name, sink.name, metrics.Metrics()),
         )
         loop.open()
         while loop.position < end:
@@ -212,7 +212,7 @@ class _Run:
         loop.drain()
         return sink.open(log.log_id) or built
 
-    def _step(self, sink: Sink, loop: SinkLoop, fold: RangeFold, end: Position) -> None:
+    def _step(self, sink: Sink, loop: SinkLoop, fold: RangeFolder, end: Position) -> None:
         after = loop.position
         upto = min(end, fold.log.latest_boundary(after, MAX_ROWS))
         upto = upto if upto > after else end
@@ -228,7 +228,7 @@ class _Run:
         """(what is put in place, the records of the sink's other tables at the same cut)."""
         good = {r: record for r, record in built.tables.items() if record.state != TargetState.FAILED}
         held = {} if kept is None else kept.tables
-        if not isinstance(self._request.wanted, DeltaSink):
+        if not isinstance(self._request.wanted, DeltaSinkDefinition):
             _check_none_lost(built, held, ", or write --into PATH")
             return replace(built, tables=good), {r: built.tables[r] for r in built.tables.keys() - good.keys()}
         # what shares its target with tables that were built goes with the old one
@@ -246,7 +246,9 @@ class _Run:
         return placed(replace(record, position=position), built.position)
 
 
-def _sharing(wanted: DeltaSink, good: Iterable[TableRecord], held: Mapping[int, TableRecord]) -> dict[int, TableRecord]:
+def _sharing(
+    wanted: DeltaSinkDefinition, good: Iterable[TableRecord], held: Mapping[int, TableRecord]
+) -> dict[int, TableRecord]:
     """The records of a sink whose rows lie in a target that will be replaced by one without them."""
     settings = delta_settings(wanted)
     anew = {record.relation: settings.uri_of(TableSchema.from_json(record.schema or "")) for record in good}
@@ -263,15 +265,15 @@ def _check_none_lost(built: Published, held: Mapping[int, TableRecord], instead:
             )
 
 
-def _sink_at(wanted: DeltaSink | SearchSink, path: str) -> Sink:
-    if not isinstance(wanted, DeltaSink):
+def _sink_at(wanted: DeltaSinkDefinition | SearchSinkDefinition, path: str) -> Sink:
+    if not isinstance(wanted, DeltaSinkDefinition):
         return build_sink(wanted.model_copy(update={"path": absolute(path)}))
     # all of it goes below the directory that was named, also what a rule puts elsewhere
     rules = tuple(rule.model_copy(update={"path": None, "pattern": None}) for rule in wanted.rules)
     return build_sink(wanted.model_copy(update={"path": template_of(path), "rules": rules}))
 
 
-def _staged(wanted: DeltaSink | SearchSink) -> Staged:
-    if isinstance(wanted, DeltaSink):
+def _staged(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Staged:
+    if isinstance(wanted, DeltaSinkDefinition):
         return StagedDelta(delta_settings(wanted))
     return StagedSearch(wanted.name, wanted.path, wanted.fields, wanted.dead_letters)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from cdc.config import Definition, DeltaSink, SearchSink, rule_of
+from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition, rule_of
 from cdc.config.target_path import routed
 from cdc.errors import ConfigError, SinkUnavailable
 from cdc.log import time_index
@@ -41,10 +41,10 @@ class ReplayOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ReplayPlan:
     """What will be done."""
 
-    wanted: DeltaSink | SearchSink
+    wanted: DeltaSinkDefinition | SearchSinkDefinition
     log: LogReader
     tables: tuple[TableContents, ...]
     upto: Position
@@ -64,7 +64,7 @@ class Request:
         return tuple(exactly(table.topic) for table in self.tables) if self.partial else self.wanted.tables
 
 
-def checked(definition: Definition, options: ReplayOptions) -> Request:
+def checked(definition: Definition, options: ReplayOptions) -> ReplayPlan:
     """The request; raises ConfigError naming the sink, table, position or path that cannot be, and the way out."""
     wanted = next((sink for sink in definition.sinks if sink.name == options.sink), None)
     if wanted is None:
@@ -86,17 +86,19 @@ def checked(definition: Definition, options: ReplayOptions) -> Request:
         asked = missing[0] if missing else wanted.tables[0]
         raise ConfigError(f"no table of sink {wanted.name!r} in the log matches {asked!r}", remedy=f"it has: {known}")
     _check_merged(wanted, options, found, tables)
-    return Request(wanted=wanted, log=log, tables=tuple(tables), upto=upto, standing=standing, options=_plain(options))
+    return ReplayPlan(
+        wanted=wanted, log=log, tables=tuple(tables), upto=upto, standing=standing, options=_plain(options)
+    )
 
 
 def _check_merged(
-    wanted: DeltaSink | SearchSink,
+    wanted: DeltaSinkDefinition | SearchSinkDefinition,
     options: ReplayOptions,
     found: Sequence[TableContents],
     asked: Sequence[TableContents],
 ) -> None:
     """Raise ConfigError for a target of many tables that would come out as less than all of them, or elsewhere."""
-    if not isinstance(wanted, DeltaSink):
+    if not isinstance(wanted, DeltaSinkDefinition):
         return
     uris = {
         table.relation: routed(wanted.path, wanted.rules, table.schema)
@@ -189,8 +191,8 @@ def before(log: LogReader, moment: datetime) -> Position:
     return time_index.before(log.files(Position(0), durable), durable, int(moment.timestamp() * 1_000_000))
 
 
-def _standing(wanted: DeltaSink | SearchSink) -> Published | None:
-    if isinstance(wanted, DeltaSink):
+def _standing(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Published | None:
+    if isinstance(wanted, DeltaSinkDefinition):
         return Lake.open(wanted.path).published()
     try:
         return SearchIndex.open(wanted.path).published
@@ -199,7 +201,10 @@ def _standing(wanted: DeltaSink | SearchSink) -> Published | None:
 
 
 def _in_place(
-    wanted: DeltaSink | SearchSink, options: ReplayOptions, standing: Published | None, upto: Position
+    wanted: DeltaSinkDefinition | SearchSinkDefinition,
+    options: ReplayOptions,
+    standing: Published | None,
+    upto: Position,
 ) -> Position:
     if not options.tables:
         if standing is not None and upto < standing.position:
@@ -208,7 +213,7 @@ def _in_place(
                 remedy="write --into PATH to build it apart",
             )
         return upto
-    if isinstance(wanted, SearchSink):
+    if isinstance(wanted, SearchSinkDefinition):
         raise ConfigError(
             f"search sink {wanted.name!r} is one index, which is replaced as a whole",
             remedy="leave --tables out, or write --into PATH",

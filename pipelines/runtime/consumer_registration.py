@@ -14,10 +14,10 @@ from typing import Final
 
 import structlog
 
-from cdc.config import DeltaSink, SearchSink
+from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import CdcError
 from cdc.log import consumers
-from cdc.log.boot_clock import Noted
+from cdc.log.boot_clock import BootTimestamp
 from cdc.log.consumers import Consumer
 from cdc.log.object_path import Root, located
 from cdc.log.reader import LogReader
@@ -33,10 +33,12 @@ REPLAY: Final = ".replay"
 log = structlog.get_logger("apply")
 
 
-class Registered:
+class ConsumerRegistration:
     """One target's word; saying it never fails, for a sink does not stop because of it."""
 
-    def __init__(self, root: str | Root, log_id: str, wanted: DeltaSink | SearchSink, suffix: str = "") -> None:
+    def __init__(
+        self, root: str | Root, log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = ""
+    ) -> None:
         self._root, self._name = located(root), wanted.name + suffix
         self.uuid = target_uuid(log_id, wanted, suffix)
         self._said: tuple[Position, int | None] | None = None
@@ -51,7 +53,7 @@ class Registered:
         if self._said is not None and not at_once and age < (MOVED_EVERY if moved else ALIVE_EVERY):
             return
         self._said, self._said_at = (position, pinned), time.monotonic()
-        now = Noted.now()
+        now = BootTimestamp.now()
         said = Consumer(self.uuid, self._name, position, pinned, now.clock_us, now.boot, now.up_us)
         try:
             consumers.register(self._root, said)
@@ -66,7 +68,7 @@ class Registered:
             log.warning("consumer is not forgotten", consumer=self._name, message=str(exc))
 
 
-def target_uuid(log_id: str, wanted: DeltaSink | SearchSink, suffix: str = "") -> str:
+def target_uuid(log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = "") -> str:
     """The same for ever for one target of one log: a target is known by the place it lies at, not by its name."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/{wanted.type}/{wanted.path}{suffix}"))
 
@@ -77,12 +79,14 @@ def pinned_in(view: LogReader, after: Position) -> int | None:
 
 
 @contextmanager
-def held_for_replay(root: str | Root, view: LogReader, wanted: DeltaSink | SearchSink) -> Iterator[None]:
+def held_for_replay(
+    root: str | Root, view: LogReader, wanted: DeltaSinkDefinition | SearchSinkDefinition
+) -> Iterator[None]:
     """Inside the block nothing that the view reads from its beginning on is trimmed, or leaves the disk.
 
     A replay that dies leaves its word behind; the next one of the same target says it anew and takes it back.
     """
-    registered, done = Registered(root, view.log_id, wanted, REPLAY), Event()
+    registered, done = ConsumerRegistration(root, view.log_id, wanted, REPLAY), Event()
     horizon = Position(0) if view.compacted is None else view.compacted.horizon
     pinned = pinned_in(view, Position(0))
 

@@ -19,7 +19,7 @@ log = structlog.get_logger("apply")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PendingCut:
     """One request."""
 
     command: int
@@ -27,17 +27,17 @@ class Cut:
     position: int
 
 
-class Cuts:
+class CutRequests:
     """The open requests of one pipeline, read anew at each batch; a catalog that is away asks for nothing."""
 
     def __init__(self, catalog: Catalog, pipeline: str) -> None:
         self._catalog, self._pipeline = catalog, pipeline
 
-    def between(self, sink: str, after: int, before: int) -> list[Cut]:
+    def between(self, sink: str, after: int, before: int) -> list[PendingCut]:
         """Requests strictly inside (after, before), in order."""
         return sorted((c for c in self._open(sink) if after < c.position < before), key=lambda c: c.position)
 
-    def due(self, sink: str, position: int) -> list[Cut]:
+    def due(self, sink: str, position: int) -> list[PendingCut]:
         """Requests at or below position."""
         return [c for c in self._open(sink) if c.position <= position]
 
@@ -45,11 +45,11 @@ class Cuts:
         """Whether somebody waits for a cut, wherever it is."""
         return bool(self._open(sink))
 
-    def answer(self, cut: Cut, record: Published, handle: str) -> None:
+    def answer(self, cut: PendingCut, record: Published, handle: str) -> None:
         """The sink stands exactly there, and this is how to read it."""
         self._catalog.commands.finish(cut.command, {"record": json.loads(record.to_json()), "handle": handle})
 
-    def refuse(self, cut: Cut, reason: str) -> None:
+    def refuse(self, cut: PendingCut, reason: str) -> None:
         """The sink cannot end there."""
         self._catalog.commands.finish(cut.command, {"reason": reason}, ok=False)
 
@@ -64,10 +64,10 @@ class Cuts:
             self._catalog.commands.finish(command.id, {})
         return [c.payload["handle"] for c in mine]
 
-    def _open(self, sink: str) -> list[Cut]:
+    def _open(self, sink: str) -> list[PendingCut]:
         try:
             commands = self._catalog.commands.pending(self._pipeline, CUT)
         except CdcError as exc:
             log.warning("catalog is unreachable", code=exc.code)
             return []
-        return [Cut(c.id, sink, int(c.payload["position"])) for c in commands if c.payload["sink"] == sink]
+        return [PendingCut(c.id, sink, int(c.payload["position"])) for c in commands if c.payload["sink"] == sink]

@@ -19,7 +19,7 @@ class ForeignCommit:
         return f"another client made version {self.version} ({self.operation}): 'cdc verify' says what differs"
 
 
-class Foreign:
+class ExternalCommitReport:
     """Those of one sink since it was opened; any thread may note or ask."""
 
     def __init__(self) -> None:

@@ -16,8 +16,8 @@ from cdc.catalog import AWAITS_SPARK, Catalog, DeadLetter, ProcessReport, SinkPr
 from cdc.errors import CdcError
 from cdc.remedy import literal
 from cdc.stores.published import Published, TableRecord
-from pipelines.runtime.external_commits import Foreign
-from pipelines.runtime.throttle import Cadence, Pace
+from pipelines.runtime.external_commits import ExternalCommitReport
+from pipelines.runtime.throttle import BatchThrottle, CommitRate
 
 REPORT_EVERY: Final = 0.5
 """Seconds; a process that is silent for five is shown as down."""
@@ -25,11 +25,11 @@ REPORT_EVERY: Final = 0.5
 log = structlog.get_logger("apply")
 
 
-class Progress:
+class SinkFigures:
     """The latest figures of one sink; the loop writes them, the board reads them."""
 
     def __init__(
-        self, pipeline: str, sink: str, figures: metrics.Figures, clock: Callable[[], float] = time.time
+        self, pipeline: str, sink: str, figures: metrics.Metrics, clock: Callable[[], float] = time.time
     ) -> None:
         self._pipeline, self.sink, self._figures, self._clock = pipeline, sink, figures, clock
         self._record: Published | None = None
@@ -40,10 +40,10 @@ class Progress:
         self._error: CdcError | None = None
         self._letters: tuple[DeadLetter, ...] | None = None
         self._lock = Lock()
-        self._cadence: Cadence | None = None
-        self.pace: Pace | None = None
+        self._cadence: BatchThrottle | None = None
+        self.pace: CommitRate | None = None
         """Of a sink that has one."""
-        self.foreign: Foreign | None = None
+        self.foreign: ExternalCommitReport | None = None
         """What other clients changed in its targets, of a sink that can tell."""
         self.awaits_spark = False
         """Whether nothing can be applied until Spark has started."""
@@ -155,17 +155,17 @@ class Progress:
         return "; ".join(said) or None
 
 
-class Board(Thread):
+class ProgressReporter(Thread):
     """Writes every sink's progress to the catalog until the process' outcome is known."""
 
-    def __init__(self, catalog: Catalog, pipeline: str, figures: metrics.Figures, ended: Event) -> None:
+    def __init__(self, catalog: Catalog, pipeline: str, figures: metrics.Metrics, ended: Event) -> None:
         """ended: set once `state` and `error` are what the last report is to say."""
         super().__init__(name="board")
         self._catalog, self._pipeline, self._ended = catalog, pipeline, ended
         self.figures = figures
         self.standby: Callable[[], bool] = lambda: False
         """Whether another process holds every sink: that one reports."""
-        self.sinks: list[Progress] = []
+        self.sinks: list[SinkFigures] = []
         self._mirrored: dict[str, tuple[DeadLetter, ...]] = {}
         self.state = "starting"
         self.error: CdcError | None = None

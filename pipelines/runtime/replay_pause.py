@@ -27,7 +27,7 @@ PATIENCE: Final = 300.0
 _POLL: Final = 0.1
 
 
-class Pauses:
+class ReplayPauses:
     """The driver's side: which sinks are not to be open now; a catalog that is away pauses nothing."""
 
     def __init__(self, catalog: Catalog, pipeline: str) -> None:

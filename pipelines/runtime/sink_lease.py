@@ -27,7 +27,7 @@ ASK_EVERY: Final = 1.0
 log = structlog.get_logger("apply")
 
 
-class Holds:
+class SinkLeases:
     """The sinks that one process may fill; a catalog that is away keeps nobody out."""
 
     def __init__(self, catalog: Catalog, pipeline: str) -> None:

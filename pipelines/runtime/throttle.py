@@ -22,7 +22,7 @@ _STEP: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Cadence:
+class BatchThrottle:
     """How a sink is slowed down, and by which of its tables."""
 
     seconds: float
@@ -37,7 +37,7 @@ class Cadence:
         return f"a batch every {self.seconds:.1f} s: {self.table} is written again at {size:,.1f} MB a batch"
 
 
-class Pace:
+class CommitRate:
     """When the next batch may begin, counted by the sink from what its commits did."""
 
     def __init__(self, bound: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +48,7 @@ class Pace:
         self._tables: dict[str, int] = {}
         self.rewritten = 0
         """Bytes that the last batch wrote again, of all tables."""
-        self.cadence: Cadence | None = None
+        self.cadence: BatchThrottle | None = None
         """None while no batch has to wait."""
 
     def begins(self) -> None:
@@ -71,7 +71,7 @@ class Pace:
         seconds = min(tables[table] / self._bound, LONGEST)
         self._due = began + seconds
         if self._due > now:
-            self.cadence = Cadence(seconds, table, tables[table])
+            self.cadence = BatchThrottle(seconds, table, tables[table])
 
     @property
     def left(self) -> float:
@@ -79,10 +79,10 @@ class Pace:
         return max(0.0, self._due - self._clock()) if self._bound else 0.0
 
 
-class Resting:
+class ThrottleState:
     """The wait of one sink between two batches, until its pace allows the next, somebody wants it, or the sink ends."""
 
-    def __init__(self, pace: Pace, wanted: Callable[[], bool]) -> None:
+    def __init__(self, pace: CommitRate, wanted: Callable[[], bool]) -> None:
         """wanted: whether the next batch is not to wait; asked now and then while it does."""
         self._pace, self._wanted = pace, wanted
         self._asked, self._of = -ASK_EVERY, pace.cadence

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from cdc.config import DeadLetters
+from cdc.config import DeadLetterSettings
 from cdc.errors import CdcError
-from cdc.stores.dead_letter_rows import Entry, Image, Key, ParkedRow
+from cdc.stores.dead_letter_rows import DeadLetterEntry, Image, Key, ParkedRow
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
-from pipelines.folding.every_change import Ending
+from pipelines.folding.every_change import GenerationEnd
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +33,7 @@ __all__ = [
     "ParkedRows",
     "Parks",
     "Published",
-    "Refusal",
+    "RefusedRow",
     "Sink",
     "SparkAwaited",
     "TableBatch",
@@ -41,7 +41,7 @@ __all__ = [
     "TargetState",
 ]
 
-NONE_PARKED: Final = DeadLetters(stop_at=0)
+NONE_PARKED: Final = DeadLetterSettings(stop_at=0)
 """Of a table that stops at the first row it cannot take."""
 
 
@@ -67,13 +67,13 @@ class TableBatch:
     """(position, ordinal) of the last truncate in the range: every older row of the target is gone."""
     generation: int | None = None
     """B of the last generation end in the range: every row of the target older than B is gone."""
-    endings: tuple[Ending, ...] = ()
+    endings: tuple[GenerationEnd, ...] = ()
     """Every truncate and generation end of the range in order; for targets that keep more than the latest state."""
     since: int = 0
     """For such targets: up to this position the rows are what the changes come to, not the single changes."""
     again: pa.Table | None = None
     """For such targets: the changes of keys that waited and do no more, in order of each key; in `rows` none is."""
-    ended: tuple[Ending, ...] = ()
+    ended: tuple[GenerationEnd, ...] = ()
     """What ended rows of these keys before the range."""
     waiting: tuple[Key, ...] = ()
     """For such targets: the keys that are parked at the end of the range; what ends rows is noted with them."""
@@ -170,7 +170,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedRow:
     """One row of a batch that a target cannot take."""
 
     row: int
@@ -184,7 +184,7 @@ class ParkedRows(Protocol):
     def held(self, relation: int) -> Mapping[Key, ParkedRow]:
         """What is parked of a table where its target stands."""
 
-    def write(self, relation: int, after: int, entries: Iterable[Entry]) -> None:
+    def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
         """Keep what a batch parks and lets go, in one commit, in the place of all entries behind `after`.
 
         Durable when it returns, unless nothing of the batch is durable before `publish` and both are then written by
@@ -204,7 +204,7 @@ class Parks(Sink, Protocol):
     def parked(self) -> ParkedRows:
         """Once it is open."""
 
-    def parks(self, schema: TableSchema) -> DeadLetters:
+    def parks(self, schema: TableSchema) -> DeadLetterSettings:
         """How much of a table may be parked; `stop_at` is 0 if a row that fails stops the table."""
 
     def stands(self, schema: TableSchema) -> int:
@@ -216,7 +216,7 @@ class Parks(Sink, Protocol):
     def keeps_changes(self, schema: TableSchema) -> bool:
         """Whether the target keeps more of a row than its latest state, so that no change of a key may be left out."""
 
-    def refused(self, batch: TableBatch, limit: int) -> list[Refusal]:
+    def refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
         """The rows of a batch that `apply` would fail for, not many more than `limit` of them; changes nothing.
 
         Of a target that keeps every change these are only those with a value that it cannot hold; after the rows of

@@ -22,9 +22,9 @@ from cdc.errors import InvalidDefinition, SchemaNotApplicable
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.runtime.consumer_registration import pinned_in
-from pipelines.source.filter_pushdown import Pushed
+from pipelines.source.filter_pushdown import PushedFilters
 from pipelines.source.frames import SCHEMA, Frame, LogPartition, dealt, planned, read
-from pipelines.source.options import LATEST, Selection
+from pipelines.source.options import LATEST, SourceOptions
 
 
 class CdcDataSource(DataSource):
@@ -57,7 +57,7 @@ class CdcDataSource(DataSource):
     def _made(self) -> Frame:
         # Spark sends this object on after it has asked for the columns, so a typed frame stays of that version
         if self._frame is None:
-            self._frame = Frame.of(Selection.from_options(self.options))
+            self._frame = Frame.of(SourceOptions.from_options(self.options))
         return self._frame
 
     def _checked(self, schema: StructType) -> Frame:
@@ -82,7 +82,7 @@ def rows_between(
 
     It says so now: they stay what the view's owner knows, however the log is compacted and trimmed meanwhile.
     """
-    frame = Frame(selection=Selection(path="", tables=tuple(globs)))
+    frame = Frame(selection=SourceOptions(path="", tables=tuple(globs)))
     parts = [
         LogPartition(files, after, upto, frame.only) for files in dealt(frame.only.narrowed(log.files(after, upto)))
     ]
@@ -100,11 +100,11 @@ class LogBatchReader(DataSourceReader):
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
-        self._pushed = Pushed()
+        self._pushed = PushedFilters()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Take from the filters what need not be read; every one of them stays for Spark to apply."""
-        self._pushed = Pushed.of(filters)
+        self._pushed = PushedFilters.of(filters)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:

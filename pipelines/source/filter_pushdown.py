@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from cdc.log.ranges import Only
+from cdc.log.ranges import TableSelection
 from cdc.naming import POSITION_COLUMN
 from cdc.position import Position
 from cdc.table import exactly, matches
@@ -25,7 +25,7 @@ _END: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed:
+class PushedFilters:
     """Bounds of the rows that pass the filters, each included."""
 
     positions: tuple[int, int] = (0, _END)
@@ -53,7 +53,7 @@ class Pushed:
         low, high = max(after, self.positions[0] - 1), min(upto, self.positions[1])
         return Position(min(low, upto)), Position(max(high, 0))
 
-    def narrowed(self, only: Only) -> Only | None:
+    def narrowed(self, only: TableSelection) -> TableSelection | None:
         """What passes of the rows that a frame is of; None if nothing does."""
         relations = self.relations if only.relations is None else _both(self.relations, only.relations)
         if relations[0] > relations[1]:

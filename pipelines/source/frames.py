@@ -17,14 +17,14 @@ from pyspark.sql.types import StructType
 from cdc.change import LOG_SCHEMA
 from cdc.errors import InvalidDefinition
 from cdc.log.layout import LogFile
-from cdc.log.ranges import Only, split
-from cdc.log.read_plan import History
+from cdc.log.ranges import TableSelection, split
+from cdc.log.read_plan import HistoryPlan
 from cdc.log.reader import LogReader, chosen, extents, read_file, stream_file
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, matches
-from pipelines.source.filter_pushdown import Pushed
-from pipelines.source.history_start import Share, as_read, folded, shares
-from pipelines.source.options import Selection
+from pipelines.source.filter_pushdown import PushedFilters
+from pipelines.source.history_start import BaselineShare, as_read, folded, shares
+from pipelines.source.options import SourceOptions
 from pipelines.source.typed_changes import TypedTable
 
 BOUNDARY: Final = "b"
@@ -54,7 +54,7 @@ class LogPartition(InputPartition):
     files: Sequence[LogFile]
     after: Position
     upto: Position
-    only: Only = field(default_factory=Only)
+    only: TableSelection = field(default_factory=TableSelection)
     is_baseline: bool = False
     """The files are a run of `compacted`, and their rows are shown as rows that were read."""
     boundary: tuple[int, int] | None = None
@@ -65,21 +65,21 @@ class LogPartition(InputPartition):
 class BaselinePartition(InputPartition):
     """What one task folds: its share of the state at the horizon, and of that the wanted rows."""
 
-    share: Share
+    share: BaselineShare
     horizon: Position
-    only: Only
+    only: TableSelection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """A frame of the log as it was made; pickled to whoever reads it."""
 
-    selection: Selection
+    selection: SourceOptions
     typed: TypedTable | None = None
     """What one table's columns are, where its typed view was asked for."""
 
     @classmethod
-    def of(cls, selection: Selection) -> Self:
+    def of(cls, selection: SourceOptions) -> Self:
         """Raises InvalidDefinition if the log has no such table or column."""
         if selection.table is not None:
             log = selection.opened()
@@ -99,15 +99,15 @@ class Frame:
         return StructType([SCHEMA[name] for name in self.selection.columns or SCHEMA.names])
 
     @property
-    def only(self) -> Only:
+    def only(self) -> TableSelection:
         """The rows of a range that are the frame's."""
-        return Only(globs=self.selection.tables) if self.typed is None else self.typed.only
+        return TableSelection(globs=self.selection.tables) if self.typed is None else self.typed.only
 
-    def files(self, log: LogReader, after: Position, upto: Position) -> History:
+    def files(self, log: LogReader, after: Position, upto: Position) -> HistoryPlan:
         """What (after, upto] is read from; raises LogTrimmed if the log does not hold what the frame is of."""
         if self.selection.history:
             return log.history(after, upto)
-        return History(changes=log.files(after, upto))
+        return HistoryPlan(changes=log.files(after, upto))
 
     def later_versions(self, files: Sequence[LogFile], upto: Position) -> list[tuple[ChangePosition, TableSchema]]:
         """Versions of the table in files that came after the frame was made, oldest first; none of other frames."""
@@ -141,12 +141,12 @@ class Frame:
 
 
 def planned(
-    log: LogReader, frame: Frame, after: Position, upto: Position, pushed: Pushed | None = None
+    log: LogReader, frame: Frame, after: Position, upto: Position, pushed: PushedFilters | None = None
 ) -> list[InputPartition]:
     """The tasks that read (after, upto] for a frame; raises LogTrimmed or SchemaNotApplicable if none can."""
     if upto <= after:
         return []
-    wanted, pushed = frame.files(log, after, upto), pushed or Pushed()
+    wanted, pushed = frame.files(log, after, upto), pushed or PushedFilters()
     if frame.typed is not None:
         for place, version in frame.later_versions(wanted.changes, upto):
             frame.typed.check(version, place)
@@ -204,7 +204,7 @@ def _rows(partition: LogPartition, needed: list[str]) -> Iterator[pa.Table]:
             yield as_read(rows).select(needed) if partition.is_baseline else rows
 
 
-def _baseline(log: LogReader, files: Sequence[LogFile], only: Only) -> list[InputPartition]:
+def _baseline(log: LogReader, files: Sequence[LogFile], only: TableSelection) -> list[InputPartition]:
     if not files or log.compacted is None:
         return []
     horizon = log.compacted.horizon
@@ -223,7 +223,7 @@ def _baseline(log: LogReader, files: Sequence[LogFile], only: Only) -> list[Inpu
     return [BaselinePartition(share, horizon, only) for share in found if _any_within(relations, share.relations)]
 
 
-def _relations(log: LogReader, only: Only, upto: Position) -> list[int]:
+def _relations(log: LogReader, only: TableSelection, upto: Position) -> list[int]:
     """Every relation whose rows may be wanted, by any of the names it has had."""
     versions = [version for _, version in log.schema_history(upto)]
     least, greatest = only.relations or (0, 1 << 62)

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA, Operation
 from cdc.log.layout import LogFile
-from cdc.log.ranges import Only
-from cdc.log.reader import Extent, stream_file
+from cdc.log.ranges import TableSelection
+from cdc.log.reader import RowSpan, stream_file
 from cdc.position import Position
 from pipelines.compaction.compact_rows import compacted
 from pipelines.compaction.key_changes import moves_in, part_of, together
@@ -32,7 +32,7 @@ _FENCES: Final = pa.array(["t", "g"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class BaselineShare:
     """What one task folds: the rows of some relations, or a part of the keys of one."""
 
     files: Sequence[LogFile]
@@ -41,19 +41,19 @@ class Share:
     parts: int = 1
 
 
-def shares(files: Sequence[LogFile], extents: Sequence[Extent], limit: int = SHARE_BYTES) -> list[Share]:
+def shares(files: Sequence[LogFile], extents: Sequence[RowSpan], limit: int = SHARE_BYTES) -> list[BaselineShare]:
     """The files of several runs dealt out by what lies where in them; each row goes to one share."""
-    dealt: list[Share] = []
+    dealt: list[BaselineShare] = []
     for relations, size in _cut(extents, limit):
-        own = Only(relations=relations).narrowed(files)
+        own = TableSelection(relations=relations).narrowed(files)
         parts = max(1, -(-size // limit)) if relations[0] == relations[1] else 1
-        dealt += [Share(files=own, relations=relations, part=part, parts=parts) for part in range(parts)]
+        dealt += [BaselineShare(files=own, relations=relations, part=part, parts=parts) for part in range(parts)]
     return dealt
 
 
-def folded(share: Share, horizon: Position) -> pa.Table:
+def folded(share: BaselineShare, horizon: Position) -> pa.Table:
     """The state of the share's rows at the horizon, as LOG_SCHEMA."""
-    only = Only(relations=share.relations)
+    only = TableSelection(relations=share.relations)
     connected = {} if share.parts == 1 else together(moves_in(share.files, Position(0), horizon), share.parts)
     found = [
         _own(rows, share, connected)
@@ -75,7 +75,7 @@ def as_read(rows: pa.Table) -> pa.Table:
     return rows.set_column(rows.schema.names.index("op"), rows.schema.field("op"), op).filter(stays)
 
 
-def _cut(extents: Sequence[Extent], limit: int) -> Iterator[tuple[tuple[int, int], int]]:
+def _cut(extents: Sequence[RowSpan], limit: int) -> Iterator[tuple[tuple[int, int], int]]:
     """Neighbouring relations whose rows come to about limit bytes, and how many they come to."""
     if not extents:
         return
@@ -97,7 +97,7 @@ def _cut(extents: Sequence[Extent], limit: int) -> Iterator[tuple[tuple[int, int
     yield (first, int(points[-1]) - 1), round(held)
 
 
-def _own(rows: pa.Table, share: Share, connected: dict[tuple[int, str], int]) -> pa.Table:
+def _own(rows: pa.Table, share: BaselineShare, connected: dict[tuple[int, str], int]) -> pa.Table:
     """The rows that a share's part folds; what ends rows is in each part, what else has no key is in one."""
     if share.parts == 1:
         return rows

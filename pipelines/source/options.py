@@ -25,7 +25,7 @@ _SPECIAL: Final = re.compile(rf"({_SET})|([\[,\s])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class SourceOptions:
     """The options of one frame."""
 
     path: str
@@ -144,7 +144,7 @@ def _names(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(text.strip() for text in texts if text.strip())
 
 
-def _check_pairs(selection: Selection, options: Mapping[str, str]) -> None:
+def _check_pairs(selection: SourceOptions, options: Mapping[str, str]) -> None:
     if selection.table is not None and selection.tables:
         raise InvalidDefinition("option 'table' gives one table its own columns: leave option 'tables' out")
     if selection.table is None and "types" in options:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from cdc.change import LOG_SCHEMA, Operation
 from cdc.errors import InvalidDefinition, SchemaNotApplicable
-from cdc.log.ranges import Only
+from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.position import ChangePosition, Position
@@ -67,9 +67,9 @@ class TypedTable:
         return table
 
     @property
-    def only(self) -> Only:
+    def only(self) -> TableSelection:
         """The rows of the log that are the table's."""
-        return Only(relations=(self.schema.relation, self.schema.relation))
+        return TableSelection(relations=(self.schema.relation, self.schema.relation))
 
     @property
     def columns(self) -> StructType:

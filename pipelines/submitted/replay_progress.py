@@ -15,14 +15,14 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import JOB_LEASE, REPLAY
 from cdc.config import Definition
 from cdc.errors import CdcError, SinkError
-from pipelines.replaying.outcome import Report
+from pipelines.replaying.outcome import ReplayReport
 from pipelines.replaying.replay import Say, replay
 from pipelines.replaying.request import ReplayOptions
 from pipelines.runtime.replay_pause import leased
 from pipelines.runtime.sink_lease import holder
 
 
-def replayed(definition: Definition, options: ReplayOptions, say: Say) -> Report:
+def replayed(definition: Definition, options: ReplayOptions, say: Say) -> ReplayReport:
     """replay(), which is told to the catalog as well."""
     with Catalog.open(definition.catalog.url) as catalog, _told(catalog, definition.name, options) as told:
 

@@ -17,7 +17,7 @@ DOCUMENTS_AT_ONCE: Final = 4096
 """Search documents per batch."""
 
 
-class Document(Protocol):
+class SearchDocument(Protocol):
     """One row of a search index."""
 
     @property
@@ -65,7 +65,7 @@ def target_batch(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
     return text_batch([target_text(rows.column(name)) for name in names])
 
 
-def document_batches(documents: Iterable[Document], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def document_batches(documents: Iterable[SearchDocument], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Search documents as text columns; a column that a document lacks is null."""
     remaining = iter(documents)
     while some := list(islice(remaining, DOCUMENTS_AT_ONCE)):

@@ -10,13 +10,13 @@ from pydantic_core import PydanticCustomError
 
 from cdc.config import load
 from cdc.config.units import seconds
-from cdc.config.verify_options import Against, Mode
+from cdc.config.verify_options import Against, VerifyMode
 from cdc.errors import ConfigError, ExitCode, VerifyMismatch
 from cdc.remedy import literal
-from cdc.terminal_output import Envelope, ErrorReport, Mark, line
-from pipelines.verification.continuous import Continuous, Rhythm, Told
-from pipelines.verification.repair import Mended, repair
-from pipelines.verification.verdict import Report, TableVerdict
+from cdc.terminal_output import Envelope, ErrorReport, LineMark, line
+from pipelines.verification.continuous import ContinuousVerification, RangeResult, VerificationSchedule
+from pipelines.verification.repair import RepairResult, repair
+from pipelines.verification.verdict import TableVerdict, VerifyReport
 from pipelines.verification.verify import VerifyOptions, verify
 
 LEAST: Final = 1.0
@@ -29,7 +29,7 @@ def run(asked: argparse.Namespace) -> int:
         tables=tuple(asked.tables),
         sinks=tuple(asked.sink),
         timeout=asked.timeout,
-        mode=Mode(asked.mode),
+        mode=VerifyMode(asked.mode),
         against=Against(asked.against),
     )
     rhythm = _rhythm(asked)
@@ -48,7 +48,7 @@ def run(asked: argparse.Namespace) -> int:
     return _told(asked, report, (), report.to_json(), report.summary)
 
 
-def _rhythm(asked: argparse.Namespace) -> Rhythm | None:
+def _rhythm(asked: argparse.Namespace) -> VerificationSchedule | None:
     if asked.rate is not None and asked.rate < 1:
         raise ConfigError(f"--rate {asked.rate}: expected at least 1 row per second")
     if asked.every is None:
@@ -61,21 +61,21 @@ def _rhythm(asked: argparse.Namespace) -> Rhythm | None:
         raise ConfigError(f"--every {asked.every!r}: {error.message()}", remedy="write 30m or 1h") from None
     if every < LEAST:
         raise ConfigError(f"--every {asked.every!r}: expected at least {LEAST:.0f}s")
-    if asked.mode == Mode.COUNT:
+    if asked.mode == VerifyMode.COUNT:
         raise ConfigError(
             "--every keeps what is proven, and equal counts prove nothing", remedy="--mode rows or --mode checksum"
         )
-    return Rhythm(every=every, rate=asked.rate, repair=asked.repair)
+    return VerificationSchedule(every=every, rate=asked.rate, repair=asked.repair)
 
 
-def _continuously(asked: argparse.Namespace, options: VerifyOptions, rhythm: Rhythm) -> int:
+def _continuously(asked: argparse.Namespace, options: VerifyOptions, rhythm: VerificationSchedule) -> int:
     definition = load(asked.config)
-    work = Continuous(definition, options, rhythm, _say_json if asked.json else _say)
+    work = ContinuousVerification(definition, options, rhythm, _say_json if asked.json else _say)
     work.run()
     return int((ExitCode.FINDING if work.wrong else ExitCode.OK).value)
 
 
-def _say_json(told: Told) -> None:
+def _say_json(told: RangeResult) -> None:
     if told.error is not None:
         error = ErrorReport.of(told.error)
         _emit(Envelope(command="verify", ok=False, summary=told.error.message, error=error))
@@ -84,15 +84,15 @@ def _say_json(told: Told) -> None:
         _emit(Envelope(command="verify", ok=wrong is None, summary=_summary(told), result=told.to_json(), error=wrong))
 
 
-def _say(told: Told) -> None:
+def _say(told: RangeResult) -> None:
     if told.error is not None:
-        line(Mark.ADVICE, told.error.message, fix=told.error.fix)
+        line(LineMark.ADVICE, told.error.message, fix=told.error.fix)
     elif told.verdict is not None:
-        line(Mark.GOOD if told.verdict.equal else Mark.BAD, _summary(told))
+        line(LineMark.GOOD if told.verdict.equal else LineMark.BAD, _summary(told))
         _print_keys(told.verdict)
 
 
-def _summary(told: Told) -> str:
+def _summary(told: RangeResult) -> str:
     assert told.verdict is not None  # noqa: S101 - both callers looked
     text = f"{told.verdict.sink} {told.verdict.topic}: {words(told.verdict)}"
     if told.found is None or (told.found.first is None and told.found.ended is None):
@@ -100,25 +100,27 @@ def _summary(told: Told) -> str:
     return f"{text} from {told.found.first or 'the beginning'} to {told.found.ended or 'the end'}"
 
 
-def _next(report: Report, file: str) -> str:
+def _next(report: VerifyReport, file: str) -> str:
     """What to do; where one table alone is wrong, about that one."""
     wrong = [(verdict.sink, verdict.topic) for verdict in report.tables if not verdict.equal]
     sink, topic = wrong[0] if len(wrong) == 1 else (None, None)
     return literal(VerifyMismatch.remedy, sink=sink, topic=topic, file=file)
 
 
-def _told(asked: argparse.Namespace, report: Report, mended: Sequence[Mended], result: object, summary: str) -> int:
+def _told(
+    asked: argparse.Namespace, report: VerifyReport, mended: Sequence[RepairResult], result: object, summary: str
+) -> int:
     if asked.json:
         error = None if report.equal else ErrorReport.of(VerifyMismatch(summary))
         _emit(Envelope(command="verify", ok=report.equal, summary=summary, result=result, error=error))
     else:
         for one in mended:
-            line(Mark.GOOD if one.equal else Mark.BAD, one.summary)
+            line(LineMark.GOOD if one.equal else LineMark.BAD, one.summary)
         for verdict in report.tables:
-            line(Mark.GOOD if verdict.equal else Mark.BAD, f"{verdict.sink} {verdict.topic}: {words(verdict)}")
+            line(LineMark.GOOD if verdict.equal else LineMark.BAD, f"{verdict.sink} {verdict.topic}: {words(verdict)}")
             _print_keys(verdict)
         fix = None if report.equal else _next(report, str(asked.config))
-        line(Mark.GOOD if report.equal else Mark.BAD, report.summary, fix=fix)
+        line(LineMark.GOOD if report.equal else LineMark.BAD, report.summary, fix=fix)
     return int((ExitCode.OK if report.equal else ExitCode.FINDING).value)
 
 
@@ -145,9 +147,9 @@ def words(verdict: TableVerdict) -> str:
     if not verdict.equal:
         why = f", {verdict.reason}" if verdict.reason else ""
         return f"{verdict.rows:,} rows and {verdict.target_rows:,} in the target{why}"
-    if verdict.mode == Mode.COUNT:
+    if verdict.mode == VerifyMode.COUNT:
         return f"{verdict.rows:,} rows on both sides"
-    how = " by digest" if verdict.mode == Mode.CHECKSUM else ""
+    how = " by digest" if verdict.mode == VerifyMode.CHECKSUM else ""
     untold = f", {verdict.reason}" if verdict.reason else ""
     return f"{verdict.rows:,} rows equal{how}{apart}{untold}"
 

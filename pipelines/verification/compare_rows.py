@@ -29,7 +29,7 @@ Rows = Callable[[], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ComparedColumns:
     """What is compared: the columns in order and the places of the key among them (empty: keyless)."""
 
     columns: tuple[str, ...]
@@ -75,7 +75,7 @@ class Comparison:
 
 
 def compare(
-    source: Rows, target: Rows, shape: Shape, listed: int = LISTED, apart: Collection[Row] = frozenset()
+    source: Rows, target: Rows, shape: ComparedColumns, listed: int = LISTED, apart: Collection[Row] = frozenset()
 ) -> Comparison:
     """Compare both sides; each is read once, and again only where a bucket differs. Names so many keys of a kind.
 
@@ -94,7 +94,7 @@ def compare(
     return Comparison(of_source.rows, of_target.rows, found)
 
 
-def _checksum(side: Rows, shape: Shape) -> Checksum:
+def _checksum(side: Rows, shape: ComparedColumns) -> Checksum:
     total = Checksum()
     for batch in side():
         columns = batch.columns
@@ -115,7 +115,7 @@ def _groups(buckets: np.ndarray, counts: np.ndarray) -> list[list[int]]:
     return groups
 
 
-def _rows_in(side: Rows, wanted: np.ndarray, shape: Shape) -> Iterator[Row]:
+def _rows_in(side: Rows, wanted: np.ndarray, shape: ComparedColumns) -> Iterator[Row]:
     for batch in side():
         if not batch.num_rows:
             continue
@@ -125,13 +125,15 @@ def _rows_in(side: Rows, wanted: np.ndarray, shape: Shape) -> Iterator[Row]:
             yield from zip(*(column.to_pylist() for column in kept.columns), strict=True)
 
 
-def _others(rows: Iterator[Row], shape: Shape, apart: Collection[Row]) -> Iterator[Row]:
+def _others(rows: Iterator[Row], shape: ComparedColumns, apart: Collection[Row]) -> Iterator[Row]:
     if not apart:
         return rows
     return (row for row in rows if tuple(row[place] for place in shape.identity) not in apart)
 
 
-def _compare_rows(sides: tuple[Iterable[Row], Iterable[Row]], shape: Shape, found: Differences, listed: int) -> None:
+def _compare_rows(
+    sides: tuple[Iterable[Row], Iterable[Row]], shape: ComparedColumns, found: Differences, listed: int
+) -> None:
     """Add what differs between the rows of the source and those of the target."""
     by_key: defaultdict[Row, Counter[Row]] = defaultdict(Counter)
     # +1 for every source row, -1 for every target row: what is equal leaves nothing

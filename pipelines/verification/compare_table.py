@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.config.verify_options import Mode
+from cdc.config.verify_options import VerifyMode
 from cdc.errors import SinkUnavailable
 from cdc.postgres.key_ranges import KeyRange
 from cdc.stores.published import TableRecord
@@ -16,52 +16,52 @@ from cdc.table import Column, TableSchema
 from pipelines.verification.canonical_text import source_text, source_words
 from pipelines.verification.compare_rows import LISTED, Differences, Rows, compare
 from pipelines.verification.digest import digest_of
-from pipelines.verification.expected_schema import Likeness
-from pipelines.verification.reference import Compared, Reference
+from pipelines.verification.expected_schema import ExpectedSchema
+from pipelines.verification.reference import ComparedRows, Reference
 from pipelines.verification.schedule import in_same_order
-from pipelines.verification.target_rows import Target, why
+from pipelines.verification.target_rows import TargetRows, why
 from pipelines.verification.verdict import TableVerdict
 
 _UNTOLD: Final = "the digests differ; --mode rows names the keys"
 
 
 @dataclass(frozen=True, slots=True)
-class Inspection:
+class TableComparison:
     """What is held against what."""
 
     sink: str
     record: TableRecord
-    like: Likeness
+    like: ExpectedSchema
     """What the target should be like."""
     reference: Reference
-    target: Target
+    target: TargetRows
 
     @property
     def schema(self) -> TableSchema:
         """Of the source, as it should be in the target."""
         return self.like.schema
 
-    def __call__(self, mode: Mode, *, within: KeyRange | None = None, listed: int = LISTED) -> TableVerdict:
+    def __call__(self, mode: VerifyMode, *, within: KeyRange | None = None, listed: int = LISTED) -> TableVerdict:
         """The verdict over a range, or all rows."""
         try:
             return self._verdict(mode, within, listed)
         except SinkUnavailable as exc:
             return self._refused(why(exc))
 
-    def _verdict(self, mode: Mode, within: KeyRange | None, listed: int) -> TableVerdict:
+    def _verdict(self, mode: VerifyMode, within: KeyRange | None, listed: int) -> TableVerdict:
         refusal = self.target.refusal or self.like.refusal
         if refusal is not None:
             return self._refused(refusal)
         sent = self.schema.sent
         if not sent:  # its rows are equal to each other: as many are the same multiset
-            return self._counted(mode, Compared(self.schema, (), (), ()), within)
+            return self._counted(mode, ComparedRows(self.schema, (), (), ()), within)
         present = [place for place, column in enumerate(sent) if self.kind(column) is not None]
         lacking = [column.name for column in sent if column.id in self.like.names and self.kind(column) is None]
         if not present or not {column.name for column in self.schema.key} <= {sent[place].name for place in present}:
             return self._refused(f"the target lacks key columns: {lacking!r}")
         kinds = tuple(kind for column in sent if (kind := self.kind(column)) is not None)
         masks = tuple(self.like.masks.get(sent[place].id) for place in present)
-        wanted = Compared(self.schema, tuple(present), kinds, masks)
+        wanted = ComparedRows(self.schema, tuple(present), kinds, masks)
         # of parked keys nothing is said, so the rows of the others have to be told from theirs
         found = None if self.record.parked else self._by_figures(mode, wanted, within)
         if found is None:
@@ -83,10 +83,10 @@ class Inspection:
             return None
         return self.schema.key[0].name if in_same_order(source, self.schema, kind) else None
 
-    def _rows(self, wanted: Compared, within: KeyRange | None) -> Rows:
+    def _rows(self, wanted: ComparedRows, within: KeyRange | None) -> Rows:
         return self.target.rows(self._called(wanted.names), self._there(within))
 
-    def _count(self, wanted: Compared, within: KeyRange | None) -> int:
+    def _count(self, wanted: ComparedRows, within: KeyRange | None) -> int:
         return self.target.count(self._called(wanted.names), self._there(within))
 
     def _called(self, names: Sequence[str]) -> list[str]:
@@ -97,32 +97,32 @@ class Inspection:
     def _there(self, within: KeyRange | None) -> KeyRange | None:
         return None if within is None else replace(within, column=self._called([within.column])[0])
 
-    def _by_figures(self, mode: Mode, wanted: Compared, within: KeyRange | None) -> TableVerdict | None:
+    def _by_figures(self, mode: VerifyMode, wanted: ComparedRows, within: KeyRange | None) -> TableVerdict | None:
         """The verdict without the rows of the reference, None if they are needed."""
-        if mode is Mode.COUNT:
+        if mode is VerifyMode.COUNT:
             return self._counted(mode, wanted, within)
-        if mode is not Mode.CHECKSUM or (ours := self.reference.digest(wanted, within)) is None:
+        if mode is not VerifyMode.CHECKSUM or (ours := self.reference.digest(wanted, within)) is None:
             return None
         theirs = digest_of(self._rows(wanted, within)())
         verdict = self._said(mode, ours == theirs, ours.rows, theirs.rows)
         return verdict if verdict.equal else replace(verdict, reason=_UNTOLD)
 
-    def _counted(self, mode: Mode, wanted: Compared, within: KeyRange | None) -> TableVerdict:
+    def _counted(self, mode: VerifyMode, wanted: ComparedRows, within: KeyRange | None) -> TableVerdict:
         rows, target_rows = self.reference.count(wanted, within), self._count(wanted, within)
         return self._said(mode, rows == target_rows, rows, target_rows)
 
-    def _by_rows(self, wanted: Compared, within: KeyRange | None, listed: int) -> TableVerdict:
+    def _by_rows(self, wanted: ComparedRows, within: KeyRange | None, listed: int) -> TableVerdict:
         shape = wanted.shape
         kinds = [wanted.kinds[place] for place in shape.identity]
         parked = _in_words(self.record.parked, kinds)
         sides = self.reference.rows(wanted, within), self._rows(wanted, within)
         found = compare(*sides, shape, listed, parked)
         readable(found.differences, kinds)
-        said = self._said(Mode.ROWS, found.equal, found.source_rows, found.target_rows)
+        said = self._said(VerifyMode.ROWS, found.equal, found.source_rows, found.target_rows)
         apart = {"parked": len(parked), "parked_keys": [list(key) for key in self.record.parked[:listed]]}
         return replace(said, **asdict(found.differences), **apart)  # type: ignore[arg-type]
 
-    def _said(self, mode: Mode, equal: bool, rows: int, target_rows: int) -> TableVerdict:  # noqa: FBT001
+    def _said(self, mode: VerifyMode, equal: bool, rows: int, target_rows: int) -> TableVerdict:  # noqa: FBT001
         return TableVerdict(
             sink=self.sink,
             topic=self.record.topic,

@@ -17,14 +17,14 @@ from typing import Any, Final
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition
-from cdc.config.verify_options import Mode
+from cdc.config.verify_options import VerifyMode
 from cdc.errors import CdcError, ExitCode
 from cdc.position import Position
 from cdc.postgres.key_ranges import KeyRange, next_start
 from cdc.snapshot.backfill_state import KEYS
-from pipelines.verification.compare_table import Inspection
-from pipelines.verification.rate_limit import Pace, Paced
-from pipelines.verification.repair import Key, Mended, Mending, Place, keys_of
+from pipelines.verification.compare_table import TableComparison
+from pipelines.verification.rate_limit import RateLimitedReference, ReadRateLimit
+from pipelines.verification.repair import Key, Place, RepairResult, RepairRun, keys_of
 from pipelines.verification.schedule import next_place
 from pipelines.verification.source_cut import ConsistentCut, consistent_cut
 from pipelines.verification.verdict import TableVerdict
@@ -46,7 +46,7 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rhythm:
+class VerificationSchedule:
     """How often and how fast."""
 
     every: float
@@ -65,7 +65,7 @@ class Rhythm:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RangeResult:
     """What is said of a range when it was compared, or of what went wrong."""
 
     verdict: TableVerdict | None
@@ -87,15 +87,19 @@ class Ended(BaseException):
     """SIGTERM or SIGINT came."""
 
 
-class Continuous:
+class ContinuousVerification:
     """One process' work; one at a time is enough for a pipeline, and more do no harm."""
 
     def __init__(
-        self, definition: Definition, options: VerifyOptions, rhythm: Rhythm, say: Callable[[Told], None]
+        self,
+        definition: Definition,
+        options: VerifyOptions,
+        rhythm: VerificationSchedule,
+        say: Callable[[RangeResult], None],
     ) -> None:
         self._definition, self._rhythm, self._say = definition, rhythm, say
         self._options = replace(options, listed=KEYS) if rhythm.repair else options
-        self._pace = Pace(rhythm.rate)
+        self._pace = ReadRateLimit(rhythm.rate)
         self._refused: dict[Place, datetime] = {}
         """When a table that could not be compared was looked at."""
         self._places: list[Place] = []
@@ -128,7 +132,7 @@ class Continuous:
         except CdcError as error:
             if error.exit_code is ExitCode.USAGE:
                 raise
-            self._say(Told(None, error=error))
+            self._say(RangeResult(None, error=error))
             return min(AGAIN_AFTER, self._rhythm.every)
         return self._rest(catalog)
 
@@ -171,14 +175,14 @@ class Continuous:
             sink, oid = tables[place]
             found = inspection_at(cut, sink, oid, place[1])
             if not isinstance(found, TableVerdict):
-                paced = replace(found, reference=Paced(found.reference, self._pace))
+                paced = replace(found, reference=RateLimitedReference(found.reference, self._pace))
                 yield from self._ranges(catalog, cut, paced, at)
             elif begun[place] + timedelta(seconds=self._rhythm.every) <= at:
                 self._refused[place] = at
                 self._note(catalog, found, None)
 
     def _ranges(
-        self, catalog: Catalog, cut: ConsistentCut, table: Inspection, at: datetime
+        self, catalog: Catalog, cut: ConsistentCut, table: TableComparison, at: datetime
     ) -> Iterator[tuple[TableVerdict, VerifiedRange]]:
         place = (table.sink, table.record.topic)
         column = table.range_column(cut.source)
@@ -205,11 +209,11 @@ class Continuous:
             yield self._one(table, within, found)
 
     def _one(
-        self, table: Inspection, within: KeyRange | None, found: VerifiedRange
+        self, table: TableComparison, within: KeyRange | None, found: VerifiedRange
     ) -> tuple[TableVerdict, VerifiedRange]:
         verdict = table(self._options.mode, within=within, listed=self._options.listed)
-        if not verdict.equal and verdict.mode == Mode.CHECKSUM:
-            verdict = table(Mode.ROWS, within=within, listed=self._options.listed)
+        if not verdict.equal and verdict.mode == VerifyMode.CHECKSUM:
+            verdict = table(VerifyMode.ROWS, within=within, listed=self._options.listed)
         return verdict, replace(found, rows=verdict.rows, mismatched=verdict.mismatched)
 
     def _note(self, catalog: Catalog, verdict: TableVerdict, found: VerifiedRange | None) -> None:
@@ -220,14 +224,14 @@ class Continuous:
             newest = catalog.verified.passes(self._definition.name, *place)[0]
             if newest[-1].ended is None and not any(one.mismatched for one in newest):
                 self.wrong.discard(place)
-        self._say(Told(verdict, found))
+        self._say(RangeResult(verdict, found))
 
     def _mended(self, wrong: Sequence[tuple[TableVerdict, VerifiedRange]]) -> bool:
         """Have what differs read again, and remember which ranges that was; whether there was anything."""
         if not self._rhythm.repair:
             return False
-        mending = Mending(self._definition, self._options.timeout)
-        asked: dict[Place, Mended] = {}
+        mending = RepairRun(self._definition, self._options.timeout)
+        asked: dict[Place, RepairResult] = {}
         wanted: dict[Place, list[Key]] = {}
         for verdict, found in wrong:
             place, one = (verdict.sink, verdict.topic), mending.begun(verdict)

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.postgres.key_ranges import Digest, DigestColumn, Form
+from cdc.postgres.key_ranges import Digest, DigestColumn, DigestForm
 from cdc.table import Column
 
 _NULL: Final = pa.scalar("-", pa.large_string())
 _EMPTY: Final = pa.scalar("", pa.large_string())
 _COLON: Final = pa.scalar(":", pa.large_string())
-_FLOATS: Final = {700: (Form.BITS_32, pa.float32()), 701: (Form.BITS_64, pa.float64())}
+_FLOATS: Final = {700: (DigestForm.BITS_32, pa.float32()), 701: (DigestForm.BITS_64, pa.float64())}
 _NUMERIC: Final = 1700
 _HEADER: Final = 4
 """A modifier is precision << 16 | scale, and this on top of it (numeric.c, make_numeric_typmod)."""
@@ -44,7 +44,7 @@ def digest_column(column: Column, kind: pa.DataType) -> DigestColumn | None:
     """How the server makes a column's canonical text for a target column of that kind; None if it cannot."""
     type_oid, modifier = column.value_type
     if pa.types.is_floating(kind):
-        form, exact = _FLOATS.get(type_oid, (Form.PRINTED, None))
+        form, exact = _FLOATS.get(type_oid, (DigestForm.PRINTED, None))
         return DigestColumn(column.name, form) if kind == exact else None
     if pa.types.is_decimal(kind):
         # declared so, every value is printed with that many decimals

@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from cdc.config import DeltaSink, SearchSink, Transform, rule_of, settings_of
+from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, Transform, rule_of, settings_of
 from cdc.config.sinks import SchemaChanges, TableSettings
 from cdc.errors import TransformRefused
 from cdc.table import TableSchema
@@ -24,7 +24,7 @@ _FILTERED: Final = "rows are filtered by an expression of Spark SQL, which verif
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
+class ExpectedSchema:
     """One table's."""
 
     schema: TableSchema
@@ -46,9 +46,9 @@ class Likeness:
         return [self.names[column.id] for column in self.schema.key if column.id in self.names]
 
     @classmethod
-    def of(cls, sink: DeltaSink | SearchSink, schema: TableSchema) -> Likeness:
+    def of(cls, sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> ExpectedSchema:
         """By what the definition says of the table."""
-        if isinstance(sink, SearchSink):
+        if isinstance(sink, SearchSinkDefinition):
             return cls(schema, {column.id: column.name for column in schema.sent})
         settings, rule = settings_of(schema.topic, sink, sink.rules), rule_of(schema.topic, sink.rules)
         wanted = {column.id: column.name for column in schema.sent if _is_wanted(column.name, settings)}

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA
-from cdc.config import DeltaSink, SearchSink
+from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import CutNotReached
-from cdc.log.ranges import Only
+from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.key_ranges import Digest, KeyRange
@@ -29,9 +29,9 @@ from pipelines.folding.keyless_fold import netted
 from pipelines.replaying.log_contents import TableContents, contents
 from pipelines.verification.canonical_rows import image_batch
 from pipelines.verification.compare_rows import Rows
-from pipelines.verification.expected_schema import Likeness
-from pipelines.verification.reference import Compared
-from pipelines.verification.target_rows import SearchTarget, Target, delta_target
+from pipelines.verification.expected_schema import ExpectedSchema
+from pipelines.verification.reference import ComparedRows
+from pipelines.verification.target_rows import SearchTargetRows, TargetRows, delta_target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ LARGE: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SinkState:
     """A sink as it stands by itself."""
 
     record: Published
@@ -49,16 +49,18 @@ class Standing:
     """The opened index of a search sink: later commits do not change it."""
 
 
-def standing(sink: DeltaSink | SearchSink) -> Standing:
+def standing(sink: DeltaSinkDefinition | SearchSinkDefinition) -> SinkState:
     """What the sink last published; raises CutNotReached if it never has."""
-    index = SearchIndex.open(sink.path) if isinstance(sink, SearchSink) else None
+    index = SearchIndex.open(sink.path) if isinstance(sink, SearchSinkDefinition) else None
     record = Lake.open(sink.path).published() if index is None else index.published
     if record is None:
         raise CutNotReached(f"sink {sink.name!r} has published nothing yet", remedy="start 'cdc run' and try again")
-    return Standing(record, index)
+    return SinkState(record, index)
 
 
-def targets_at_rest(log: LogReader, sink: DeltaSink | SearchSink, stand: Standing) -> dict[int, Target]:
+def targets_at_rest(
+    log: LogReader, sink: DeltaSinkDefinition | SearchSinkDefinition, stand: SinkState
+) -> dict[int, TargetRows]:
     """The tables that the sink says are exact, by relation.
 
     What another hand did to a Delta table since it was published is looked at as well, if nothing else can be on its
@@ -66,7 +68,7 @@ def targets_at_rest(log: LogReader, sink: DeltaSink | SearchSink, stand: Standin
     """
     exact = [table for table in stand.record.tables.values() if table.state == TargetState.STREAMING]
     if stand.index is not None:
-        return {table.relation: SearchTarget(stand.index, table.topic) for table in exact}
+        return {table.relation: SearchTargetRows(stand.index, table.topic) for table in exact}
     newest = {table.relation: delta_target(table, None, _key(sink, table)) for table in exact}
     log.refresh()  # behind it: what was open before saw nothing of what has come since
     if log.durable is not None and log.durable <= stand.record.position:
@@ -75,16 +77,16 @@ def targets_at_rest(log: LogReader, sink: DeltaSink | SearchSink, stand: Standin
     return {table.relation: delta_target(table, versions.get(table.target), _key(sink, table)) for table in exact}
 
 
-def _key(sink: DeltaSink | SearchSink, table: TableRecord) -> list[str]:
-    return [] if table.schema is None else Likeness.of(sink, TableSchema.from_json(table.schema)).key
+def _key(sink: DeltaSinkDefinition | SearchSinkDefinition, table: TableRecord) -> list[str]:
+    return [] if table.schema is None else ExpectedSchema.of(sink, TableSchema.from_json(table.schema)).key
 
 
 @dataclass(frozen=True, slots=True)
-class LogState:
+class ExpectedState:
     """The log as one sink should show it at a position."""
 
     log: LogReader
-    sink: DeltaSink | SearchSink
+    sink: DeltaSinkDefinition | SearchSinkDefinition
     upto: Position
     spark: Callable[[], SparkSession]
     """Starts the session at the first call, for a table with more than LARGE rows."""
@@ -108,7 +110,7 @@ class LogState:
         return parts
 
     def _here(self, table: TableContents) -> pa.Table:
-        only = Only(relations=(table.relation, table.relation))
+        only = TableSelection(relations=(table.relation, table.relation))
         read = self.log.rows(Position(0), self.upto, only=only)
         rows = pa.Table.from_batches(read, LOG_SCHEMA).filter(pc.field("relation") == table.relation)
         folded = fold(rows, sink=self.sink.name).filter(pc.field("op").isin(["u", "d"]))
@@ -120,10 +122,10 @@ class LogState:
 class LogTable:
     """One table as the log says it is."""
 
-    def __init__(self, state: LogState, table: TableContents) -> None:
+    def __init__(self, state: ExpectedState, table: TableContents) -> None:
         self._state, self._table = state, table
 
-    def rows(self, wanted: Compared, _within: KeyRange | None = None) -> Rows:
+    def rows(self, wanted: ComparedRows, _within: KeyRange | None = None) -> Rows:
         """Reads the columns as canonical text; what the log does not know of a row is null."""
         columns = [wanted.schema.sent[place] for place in wanted.places]
 
@@ -134,10 +136,10 @@ class LogTable:
 
         return rows
 
-    def count(self, _wanted: Compared, _within: KeyRange | None = None) -> int:
+    def count(self, _wanted: ComparedRows, _within: KeyRange | None = None) -> int:
         """How many rows there are."""
         return sum(part.num_rows for part in self._state.folded(self._table))
 
-    def digest(self, _wanted: Compared, _within: KeyRange | None = None) -> Digest | None:
+    def digest(self, _wanted: ComparedRows, _within: KeyRange | None = None) -> Digest | None:
         """None: the rows have to be read."""
         return None

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from cdc.postgres.key_ranges import Digest, KeyRange
 from pipelines.verification.compare_rows import Rows
-from pipelines.verification.reference import Compared, Reference
+from pipelines.verification.reference import ComparedRows, Reference
 
 
-class Pace:
+class ReadRateLimit:
     """So many rows a second over everything that is read; None is as fast as it goes."""
 
     def __init__(
@@ -35,13 +35,13 @@ class Pace:
         self._sleep(self._due - now)
 
 
-class Paced:
+class RateLimitedReference:
     """A reference whose rows come at a pace."""
 
-    def __init__(self, reference: Reference, pace: Pace) -> None:
+    def __init__(self, reference: Reference, pace: ReadRateLimit) -> None:
         self._reference, self._pace = reference, pace
 
-    def rows(self, wanted: Compared, within: KeyRange | None = None) -> Rows:
+    def rows(self, wanted: ComparedRows, within: KeyRange | None = None) -> Rows:
         """Reads the columns, and waits after every batch."""
         read = self._reference.rows(wanted, within)
 
@@ -52,13 +52,13 @@ class Paced:
 
         return rows
 
-    def count(self, wanted: Compared, within: KeyRange | None = None) -> int:
+    def count(self, wanted: ComparedRows, within: KeyRange | None = None) -> int:
         """How many rows there are, waited for as if they had been read."""
         rows = self._reference.count(wanted, within)
         self._pace.taken(rows)
         return rows
 
-    def digest(self, wanted: Compared, within: KeyRange | None = None) -> Digest | None:
+    def digest(self, wanted: ComparedRows, within: KeyRange | None = None) -> Digest | None:
         """The digest, waited for as if the rows had been read."""
         digest = self._reference.digest(wanted, within)
         if digest is not None:

@@ -12,14 +12,14 @@ from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.postgres.key_ranges import Digest, KeyRange, can_digest, count_rows, digest_rows, range_rows
 from cdc.table import TableSchema
 from pipelines.verification.canonical_rows import source_batch, text_batch
-from pipelines.verification.compare_rows import Rows, Shape
+from pipelines.verification.compare_rows import ComparedColumns, Rows
 from pipelines.verification.digest import digest_column
 from pipelines.verification.expected_schema import Masking
 from pipelines.verification.source_cut import ConsistentCut
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedRows:
     """Which columns of a table are compared, and as what."""
 
     schema: TableSchema
@@ -45,22 +45,22 @@ class Compared:
         )
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ComparedColumns:
         """Where the key is among them; it has to be there."""
         names = self.names
-        return Shape(names, tuple(names.index(column.name) for column in self.schema.key))
+        return ComparedColumns(names, tuple(names.index(column.name) for column in self.schema.key))
 
 
 class Reference(Protocol):
     """One table as it should be."""
 
-    def rows(self, wanted: Compared, within: KeyRange | None = None) -> Rows:
+    def rows(self, wanted: ComparedRows, within: KeyRange | None = None) -> Rows:
         """Reads the columns of a range, or of all rows, as canonical text."""
 
-    def count(self, wanted: Compared, within: KeyRange | None = None) -> int:
+    def count(self, wanted: ComparedRows, within: KeyRange | None = None) -> int:
         """How many rows there are."""
 
-    def digest(self, wanted: Compared, within: KeyRange | None = None) -> Digest | None:
+    def digest(self, wanted: ComparedRows, within: KeyRange | None = None) -> Digest | None:
         """The digest of the columns; None if it cannot be made without the rows."""
 
 
@@ -70,7 +70,7 @@ class SourceTable:
     def __init__(self, cut: ConsistentCut) -> None:
         self._cut = cut
 
-    def rows(self, wanted: Compared, within: KeyRange | None = None) -> Rows:
+    def rows(self, wanted: ComparedRows, within: KeyRange | None = None) -> Rows:
         """Reads the columns of a range, or of all rows, as canonical text."""
         schema = wanted.schema
 
@@ -89,11 +89,11 @@ class SourceTable:
 
         return rows
 
-    def count(self, wanted: Compared, within: KeyRange | None = None) -> int:
+    def count(self, wanted: ComparedRows, within: KeyRange | None = None) -> int:
         """How many rows there are."""
         return count_rows(self._cut.source, wanted.schema, self._cut.publication, within)
 
-    def digest(self, wanted: Compared, within: KeyRange | None = None) -> Digest | None:
+    def digest(self, wanted: ComparedRows, within: KeyRange | None = None) -> Digest | None:
         """The digest of the columns, made by the server; None if it cannot make one of them."""
         sent = [wanted.schema.sent[place] for place in wanted.places]
         pairs = zip(sent, wanted.kinds, strict=True)

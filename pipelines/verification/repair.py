@@ -15,17 +15,17 @@ from getpass import getuser
 from typing import Any, Final
 
 from cdc.catalog import Catalog, Command, CommandState
-from cdc.config import Definition, DeltaSink
-from cdc.config.verify_options import Mode
+from cdc.config import Definition, DeltaSinkDefinition
+from cdc.config.verify_options import VerifyMode
 from cdc.errors import ConfigError, CutNotReached, StateConflict
 from cdc.position import Position
 from cdc.snapshot.backfill_progress import found
 from cdc.snapshot.backfill_requests import ask
-from cdc.snapshot.backfill_state import BACKFILL, KEYS, Request
+from cdc.snapshot.backfill_state import BACKFILL, KEYS, BackfillRequest
 from cdc.table import exactly
 from pipelines.verification.compare_rows import LISTED
 from pipelines.verification.source_cut import SILENT_AFTER
-from pipelines.verification.verdict import Report, TableVerdict
+from pipelines.verification.verdict import TableVerdict, VerifyReport
 from pipelines.verification.verify import VerifyOptions, verify
 
 ROUNDS: Final = 3
@@ -39,7 +39,7 @@ Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mended:
+class RepairResult:
     """One table of one sink that did not equal its source."""
 
     sink: str
@@ -70,9 +70,9 @@ class Mended:
 class Repair:
     """The outcome of one run."""
 
-    report: Report
+    report: VerifyReport
     """Each table as it was last compared."""
-    mended: tuple[Mended, ...] = ()
+    mended: tuple[RepairResult, ...] = ()
     position: Position | None = None
     """Where those that were read again were last compared."""
 
@@ -100,11 +100,13 @@ def repair(definition: Definition, options: VerifyOptions) -> Repair:
     """
     options = replace(options, listed=KEYS)
     report = verify(definition, options)
-    if options.mode is not Mode.ROWS and (untold := [_place(v) for v in report.tables if v.compared and not v.equal]):
-        options = replace(options, mode=Mode.ROWS)
+    if options.mode is not VerifyMode.ROWS and (
+        untold := [_place(v) for v in report.tables if v.compared and not v.equal]
+    ):
+        options = replace(options, mode=VerifyMode.ROWS)
         report = _merged(report, verify(definition, _only(options, untold)), untold)
     tried: dict[Place, frozenset[Key]] = {}
-    mending, position = Mending(definition, options.timeout), None
+    mending, position = RepairRun(definition, options.timeout), None
     mended = {_place(v): mending.begun(v) for v in report.tables if not v.equal}
     for _ in range(ROUNDS):
         wanted = {_place(v): keys_of(v) for v in report.tables if not v.equal and mended[_place(v)].reason is None}
@@ -114,30 +116,32 @@ def repair(definition: Definition, options: VerifyOptions) -> Repair:
             break
         tried |= {place: frozenset(keys) for place, keys in wanted.items()}
         mended |= mending.carry_out(wanted, mended)
-        again = verify(definition, _only(replace(options, mode=Mode.ROWS), wanted))
+        again = verify(definition, _only(replace(options, mode=VerifyMode.ROWS), wanted))
         position, report = again.position, _merged(report, again, wanted)
         mended |= {_place(v): replace(mended[_place(v)], equal=v.equal) for v in report.tables if _place(v) in wanted}
     return Repair(replace(report, tables=tuple(map(_short, report.tables))), tuple(mended.values()), position)
 
 
-class Mending:
+class RepairRun:
     """What is asked of the reader."""
 
     def __init__(self, definition: Definition, timeout: float) -> None:
         self._definition, self._timeout = definition, timeout
 
-    def begun(self, verdict: TableVerdict) -> Mended:
+    def begun(self, verdict: TableVerdict) -> RepairResult:
         """What is wrong with a table, and why it cannot be mended by keys if so."""
-        one = Mended(sink=verdict.sink, topic=verdict.topic, **verdict.counts)  # type: ignore[arg-type]
+        one = RepairResult(sink=verdict.sink, topic=verdict.topic, **verdict.counts)  # type: ignore[arg-type]
         if verdict.complete and not any(verdict.counts.values()):
             return replace(one, reason=verdict.reason or f"it is {verdict.state}")
         if not verdict.complete or sum(verdict.counts.values()) > KEYS:
             return replace(one, reason=f"more than {KEYS:,} keys differ → {self._rebuild(one)}")
         return one
 
-    def carry_out(self, wanted: Mapping[Place, list[Key]], mended: Mapping[Place, Mended]) -> dict[Place, Mended]:
+    def carry_out(
+        self, wanted: Mapping[Place, list[Key]], mended: Mapping[Place, RepairResult]
+    ) -> dict[Place, RepairResult]:
         """Ask for everything, sink by sink, for a table is in one backfill at a time; wait until the log holds it."""
-        done: dict[Place, Mended] = {}
+        done: dict[Place, RepairResult] = {}
         with Catalog.open(self._definition.catalog.url) as catalog:
             _require_reader(catalog, self._definition.name)
             for sink in sorted({sink for sink, _ in wanted}):
@@ -146,7 +150,7 @@ class Mending:
                 done |= {place: self._ended(catalog, one) for place, one in asked.items()}
         return done
 
-    def _ask(self, catalog: Catalog, one: Mended, keys: list[Key]) -> Mended:
+    def _ask(self, catalog: Catalog, one: RepairResult, keys: list[Key]) -> RepairResult:
         try:
             asked = ask(self._definition, catalog, _request(one, keys), getuser())
         except StateConflict as exc:
@@ -155,12 +159,12 @@ class Mending:
             return replace(one, reason=f"{exc.message} → {self._rebuild(one)}")
         return replace(one, keys=one.keys + len(keys), backfills=(*one.backfills, asked.id))
 
-    def _rebuild(self, one: Mended) -> str:
+    def _rebuild(self, one: RepairResult) -> str:
         by_name = {sink.name: sink for sink in self._definition.sinks}
-        of_table = f" --tables '{one.topic}'" if isinstance(by_name[one.sink], DeltaSink) else ""
+        of_table = f" --tables '{one.topic}'" if isinstance(by_name[one.sink], DeltaSinkDefinition) else ""
         return f"cdc replay {one.sink}{of_table}"
 
-    def _ended(self, catalog: Catalog, one: Mended) -> Mended:
+    def _ended(self, catalog: Catalog, one: RepairResult) -> RepairResult:
         """Once the log holds it; the sink has it by the next cut, which lies behind that."""
         if one.reason is not None:
             return one
@@ -198,8 +202,8 @@ def keys_of(verdict: TableVerdict) -> list[Key]:
     return list(dict.fromkeys(tuple(text or "" for text in key) for key in listed))
 
 
-def _request(one: Mended, keys: Iterable[Key]) -> Request:
-    return Request((exactly(one.topic),), sink=one.sink, keys=tuple(keys))
+def _request(one: RepairResult, keys: Iterable[Key]) -> BackfillRequest:
+    return BackfillRequest((exactly(one.topic),), sink=one.sink, keys=tuple(keys))
 
 
 def _only(options: VerifyOptions, places: Iterable[Place]) -> VerifyOptions:
@@ -207,7 +211,7 @@ def _only(options: VerifyOptions, places: Iterable[Place]) -> VerifyOptions:
     return replace(options, tables=tuple(sorted({*map(exactly, topics)})), sinks=tuple(sorted({*sinks})))
 
 
-def _merged(before: Report, again: Report, wanted: Iterable[Place]) -> Report:
+def _merged(before: VerifyReport, again: VerifyReport, wanted: Iterable[Place]) -> VerifyReport:
     """The newest verdict of each table that was compared again because it was wrong."""
     newest = {_place(verdict): verdict for verdict in again.tables if _place(verdict) in wanted}
     return replace(before, tables=tuple(newest.get(_place(v), v) for v in before.tables))

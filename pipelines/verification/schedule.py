@@ -19,7 +19,7 @@ _TEXTS: Final = {25, 1043}
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class PassStart:
     """Where a pass over a table stands: its next range."""
 
     began: datetime
@@ -28,14 +28,14 @@ class Begin:
     """None: the range is the first one."""
 
 
-def next_place(passes: Sequence[Sequence[VerifiedRange]], now: datetime, every: float) -> Begin | None:
+def next_place(passes: Sequence[Sequence[VerifiedRange]], now: datetime, every: float) -> PassStart | None:
     """The next range of the pass on its way, or of a new one if that is due; else None. passes: newest first."""
     if not passes:
-        return Begin(now)
+        return PassStart(now)
     newest = passes[0]
     if newest[-1].ended is not None:
-        return Begin(newest[0].began, newest[-1].number + 1, newest[-1].ended)
-    return Begin(now) if newest[0].began + timedelta(seconds=every) <= now else None
+        return PassStart(newest[0].began, newest[-1].number + 1, newest[-1].ended)
+    return PassStart(now) if newest[0].began + timedelta(seconds=every) <= now else None
 
 
 def in_same_order(source: Any, schema: TableSchema, kind: pa.DataType) -> bool:

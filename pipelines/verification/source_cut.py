@@ -43,7 +43,7 @@ PASSED: Final = "passed"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptCutAt:
     """One sink at the cut."""
 
     record: Published
@@ -58,7 +58,7 @@ class ConsistentCut:
     position: Position
     source: Any
     """A connection of cdc.postgres inside a transaction that sees the snapshot; for one thread."""
-    sinks: Mapping[str, Kept]
+    sinks: Mapping[str, KeptCutAt]
     publication: str
     """Which columns and rows of the source are meant to be in the sinks."""
     rows_of: Callable[[TableSchema], Iterator[memoryview]]
@@ -130,7 +130,9 @@ def _ask(catalog: Catalog, wish: CutRequest, source: Any, commands: dict[str, in
     return position
 
 
-def _wait(catalog: Catalog, wish: CutRequest, commands: Mapping[str, int], deadline: float) -> dict[str, Kept] | None:
+def _wait(
+    catalog: Catalog, wish: CutRequest, commands: Mapping[str, int], deadline: float
+) -> dict[str, KeptCutAt] | None:
     """The sinks at the cut, or None when one of them had passed it."""
     while True:
         found = {sink: _finished(catalog, command) for sink, command in commands.items()}
@@ -154,9 +156,9 @@ def _finished(catalog: Catalog, command: int) -> Command | None:
     return found if found is not None and found.state is not CommandState.PENDING else None
 
 
-def _kept(command: Command) -> Kept:
+def _kept(command: Command) -> KeptCutAt:
     result = command.result or {}
-    return Kept(Published.from_json(json.dumps(result["record"])), str(result["handle"]))
+    return KeptCutAt(Published.from_json(json.dumps(result["record"])), str(result["handle"]))
 
 
 def _why(catalog: Catalog, wish: CutRequest, sinks: Sequence[str]) -> str:

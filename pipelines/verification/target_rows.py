@@ -19,7 +19,7 @@ from pipelines.verification.compare_rows import Rows
 _BOUNDS: Final = ((">=", "first"), ("<", "ended"))
 
 
-class Target(Protocol):
+class TargetRows(Protocol):
     """One table of a sink; columns go by the names that they have there as the source's would."""
 
     ranged: bool
@@ -42,7 +42,7 @@ class Target(Protocol):
         """How many rows there are; the first of the names, if there is one, is a column that there is."""
 
 
-class DeltaTarget:
+class DeltaTargetRows:
     """A table in Delta at one version, perhaps one of many in one target."""
 
     ranged = True
@@ -127,10 +127,10 @@ class UnreadableTarget:
         return 0
 
 
-def delta_target(record: TableRecord, version: int | None, key: Sequence[str]) -> Target:
+def delta_target(record: TableRecord, version: int | None, key: Sequence[str]) -> TargetRows:
     """As DeltaTarget; one that cannot be opened is refused, so that the others are compared."""
     try:
-        return DeltaTarget(record, version, key)
+        return DeltaTargetRows(record, version, key)
     except SinkUnavailable as exc:
         return UnreadableTarget(why(exc))
 
@@ -140,7 +140,7 @@ def why(exc: CdcError) -> str:
     return f"{exc.code} {exc.message} → {exc.fix}"
 
 
-class SearchTarget:
+class SearchTargetRows:
     """A table's documents in an index at one moment: values are text, as the source sent them."""
 
     ranged = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from cdc.config.verify_options import Mode
+from cdc.config.verify_options import VerifyMode
 from cdc.position import Position
 from cdc.stores.published import TargetState
 
@@ -28,7 +28,7 @@ class TableVerdict:
     """A TargetState, `absent` when the sink does not list the table, or `unreadable` when its store cannot be read."""
     reason: str | None = None
     """Why nothing was compared, what the target lacks, or why it was looked at less or more closely than asked."""
-    mode: str = Mode.ROWS.value
+    mode: str = VerifyMode.ROWS.value
     """How closely it was looked at."""
     compared: bool = False
     """Whether it was; if not, the reason says why."""
@@ -54,7 +54,7 @@ class TableVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """The outcome of one run."""
 
     position: Position

@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from cdc.catalog import Catalog, VerifiedRange
-from cdc.config import Definition, DeltaSink, SearchSink
-from cdc.config.verify_options import Against, Mode
+from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
+from cdc.config.verify_options import Against, VerifyMode
 from cdc.errors import ConfigError, CutNotReached, SinkUnavailable
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -27,13 +27,13 @@ from cdc.stores.published import TableRecord, TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema, matches, named
 from pipelines.verification.compare_rows import LISTED
-from pipelines.verification.compare_table import Inspection, refused
-from pipelines.verification.expected_schema import Likeness
-from pipelines.verification.log_reference import LARGE, LogState, LogTable, Standing, standing, targets_at_rest
+from pipelines.verification.compare_table import TableComparison, refused
+from pipelines.verification.expected_schema import ExpectedSchema
+from pipelines.verification.log_reference import LARGE, ExpectedState, LogTable, SinkState, standing, targets_at_rest
 from pipelines.verification.reference import SourceTable
-from pipelines.verification.source_cut import ConsistentCut, CutRequest, Kept, consistent_cut
-from pipelines.verification.target_rows import SearchTarget, Target, delta_target, why
-from pipelines.verification.verdict import UNREADABLE, Report, TableVerdict
+from pipelines.verification.source_cut import ConsistentCut, CutRequest, KeptCutAt, consistent_cut
+from pipelines.verification.target_rows import SearchTargetRows, TargetRows, delta_target, why
+from pipelines.verification.verdict import UNREADABLE, TableVerdict, VerifyReport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 TIMEOUT: Final = 60.0
 """Seconds until the sinks have to stand at the cut."""
 
-Wanted = tuple[DeltaSink | SearchSink, int, str]
+Wanted = tuple[DeltaSinkDefinition | SearchSinkDefinition, int, str]
 """Sink, OID and topic of a table that is to be compared."""
 
 
@@ -55,13 +55,13 @@ class VerifyOptions:
     timeout: float = TIMEOUT
     listed: int = LISTED
     """Keys named per kind of difference, per table and sink."""
-    mode: Mode = Mode.ROWS
+    mode: VerifyMode = VerifyMode.ROWS
     against: Against = Against.SOURCE
     large: int = LARGE
     """Against the log: rows of a table that are folded without Spark."""
 
 
-def verify(definition: Definition, options: VerifyOptions) -> Report:
+def verify(definition: Definition, options: VerifyOptions) -> VerifyReport:
     """Compare; raises CutNotReached when the sinks cannot be brought to one position with the source.
 
     What was compared with the source row by row, or by digest, is kept in the catalog.
@@ -78,12 +78,12 @@ def verify(definition: Definition, options: VerifyOptions) -> Report:
             for found in inspections
         ]
         for verdict in verdicts:
-            if verdict.compared and verdict.mode != Mode.COUNT:
+            if verdict.compared and verdict.mode != VerifyMode.COUNT:
                 catalog.verified.record(definition.name, whole_range(verdict, began, cut.position))
-    return Report(cut.position, tuple(verdicts))
+    return VerifyReport(cut.position, tuple(verdicts))
 
 
-def chosen_sinks(definition: Definition, options: VerifyOptions) -> list[DeltaSink | SearchSink]:
+def chosen_sinks(definition: Definition, options: VerifyOptions) -> list[DeltaSinkDefinition | SearchSinkDefinition]:
     """The sinks that were asked for; raises ConfigError for one that the definition does not have, or for none."""
     sinks = [sink for sink in definition.sinks if not options.sinks or sink.name in options.sinks]
     if unknown := set(options.sinks) - {sink.name for sink in sinks}:
@@ -134,7 +134,7 @@ def forget_others(catalog: Catalog, definition: Definition, options: VerifyOptio
         catalog.verified.retain(definition.name, sink, [topic for known, _, topic in wanted if known.name == sink])
 
 
-def _is_wanted(topic: str, sink: DeltaSink | SearchSink, options: VerifyOptions) -> bool:
+def _is_wanted(topic: str, sink: DeltaSinkDefinition | SearchSinkDefinition, options: VerifyOptions) -> bool:
     return matches(topic, sink.tables) and (not options.tables or named(topic, options.tables))
 
 
@@ -142,7 +142,9 @@ def _nothing(options: VerifyOptions) -> ConfigError:
     return ConfigError(f"no captured table matches {list(options.tables)!r}", remedy="'cdc status' lists the tables")
 
 
-def inspection_at(cut: ConsistentCut, sink: DeltaSink | SearchSink, oid: int, topic: str) -> Inspection | TableVerdict:
+def inspection_at(
+    cut: ConsistentCut, sink: DeltaSinkDefinition | SearchSinkDefinition, oid: int, topic: str
+) -> TableComparison | TableVerdict:
     """How a table is held against the source at a cut, or why it cannot be."""
     kept = cut.sinks[sink.name]
     record = next((one for one in kept.record.tables.values() if _oid(one) == oid), None)
@@ -153,8 +155,8 @@ def inspection_at(cut: ConsistentCut, sink: DeltaSink | SearchSink, oid: int, to
     schema = published_schema(cut.source, oid, cut.publication, relation=record.relation)
     if schema is None:
         return refused(sink.name, topic, record.state, "the source has no such table")
-    like = Likeness.of(sink, schema)
-    return Inspection(sink.name, record, like, SourceTable(cut), _target(sink, kept, record, like))
+    like = ExpectedSchema.of(sink, schema)
+    return TableComparison(sink.name, record, like, SourceTable(cut), _target(sink, kept, record, like))
 
 
 def whole_range(verdict: TableVerdict, began: datetime, position: Position) -> VerifiedRange:
@@ -170,9 +172,11 @@ def whole_range(verdict: TableVerdict, began: datetime, position: Position) -> V
     )
 
 
-def _target(sink: DeltaSink | SearchSink, kept: Kept, record: TableRecord, like: Likeness) -> Target:
-    if isinstance(sink, SearchSink):
-        return SearchTarget(SearchIndex.open(kept.handle), record.topic)
+def _target(
+    sink: DeltaSinkDefinition | SearchSinkDefinition, kept: KeptCutAt, record: TableRecord, like: ExpectedSchema
+) -> TargetRows:
+    if isinstance(sink, SearchSinkDefinition):
+        return SearchTargetRows(SearchIndex.open(kept.handle), record.topic)
     version = json.loads(kept.handle).get(record.target, record.version)
     return delta_target(record, version, like.key)
 
@@ -188,7 +192,7 @@ def _oid(record: TableRecord) -> int:
     return record.relation & 0xFFFFFFFF if record.schema is None else TableSchema.from_json(record.schema).oid
 
 
-def _with_log(definition: Definition, options: VerifyOptions) -> Report:
+def _with_log(definition: Definition, options: VerifyOptions) -> VerifyReport:
     sinks = chosen_sinks(definition, options)
     log = LogReader(definition.log.root)
     with _sessions(definition) as spark:
@@ -203,11 +207,11 @@ def _with_log(definition: Definition, options: VerifyOptions) -> Report:
             positions.append(Position(stand.record.position))
     if not verdicts:
         raise _nothing(options)
-    return Report(min(positions), tuple(verdicts))
+    return VerifyReport(min(positions), tuple(verdicts))
 
 
 def _all_refused(
-    log: LogReader, sink: DeltaSink | SearchSink, options: VerifyOptions, exc: SinkUnavailable
+    log: LogReader, sink: DeltaSinkDefinition | SearchSinkDefinition, options: VerifyOptions, exc: SinkUnavailable
 ) -> list[TableVerdict]:
     """The verdicts of a sink whose store cannot be read, so that the others are compared."""
     topics = sorted(schema.topic for schema in log.schemas().values() if not schema.removed)
@@ -217,13 +221,13 @@ def _all_refused(
 
 def _sink_with_log(
     log: LogReader,
-    sink: DeltaSink | SearchSink,
-    stand: Standing,
+    sink: DeltaSinkDefinition | SearchSinkDefinition,
+    stand: SinkState,
     options: VerifyOptions,
     spark: Callable[[], SparkSession],
 ) -> Iterator[TableVerdict]:
     upto = Position(stand.record.position)
-    state = LogState(log, sink, upto, spark, options.large)
+    state = ExpectedState(log, sink, upto, spark, options.large)
     targets = targets_at_rest(log, sink, stand)
     for table in state.tables():
         if table.schema.removed or not _is_wanted(table.topic, sink, options):
@@ -234,8 +238,8 @@ def _sink_with_log(
         elif record.state != TargetState.STREAMING or record.position != upto:
             yield refused(sink.name, table.topic, record.state, record.reason or _unready(record))
         else:
-            like = Likeness.of(sink, table.schema)
-            found = Inspection(sink.name, record, like, LogTable(state, table), targets[table.relation])
+            like = ExpectedSchema.of(sink, table.schema)
+            found = TableComparison(sink.name, record, like, LogTable(state, table), targets[table.relation])
             yield found(options.mode, listed=options.listed)
 
 

@@ -23,9 +23,9 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
 from pipelines.driver import MAX_ROWS
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.session import SparkSettings, has_delta, spark_session
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
 from pipelines.source.data_source import register, rows_between
@@ -155,9 +155,11 @@ class Ours:
         self._session, self._log = session, LogReader(log)
         sink = DeltaSink(DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}", writer), session)
         catalog = Catalog.open(f"sqlite:///{folder}/catalog.db")
-        fold = RangeFold(self._log, "lake", _TABLES)
+        fold = RangeFolder(self._log, "lake", _TABLES)
         self._fold = fold
-        self._loop = SinkLoop(sink, fold, Cuts(catalog, "bench"), Progress("bench", "lake", metrics.Figures()))
+        self._loop = SinkLoop(
+            sink, fold, CutRequests(catalog, "bench"), SinkFigures("bench", "lake", metrics.Metrics())
+        )
         self._loop.open()
 
     def catch_up(self) -> None:

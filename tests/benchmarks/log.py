@@ -23,7 +23,7 @@ from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
-from cdc.log.retention_worker import Trimmer
+from cdc.log.retention_worker import RetentionWorker
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -140,14 +140,14 @@ def _compare(new: Path, old: Path, rows: pa.Table, times: int, figures: dict[str
 
 
 @contextmanager
-def _kept(root: Path) -> Iterator[tuple[LogWriter, Trimmer]]:
+def _kept(root: Path) -> Iterator[tuple[LogWriter, RetentionWorker]]:
     """A log's writer as in the reader's process: what is written beside is put in place between two commits."""
     writer = LogWriter.open(root, IDENTITY, AS_CONFIGURED)
-    with Trimmer(root, Retention(max_age=1e9, grace=60.0), lambda: None) as trimmer:
+    with RetentionWorker(root, Retention(max_age=1e9, grace=60.0), lambda: None) as trimmer:
         yield writer, trimmer
 
 
-def _appended(writer: LogWriter, trimmer: Trimmer, rows: pa.Table, times: int) -> np.ndarray:
+def _appended(writer: LogWriter, trimmer: RetentionWorker, rows: pa.Table, times: int) -> np.ndarray:
     """Seconds of each commit of the same rows, at new positions."""
     took = np.zeros(times)
     for number in range(times):

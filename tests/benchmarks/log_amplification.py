@@ -24,7 +24,7 @@ from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.log.segments import SegmentLimits
-from cdc.log.small_file_rewrite import Settling
+from cdc.log.small_file_rewrite import SmallFileRewriter
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compaction.compact import compact
@@ -105,7 +105,7 @@ class Log:
         self._random = np.random.default_rng(seed)
         self._source = Source(size, self._random)
         self._writer = LogWriter.open(root, IDENTITY, SegmentLimits(size=size.segment, age=1e9))
-        self._settling = Settling(root, lambda: False, size.many)
+        self._settling = SmallFileRewriter(root, lambda: False, size.many)
         self._first = 0
         """Bytes of the files that commits brought."""
         self._segment = 0

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA
 from cdc.log.layout import LogFile
-from cdc.log.ranges import Only
+from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
-from cdc.log.retention_worker import SETTLE_EVERY, Trimmer
+from cdc.log.retention_worker import SETTLE_EVERY, RetentionWorker
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -59,7 +59,7 @@ class Cold:
         batches = [_of_all_tables(self.rows(np.arange(n * COMMIT, (n + 1) * COMMIT))) for n in range(BATCHES)]
         writer = LogWriter.open(folder, IDENTITY, _AS_CONFIGURED)
         began = time.monotonic()
-        with Trimmer(folder, Retention(max_age=1e9, grace=0.0), lambda: None) as trimmer:
+        with RetentionWorker(folder, Retention(max_age=1e9, grace=0.0), lambda: None) as trimmer:
             for number in range(self.changes // COMMIT):
                 rows = batches[number % BATCHES]
                 begins = int(writer.durable or 0) + 1
@@ -79,7 +79,7 @@ class Cold:
         files = cold_files(folder)
         upto, number = max(file.last for file in files), TABLES // 2
         before = bytes_read()
-        found = LogReader(folder).rows(Position(0), upto, only=Only(relations=(number, number)))
+        found = LogReader(folder).rows(Position(0), upto, only=TableSelection(relations=(number, number)))
         rows = sum(batch.num_rows for batch in found)
         share = (bytes_read() - before) / sum(file.size for file in files)
         told = sum(file.rows for file in files) // TABLES

@@ -20,7 +20,7 @@ from cdc.errors import CdcError
 from cdc.log.pending_epoch import EpochIntent, declare
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.snapshot.watermark_window import Placing
+from cdc.snapshot.watermark_window import WatermarkWindows
 from tests.cli.command import run
 from tests.faults.capture import Captured
 from tests.fixtures.disk import small_file_system
@@ -113,7 +113,7 @@ def code_of_start(held: Captured) -> str | None:
     stop.set()
     try:
         check_log(held.definition)
-        Reader(reader_settings(held.definition), metrics.Figures(), stop, Placing()).run()
+        Reader(reader_settings(held.definition), metrics.Metrics(), stop, WatermarkWindows()).run()
     except CdcError as exc:
         return exc.code
     return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cdc.capture.commit_batcher import CHUNKS, OPEN_LIMIT, Batch, Gathering
-from cdc.log.durable_position import Reached
+from cdc.capture.commit_batcher import CHUNKS, OPEN_LIMIT, CommitBatch, CommitBatcher
+from cdc.log.durable_position import DurablePosition
 from cdc.pgoutput.decoder_events import Decoded
 from cdc.position import Position
 from tests.log.rows import row, table
@@ -22,13 +22,13 @@ def decoded(position: int, *, ended: bool = True, wide: bool = False, copied: bo
     return Decoded(batch, int(ended), last, committed_at=7, transactions=int(ended), copied=copied)
 
 
-def gathering(commit_bytes: int = 1 << 20, reached: Reached | None = None) -> Gathering:
-    reached = reached or Reached()
+def gathering(commit_bytes: int = 1 << 20, reached: DurablePosition | None = None) -> CommitBatcher:
+    reached = reached or DurablePosition()
     reached.tell(Position(1))
-    return Gathering(commit_bytes, LINGER, reached)
+    return CommitBatcher(commit_bytes, LINGER, reached)
 
 
-def told(batches: list[Batch]) -> list[tuple[int, int | None]]:
+def told(batches: list[CommitBatch]) -> list[tuple[int, int | None]]:
     """(rows, last position) of each."""
     return [(sum(file.rows for file in one.files), None if one.end is None else int(one.end.last)) for one in batches]
 
@@ -80,7 +80,7 @@ def test_a_chunk_of_a_copy_is_encoded_at_once_and_committed_with_what_comes():
 
 
 def test_what_somebody_waits_for_is_due_at_once_and_nothing_sooner():
-    reached = Reached()
+    reached = DurablePosition()
     rows = gathering(reached=reached)
     dues: list[float | None] = []
     reached.on_wait(lambda: dues.append(rows.due(None, more=False)))
@@ -95,7 +95,7 @@ def test_what_somebody_waits_for_is_due_at_once_and_nothing_sooner():
 
 
 def test_what_somebody_waits_for_is_committed_with_what_arrived_by_then():
-    reached = Reached()
+    reached = DurablePosition()
     rows = gathering(reached=reached)
     dues: list[float | None] = []
     reached.on_wait(lambda: dues.extend(rows.due(FREE, more=more) for more in (True, False)))
@@ -105,7 +105,7 @@ def test_what_somebody_waits_for_is_committed_with_what_arrived_by_then():
 
 
 def test_so_many_chunks_that_somebody_waits_for_are_a_commit_whatever_else_arrives():
-    reached = Reached()
+    reached = DurablePosition()
     rows = gathering(reached=reached)
     dues: list[float | None] = []
     reached.on_wait(lambda: dues.append(rows.due(FREE, more=True)))

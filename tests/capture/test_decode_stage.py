@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.decode_stage import Decoding
-from cdc.capture.schema_tracker import Relations, Watched
+from cdc.capture.decode_stage import DecodeStage
+from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.spool import Spool
 from cdc.change import SIGNAL_PREFIX
 from cdc.lsn import Lsn
@@ -16,8 +16,8 @@ from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, Insert, Message, Relation
 from cdc.position import Position
-from cdc.snapshot.signal_queue import Inbox
-from cdc.snapshot.watermark_window import Placing
+from cdc.snapshot.signal_queue import SignalQueue
+from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableSchema
 from tests.pgoutput.encode import POSTGRES_EPOCH, placed_frame
 from tests.pgoutput.streams import ORDERS, relation, transaction
@@ -25,11 +25,11 @@ from tests.pgoutput.streams import ORDERS, relation, transaction
 ROW = Insert(ORDERS.oid, ("1", "a", "b"))
 
 
-class Catalogue(Relations):
+class Catalogue(SchemaTracker):
     """Knows one table, and counts how often it is asked."""
 
     def __init__(self) -> None:
-        super().__init__(Watched(dsn="", publication=""), {}, 0)
+        super().__init__(CaptureFilter(dsn="", publication=""), {}, 0)
         self.asked: list[Position] = []
 
     def drifted(self) -> Iterator[TableSchema]:
@@ -51,7 +51,7 @@ def _catalogue() -> Catalogue:
 
 def decoded(catalogue: Catalogue, folder: Path, *transactions: list[AnyMessage]) -> list[int]:
     """Rows and `s` rows of each batch, when every transaction comes by itself."""
-    decoding = Decoding(Spool(folder), catalogue, Position(0), Placing())
+    decoding = DecodeStage(Spool(folder), catalogue, Position(0), WatermarkWindows())
     counts = []
     for messages in transactions:
         events = decoding.rows(FrameBatch.of([placed_frame(message) for message in messages]))
@@ -65,15 +65,15 @@ def test_signals_are_kept_before_the_log_can_hold_their_transaction(
     catalogue: Catalogue, tmp_path: Path, transactional: bool
 ) -> None:
     """A row of the table of signals, and a message in its transaction or behind it."""
-    placing = Placing()
-    placing.inbox = Inbox(tmp_path, ORDERS.topic)
+    placing = WatermarkWindows()
+    placing.inbox = SignalQueue(tmp_path, ORDERS.topic)
     signal = Message(
         transactional, Lsn(10 if transactional else 21), SIGNAL_PREFIX, b'{"type": "stop-snapshot"}', POSTGRES_EPOCH
     )
     row = Insert(ORDERS.oid, ("r", "pause-snapshot", None))
     inside, behind = ([signal], []) if transactional else ([], [signal])
     messages = [*transaction(10, relation(ORDERS), row, *inside), *behind]
-    decoding = Decoding(Spool(tmp_path), catalogue, Position(0), placing)
+    decoding = DecodeStage(Spool(tmp_path), catalogue, Position(0), placing)
     (_decoded,) = kept = [
         [signal.type.value for signal in placing.inbox.waiting()]
         for event in decoding.rows(FrameBatch.of([placed_frame(message) for message in messages]))

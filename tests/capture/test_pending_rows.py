@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from cdc.capture.pending_rows import Pending
+from cdc.capture.pending_rows import PendingRows
 from cdc.change import LOG_SCHEMA
 from cdc.pgoutput.decoder_events import Decoded
 from cdc.position import Position
@@ -25,14 +25,14 @@ def count(batches: list[pa.RecordBatch]) -> int:
 
 
 def test_rows_of_an_open_transaction_are_not_ready():
-    pending = Pending()
+    pending = PendingRows()
     pending.add(decoded(5, 5, complete=0, last=None))
     assert pending.take_ready() is None
     assert pending.open_bytes > 0
 
 
 def test_the_end_of_a_transaction_takes_its_earlier_rows_along():
-    pending = Pending()
+    pending = PendingRows()
     pending.add(decoded(5, 5, complete=0, last=None))
     pending.add(decoded(5, 6, complete=1, last=5))
     ready = pending.take_ready()
@@ -44,7 +44,7 @@ def test_the_end_of_a_transaction_takes_its_earlier_rows_along():
 
 
 def test_a_transaction_without_rows_still_moves_the_position():
-    pending = Pending()
+    pending = PendingRows()
     pending.add(decoded(complete=0, last=9))
     ready = pending.take_ready()
     assert ready is not None

@@ -18,7 +18,17 @@ from cdc.capture.spool import BATCH, Spool
 from cdc.errors import LogUnwritable, MalformedFrame, Reaction
 from cdc.lsn import Lsn
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.messages import AnyMessage, Begin, Commit, Insert, Keepalive, Message, Origin, Truncate, Type
+from cdc.pgoutput.messages import (
+    AnyMessage,
+    BeginMessage,
+    CommitMessage,
+    Insert,
+    Keepalive,
+    Message,
+    OriginMessage,
+    Truncate,
+    Type,
+)
 from tests.pgoutput.encode import (
     POSTGRES_EPOCH,
     frame,
@@ -82,7 +92,7 @@ class Wire:
         at = POSTGRES_EPOCH + self._lsn
         self.sent.append(stream_commit(xid, self._lsn, self._lsn + 8, at))
         messages = [message for _, message in self._open.pop(xid)]
-        ends = Begin(Lsn(self._lsn), at, xid), Commit(Lsn(self._lsn), Lsn(self._lsn + 8), at)
+        ends = BeginMessage(Lsn(self._lsn), at, xid), CommitMessage(Lsn(self._lsn), Lsn(self._lsn + 8), at)
         self.expected += [frame(message) for message in (ends[0], *messages, ends[1])]
 
     def latest(self, xid: int) -> int:
@@ -102,7 +112,7 @@ _messages = st.one_of(
         Message, st.just(True), st.just(Lsn(4)), st.just("audit"), st.binary(max_size=4), st.just(POSTGRES_EPOCH)
     ),
     st.just(Type(99, "shop", "mood")),
-    st.just(Origin(Lsn(9), "elsewhere")),
+    st.just(OriginMessage(Lsn(9), "elsewhere")),
     st.just(KEEPALIVE),
 )
 _aside = st.just(Message(False, Lsn(4), "audit", b"x", POSTGRES_EPOCH))
@@ -124,7 +134,7 @@ def wires(draw: st.DrawFn) -> Wire:
         elif step == "block":
             # Origin carries no xid: only the transaction as a whole can take it back
             rows = draw(st.lists(st.tuples(subxids, _messages), max_size=5))
-            wire.block(xid, *((xid if isinstance(row, Origin) else sub, row) for sub, row in rows))
+            wire.block(xid, *((xid if isinstance(row, OriginMessage) else sub, row) for sub, row in rows))
         elif xid in wire.open and step == "rollback":
             wire.rollback(xid, draw(subxids), told=draw(st.booleans()))
         elif xid in wire.open:

@@ -12,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect
 
 from cdc.catalog import Catalog, DeadLetter, SinkProgress, revision
-from cdc.catalog.models import Model
+from cdc.catalog.models import CatalogModel
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_those_who_come_together_make_exactly_the_models(catalogs: list[Catalog]
     assert [revision.current(catalog.database) for catalog in catalogs] == [revision.HEAD] * 4
     with catalogs[0].database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
-        assert list(compare_metadata(context, Model.metadata)) == []
+        assert list(compare_metadata(context, CatalogModel.metadata)) == []
 
 
 def test_back_leaves_nothing(catalogs: list[Catalog]) -> None:

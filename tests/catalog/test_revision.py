@@ -15,7 +15,7 @@ from sqlalchemy import inspect
 import migrations
 from cdc.catalog import Catalog, revision
 from cdc.catalog.database import Database
-from cdc.catalog.models import Model
+from cdc.catalog.models import CatalogModel
 from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 
 FOLDER = Path(migrations.__file__).parent
@@ -35,7 +35,7 @@ def tables(database: Database) -> set[str]:
 def differences(database: Database) -> list[object]:
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
-        return list(compare_metadata(context, Model.metadata))
+        return list(compare_metadata(context, CatalogModel.metadata))
 
 
 def test_an_empty_database_has_no_revision(database: Database) -> None:
@@ -45,7 +45,7 @@ def test_an_empty_database_has_no_revision(database: Database) -> None:
 def test_forward_makes_exactly_the_models(database: Database) -> None:
     revision.up(database)
     assert revision.current(database) == revision.HEAD
-    assert tables(database) == set(Model.metadata.tables)
+    assert tables(database) == set(CatalogModel.metadata.tables)
     assert differences(database) == []
 
 
@@ -74,7 +74,7 @@ def test_the_head_in_the_code_is_the_head_of_the_scripts() -> None:
 @pytest.mark.parametrize("url", ["sqlite://", "postgresql+psycopg://nobody@nowhere/none"])
 def test_sql_is_printed_without_a_database(url: str) -> None:
     statements = revision.sql(url)
-    for table in Model.metadata.tables:
+    for table in CatalogModel.metadata.tables:
         assert f"CREATE TABLE {table} (" in statements
 
 

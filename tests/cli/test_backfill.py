@@ -11,13 +11,20 @@ import pytest
 from cdc.catalog import Catalog, TableProgress
 from cdc.errors import ConfigError
 from cdc.snapshot.backfill_progress import KEYS_SHOWN
-from cdc.snapshot.backfill_state import BACKFILL, KEYS, Request, TableWork, Verb, Work
+from cdc.snapshot.backfill_state import (
+    BACKFILL,
+    KEYS,
+    BackfillAction,
+    BackfillRequest,
+    BackfillState,
+    TableBackfillState,
+)
 from cdc.snapshot.key_list import csv_line, parse_keys
 from tests.cli.command import Outcome, run
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 
-WORK = {"public.t": TableWork("snapshotting", rows=250, estimate=1_000, seconds=0.5)}
+WORK = {"public.t": TableBackfillState("snapshotting", rows=250, estimate=1_000, seconds=0.5)}
 
 
 @pytest.fixture(name="held")
@@ -66,19 +73,21 @@ def test_a_backfill_is_asked_for_and_shown_until_it_is_done(cdc: Command, catalo
     asked = cdc.result("backfill", "public.t", "--where", "id > 5", "--rate", "100")
     assert asked["tables"] == ["public.t"]
     (command,) = catalog.commands.pending("held", BACKFILL)
-    assert Request.from_json(command.payload) == Request(("public.t",), where="id > 5", rate=100)
+    assert BackfillRequest.from_json(command.payload) == BackfillRequest(("public.t",), where="id > 5", rate=100)
     assert cdc.result("backfill", "show", asked["id"])["state"] == "queued"
-    catalog.commands.record(command.id, Work("snapshotting", dict(WORK)).to_json())
+    catalog.commands.record(command.id, BackfillState("snapshotting", dict(WORK)).to_json())
     shown = cdc.result("backfill", "show", asked["id"])
     assert shown["tables"]["public.t"] | {"rows": 250, "rows_per_second": 500.0} == shown["tables"]["public.t"]
-    catalog.commands.finish(command.id, Work("done", {"public.t": TableWork("done", rows=300)}).to_json())
+    catalog.commands.finish(
+        command.id, BackfillState("done", {"public.t": TableBackfillState("done", rows=300)}).to_json()
+    )
     assert [one["state"] for one in cdc.result("backfill", "ls")["backfills"]] == ["done"]
     assert [line.action for line in catalog.audit.ls()] == ["backfill"]
 
 
 def test_people_read_the_figures_that_programs_get(cdc: Command, catalog: Catalog) -> None:
     job = cdc.result("tables", "resync", "public.t")["id"]
-    catalog.commands.record(job, Work("snapshotting", dict(WORK)).to_json())
+    catalog.commands.record(job, BackfillState("snapshotting", dict(WORK)).to_json())
     words = "250 rows of about 1,000 · 25% · 500 rows/s · 2 s left"
     for arguments in (("backfill", "show", job), ("backfill", "ls"), ("status",)):
         assert words in cdc(*arguments).output
@@ -94,7 +103,7 @@ def test_listed_keys_come_from_options_and_a_file_each_once(cdc: Command, catalo
     file.write_text('7\n\n"8"\n007\n', encoding="utf-8-sig")
     job = cdc.result("backfill", "public.t", "--key", "9", "--key", "8", "--keys-from", file)["id"]
     (command,) = catalog.commands.pending("held", BACKFILL)
-    assert Request.from_json(command.payload).keys == (("9",), ("8",), ("7",), ("007",))
+    assert BackfillRequest.from_json(command.payload).keys == (("9",), ("8",), ("7",), ("007",))
     shown = cdc.result("backfill", "show", job)
     assert (shown["keys"], shown["request"]["keys"]) == (4, [["9"], ["8"], ["7"], ["007"]])
     assert shown["command"] == "cdc backfill public.t --key 9 --key 8 --key 7 --key 007 -c FILE"
@@ -170,12 +179,14 @@ def test_a_table_is_in_one_backfill_at_a_time(cdc: Command) -> None:
     assert cdc("backfill", "public.u").status == 0
 
 
-@pytest.mark.parametrize("verb", list(Verb))
-def test_a_verb_reaches_the_reader_while_the_backfill_has_not_ended(cdc: Command, catalog: Catalog, verb: Verb) -> None:
+@pytest.mark.parametrize("verb", list(BackfillAction))
+def test_a_verb_reaches_the_reader_while_the_backfill_has_not_ended(
+    cdc: Command, catalog: Catalog, verb: BackfillAction
+) -> None:
     job = cdc.result("backfill", "public.t")["id"]
     assert cdc("backfill", verb.value, job).status == 0
     assert [command.payload for command in catalog.commands.pending("held", verb.kind)] == [{"id": job}]
-    catalog.commands.finish(job, Work("cancelled").to_json(), ok=False)
+    catalog.commands.finish(job, BackfillState("cancelled").to_json(), ok=False)
     refused = cdc("backfill", verb.value, job)
     assert (refused.status, "cancelled already" in refused.errors) == (2, True)
 

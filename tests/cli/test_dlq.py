@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from cdc.stores.dead_letter_rows import ParkedRow
 from pipelines.dead_letters.requests import letter_of
 from tests.cli.command import run
@@ -48,7 +48,7 @@ def test_a_row_beside_a_search_index_is_shown_as_far_as_it_was_sent(
 def test_of_a_history_the_refused_change_is_shown_and_how_many_wait_with_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lake = held.held(tmp_path / "lake", Keeping.VERSIONS)
+    lake = held.held(tmp_path / "lake", HistoryMode.VERSIONS)
     lake.take([held.put(5, 1, "1.00", "c"), held.put(6, 1, NAN), held.part(7, 1, "2.00")], 10)
     path = f"{tmp_path}/lake/{{schema}}/{{table}}"
     found = shown(tmp_path, capsys, f"type: delta, stored_as_scd_type: 2, path: '{path}'", lake.parking.rows)

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.config import load
-from cdc.metrics import Figures
+from cdc.metrics import Metrics
 from tests.cli.command import run
 from tests.cli.trimmed import Folder
 from tests.service.pipeline import NAME, fill
@@ -92,6 +92,6 @@ def test_a_pipeline_that_is_down_is_exit_status_4_and_one_that_is_degraded_only_
     with Catalog.open(load(folder.path).catalog.url) as catalog:
         catalog.tables.record(NAME, [stopped])
         degraded = [run(capsys, "status", *option, "-c", folder.path).status for option in ([], ["--exit-code"])]
-        catalog.processes.report(ProcessReport(NAME, "apply", 4712, "failed", None, Figures().to_json()))
+        catalog.processes.report(ProcessReport(NAME, "apply", 4712, "failed", None, Metrics().to_json()))
         down = [run(capsys, "status", *option, "-c", folder.path).status for option in ([], ["--json"])]
     assert (degraded, down) == ([0, 4], [4, 4])

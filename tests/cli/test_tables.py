@@ -14,7 +14,7 @@ import pytest
 from cdc.catalog import Catalog, ProcessReport
 from cdc.catalog.commands import CommandState
 from cdc.config import load
-from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.snapshot.table_requests import LOOK, SKIP
 from cdc.table import TableState
 from tests.cli.command import Outcome
@@ -164,7 +164,7 @@ def test_a_table_in_doubt_is_skipped_but_not_while_a_copy_of_it_is_on_its_way(
     held: Captured, cdc: Command, catalog: Catalog
 ) -> None:
     lose_changes(held)
-    job = catalog.commands.post("held", BACKFILL, Request(("public.*",), resync=True).to_json())
+    job = catalog.commands.post("held", BACKFILL, BackfillRequest(("public.*",), resync=True).to_json())
     refused = cdc("tables", "skip", "public.t")
     assert (refused.status, f"cdc backfill cancel {job}" in refused.errors) == (2, True)
     catalog.commands.finish(job, {"state": "cancelled"}, ok=False)

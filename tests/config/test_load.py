@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import Definition, DeltaSink, SearchSink, TypePolicy, WriterChoice, check, load, resolved
+from cdc.config import (
+    Definition,
+    DeltaSinkDefinition,
+    SearchSinkDefinition,
+    TypeSettings,
+    WriterChoice,
+    check,
+    load,
+    resolved,
+)
 from tests.config.definitions import SOUND, changed, write
 
 CANARY = "c4n4ryS3cret"
@@ -40,9 +49,9 @@ def test_compaction_is_turned_off_by_its_name_or_by_nothing(tmp_path: Path, ever
 def test_sinks_are_told_apart_by_their_type(tmp_path: Path) -> None:
     text = SOUND + "  - {name: find, type: search, path: find, tables: [shop.products], fields: [name]}\n"
     lake, find = load(write(tmp_path, text), {}).sinks
-    assert isinstance(lake, DeltaSink)
-    assert (lake.writer, lake.types, lake.tables) == (WriterChoice.AUTO, TypePolicy.EXACT, ("*.*",))
-    assert isinstance(find, SearchSink)
+    assert isinstance(lake, DeltaSinkDefinition)
+    assert (lake.writer, lake.types, lake.tables) == (WriterChoice.AUTO, TypeSettings.EXACT, ("*.*",))
+    assert isinstance(find, SearchSinkDefinition)
     assert (find.engine, find.fields, find.path) == ("tantivy", ("name",), f"{tmp_path}/find")
 
 
@@ -145,8 +154,8 @@ def test_the_shipped_definition_comments_every_key_and_shows_every_default() -> 
     assert checked.flaws == ()
     assert set(checked.written) == set(Definition.model_fields)
     assert set(checked.written["spark"]) == set(Definition.model_fields["spark"].annotation.model_fields)  # type: ignore[union-attr]
-    assert set(checked.written["sinks"][0]) == set(DeltaSink.model_fields)
-    assert set(checked.written["sinks"][1]) == set(SearchSink.model_fields)
+    assert set(checked.written["sinks"][0]) == set(DeltaSinkDefinition.model_fields)
+    assert set(checked.written["sinks"][1]) == set(SearchSinkDefinition.model_fields)
 
 
 def test_a_definition_cannot_be_changed(tmp_path: Path) -> None:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import DeltaSink, Mode, TableSettings, check, settings_of
-from cdc.config.sinks import Keeping
+from cdc.config import DeltaSinkDefinition, TableSettings, TargetMode, check, settings_of
+from cdc.config.sinks import HistoryMode
 from tests.config.definitions import SOUND, write
 
 
-def delta(**said: object) -> DeltaSink:
-    return DeltaSink.model_validate({"type": "delta", "name": "lake", "path": "/lake/{table}", **said})
+def delta(**said: object) -> DeltaSinkDefinition:
+    return DeltaSinkDefinition.model_validate({"type": "delta", "name": "lake", "path": "/lake/{table}", **said})
 
 
-def keeping(sink: DeltaSink, topic: str) -> Keeping:
+def keeping(sink: DeltaSinkDefinition, topic: str) -> HistoryMode:
     return settings_of(topic, sink, sink.rules).keeping
 
 
@@ -27,10 +27,10 @@ def test_a_table_is_kept_as_the_first_rule_that_matches_says_and_else_as_the_sin
     ]
     sink = delta(stored_as_scd_type=2, column_list=["id", "name"], rules=rules)
 
-    assert keeping(sink, "shop.audit_2026") is Keeping.CHANGES
-    assert keeping(sink, "shop.orders") is Keeping.VERSIONS
-    assert keeping(sink, "ops.orders") is Keeping.MARKED
-    assert keeping(delta(), "ops.orders") is Keeping.LATEST
+    assert keeping(sink, "shop.audit_2026") is HistoryMode.CHANGES
+    assert keeping(sink, "shop.orders") is HistoryMode.VERSIONS
+    assert keeping(sink, "ops.orders") is HistoryMode.MARKED
+    assert keeping(delta(), "ops.orders") is HistoryMode.LATEST
     assert settings_of("shop.audit_2026", sink, sink.rules).column_list == ("id", "name")
 
 
@@ -38,7 +38,7 @@ def test_what_a_rule_says_takes_the_place_of_its_alternative_at_the_sink() -> No
     sink = delta(column_list=["id"], rules=[{"match": "*.*", "except_column_list": ["note"]}])
     found = settings_of("shop.orders", sink, sink.rules)
     assert (found.column_list, found.except_column_list) == ((), ("note",))
-    assert settings_of("shop.orders", TableSettings(mode=Mode.APPEND), ()).keeping is Keeping.CHANGES
+    assert settings_of("shop.orders", TableSettings(mode=TargetMode.APPEND), ()).keeping is HistoryMode.CHANGES
 
 
 CONFLICTS = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import Definition, DeltaSink, check, load, resolved
+from cdc.config import Definition, DeltaSinkDefinition, check, load, resolved
 from cdc.config.expression import names
 from tests.config.definitions import changed, write
 
@@ -41,7 +41,7 @@ def test_a_rule_may_say_all_of_it_and_shows_no_salt(tmp_path: Path) -> None:
     definition = load(write(tmp_path, WHOLE), ENVIRONMENT)
     (sink,) = definition.sinks
 
-    assert isinstance(sink, DeltaSink)
+    assert isinstance(sink, DeltaSinkDefinition)
     (rule,) = sink.rules
     assert rule.path == str(tmp_path / "other/{kind}/{table}")
     assert rule.transform is not None

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.config import load
-from cdc.config.yaml_edit import Edit, add_tables, remove_tables, write
+from cdc.config.yaml_edit import YamlEdit, add_tables, remove_tables, write
 from cdc.errors import ConfigError
 from cdc.table import matches
 
@@ -41,7 +41,7 @@ def captured(path: Path, table: str) -> bool:
     return matches(table, found.patterns) and not matches(table, found.excludes)
 
 
-def lines_changed(edit: Edit) -> list[str]:
+def lines_changed(edit: YamlEdit) -> list[str]:
     return [line for line in edit.diff.splitlines() if line[0] in "+-" and line[:3] not in {"+++", "---"}]
 
 

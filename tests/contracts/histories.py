@@ -10,8 +10,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config import Mode, SinkRule, TableSettings
-from cdc.config.sinks import Keeping
+from cdc.config import SinkRule, TableSettings, TargetMode
+from cdc.config.sinks import HistoryMode
 from cdc.position import Position
 from cdc.stores.lake import read_target
 from cdc.table import ReplicaIdentity, TableSchema
@@ -185,12 +185,12 @@ def whole(image: Image, schema: TableSchema = TABLE) -> Image:
 
 
 SETTINGS: Final = {
-    Keeping.VERSIONS: TableSettings(stored_as_scd_type=2),
-    Keeping.MARKED: TableSettings(mode=Mode.SOFT_DELETE),
-    Keeping.CHANGES: TableSettings(mode=Mode.APPEND),
+    HistoryMode.VERSIONS: TableSettings(stored_as_scd_type=2),
+    HistoryMode.MARKED: TableSettings(mode=TargetMode.SOFT_DELETE),
+    HistoryMode.CHANGES: TableSettings(mode=TargetMode.APPEND),
 }
 """Of the modes that keep more of a row than its latest state."""
-ALL_SETTINGS: Final = {Keeping.LATEST: TableSettings(), **SETTINGS}
+ALL_SETTINGS: Final = {HistoryMode.LATEST: TableSettings(), **SETTINGS}
 
 
 def in_order(found: list[Any]) -> list[Any]:
@@ -198,14 +198,14 @@ def in_order(found: list[Any]) -> list[Any]:
     return sorted(found, key=repr)
 
 
-def kept(lake: Lake, keeping: Keeping, schema: TableSchema = TABLE) -> list[Any]:
+def kept(lake: Lake, keeping: HistoryMode, schema: TableSchema = TABLE) -> list[Any]:
     """What a target holds, as its model tells it; schema: the columns to look at, by their names there."""
     rows = [(row, image_of(row, schema)) for row in lake.rows()]
-    if keeping is Keeping.VERSIONS:
+    if keeping is HistoryMode.VERSIONS:
         return in_order([(image, row["__START_AT"], row["__END_AT"]) for row, image in rows])
-    if keeping is Keeping.MARKED:
+    if keeping is HistoryMode.MARKED:
         return in_order([(image, row["_deleted"]) for row, image in rows])
-    op = ("_op",) if keeping is Keeping.CHANGES else ()
+    op = ("_op",) if keeping is HistoryMode.CHANGES else ()
     return in_order([(*(row[name] for name in ("_position", "_ordinal", *op)), image) for row, image in rows])
 
 
@@ -217,12 +217,14 @@ def _with_images(found: list[tuple[Any, ...]], schema: TableSchema) -> list[Any]
     return in_order([(*place, whole(image, schema)) for *place, image in found])
 
 
-MODELS: Final[dict[Keeping, Callable[..., list[Any]]]] = {
-    Keeping.LATEST: lambda rows, schema=TABLE: _with_images(latest(rows), schema),
-    Keeping.VERSIONS: lambda rows, schema=TABLE: in_order(
+MODELS: Final[dict[HistoryMode, Callable[..., list[Any]]]] = {
+    HistoryMode.LATEST: lambda rows, schema=TABLE: _with_images(latest(rows), schema),
+    HistoryMode.VERSIONS: lambda rows, schema=TABLE: in_order(
         [(whole(image, schema), *times) for image, *times in versions(rows, _tracked(schema))]
     ),
-    Keeping.MARKED: lambda rows, schema=TABLE: in_order([(whole(image, schema), gone) for image, gone in marked(rows)]),
-    Keeping.CHANGES: lambda rows, schema=TABLE: _with_images(every(rows), schema),
+    HistoryMode.MARKED: lambda rows, schema=TABLE: in_order(
+        [(whole(image, schema), gone) for image, gone in marked(rows)]
+    ),
+    HistoryMode.CHANGES: lambda rows, schema=TABLE: _with_images(every(rows), schema),
 }
 """What a target holds of a log (rows), whose columns in the end are those of schema, however it was applied."""

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from tests.contracts.histories import ALL_SETTINGS, MODELS, Lake, kept
 from tests.contracts.stories import Story, drive, evolving, log, ruled
 
@@ -35,7 +35,7 @@ SEEDS = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in r
 @pytest.mark.parametrize("name", STORIES)
 @pytest.mark.parametrize("keeping", ALL_SETTINGS)
 def test_any_batches_of_a_log_and_any_of_them_again_give_the_same_table(
-    tmp_path: Path, keeping: Keeping, name: str, seed: int
+    tmp_path: Path, keeping: HistoryMode, name: str, seed: int
 ) -> None:
     random = Random(f"{keeping} {name} {seed}")
     story = STORIES[name](random)

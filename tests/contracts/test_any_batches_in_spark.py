@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from pipelines.sinks.delta.sink import Writer
 from tests.contracts.histories import ALL_SETTINGS, MODELS, Lake, kept
 from tests.contracts.stories import HUGE, drive, evolving, log, ruled, sent_whole
@@ -51,11 +51,11 @@ def test_any_batches_give_the_same_computed_columns_and_filtered_rows(
     random = Random(f"{filtered} {seed}")
     rows = log(random, 10)
     story = ruled(evolving(sent_whole(rows) if filtered else rows, random), **(FILTERED if filtered else COMPUTED))
-    lake = Lake(str(tmp_path), ALL_SETTINGS[Keeping.LATEST], writer, spark, story.rules)
+    lake = Lake(str(tmp_path), ALL_SETTINGS[HistoryMode.LATEST], writer, spark, story.rules)
     drive(lake, story, random)
 
-    expected = [row for row in MODELS[Keeping.LATEST](story.told, story.shown) if not filtered or kept_by(row[-1])]
-    assert kept(lake, Keeping.LATEST, story.shown) == expected
+    expected = [row for row in MODELS[HistoryMode.LATEST](story.told, story.shown) if not filtered or kept_by(row[-1])]
+    assert kept(lake, HistoryMode.LATEST, story.shown) == expected
     assert held(lake) == {int(image[1] or 0): computed(image) for *_, image in expected}
 
 
@@ -64,7 +64,7 @@ def test_any_batches_give_the_same_computed_columns_and_filtered_rows(
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("keeping", ALL_SETTINGS)
 def test_spark_writes_the_same_table_of_any_batches_while_its_columns_change(
-    tmp_path: Path, spark: SparkSession, keeping: Keeping, seed: int
+    tmp_path: Path, spark: SparkSession, keeping: HistoryMode, seed: int
 ) -> None:
     random = Random(f"{keeping} {seed}")
     story = ruled(evolving(log(random), random))

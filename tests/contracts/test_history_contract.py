@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cdc.config import SinkRule, TableSettings
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from cdc.errors import HistoryTrimmed, MissingBase, SchemaNotApplicable, TargetRulesChanged
 from cdc.table import TableState
 from tests.contracts.folded import column
@@ -35,7 +35,7 @@ def test_one_transaction_makes_one_version_of_a_row_at_most(tmp_path: Path) -> N
     rows += [log_row(RELATION, (6, 1), "c", key=["1"], after={1: "1", 2: "d"})]
     rows += [log_row(RELATION, (7, 0), "c", key=["2"], after={1: "2"})]
     rows += [log_row(RELATION, (7, 1), "d", key=["2"], before={1: "2"})]
-    lake = Lake(str(tmp_path), SETTINGS[Keeping.VERSIONS])
+    lake = Lake(str(tmp_path), SETTINGS[HistoryMode.VERSIONS])
     lake.apply(rows, 0, 7)
 
     (version,) = lake.rows()
@@ -133,7 +133,7 @@ def test_a_table_without_a_key_keeps_every_change_and_is_refused_where_rows_have
         log_row(RELATION, (6, 0), "u", before={1: "1", 2: "a"}, after={1: "1", 2: "b"}),
         log_row(RELATION, (7, 0), "d", before={1: "1", 2: "a"}),
     ]
-    lake = Lake(f"{tmp_path}/append", SETTINGS[Keeping.CHANGES])
+    lake = Lake(f"{tmp_path}/append", SETTINGS[HistoryMode.CHANGES])
     for after, upto in [(0, 5), (5, 7), (0, 7)]:
         lake.apply(rows, after, upto, keyless)
     assert sorted((r["_position"], r["_ordinal"], r["_op"], r["plain"]) for r in lake.rows()) == [
@@ -142,7 +142,7 @@ def test_a_table_without_a_key_keeps_every_change_and_is_refused_where_rows_have
         (6, 0, "u", "b"),
         (7, 0, "d", "a"),
     ]
-    for keeping in (Keeping.VERSIONS, Keeping.MARKED):
+    for keeping in (HistoryMode.VERSIONS, HistoryMode.MARKED):
         with pytest.raises(SchemaNotApplicable, match=f"has no key, by which '{keeping.value}'"):
             Lake(f"{tmp_path}/{keeping}", SETTINGS[keeping]).apply(rows, 0, 7, keyless)
 
@@ -155,7 +155,7 @@ def test_an_added_column_is_filled_in_old_versions_and_begins_none(tmp_path: Pat
         log_row(RELATION, (6, 1), "u", key=["1"], after={1: "1", 2: "a", 5: "new"}),
         log_row(RELATION, (7, 0), "u", key=["1"], after={1: "1", 2: "a", 5: "better"}),
     ]
-    lake = Lake(str(tmp_path), SETTINGS[Keeping.VERSIONS])
+    lake = Lake(str(tmp_path), SETTINGS[HistoryMode.VERSIONS])
     lake.publish(lake.apply(first, 0, 5), 5)
     lake.publish(lake.apply(later, 5, 6), 6)
     lake.publish(lake.apply(later, 6, 7, wider), 7)
@@ -166,7 +166,7 @@ def test_an_added_column_is_filled_in_old_versions_and_begins_none(tmp_path: Pat
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("keeping", SETTINGS)
 def test_after_a_crash_a_default_goes_to_the_rows_that_are_older_than_its_column_and_to_no_other(
-    tmp_path: Path, keeping: Keeping, told: bool
+    tmp_path: Path, keeping: HistoryMode, told: bool
 ) -> None:
     wider = replace(TABLE, columns=(*TABLE.columns, column(5, "grade", missing="new")))
     rows = [
@@ -201,12 +201,14 @@ def test_changes_that_the_log_has_only_as_what_they_come_to_begin_a_history_and_
                 lake.sink.apply(batch(said, 4, 9, since=9))
         lake.sink.apply(batch(rows, 0, 5, since=5))  # nothing came after 4
         lake.sink.apply(batch(rows, 5, 9))
-        assert len(lake.rows()) == (1 if keeping is Keeping.MARKED else 2)
+        assert len(lake.rows()) == (1 if keeping is HistoryMode.MARKED else 2)
 
 
 @pytest.mark.parametrize("wide", [True, False], ids=["a longer key", "another column"])
 @pytest.mark.parametrize("keeping", SETTINGS)
-def test_a_table_goes_on_once_it_was_copied_under_another_key(tmp_path: Path, keeping: Keeping, *, wide: bool) -> None:
+def test_a_table_goes_on_once_it_was_copied_under_another_key(
+    tmp_path: Path, keeping: HistoryMode, *, wide: bool
+) -> None:
     first, second, *others = TABLE.columns
     columns = (first if wide else replace(first, key=None), replace(second, key=int(wide)), *others)
     images = {str(n): {1: str(n), 2: f"p{n}", 3: "l", 4: "h"} for n in range(3)}
@@ -223,5 +225,5 @@ def test_a_table_goes_on_once_it_was_copied_under_another_key(tmp_path: Path, ke
 
     said = [(row["id"], row["plain"], row["large"]) for row in lake.rows() if row["large"] is not None]
     copied = [(n, f"p{n}", "new") for n in range(3)]
-    kept_before = [] if keeping is Keeping.MARKED else [(n, f"p{n}", "l") for n in range(3)]
+    kept_before = [] if keeping is HistoryMode.MARKED else [(n, f"p{n}", "l") for n in range(3)]
     assert sorted(said) == sorted([*copied, *kept_before])

@@ -19,7 +19,7 @@ from cdc.stores.lake import Lake as Reading
 from cdc.stores.lake import read_target
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import Column, TableSchema, TableState
-from pipelines.sinks.delta.shared import ShardTarget, keep_only
+from pipelines.sinks.delta.shared import SharedTarget, keep_only
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
 from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
@@ -300,7 +300,7 @@ def test_a_shorter_range_from_before_a_new_name_waits_after_a_crash(quick):
     changed = replace(EAST, columns=CLASHES["renamed to 'article'"])
     whole = DeltaTarget.open(uri)
     assert whole is not None
-    ShardTarget(whole, 1).follow(sink.shape(changed).columns, SchemaChanges.EVOLVE, 60, replaced=True)
+    SharedTarget(whole, 1).follow(sink.shape(changed).columns, SchemaChanges.EVOLVE, 60, replaced=True)
 
     again = quick.driver()
     with pytest.raises(SchemaNotApplicable, match="renamed to 'item'"):

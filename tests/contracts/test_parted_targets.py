@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.config import SinkRule
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from cdc.errors import CdcError
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
 from tests.contracts.folded import batch, put
@@ -48,7 +48,7 @@ HELD = [
 
 
 @pytest.mark.parametrize("keeping", ALL_SETTINGS)
-def test_a_text_is_in_the_target_as_it_was(tmp_path: Path, keeping: Keeping) -> None:
+def test_a_text_is_in_the_target_as_it_was(tmp_path: Path, keeping: HistoryMode) -> None:
     lake = Lake(str(tmp_path), ALL_SETTINGS[keeping], rules=PARTED)
     rows = [log_row(RELATION, (5, n), "c", key=[str(n)], after={1: str(n), 2: text}) for n, text in enumerate(HELD)]
     lake.apply(rows, 0, 5)
@@ -58,7 +58,7 @@ def test_a_text_is_in_the_target_as_it_was(tmp_path: Path, keeping: Keeping) -> 
 @pytest.mark.parametrize("keeping", ALL_SETTINGS)
 @pytest.mark.parametrize(("text", "why"), LOST.items())
 def test_a_text_that_would_come_back_as_another_or_not_at_all_is_refused(
-    tmp_path: Path, keeping: Keeping, text: str, why: str
+    tmp_path: Path, keeping: HistoryMode, text: str, why: str
 ) -> None:
     lake = Lake(str(tmp_path), ALL_SETTINGS[keeping], rules=PARTED)
     lake.apply([log_row(RELATION, (5, 0), "c", key=["1"], after={1: "1", 2: "a"})], 0, 5)

@@ -9,54 +9,54 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.demo.dead_letter_step import Letters
-from cdc.demo.history_sink_step import History
-from cdc.demo.lake_queries import Shelf
+from cdc.demo.dead_letter_step import DeadLetterStep
+from cdc.demo.history_sink_step import HistorySinkStep
+from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import LAKE
-from cdc.demo.processes import Children
-from cdc.demo.terminal import Screen
+from cdc.demo.processes import DemoProcesses
+from cdc.demo.terminal import Terminal
 from cdc.demo.workload import Workload, make_shop
-from cdc.demo.workspace import Ground, free_port
+from cdc.demo.workspace import Workspace, free_port
 from cdc.service.supervisor import pipeline_children
 from tests.fixtures.postgres import rows_of
 from tests.fixtures.waiting import until
 
 
 @pytest.fixture(name="ground")
-def _ground(tmp_path: Path, database: str) -> Ground:
+def _ground(tmp_path: Path, database: str) -> Workspace:
     """The demo's definition over a shop of its own."""
     make_shop(database)
-    ground = Ground(tmp_path)
+    ground = Workspace(tmp_path)
     ground.define(database, free_port(8300), ())
     return ground
 
 
 @pytest.fixture(name="running")
-def _running(ground: Ground) -> Iterator[Ground]:
-    with Children(ground, pipeline_children(str(ground.definition), ("reader", "apply"))):
+def _running(ground: Workspace) -> Iterator[Workspace]:
+    with DemoProcesses(ground, pipeline_children(str(ground.definition), ("reader", "apply"))):
         yield ground
 
 
 @pytest.fixture(name="catalog")
-def _catalog(ground: Ground) -> Iterator[Catalog]:
+def _catalog(ground: Workspace) -> Iterator[Catalog]:
     with Catalog.open(ground.catalog_url) as catalog:
         yield catalog
 
 
-def told(ground: Ground) -> str:
+def told(ground: Workspace) -> str:
     return "\n".join(f"--- {p.name}\n{p.read_text()[-2000:]}" for p in sorted(ground.state.glob("*.out")))
 
 
 def test_a_broken_row_is_parked_tried_and_mended_and_a_history_comes_from_the_log(
-    running: Ground, database: str, catalog: Catalog
+    running: Workspace, database: str, catalog: Catalog
 ) -> None:
-    lake, out = Shelf(running, LAKE), StringIO()
+    lake, out = LakeQueries(running, LAKE), StringIO()
     until(lambda: any(s.sink == LAKE and s.position for s in catalog.sinks.ls("shop")), lambda: told(running))
     workload = Workload(database)
     workload.run(300)
     workload.stop()
-    with History(lake, Screen(out), database, catalog) as history:
-        parked, retried = Letters(lake, Screen(out), database, catalog).go()
+    with HistorySinkStep(lake, Terminal(out), database, catalog) as history:
+        parked, retried = DeadLetterStep(lake, Terminal(out), database, catalog).go()
         (versions,) = history.go()
 
     assert parked.equal, f"{out.getvalue()}\n{told(running)}"
@@ -70,10 +70,10 @@ def test_a_broken_row_is_parked_tried_and_mended_and_a_history_comes_from_the_lo
 
 
 def test_without_anybody_who_applies_both_fail_in_time_and_the_row_is_mended_nevertheless(
-    ground: Ground, database: str, catalog: Catalog
+    ground: Workspace, database: str, catalog: Catalog
 ) -> None:
     out = StringIO()
-    steps = Letters(Shelf(ground, LAKE), Screen(out), database, catalog, patience=0.2).go()
+    steps = DeadLetterStep(LakeQueries(ground, LAKE), Terminal(out), database, catalog, patience=0.2).go()
 
     assert [step.equal for step in steps] == [False, False]
     assert "not within" in out.getvalue()

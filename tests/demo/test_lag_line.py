@@ -8,11 +8,11 @@ import pytest
 
 from cdc.catalog import AWAITS_SPARK
 from cdc.demo.lag_line import lag_line
-from cdc.demo.pipeline_probe import FIND, LAKE, Sight
+from cdc.demo.pipeline_probe import FIND, LAKE, PipelineSnapshot
 from cdc.position import Position
 
 BOTH = (LAKE, FIND)
-HEALTHY = Sight(
+HEALTHY = PipelineSnapshot(
     durable=Position(9),
     sinks={LAKE: Position(7), FIND: Position(8)},
     lag={LAKE: 0.72, FIND: 0.41},
@@ -50,7 +50,7 @@ def test_while_the_reader_compiles_its_time_is_no_lag() -> None:
     ],
     ids=["before its first rows", "after them"],
 )
-def test_a_sink_that_can_do_nothing_without_spark_says_so(sight: Sight) -> None:
+def test_a_sink_that_can_do_nothing_without_spark_says_so(sight: PipelineSnapshot) -> None:
     assert lag_line(sight, BOTH) == "log 0.05 s · search 0.41 s · delta waits for Spark"
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cdc.demo.pipeline_probe import FIND, LAKE, Freshness, Sight
+from cdc.demo.pipeline_probe import FIND, LAKE, Freshness, PipelineSnapshot
 from cdc.position import Position
 
 
-def sight(position: int, lag: float, sink: str = LAKE) -> Sight:
-    return Sight(
+def sight(position: int, lag: float, sink: str = LAKE) -> PipelineSnapshot:
+    return PipelineSnapshot(
         durable=None,
         sinks={sink: Position(position)},
         lag={sink: lag},

@@ -16,7 +16,7 @@ def test_every_statement_of_the_workload_is_used_by_it() -> None:
 
 
 def test_every_statement_of_the_closing_is_used_by_it() -> None:
-    used = set(re.findall(r'_run\(\s*"(\w+)"', script_text("letters.py")))
+    used = set(re.findall(r'_run\(\s*"(\w+)"', script_text("dead_letter_step.py")))
 
     assert used == set(named("closing"))
 

@@ -6,17 +6,17 @@ from io import StringIO
 
 import pytest
 
-from cdc.demo.step import Finding, Wait, taken
-from cdc.demo.terminal import Screen
+from cdc.demo.step import StepResult, Wait, taken
+from cdc.demo.terminal import Terminal
 from cdc.errors import CutNotReached, CutUnavailable
 
 
 def test_a_part_that_raises_is_told_with_its_code_and_does_not_pass() -> None:
-    def fails() -> Finding:
+    def fails() -> StepResult:
         raise CutUnavailable("no cut is kept")
 
     out = StringIO()
-    step = taken(Screen(out), "cut", fails)
+    step = taken(Terminal(out), "cut", fails)
 
     assert not step.equal
     assert "✗ cut        CDC-3014 no cut is kept   try: " in out.getvalue() or "no cut is kept" in out.getvalue()
@@ -26,7 +26,7 @@ def test_a_part_that_raises_is_told_with_its_code_and_does_not_pass() -> None:
 @pytest.mark.parametrize(("equal", "mark"), [(True, "✓"), (False, "✗")])
 def test_a_part_is_told_with_its_command_and_its_mark(equal: bool, mark: str) -> None:
     out = StringIO()
-    step = taken(Screen(out), "cut", lambda: Finding("all there", "cdc query", equal, 3))
+    step = taken(Terminal(out), "cut", lambda: StepResult("all there", "cdc query", equal, 3))
 
     assert f"{mark} cut        all there   try: cdc query\n" in out.getvalue()
     assert (step.name, step.rows, step.equal) == ("cut", 3, equal)
@@ -34,7 +34,7 @@ def test_a_part_is_told_with_its_command_and_its_mark(equal: bool, mark: str) ->
 
 def test_a_long_command_stands_on_a_line_of_its_own_below_the_text() -> None:
     out = StringIO()
-    taken(Screen(out), "cut", lambda: Finding("told", "cdc query " + "x" * 110, equal=True))
+    taken(Terminal(out), "cut", lambda: StepResult("told", "cdc query " + "x" * 110, equal=True))
     first, second = out.getvalue().splitlines()
 
     assert first.endswith("told")
@@ -44,6 +44,6 @@ def test_a_long_command_stands_on_a_line_of_its_own_below_the_text() -> None:
 def test_a_wait_gives_what_it_finds_and_ends_with_what_it_waited_for() -> None:
     answers = iter([None, 7])
 
-    assert Wait(Screen(StringIO()), "lake").until("a number", lambda: next(answers)) == 7
+    assert Wait(Terminal(StringIO()), "lake").until("a number", lambda: next(answers)) == 7
     with pytest.raises(CutNotReached, match="a number: not within 0 s"):
-        Wait(Screen(StringIO()), "lake", 0.0).until("a number", lambda: None)
+        Wait(Terminal(StringIO()), "lake", 0.0).until("a number", lambda: None)

@@ -1,13 +1,13 @@
-"""Screen: what stays, stays; figures pass."""
+"""Terminal: what stays, stays; figures pass."""
 
 from __future__ import annotations
 
 from io import StringIO
 
-from cdc.demo.terminal import Screen
+from cdc.demo.terminal import Terminal
 
 
-class Terminal(StringIO):
+class TerminalText(StringIO):
     """Text that says it is a terminal."""
 
     def isatty(self) -> bool:
@@ -15,8 +15,8 @@ class Terminal(StringIO):
 
 
 def test_figures_are_written_over_on_a_terminal() -> None:
-    out = Terminal()
-    screen = Screen(out)
+    out = TerminalText()
+    screen = Terminal(out)
     screen.passing("lag 1 s")
     screen.passing("lag 2 s")
     screen.done("log", "is there")
@@ -27,13 +27,13 @@ def test_figures_are_written_over_on_a_terminal() -> None:
 
 def test_figures_are_lines_elsewhere() -> None:
     out = StringIO()
-    Screen(out).passing("lag 1 s")
+    Terminal(out).passing("lag 1 s")
 
     assert out.getvalue().endswith("lag 1 s\n")
 
 
 def test_a_line_begins_with_the_seconds_since_the_start() -> None:
     out = StringIO()
-    Screen(out, began=0.0).failed("delta", "is away")
+    Terminal(out, began=0.0).failed("delta", "is away")
 
     assert float(out.getvalue().split("s  ✗")[0]) > 0

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cdc.demo.lake_queries import Shelf
-from cdc.demo.terminal import Screen
-from cdc.demo.time_travel_step import COLUMN, Past
-from cdc.demo.workspace import Ground
+from cdc.demo.lake_queries import LakeQueries
+from cdc.demo.terminal import Terminal
+from cdc.demo.time_travel_step import COLUMN, TimeTravelStep
+from cdc.demo.workspace import Workspace
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
@@ -30,7 +30,7 @@ class Shop:
     """A lake of two tables, published by hand."""
 
     def __init__(self, folder: Path) -> None:
-        self.ground = Ground(folder)
+        self.ground = Workspace(folder)
         self._sink = DeltaSink(DeltaSettings("lake", f"{folder}/lake/{{schema}}/{{table}}"))
         self._sink.open("log-1")
         self._tables: dict[int, TableRecord] = {}
@@ -51,10 +51,10 @@ class Shop:
         self._sink.publish(Published(self._position, self._position * 1_000_000, tables))
         return self._position
 
-    def past(self, out: StringIO, before: int | None = None) -> Past:
+    def past(self, out: StringIO, before: int | None = None) -> TimeTravelStep:
         """Of this lake."""
         position = None if before is None else Position(before)
-        return Past(Shelf(self.ground, "lake"), Screen(out), position, patience=0.2)
+        return TimeTravelStep(LakeQueries(self.ground, "lake"), Terminal(out), position, patience=0.2)
 
 
 @pytest.fixture(name="shop")

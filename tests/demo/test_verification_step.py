@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from cdc.change import LOG_SCHEMA
-from cdc.demo.report import Outcome
+from cdc.demo.report import DemoReport
 from cdc.demo.step import Step
-from cdc.demo.verification_step import TableProof, by_table, living
+from cdc.demo.verification_step import TableVerification, by_table, living
 
 
 def row(position: int, op: str, key: str | None, payload: bytes | None = None) -> dict[str, object]:
@@ -30,7 +30,10 @@ def test_one_unequal_sink_makes_the_table_unequal() -> None:
         {"sink": "lake", "topic": "shop.a", "rows": 2, "equal": True},
     ]
 
-    assert by_table(verdicts) == [TableProof("shop.a", 2, equal=True), TableProof("shop.b", 3, equal=False)]
+    assert by_table(verdicts) == [
+        TableVerification("shop.a", 2, equal=True),
+        TableVerification("shop.b", 3, equal=False),
+    ]
 
 
 def test_a_deleted_key_is_not_alive() -> None:
@@ -50,13 +53,13 @@ def test_rows_are_taken_in_the_order_of_the_log() -> None:
 
 
 def test_an_outcome_without_tables_is_not_equal() -> None:
-    assert not Outcome().equal
-    assert Outcome(tables=[TableProof("shop.a", 1, equal=True)]).equal
+    assert not DemoReport().equal
+    assert DemoReport(tables=[TableVerification("shop.a", 1, equal=True)]).equal
 
 
 @pytest.mark.parametrize("part", ["tour", "closing"])
 def test_a_step_that_failed_makes_the_outcome_unequal(part: str) -> None:
-    outcome = Outcome(tables=[TableProof("shop.a", 1, equal=True)])
+    outcome = DemoReport(tables=[TableVerification("shop.a", 1, equal=True)])
     getattr(outcome, part).append(Step("cut", 1, 0.1, equal=True))
     assert outcome.equal
 
@@ -66,4 +69,4 @@ def test_a_step_that_failed_makes_the_outcome_unequal(part: str) -> None:
 
 
 def test_the_result_has_the_keys_that_programs_read() -> None:
-    assert set(Outcome().to_json()) == {"tables", "freshness", "changes", "first_row_seconds", "tour", "closing"}
+    assert set(DemoReport().to_json()) == {"tables", "freshness", "changes", "first_row_seconds", "tour", "closing"}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import DeltaSink, load
-from cdc.config.sinks import Keeping
-from cdc.demo.workspace import FOLDER, Ground, free_port, ground
+from cdc.config import DeltaSinkDefinition, load
+from cdc.config.sinks import HistoryMode
+from cdc.demo.workspace import FOLDER, Workspace, free_port, ground
 
 
 def test_the_state_goes_with_the_demo(folder: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_taken_port_is_passed_over() -> None:
 
 
 def test_the_definition_is_valid_and_stays_inside_the_state(folder: Path) -> None:
-    place = Ground(folder)
+    place = Workspace(folder)
     place.define("postgresql://postgres@127.0.0.1:54329/shop", 8083, ["/opt/delta.jar"])
     definition = load(place.definition)
 
@@ -67,7 +67,7 @@ def test_the_definition_is_valid_and_stays_inside_the_state(folder: Path) -> Non
 
 
 def test_the_sink_that_is_added_keeps_versions_of_one_table_and_changes_nothing_else(folder: Path) -> None:
-    place = Ground(folder)
+    place = Workspace(folder)
     place.define("postgresql://postgres@127.0.0.1:54329/shop", 8083, ())
     before = load(place.definition)
     place.add_history()
@@ -76,6 +76,6 @@ def test_the_sink_that_is_added_keeps_versions_of_one_table_and_changes_nothing_
 
     assert definition.model_copy(update={"sinks": before.sinks}) == before
     assert definition.sinks[:-1] == before.sinks
-    assert isinstance(added, DeltaSink)
-    assert (added.name, added.tables, added.keeping) == ("history", ("shop.products",), Keeping.VERSIONS)
+    assert isinstance(added, DeltaSinkDefinition)
+    assert (added.name, added.tables, added.keeping) == ("history", ("shop.products",), HistoryMode.VERSIONS)
     assert added.path.startswith(str(place.state))

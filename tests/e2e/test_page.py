@@ -16,8 +16,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, s
 
 from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.service.api.app import create_app
-from cdc.service.log_sampler import LogWatch
-from cdc.snapshot.backfill_state import Request, TableWork, Verb, Work
+from cdc.service.log_sampler import LogSampler
+from cdc.snapshot.backfill_state import BackfillAction, BackfillRequest, BackfillState, TableBackfillState
 from tests.cli.trimmed import Folder
 from tests.fixtures.waiting import until
 from tests.service.pipeline import LOG_END, NAME, TOKEN, copying, definition, fill, write_log
@@ -150,7 +150,7 @@ def copy(catalog: Catalog, page: Page) -> int:
     expect(page.locator("#link")).to_have_text("live")
     catalog.tables.record(NAME, [TableProgress("", "shop.orders", "snapshotting", None, LOG_END, None, 0)])
     return copying(
-        catalog, "shop.orders", Request(("shop.orders",), resync=True, epoch=0),
+        catalog, "shop.orders", BackfillRequest(("shop.orders",), resync=True, epoch=0),
         state="snapshotting", rows=25_000, estimate=100_000, seconds=5.0,
     )  # fmt: skip
 
@@ -170,14 +170,14 @@ def test_buttons_speak_the_verbs_and_keep_the_focus_while_figures_change(
 ) -> None:
     pause = page.get_by_role("button", name=f"pause copy {copy}")
     pause.focus()
-    more = TableWork("snapshotting", rows=50_000, estimate=100_000, seconds=9.0)
-    catalog.commands.record(copy, Work("snapshotting", {"shop.orders": more}).to_json())
+    more = TableBackfillState("snapshotting", rows=50_000, estimate=100_000, seconds=9.0)
+    catalog.commands.record(copy, BackfillState("snapshotting", {"shop.orders": more}).to_json())
     expect(page.locator("#backfills")).to_contain_text("50%")
     expect(pause).to_be_focused()
     page.keyboard.press("Enter")
-    (heard,) = until(lambda: catalog.commands.pending(NAME, Verb.PAUSE.kind), "the pause to be posted")
+    (heard,) = until(lambda: catalog.commands.pending(NAME, BackfillAction.PAUSE.kind), "the pause to be posted")
     assert heard.payload == {"id": copy}
-    catalog.commands.record(copy, Work("paused", {"shop.orders": more}).to_json())
+    catalog.commands.record(copy, BackfillState("paused", {"shop.orders": more}).to_json())
     expect(page.get_by_role("button", name=f"resume copy {copy}")).to_be_visible()
 
 
@@ -193,15 +193,15 @@ def test_a_cancel_is_asked_for_twice(page: Page, copy: int, catalog: Catalog) ->
     cancel.click()
     page.once("dialog", lambda dialog: dialog.accept())
     cancel.click()
-    until(lambda: catalog.commands.pending(NAME, Verb.CANCEL.kind), "the cancel to be posted")
+    until(lambda: catalog.commands.pending(NAME, BackfillAction.CANCEL.kind), "the cancel to be posted")
     assert asked == [f"Cancel copy {copy}? What was placed stays."]
-    assert len(catalog.commands.ls(NAME, Verb.CANCEL.kind)) == 1
+    assert len(catalog.commands.ls(NAME, BackfillAction.CANCEL.kind)) == 1
 
 
 def test_a_service_that_takes_no_verbs_shows_no_buttons_for_them(
     browser: Browser, catalog: Catalog, tmp_path: Path
 ) -> None:
-    copying(catalog, "shop.orders", Request(("shop.orders",)), state="snapshotting", rows=1)
+    copying(catalog, "shop.orders", BackfillRequest(("shop.orders",)), state="snapshotting", rows=1)
     reading = definition(tmp_path, host="0.0.0.0")
     with answering(create_app(catalog, reading, "/log")) as address, browser.new_page() as page:
         page.goto(address)
@@ -211,7 +211,7 @@ def test_a_service_that_takes_no_verbs_shows_no_buttons_for_them(
 
 
 def test_the_page_asks_for_the_token_and_speaks_with_it(browser: Browser, catalog: Catalog, tmp_path: Path) -> None:
-    job = copying(catalog, "shop.orders", Request(("shop.orders",)), state="snapshotting", rows=1)
+    job = copying(catalog, "shop.orders", BackfillRequest(("shop.orders",)), state="snapshotting", rows=1)
     guarded = definition(tmp_path, token={"env": "SHOP_TOKEN"})
     with answering(create_app(catalog, guarded, "/log")) as address, browser.new_page() as page:
         page.goto(address)
@@ -225,7 +225,7 @@ def test_the_page_asks_for_the_token_and_speaks_with_it(browser: Browser, catalo
         expect(page).to_have_title("shop · running · cdc")
         expect(page.get_by_text("This service wants a token")).to_be_hidden()
         page.get_by_role("button", name=f"pause backfill {job}").click()
-        until(lambda: catalog.commands.pending(NAME, Verb.PAUSE.kind), "the pause to be posted")
+        until(lambda: catalog.commands.pending(NAME, BackfillAction.PAUSE.kind), "the pause to be posted")
         page.reload()
         expect(page.locator("#tables")).to_contain_text("orders")
 
@@ -263,7 +263,7 @@ def test_the_description_of_the_api_asks_for_the_token_and_tries_out_with_it(
 
 
 def test_a_refused_verb_says_why(browser: Browser, catalog: Catalog, url: str) -> None:
-    job = copying(catalog, "shop.orders", Request(("shop.orders",)), state="snapshotting", rows=1)
+    job = copying(catalog, "shop.orders", BackfillRequest(("shop.orders",)), state="snapshotting", rows=1)
     with browser.new_page() as page:
         page.goto(url)
         # in one go: the page is drawn anew whenever something is told
@@ -293,7 +293,7 @@ def kept(browser: Browser, folder: Folder, tmp_path: Path) -> Iterator[Page]:
     with Catalog.open(definition(tmp_path).catalog.url) as opened:
         fill(opened)
         app = create_app(opened, definition(tmp_path), str(folder.root))
-        app.state.view.log = LogWatch(folder.root, every=0.1)
+        app.state.view.log = LogSampler(folder.root, every=0.1)
         with answering(app) as address, looking_at(browser, address, "log.png") as page:
             yield page
 

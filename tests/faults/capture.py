@@ -23,7 +23,7 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.heartbeat import emit
 from cdc.postgres.replication import identify
-from cdc.snapshot.watermark_window import Placing
+from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableState
 from tests.fixtures.forked import start
 from tests.fixtures.waiting import until
@@ -67,7 +67,7 @@ class Captured:
         writer = LogWriter.open(
             settings.log, LogIdentity(system_id=found.system_id, database=found.database), settings.limits
         )
-        prepare(settings.source, settings.log, writer, metrics.Figures())
+        prepare(settings.source, settings.log, writer, metrics.Metrics())
         assert writer.durable is not None
         return writer.durable
 
@@ -117,9 +117,9 @@ class Captured:
 class Reading:
     """A reader in a thread of the test, beside a block; what it fails with, the block fails with."""
 
-    def __init__(self, held: Captured, placing: Placing | None = None) -> None:
+    def __init__(self, held: Captured, placing: WatermarkWindows | None = None) -> None:
         """placing: one of the test's own."""
-        self.held, self.placing, self.figures = held, placing or Placing(), metrics.Figures()
+        self.held, self.placing, self.figures = held, placing or WatermarkWindows(), metrics.Metrics()
         self.stop = Event()
         self._failures: list[BaseException] = []
         self._settings = reader_settings(held.definition)  # as they are now, whatever the block makes of them

@@ -15,9 +15,9 @@ from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.session import SparkSettings, spark_session
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
 
@@ -38,8 +38,8 @@ def drive(folder: Path, writer: Writer) -> None:
         Catalog.open(f"sqlite:///{folder}/catalog.db") as catalog,
         closing(DeltaSink(DeltaSettings("lake", lake_in(folder), writer), spark)) as sink,
     ):
-        progress = Progress("held", "lake", metrics.Figures())
-        loop = SinkLoop(sink, RangeFold(log, "lake", ("*.*",)), Cuts(catalog, "held"), progress)
+        progress = SinkFigures("held", "lake", metrics.Metrics())
+        loop = SinkLoop(sink, RangeFolder(log, "lake", ("*.*",)), CutRequests(catalog, "held"), progress)
         loop.open()
         rows = log.rows(loop.position, log.durable or Position(0))
         ends = sorted({position for batch in rows for position in batch.column("position").to_pylist()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake
 from tests.pipelines.lives import Row, log_row
 
@@ -33,7 +33,7 @@ ENDS = (20, 40, 50, 70)
 
 def main(folder: str, keeping: str, upto: int) -> None:
     """From where the last one published, up to there."""
-    lake = Lake(folder, SETTINGS[Keeping(keeping)])
+    lake = Lake(folder, SETTINGS[HistoryMode(keeping)])
     published = lake.sink.open("log-1")
     after = published.position if published else 0
     lake.publish(lake.apply(HISTORY, min(after, upto), upto, TABLE), upto)

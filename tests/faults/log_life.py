@@ -22,7 +22,7 @@ from cdc.log.orphan_files import remove_leftovers
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.log.retention_worker import due
-from cdc.log.retrying_writer import PatientWriter
+from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.segments import SegmentLimits
 from cdc.log.vacuum import sweep
 from cdc.log.writer import LogWriter
@@ -85,7 +85,7 @@ def live_on(root: Path, tell: Tell, *, patient: bool = False) -> None:
     if (begun.durable or 0) < FIRST:  # the first copy
         append(begun, FIRST, tell)
     remove_leftovers(root)
-    writer = PatientWriter(root, CLOSED, Event(), lambda _on: None) if patient else LogWriter(root, CLOSED)
+    writer = RetryingWriter(root, CLOSED, Event(), lambda _on: None) if patient else LogWriter(root, CLOSED)
     for position in range((writer.durable or 0) + 1, LAST + 1):
         append(writer, position, tell)
         if position % EVERY == 0:
@@ -93,13 +93,13 @@ def live_on(root: Path, tell: Tell, *, patient: bool = False) -> None:
     keep_small(root, writer, LAST)
 
 
-def append(writer: LogWriter | PatientWriter, position: int, tell: Tell) -> None:
+def append(writer: LogWriter | RetryingWriter, position: int, tell: Tell) -> None:
     """The transaction at a position."""
     writer.commit(writer.stage(table(*transaction(position))), info(position))
     tell(position)
 
 
-def keep_small(root: Path, writer: LogWriter | PatientWriter, passed: int) -> None:
+def keep_small(root: Path, writer: LogWriter | RetryingWriter, passed: int) -> None:
     """What the processes of a log do to it now and then, one after the other; a sink has come to `passed`."""
     compact(None, root)
     consumers.register(root, Consumer("sink", "lake", Position(passed)))

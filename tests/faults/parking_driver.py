@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cdc.catalog.dead_letter_requests import Verb
-from cdc.config.sinks import Keeping
+from cdc.catalog.dead_letter_requests import DeadLetterAction
+from cdc.config.sinks import HistoryMode
 from tests.contracts.folded import gone, part, put
 from tests.contracts.histories import RELATION
 from tests.pipelines.dead_letters import held
@@ -48,9 +48,9 @@ def main(folder: Path, upto: int, kind: str = "delta") -> None:
 
 def _change_by_change(folder: Path, upto: int, kind: str) -> None:
     mended = held.MENDED if kind.endswith("+") else {}
-    lake = held.held(folder, Keeping(kind.removesuffix("+")), **mended)
+    lake = held.held(folder, HistoryMode(kind.removesuffix("+")), **mended)
     if mended:
-        lake.ask(Verb.RETRY)
+        lake.ask(DeadLetterAction.RETRY)
     lake.take(HISTORY, upto)
 
 

@@ -13,7 +13,7 @@ from cdc.config import Definition, load
 from cdc.errors import LogFenced, LogInaccessible, LogUnreachable
 from cdc.log.object_path import BucketPath
 from cdc.log.reader import LogReader
-from cdc.log.retrying_writer import PatientWriter
+from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.fixtures.s3 import KEY, S3, Relay
@@ -33,9 +33,9 @@ def _root(s3: S3, relay: Relay) -> BucketPath:
     return root
 
 
-def patient(root: BucketPath, stop: Event | None = None) -> tuple[PatientWriter, list[bool]]:
+def patient(root: BucketPath, stop: Event | None = None) -> tuple[RetryingWriter, list[bool]]:
     blocked: list[bool] = []
-    return PatientWriter(root, LIMITS, stop or Event(), blocked.append), blocked
+    return RetryingWriter(root, LIMITS, stop or Event(), blocked.append), blocked
 
 
 @pytest.fixture(name="both", params=BOTH, ids=lambda of: of.name)

@@ -14,7 +14,7 @@ from cdc.log.object_path import BucketPath
 from cdc.log.reader import LogReader
 from cdc.log.removed_files import notes
 from cdc.log.retention import Retention
-from cdc.log.retrying_writer import PatientWriter
+from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.vacuum import sweep
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -108,7 +108,7 @@ def test_of_an_upload_that_breaks_off_nothing_is_to_be_seen(root: BucketPath, re
 def test_a_large_file_is_there_once_whatever_its_upload_went_through(
     root: BucketPath, relay: Relay, pattern: str, status: int
 ) -> None:
-    writer = PatientWriter(root, LIMITS, Event(), lambda _: None)
+    writer = RetryingWriter(root, LIMITS, Event(), lambda _: None)
     fault = relay.fault(pattern, status, times=2)
     writer.commit(writer.stage(table(large(20))), info(20))
     append(writer, 30)

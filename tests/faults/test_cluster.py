@@ -29,7 +29,7 @@ from cdc.log.layout import LogFile
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.service.replay_jobs import Replays
+from cdc.service.replay_jobs import ReplayJobs
 from cdc.stores.lake import Lake
 from pipelines.compaction.compact import compact
 from pipelines.folding.fold import fold
@@ -268,7 +268,7 @@ def test_executors_build_a_target_anew_that_holds_the_rows_of_the_old_one(
     before, new = cluster.tasks("Finished task"), shop.folder / "new"
     job = submit("replay", "lake", "--from", "beginning", "--into", str(new))
     with Catalog.open(f"sqlite:///{shop.folder}/catalog.db") as catalog:
-        replays = Replays(catalog, shop.name, None)
+        replays = ReplayJobs(catalog, shop.name, None)
         shop.wait(lambda: (told := replays.last("lake")) and told.state == "running", "the catalog tells", seconds=SLOW)
         assert job.wait() == 0, shop.output() + cluster.output()
         told = replays.last("lake")

@@ -16,7 +16,7 @@ from cdc.change import LOG_SCHEMA
 from cdc.errors import LogUnwritable
 from cdc.log.layout import CommitInfo
 from cdc.log.reader import LogReader
-from cdc.log.retrying_writer import PatientWriter, is_storage
+from cdc.log.retrying_writer import RetryingWriter, is_storage
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.postgres.connection import connect
@@ -122,7 +122,7 @@ def test_what_a_broken_attempt_began_is_given_back_and_the_commit_is_whole(small
         if on:
             ballast.unlink()
 
-    writer = PatientWriter(small, LIMITS, stop, blocked)
+    writer = RetryingWriter(small, LIMITS, stop, blocked)
     big = pa.Table.from_pylist([row(100, n) for n in range(8)], LOG_SCHEMA)
     big = big.set_column(big.schema.get_field_index("payload"), "payload", pa.array([os.urandom(250_000)] * 8))
     files = writer.stage(big)
@@ -139,7 +139,7 @@ def test_a_writer_that_is_told_to_stop_does_not_wait_for_room(small: Path) -> No
     (small / "ballast").write_bytes(bytes(7 << 20))
     stop = Event()
     stop.set()
-    writer = PatientWriter(small, LIMITS, stop, lambda _on: None)
+    writer = RetryingWriter(small, LIMITS, stop, lambda _on: None)
     big = pa.Table.from_pylist([row(100, n) for n in range(8)], LOG_SCHEMA)
     big = big.set_column(big.schema.get_field_index("payload"), "payload", pa.array([os.urandom(250_000)] * 8))
     with pytest.raises(LogUnwritable, match="No space left"):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cdc.log import consumers
-from cdc.log.audit.damaged_file import Damaged, Dropped, Way
+from cdc.log.audit.damaged_file import Damaged, Dropped, RecoveryWay
 from cdc.log.layout import LogFile
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.snapshot.backfill_state import Request
+from cdc.snapshot.backfill_state import BackfillRequest
 from cdc.stores.lake import read_target
 from cdc.table import TableState
 from tests.cli.command import spawn
@@ -55,11 +55,11 @@ def test_a_table_without_a_key_whose_copy_is_lost_comes_back_whole_with_a_resync
     held.copy()
     held.stream()  # behind a copy alone nothing else can stand
     done = given_up(held)
-    assert (done.way, done.marked) == (Way.GIVEN_UP, ("public.t",))
+    assert (done.way, done.marked) == (RecoveryWay.GIVEN_UP, ("public.t",))
     run_sql(database, "INSERT INTO t VALUES (7, 'behind')")
 
     with Running(held) as running:
-        assert running.ended(running.ask(Request(done.marked, resync=True))).state == "done"
+        assert running.ended(running.ask(BackfillRequest(done.marked, resync=True))).state == "done"
         running.caught_up()
     (schema,) = held.log.schemas().values()
     assert schema.state is TableState.LIVE

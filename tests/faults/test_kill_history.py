@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from cdc.failpoint import VARIABLE
 from tests.contracts.histories import MODELS, SETTINGS, Lake, kept
 from tests.faults.history_driver import ENDS, HISTORY
@@ -17,7 +17,7 @@ KILLED = -signal.SIGKILL
 POINTS = ["delta_before_merge", "delta_after_merge", "delta_after_ending", "delta_after_ending:2"]
 
 
-def drive(folder: Path, keeping: Keeping, upto: int, failpoint: str | None = None) -> int:
+def drive(folder: Path, keeping: HistoryMode, upto: int, failpoint: str | None = None) -> int:
     environment = {VARIABLE: failpoint} if failpoint else {}
     return forked.run("tests.faults.history_driver", folder, keeping.value, upto, environment=environment).status
 
@@ -27,12 +27,15 @@ CASES = [(keeping, point) for keeping in SETTINGS for point in POINTS]
 
 @pytest.mark.parametrize(
     ("keeping", "point"),
-    [case if case == (Keeping.VERSIONS, POINTS[1]) else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+    [
+        case if case == (HistoryMode.VERSIONS, POINTS[1]) else pytest.param(*case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
 )
 def test_a_driver_killed_at_a_step_is_followed_by_one_that_ends_the_same(
-    tmp_path: Path, keeping: Keeping, point: str
+    tmp_path: Path, keeping: HistoryMode, point: str
 ) -> None:
-    if keeping is Keeping.CHANGES and "ending" in point:
+    if keeping is HistoryMode.CHANGES and "ending" in point:
         point = "delta_before_publish"
     assert drive(tmp_path, keeping, 10) == 0
     assert drive(tmp_path, keeping, ENDS[-1], point) == KILLED

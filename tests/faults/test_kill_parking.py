@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.catalog.dead_letter_requests import Verb, Wish, answers, say
-from cdc.config.sinks import Keeping
+from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterRequest, answers, say
+from cdc.config.sinks import HistoryMode
 from cdc.failpoint import VARIABLE
 from tests.contracts.histories import MODELS, RELATION, kept
 from tests.faults.parking_driver import BEGIN, END, HISTORY
@@ -79,10 +79,10 @@ def test_a_history_with_parked_keys_is_whole_wherever_its_driver_was_killed(
         if upto > 20:
             assert drive(tmp_path, upto, point, of) == KILLED
         assert drive(tmp_path, upto, kind=of) == 0
-        assert [key for (key,) in held.held(tmp_path, Keeping(kind)).tables[RELATION].parked] == parked
+        assert [key for (key,) in held.held(tmp_path, HistoryMode(kind)).tables[RELATION].parked] == parked
 
-    ended = held.held(tmp_path, Keeping(kind), **held.MENDED)
-    assert kept(ended, Keeping(kind)) == MODELS[Keeping(kind)](HISTORY)
+    ended = held.held(tmp_path, HistoryMode(kind), **held.MENDED)
+    assert kept(ended, HistoryMode(kind)) == MODELS[HistoryMode(kind)](HISTORY)
 
 
 @pytest.mark.slow
@@ -127,7 +127,9 @@ def test_the_apply_process_parks_a_key_of_a_history_until_it_is_discarded(pipeli
         envelope = pipeline.verify()
         assert envelope["ok"], f"{envelope}\n{pipeline.output()}"
         (letter,) = catalog.dead_letters.ls(pipeline.name)
-        (asked,) = say(catalog, pipeline.name, [letter], Wish(Verb.DISCARD, "a test", "a test"))
+        (asked,) = say(
+            catalog, pipeline.name, [letter], DeadLetterRequest(DeadLetterAction.DISCARD, "a test", "a test")
+        )
         pipeline.wait(lambda: not catalog.dead_letters.ls(pipeline.name), "none")
         assert answers(catalog, [asked]) == {letter.id: "discarded"}
         run_sql(pipeline.dsn, "UPDATE t SET v = 9 WHERE id = 2")

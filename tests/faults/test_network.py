@@ -16,7 +16,7 @@ import pytest
 from cdc.demo.workload import Workload
 from cdc.errors import SlotInUse, SourceUnreachable
 from cdc.lsn import Lsn
-from cdc.pgoutput.messages import Commit, Insert
+from cdc.pgoutput.messages import CommitMessage, Insert
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from tests.faults.proxy import Proxy
@@ -136,7 +136,7 @@ def test_a_message_that_trickles_for_longer_than_the_silence_arrives(proxy: Prox
         proxy.piece, proxy.latency = 4000, 0.05
         run_sql(database, "INSERT INTO t SELECT 1000, string_agg(md5(i::text), '') FROM generate_series(1, 9000) i")
         began = time.monotonic()
-        messages = receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen))
+        messages = receive_until(stream, lambda seen: any(isinstance(m, CommitMessage) for m in seen))
     assert time.monotonic() - began > 2 * SILENCE
     assert [len(str(m.new[1])) for m in messages if isinstance(m, Insert)] == [9000 * 32]
 

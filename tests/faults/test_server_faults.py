@@ -20,7 +20,7 @@ from cdc.pgoutput.messages import Insert
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.postgres.preflight import Wants, preflight
+from cdc.postgres.preflight import SourceRequirements, preflight
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot, slot_status
 from tests.faults.capture import Captured, ReaderProcess
@@ -232,7 +232,7 @@ def test_a_server_without_a_place_for_a_walsender_is_named_and_waited_for(
     slot = make_source(database) if made else "absent"
     if not made:
         run_sql(database, TABLE)
-    wants = Wants(slot=slot, publication="pub", patterns=["public.*"])
+    wants = SourceRequirements(slot=slot, publication="pub", patterns=["public.*"])
     options = StreamOptions(slot=slot, publication="pub", start=Lsn(0))
     with ExitStack() as places:
         for _ in range(int(SETTINGS["max_wal_senders"])):
@@ -249,7 +249,7 @@ def test_a_server_without_a_place_for_a_slot_is_named(database: str) -> None:
     with connect(database) as conn:
         for number in range(int(SETTINGS["max_replication_slots"])):
             conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [f"place_{number}"])
-    problems = preflight(database, Wants(slot="wanted", publication="pub", patterns=["public.*"]))
+    problems = preflight(database, SourceRequirements(slot="wanted", publication="pub", patterns=["public.*"]))
     assert [p.subject for p in problems] == ["max_replication_slots"]
     with pytest.raises(PreflightFailed, match="53400") as refused, create_slot(database, "wanted", patience=5):
         pass

@@ -29,7 +29,7 @@ from cdc.errors import (
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.slot import slot_status
-from cdc.snapshot.backfill_state import Request
+from cdc.snapshot.backfill_state import BackfillRequest
 from tests.faults.capture import Captured
 from tests.faults.load import Load
 from tests.faults.test_new_epoch import restore
@@ -126,7 +126,7 @@ def test_a_publication_without_a_captured_table_names_it(held: Captured) -> None
     with connect(held.dsn) as conn:
         conn.execute(fix.removeprefix("run ").partition(";")[0])  # type: ignore[arg-type]
     with Running(held) as running:
-        assert running.ended(running.ask(Request(("public.t",), resync=True))).state == "done"
+        assert running.ended(running.ask(BackfillRequest(("public.t",), resync=True))).state == "done"
         run_sql(held.dsn, "INSERT INTO t VALUES (2, 'after')")
         running.caught_up()
     assert held.folded("t") == sorted(rows_of(held.dsn, "SELECT id::text, v FROM t"))

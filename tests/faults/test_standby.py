@@ -15,7 +15,7 @@ from cdc.errors import LogError
 from cdc.postgres.chunk_snapshot import replay_lag
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.snapshot.backfill_state import Request
+from cdc.snapshot.backfill_state import BackfillRequest
 from tests.faults.capture import Captured, ReaderProcess
 from tests.faults.test_new_epoch import restore
 from tests.fixtures.postgres import rows_of, run_sql
@@ -79,7 +79,7 @@ def test_a_copy_rests_while_a_standby_lags_or_is_away_and_goes_on_by_itself(
         run_sql(standby.dsn(), "SELECT pg_wal_replay_pause()")
         run_sql(primary.dsn(), AHEAD)
         running.until(lambda: (replay_lag(conn, SECOND) or 0) > LAG, "a standby that lags")
-        job = running.ask(Request(("public.t",)))
+        job = running.ask(BackfillRequest(("public.t",)))
         assert f"standby {SECOND!r} lags by" in running.until(lambda: reason(running, job), "a rest")
         assert len(read_rows(held)) == 1
         run_sql(standby.dsn(), "SELECT pg_wal_replay_resume()")
@@ -87,7 +87,7 @@ def test_a_copy_rests_while_a_standby_lags_or_is_away_and_goes_on_by_itself(
         assert len(read_rows(held)) == 2
         standby.stop()
         running.until(lambda: replay_lag(conn, SECOND) is None, "the standby's end")
-        job = running.ask(Request(("public.t",)))
+        job = running.ask(BackfillRequest(("public.t",)))
         assert running.until(lambda: reason(running, job), "a rest") == f"standby {SECOND!r} is not connected"
         assert len(read_rows(held)) == 2
         standby.start()

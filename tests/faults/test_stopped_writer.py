@@ -20,7 +20,7 @@ from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import CHANGES, COMPACTED, commit_file
 from cdc.log.orphan_files import remove_leftovers
 from cdc.log.reader import LogReader
-from cdc.log.retrying_writer import PatientWriter
+from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.log_life import CLOSED
@@ -149,7 +149,7 @@ def test_a_reader_that_waited_for_room_while_another_one_cleared_up_commits_noth
             ballast.unlink()
             assert remove_leftovers(small) > 0
 
-    writer = PatientWriter(small, CLOSED, Event(), blocked)
+    writer = RetryingWriter(small, CLOSED, Event(), blocked)
     writer.commit(writer.stage(table(row(10))), info(10))
     files = writer.stage(table(row(20)))
     fill(ballast)

@@ -16,7 +16,7 @@ from cdc.errors import UndecodableWal, UnreadableRow
 from cdc.postgres.connection import connect
 from cdc.remedy import COMMAND, literal
 from cdc.service.status import pipeline_status
-from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.table import TableState
 from tests.cli.command import Outcome, spawn
 from tests.faults.capture import Captured, ReaderProcess
@@ -79,9 +79,9 @@ def finding(dsn: str, remedy: str) -> list[tuple[Any, ...]]:
 def no_copy_follows(held: Captured, reader: ReaderProcess) -> None:
     """A copy that is to be made again is asked for before the next backfill is carried out: there is none."""
     with Catalog.open(held.definition.catalog.url) as catalog:
-        other = catalog.commands.post("held", BACKFILL, Request(("public.u",)).to_json())
+        other = catalog.commands.post("held", BACKFILL, BackfillRequest(("public.u",)).to_json())
         until(lambda: (done := catalog.commands.get(other)) and done.state is CommandState.DONE, reader.output)
-        requests = [Request.from_json(command.payload) for command in catalog.commands.ls("held", BACKFILL)]
+        requests = [BackfillRequest.from_json(command.payload) for command in catalog.commands.ls("held", BACKFILL)]
     assert [request.tables for request in requests if request.resync] == [("public.t",)]
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from cdc.config import SinkRule
 from cdc.stores.published import Published
-from pipelines.sinks.delta.maintenance import Upkeep, UpkeepSettings
+from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
-from pipelines.sinks.delta.zorder import Ordering
+from pipelines.sinks.delta.zorder import ZOrdering
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.sinks.upkept import Clock
 
@@ -29,11 +29,11 @@ def path_in(folder: object) -> str:
 
 def live(folder: str, rounds: int, *by: str) -> Iterator[int]:
     """Merge and publish so many rows more, kept in order by columns; yields the number of each that is published."""
-    clock, ordering = Clock(), Ordering(least=0)
+    clock, ordering = Clock(), ZOrdering(least=0)
     settings = UpkeepSettings(every=EVERY, vacuum_after=0.0, retain=0.0, keep_commits=10, ordering=ordering)
     rules = (SinkRule(match="*.*", cluster_by=by),)
     sink = DeltaSink(DeltaSettings("lake", path_in(folder), rules=rules, upkeep=settings))
-    sink._upkeep = Upkeep(settings, clock)  # what comes when does not depend on the machine
+    sink._upkeep = TargetMaintenance(settings, clock)  # what comes when does not depend on the machine
     published = sink.open(LOG)
     done = published.position // 10 if published else 0
     for number in range(done + 1, done + 1 + rounds):

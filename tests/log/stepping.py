@@ -9,7 +9,7 @@ from cdc.log.compacted_state import state
 from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
-from cdc.log.retrying_writer import PatientWriter
+from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.log.compacting import between, compact, opened, read
@@ -44,7 +44,7 @@ class Stepping:
         return rf"^PUT .*/{self.name}/segment(=|%3D)"
 
 
-def append(writer: LogWriter | PatientWriter, position: int) -> None:
+def append(writer: LogWriter | RetryingWriter, position: int) -> None:
     """A transaction of two rows."""
     writer.commit(writer.stage(table(row(position), row(position, 1))), info(position))
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.log.boot_clock import SECOND, Noted
+from cdc.log.boot_clock import SECOND, BootTimestamp
 
-NOTED = Noted(1_000 * SECOND, "first", 50 * SECOND)
+NOTED = BootTimestamp(1_000 * SECOND, "first", 50 * SECOND)
 
 
 @pytest.mark.parametrize("clock_us", [0, 1_000 * SECOND, 9_999 * SECOND])
 def test_in_one_life_of_a_machine_the_clock_is_not_asked(clock_us: int):
-    assert Noted(clock_us, "first", 57 * SECOND).since(NOTED) == 7 * SECOND
+    assert BootTimestamp(clock_us, "first", 57 * SECOND).since(NOTED) == 7 * SECOND
 
 
-@pytest.mark.parametrize("later", [Noted(1_009 * SECOND, "second", SECOND), Noted(1_009 * SECOND)])
-def test_of_two_lives_or_machines_the_clocks_tell(later: Noted):
+@pytest.mark.parametrize("later", [BootTimestamp(1_009 * SECOND, "second", SECOND), BootTimestamp(1_009 * SECOND)])
+def test_of_two_lives_or_machines_the_clocks_tell(later: BootTimestamp):
     assert later.since(NOTED) == 9 * SECOND
     assert NOTED.since(later) == -9 * SECOND
 
 
 def test_this_machine_goes_on():
-    noted, now = Noted.now(), Noted.now()
+    noted, now = BootTimestamp.now(), BootTimestamp.now()
     assert now.boot == noted.boot
     assert 0 <= now.since(noted) < 60 * SECOND

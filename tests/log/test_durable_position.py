@@ -5,12 +5,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
-from cdc.log.durable_position import Reached
+from cdc.log.durable_position import DurablePosition
 from cdc.position import Position
 
 
 def test_what_is_reached_is_not_waited_for():
-    reached, asked = Reached(), list[int]()
+    reached, asked = DurablePosition(), list[int]()
     reached.on_wait(lambda: asked.append(1))
     reached.tell(Position(5))
     assert reached.wait(Position(5), 0)
@@ -18,7 +18,7 @@ def test_what_is_reached_is_not_waited_for():
 
 
 def test_it_is_waited_for_until_it_is_told_or_the_time_is_over():
-    reached, waits = Reached(), Event()
+    reached, waits = DurablePosition(), Event()
     reached.on_wait(waits.set)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(reached.wait, Position(7), 60.0)

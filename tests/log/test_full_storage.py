@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from cdc.log.reader import LogReader
-from cdc.log.retrying_writer import PatientWriter
+from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -37,7 +37,7 @@ class Filled:
     def __init__(self, root: Path) -> None:
         self.told: list[bool] = []
         self.ballast = root / "ballast"
-        self.writer = PatientWriter(root, EVERY, Event(), self.blocked)
+        self.writer = RetryingWriter(root, EVERY, Event(), self.blocked)
 
     def fill(self) -> None:
         with self.ballast.open("wb", buffering=0) as sink:

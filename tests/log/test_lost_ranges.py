@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from cdc.log import lost_ranges
 from cdc.log.layout import LogFile
-from cdc.log.lost_ranges import Lost
+from cdc.log.lost_ranges import LostRange
 from cdc.position import Position
 
 numbers = st.integers(0, 40)
 positions = numbers.map(Position)
 ranges = st.lists(
-    st.tuples(numbers, numbers, numbers).map(lambda three: Lost(*map(Position, sorted(three)))), max_size=4
+    st.tuples(numbers, numbers, numbers).map(lambda three: LostRange(*map(Position, sorted(three)))), max_size=4
 ).map(lambda found: sorted(found, key=lambda one: one.told))
 
 
@@ -45,7 +45,7 @@ def test_other_files_tell_of_nothing():
 
 @given(ranges, positions, positions)
 def test_a_batch_is_never_shortened_and_ends_where_nothing_is_missing_unsaid(
-    found: list[Lost], after: Position, upto: Position
+    found: list[LostRange], after: Position, upto: Position
 ):
     end = lost_ranges.beyond(found, after, upto)
     assert end >= upto
@@ -54,6 +54,6 @@ def test_a_batch_is_never_shortened_and_ends_where_nothing_is_missing_unsaid(
 
 
 @given(ranges, positions)
-def test_who_has_read_the_rows_is_held_up_by_nothing(found: list[Lost], upto: Position):
+def test_who_has_read_the_rows_is_held_up_by_nothing(found: list[LostRange], upto: Position):
     after = max((one.last for one in found), default=Position(0))
     assert lost_ranges.beyond(found, after, upto) == upto

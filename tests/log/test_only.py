@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA
 from cdc.log.layout import PARQUET, LogFile
-from cdc.log.ranges import Only
+from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader, read_file
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -32,7 +32,7 @@ numbers = st.tuples(st.integers(0, 6), st.integers(0, 6))
 def test_bounds_that_rule_rows_out_are_those_of_rows_that_are_not_wanted(
     rows: list[tuple[int, str]], globs: tuple[str, ...], relations: tuple[int, int] | None
 ):
-    only = Only(relations=relations, globs=globs)
+    only = TableSelection(relations=relations, globs=globs)
     bounds = {
         "relation": (min(number for number, _ in rows), max(number for number, _ in rows)),
         "topic": (min(name for _, name in rows), max(name for _, name in rows)),
@@ -51,14 +51,19 @@ def test_bounds_that_rule_rows_out_are_those_of_rows_that_are_not_wanted(
     st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["s.a", "s.b", "s.c", None])), min_size=1, max_size=12),
     st.tuples(st.integers(0, 13), st.integers(0, 13)),
     st.sampled_from(
-        [Only(), Only(relations=(2, 3)), Only(globs=("s.a", "*c")), Only(relations=(1, 1), globs=("*.b",))]
+        [
+            TableSelection(),
+            TableSelection(relations=(2, 3)),
+            TableSelection(globs=("s.a", "*c")),
+            TableSelection(relations=(1, 1), globs=("*.b",)),
+        ]
     ),
 )
 def test_a_file_of_many_row_groups_gives_the_wanted_rows_of_the_range(
     tmp_path_factory: pytest.TempPathFactory,
     said: list[tuple[int, str | None]],
     bounds: tuple[int, int],
-    only: Only,
+    only: TableSelection,
 ):
     rows = [row(at, relation=number, topic=topic) for at, (number, topic) in enumerate(said, 1)]
     file = written(tmp_path_factory.mktemp("only"), table(*rows), row_group_size=2)
@@ -100,7 +105,7 @@ def test_a_program_reads_one_table_of_a_range_as_arrow_and_names_its_columns(tmp
         writer.commit(writer.stage(table(*rows)), info(rows[-1]["position"]))
     log = LogReader(tmp_path)
 
-    batches = log.rows(Position.parse("0/9"), Position(20), only=Only(globs=("shop.orders",)))
+    batches = log.rows(Position.parse("0/9"), Position(20), only=TableSelection(globs=("shop.orders",)))
     found = pa.Table.from_batches(batches, LOG_SCHEMA)
     assert found.select(["position", "ordinal"]).to_pylist() == [{"position": p, "ordinal": 0} for p in (10, 20)]
     columns = {c.id: c.name for schema in log.schemas().values() if schema.topic == "shop.orders" for c in schema.sent}
@@ -132,7 +137,7 @@ def test_the_changes_of_one_table_of_a_thousand_cost_a_fiftieth_of_the_bytes(tmp
     columns = [said.get(field.name, pa.nulls(count, field.type)) for field in LOG_SCHEMA]
     file = written(tmp_path, pa.table(columns, names=LOG_SCHEMA.names).cast(LOG_SCHEMA), row_group_size=count // 200)
 
-    for only in (Only(relations=(16_384 + 500, 16_384 + 500)), Only(globs=("shop.t500",))):
+    for only in (TableSelection(relations=(16_384 + 500, 16_384 + 500)), TableSelection(globs=("shop.t500",))):
         before = bytes_read()
         found = read_file(file, Position(0), file.last, only=only)
         assert found.num_rows == ROWS_EACH

@@ -21,9 +21,9 @@ from cdc.log.orphan_files import remove_leftovers
 from cdc.log.pending_epoch import EpochIntent, declare, declared, fulfil
 from cdc.log.reader import PROBE_EVERY, LogReader
 from cdc.log.retention import Retention
-from cdc.log.retrying_writer import PatientWriter
+from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.segments import SegmentLimits
-from cdc.log.small_file_rewrite import GATHERED, SETTLED, Settling, due, rewritten
+from cdc.log.small_file_rewrite import GATHERED, SETTLED, SmallFileRewriter, due, rewritten
 from cdc.log.storage import open_table
 from cdc.log.vacuum import sweep, waiting
 from cdc.log.writer import LogWriter
@@ -44,7 +44,7 @@ def _root(request: pytest.FixtureRequest, tmp_path: Path) -> Root:
     return tmp_path if request.param == "directory" else request.getfixturevalue("s3").root()
 
 
-def append(writer: LogWriter | PatientWriter, *positions: int) -> None:
+def append(writer: LogWriter | RetryingWriter, *positions: int) -> None:
     """A transaction of two rows at each."""
     for position in positions:
         writer.commit(writer.stage(table(row(position), row(position, 1))), info(position))
@@ -170,7 +170,7 @@ def test_small_files_become_one_row_for_row(root: Root) -> None:
 def test_new_files_of_the_open_segment_are_gathered_and_a_closed_one_is_settled(root: Root) -> None:
     writer = LogWriter.open(root, IDENTITY, LIMITS)
     append(writer, 10, 20, 30)
-    settling = Settling(root, lambda: False, many=2)
+    settling = SmallFileRewriter(root, lambda: False, many=2)
     assert settling.look()
     append(writer, 40)  # beside it, as appends go on
     assert settling.carry_out(writer)
@@ -257,5 +257,5 @@ def test_who_asks_for_a_trim_is_seen_until_it_is_done(root: Root) -> None:
     retention_worker.ask(root)
     asked = root / retention_worker.ASKED
     assert asked.exists()
-    with retention_worker.Trimmer(root, AT_ONCE, Event().set):
+    with retention_worker.RetentionWorker(root, AT_ONCE, Event().set):
         until(lambda: not asked.exists(), "a look", seconds=60)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cdc.errors import LogTrimmed
 from cdc.log import lost_ranges, read_plan
 from cdc.log.layout import LogFile
-from cdc.log.read_plan import View
+from cdc.log.read_plan import LogSnapshot
 from cdc.log.retention import trimmable
 from cdc.position import Position
 
@@ -26,7 +26,7 @@ Script = list[tuple[Any, ...]]
 class Consumer:
     """Reads with a view that may be old, in batches."""
 
-    view: View
+    view: LogSnapshot
     position: int = 0
     state: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Consumer:
 class Historian:
     """Wants every change; a restart goes on from its position with any later view."""
 
-    view: View
+    view: LogSnapshot
     position: int = 0
     begins: int = 0
     baseline: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -84,9 +84,9 @@ class Model:
         self.every: Rows = []
         self.left: Rows = []
         """Of every row those that were not lost."""
-        self.lost: list[lost_ranges.Lost] = []
+        self.lost: list[lost_ranges.LostRange] = []
         self.content: dict[str, Rows] = {}
-        self.view = View(changes=(), durable=Position(0))
+        self.view = LogSnapshot(changes=(), durable=Position(0))
         self.segment = 0
 
     def append(self, changes: list[tuple[str, int | None]], *, roll: bool) -> None:
@@ -123,7 +123,7 @@ class Model:
         named = replace(mark, path=lost_ranges.name(gone.first, gone.last))
         self.content[named.path] = []
         self.left = [row for row in self.left if row not in self.content[gone.path]]
-        self.lost.append(lost_ranges.Lost(gone.first, gone.last, told))
+        self.lost.append(lost_ranges.LostRange(gone.first, gone.last, told))
         changed = (*(file for file in self.view.changes if file is not gone), named)
         self.view = replace(self.view, changes=changed, durable=told)
 
@@ -235,11 +235,11 @@ def test_history_that_is_gone_is_refused_with_the_oldest_position():
     for after, upto in ((3, 6), (2, 6), (0, 4)):
         with pytest.raises(LogTrimmed, match="0/5"):
             read_plan.history(view, Position(after), Position(upto))
-    assert read_plan.history(view, Position(5), Position(6)) == read_plan.History(changes=list(view.changes))
-    assert read_plan.history(view, Position(3), Position(3)) == read_plan.History(changes=[])
+    assert read_plan.history(view, Position(5), Position(6)) == read_plan.HistoryPlan(changes=list(view.changes))
+    assert read_plan.history(view, Position(3), Position(3)) == read_plan.HistoryPlan(changes=[])
 
 
-def view_of_a_trimmed_log() -> View:
+def view_of_a_trimmed_log() -> LogSnapshot:
     model = Model()
     for number in range(6):
         model.append([("a", number)], roll=True)

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.log.boot_clock import SECOND, Noted
+from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.consumers import Consumer
 from cdc.log.layout import COMPACTED, LogFile
-from cdc.log.removed_files import Leaving
+from cdc.log.removed_files import RemovedFiles
 from cdc.log.retention import deletable, trimmable
 from cdc.position import Position
 
@@ -93,12 +93,12 @@ def max_is_young(one: LogFile, files: list[LogFile]) -> bool:
     return max(f.committed_at for f in files if f.segment == one.segment) == NOW
 
 
-def note(seen_at: int | None = NOW - 60 * SECOND, table: str = COMPACTED) -> Leaving:
-    return Leaving(table, 7, ("segment=1/a.parquet", "segment=1/b.parquet"), seen_at)
+def note(seen_at: int | None = NOW - 60 * SECOND, table: str = COMPACTED) -> RemovedFiles:
+    return RemovedFiles(table, 7, ("segment=1/a.parquet", "segment=1/b.parquet"), seen_at)
 
 
-def deleted(one: Leaving, held: Collection[str] = (), pinned: int | None = None, grace: float = 60.0) -> bool:
-    return deletable([one], {one.table: held}, pinned=pinned, grace=grace, now=Noted(NOW)) == [one]
+def deleted(one: RemovedFiles, held: Collection[str] = (), pinned: int | None = None, grace: float = 60.0) -> bool:
+    return deletable([one], {one.table: held}, pinned=pinned, grace=grace, now=BootTimestamp(NOW)) == [one]
 
 
 def test_files_are_deleted_once_their_grace_is_over():

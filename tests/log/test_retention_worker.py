@@ -14,7 +14,7 @@ from cdc.log.consumers import FOLDER, Consumer, register
 from cdc.log.reader import LogReader
 from cdc.log.removed_files import notes
 from cdc.log.retention import Retention
-from cdc.log.retention_worker import ASKED, Trim, Trimmer, ask, due
+from cdc.log.retention_worker import ASKED, RetentionWorker, TrimPlan, ask, due
 from cdc.log.segments import SegmentLimits
 from cdc.log.small_file_rewrite import FEW
 from cdc.log.writer import LogWriter
@@ -40,7 +40,7 @@ def _writer(tmp_path: Path) -> LogWriter:
 def test_nothing_is_due_before_the_log_is_compacted(writer: LogWriter, tmp_path: Path):
     assert due(tmp_path, KEPT) is None
     compact(tmp_path, 20)
-    assert due(tmp_path, KEPT) == Trim((0, 1), Position(20))
+    assert due(tmp_path, KEPT) == TrimPlan((0, 1), Position(20))
     writer.trim([0, 1], Position(20))
     assert due(tmp_path, KEPT) is None
 
@@ -48,19 +48,19 @@ def test_nothing_is_due_before_the_log_is_compacted(writer: LogWriter, tmp_path:
 @pytest.mark.parametrize(
     ("states", "expected"),
     [
-        ({25: TableState.SNAPSHOTTING}, Trim((0, 1, 2), Position(25))),
-        ({25: TableState.SNAPSHOTTING, 35: TableState.SNAPSHOTTING}, Trim((0, 1, 2), Position(25))),
-        ({25: TableState.SNAPSHOTTING, 35: TableState.LIVE}, Trim((0, 1, 2, 3, 4), Position(35))),
+        ({25: TableState.SNAPSHOTTING}, TrimPlan((0, 1, 2), Position(25))),
+        ({25: TableState.SNAPSHOTTING, 35: TableState.SNAPSHOTTING}, TrimPlan((0, 1, 2), Position(25))),
+        ({25: TableState.SNAPSHOTTING, 35: TableState.LIVE}, TrimPlan((0, 1, 2, 3, 4), Position(35))),
         (
             {15: TableState.LIVE, 5: TableState.SNAPSHOTTING, 35: TableState.SNAPSHOTTING},
-            Trim((0, 1, 2, 3, 4, 5), Position(35)),
+            TrimPlan((0, 1, 2, 3, 4, 5), Position(35)),
         ),
-        ({8: TableState.SNAPSHOTTING, 5: TableState.LIVE}, Trim((0, 1), Position(8))),
-        ({5: TableState.SNAPSHOTTING}, Trim((0,), Position(5))),
+        ({8: TableState.SNAPSHOTTING, 5: TableState.LIVE}, TrimPlan((0, 1), Position(8))),
+        ({5: TableState.SNAPSHOTTING}, TrimPlan((0,), Position(5))),
     ],
 )
 def test_a_copy_that_has_not_ended_keeps_what_came_since_it_began(
-    tmp_path: Path, states: dict[int, TableState], expected: Trim
+    tmp_path: Path, states: dict[int, TableState], expected: TrimPlan
 ):
     writer = LogWriter.open(tmp_path, IDENTITY, SegmentLimits(size=1, age=3600.0))
     said = {position: said_at(position, state) for position, state in states.items()}
@@ -81,30 +81,32 @@ def _woken() -> Event:
 
 
 @pytest.fixture(name="trimmer")
-def _trimmer(tmp_path: Path, woken: Event) -> Iterator[Trimmer]:
-    with Trimmer(tmp_path, KEPT, woken.set) as trimmer:
+def _trimmer(tmp_path: Path, woken: Event) -> Iterator[RetentionWorker]:
+    with RetentionWorker(tmp_path, KEPT, woken.set) as trimmer:
         yield trimmer
 
 
-def test_the_committing_thread_is_woken_and_trims(writer: LogWriter, tmp_path: Path, trimmer: Trimmer, woken: Event):
+def test_the_committing_thread_is_woken_and_trims(
+    writer: LogWriter, tmp_path: Path, trimmer: RetentionWorker, woken: Event
+):
     assert trimmer.carry_out(writer) is None
     compact(tmp_path, 40)
     ask(tmp_path)
     assert woken.wait(60)
-    assert trimmer.carry_out(writer) == Trim((0, 1, 2), Position(30))
+    assert trimmer.carry_out(writer) == TrimPlan((0, 1, 2), Position(30))
     assert trimmer.carry_out(writer) is None
     assert LogReader(tmp_path).oldest == 30
 
 
 @pytest.mark.usefixtures("writer")
-def test_what_is_asked_for_is_done_at_once(tmp_path: Path, trimmer: Trimmer):
+def test_what_is_asked_for_is_done_at_once(tmp_path: Path, trimmer: RetentionWorker):
     assert trimmer is not None
     until(lambda: not (tmp_path / ASKED).exists(), "the first look")
     ask(tmp_path)
     until(lambda: not (tmp_path / ASKED).exists(), "the look that was asked for")
 
 
-def test_a_look_that_fails_is_made_again(writer: LogWriter, tmp_path: Path, trimmer: Trimmer, woken: Event):
+def test_a_look_that_fails_is_made_again(writer: LogWriter, tmp_path: Path, trimmer: RetentionWorker, woken: Event):
     compact(tmp_path, 40)
     broken = tmp_path / FOLDER / "d.json"
     broken.write_text("{")
@@ -122,7 +124,7 @@ def test_what_is_settled_is_found_beside_and_put_in_place_by_who_commits(tmp_pat
         writer.commit(writer.stage(table(row(position))), info(position))
     later = LogWriter(tmp_path, SegmentLimits(size=1, age=3600.0))
     later.commit(later.stage(table(row(90))), info(90))
-    with Trimmer(tmp_path, KEPT, woken.set) as trimmer:
+    with RetentionWorker(tmp_path, KEPT, woken.set) as trimmer:
         assert woken.wait(60)
         trimmer.carry_out(later)
         assert len(LogReader(tmp_path).every_file()) == 2
@@ -132,7 +134,7 @@ def test_what_is_settled_is_found_beside_and_put_in_place_by_who_commits(tmp_pat
 
 
 def test_a_trim_that_is_no_more_possible_is_told_and_stops_nothing(
-    writer: LogWriter, tmp_path: Path, trimmer: Trimmer, woken: Event
+    writer: LogWriter, tmp_path: Path, trimmer: RetentionWorker, woken: Event
 ):
     compact(tmp_path, 40)
     ask(tmp_path)
@@ -144,6 +146,6 @@ def test_a_trim_that_is_no_more_possible_is_told_and_stops_nothing(
 
 def test_without_a_retention_nothing_is_looked_at(tmp_path: Path, woken: Event):
     ask(tmp_path)
-    with Trimmer(tmp_path, None, woken.set):
+    with RetentionWorker(tmp_path, None, woken.set):
         pass
     assert (tmp_path / ASKED).exists()

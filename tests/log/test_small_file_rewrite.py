@@ -23,9 +23,19 @@ from cdc.log.layout import CHANGES, GROUP, SMALL_GROUP, LogFile, commit_file
 from cdc.log.orphan_files import remove_leftovers
 from cdc.log.reader import LogReader
 from cdc.log.removed_files import notes
-from cdc.log.retrying_writer import PatientWriter
+from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.segments import SegmentLimits
-from cdc.log.small_file_rewrite import FEW, GATHERED, SETTLED, SMALL, Job, Rewrite, Settling, due, rewritten
+from cdc.log.small_file_rewrite import (
+    FEW,
+    GATHERED,
+    SETTLED,
+    SMALL,
+    Rewrite,
+    RewriteJob,
+    SmallFileRewriter,
+    due,
+    rewritten,
+)
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.log.compacting import Row, between, compact
@@ -202,8 +212,8 @@ def test_who_is_stopped_leaves_nothing_behind(tmp_path: Path):
 
 @pytest.mark.usefixtures("writer")
 def test_what_is_written_beside_is_put_in_place_by_who_commits(tmp_path: Path):
-    rows, settling = everything(tmp_path), Settling(tmp_path, never)
-    writer = PatientWriter(tmp_path, SegmentLimits(size=1, age=1.0), Event(), lambda _blocked: None)
+    rows, settling = everything(tmp_path), SmallFileRewriter(tmp_path, never)
+    writer = RetryingWriter(tmp_path, SegmentLimits(size=1, age=1.0), Event(), lambda _blocked: None)
     assert not settling.carry_out(writer)
     assert not settling.look({0})
     assert settling.look()
@@ -217,7 +227,7 @@ def test_what_is_written_beside_is_put_in_place_by_who_commits(tmp_path: Path):
 def test_a_segment_with_a_file_that_cannot_be_read_stays_as_it_is(writer: LogWriter, tmp_path: Path):
     broken = min(Path(file.path) for file in LogReader(tmp_path).every_file() if file.segment == 0)
     broken.write_bytes(broken.read_bytes()[:-10])
-    settling = Settling(tmp_path, never)
+    settling = SmallFileRewriter(tmp_path, never)
     assert not settling.look()
     assert not settling.look()
     assert not settling.carry_out(writer)
@@ -234,7 +244,7 @@ def test_a_file_that_lacks_rows_is_not_rewritten(tmp_path: Path):
 
 def test_new_files_of_the_open_segment_are_gathered_and_those_when_it_closes_settled(tmp_path: Path):
     writer = LogWriter.open(tmp_path, IDENTITY, SegmentLimits(size=1 << 30, age=3600.0))
-    settling = Settling(tmp_path, never, many=3)
+    settling = SmallFileRewriter(tmp_path, never, many=3)
 
     def gathers(*places: int) -> bool:
         for place in places:
@@ -317,7 +327,7 @@ def test_files_of_a_copy_are_not_written_again(relations: tuple[int, int], *, ag
     assert (due(files) is not None) is again
 
 
-def replaced(files: list[LogFile], job: Job) -> list[LogFile]:
+def replaced(files: list[LogFile], job: RewriteJob) -> list[LogFile]:
     gone = {file.path for group in job.groups for file in group}
     made = [
         replace(group[0], path=f"x/{job.prefix}{Path(group[0].path).name}", rows=len(group), last=group[-1].last)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import LogCorrupt
-from cdc.log.boot_clock import Noted
+from cdc.log.boot_clock import BootTimestamp
 from cdc.log.consumers import Consumer, register
 from cdc.log.reader import LogReader
 from cdc.log.removed_files import note, notes
@@ -111,7 +111,7 @@ def test_runs_that_a_consumer_has_pinned_stay_until_it_is_long_gone(tmp_path: Pa
 
 @pytest.mark.usefixtures("writer")
 def test_a_clock_that_is_set_meanwhile_takes_no_pin_away(tmp_path: Path):
-    now = Noted.now()
+    now = BootTimestamp.now()
     before = Consumer("c", "lake", Position(0), 1, now.clock_us - 2 * HOUR, now.boot, now.up_us)
     register(tmp_path, before)
     assert sweep(tmp_path, AT_ONCE).files == 2

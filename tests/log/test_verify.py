@@ -17,11 +17,11 @@ from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown
 from cdc.log import consumers, parquet_check, removed_files
 from cdc.log.audit.commits import missing
-from cdc.log.audit.finding import Damage, Finding
+from cdc.log.audit.finding import AuditFinding, Damage
 from cdc.log.audit.orphan_files import remove
-from cdc.log.audit.rows import Claim, Contents
+from cdc.log.audit.rows import CommitClaim, Contents
 from cdc.log.audit.table_claims import look
-from cdc.log.audit.verify import Report, Scope, verify
+from cdc.log.audit.verify import AuditReport, AuditScope, verify
 from cdc.log.consumers import Consumer
 from cdc.log.layout import FORMAT
 from cdc.log.reader import LogReader
@@ -57,17 +57,17 @@ def _writer(tmp_path: Path) -> LogWriter:
     return writer
 
 
-def claim_at(root: Path, position: int, *, schemas: bool = False) -> Claim:
+def claim_at(root: Path, position: int, *, schemas: bool = False) -> CommitClaim:
     """The file of `changes` that begins at a position."""
     claims = look(root).claims
     return next(c for c in claims if (c.first, c.has_schemas_only) == (position, schemas) and c.table == "changes")
 
 
-def wrong(report: Report) -> list[Finding]:
+def wrong(report: AuditReport) -> list[AuditFinding]:
     return [finding for finding in report.findings if not finding.is_harmless]
 
 
-def the_one(root: Path, scope: Scope | None = None) -> Finding:
+def the_one(root: Path, scope: AuditScope | None = None) -> AuditFinding:
     """What is wrong, if it is one thing."""
     (found,) = wrong(verify(root, scope))
     assert found.remedy
@@ -305,8 +305,8 @@ def test_rows_that_the_commit_does_not_count_are_found(writer: LogWriter, tmp_pa
 
 
 def test_a_log_of_another_source_is_told_when_somebody_asks(root: Path):
-    assert verify(root, Scope(system_id="7000")).is_sound
-    found = the_one(root, Scope(system_id="8000"))
+    assert verify(root, AuditScope(system_id="7000")).is_sound
+    found = the_one(root, AuditScope(system_id="8000"))
     assert found.damage is Damage.SOURCE
     assert "7000" in found.message
     assert "8000" in found.message
@@ -362,14 +362,14 @@ def test_of_named_tables_only_the_files_are_read(root: Path):
     claim, other = claim_at(root, 120), claim_at(root, 140)
     change(root / claim.path, page_of(root / claim.path, "after"))
     change(root / other.path, page_of(root / other.path, "after"))
-    report = verify(root, Scope(globs=("items",)))
+    report = verify(root, AuditScope(globs=("items",)))
     assert [f.file for f in report.findings] == [other.path]
     assert report.read < report.files
 
 
 def test_with_a_limit_only_the_newest_files_are_read(root: Path):
     newest = claim_at(root, RESTORED + 10)
-    report = verify(root, Scope(most=newest.size))
+    report = verify(root, AuditScope(most=newest.size))
     assert (report.read, report.findings) == (1, ())
 
 

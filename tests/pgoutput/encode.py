@@ -7,14 +7,14 @@ import struct
 from cdc.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
-    Begin,
-    Commit,
+    BeginMessage,
+    CommitMessage,
     Delete,
     Insert,
     Keepalive,
     Message,
     OldTuple,
-    Origin,
+    OriginMessage,
     Relation,
     Truncate,
     Type,
@@ -40,18 +40,18 @@ def frame(message: AnyMessage, *, sent_at: int = POSTGRES_EPOCH) -> bytes:
 def placed_frame(message: AnyMessage) -> bytes:
     """The same with the header's WAL position, as a server sends it where it repeats an LSN of the message."""
     whole = frame(message)
-    if not isinstance(message, Commit | Message):
+    if not isinstance(message, CommitMessage | Message):
         return whole
-    place = message.end_lsn if isinstance(message, Commit) else message.lsn
+    place = message.end_lsn if isinstance(message, CommitMessage) else message.lsn
     return whole[:1] + struct.pack(">QQ", place, place) + whole[17:]
 
 
 def body(message: AnyMessage) -> bytes:  # noqa: PLR0911, C901 - one line per message
     """The message alone."""
     match message:
-        case Begin(lsn, committed_at, xid):
+        case BeginMessage(lsn, committed_at, xid):
             return struct.pack(">cQqI", b"B", lsn, committed_at - POSTGRES_EPOCH, xid)
-        case Commit(lsn, end_lsn, committed_at):
+        case CommitMessage(lsn, end_lsn, committed_at):
             return struct.pack(">cBQQq", b"C", 0, lsn, end_lsn, committed_at - POSTGRES_EPOCH)
         case Relation():
             return _relation(message)
@@ -66,7 +66,7 @@ def body(message: AnyMessage) -> bytes:  # noqa: PLR0911, C901 - one line per me
             return struct.pack(f">cIB{len(oids)}I", b"T", len(oids), options, *oids)
         case Message(transactional, lsn, prefix, content, _):
             return struct.pack(">cBQ", b"M", transactional, lsn) + _name(prefix) + _sized(content)
-        case Origin(lsn, name):
+        case OriginMessage(lsn, name):
             return struct.pack(">cQ", b"O", lsn) + _name(name)
         case Type(oid, schema, name):
             return struct.pack(">cI", b"Y", oid) + _name(schema) + _name(name)
@@ -96,7 +96,7 @@ def stream_commit(xid: int, lsn: int, end_lsn: int, committed_at: int) -> bytes:
 def in_block(xid: int, message: AnyMessage) -> bytes:
     """The frame of message inside a block, as part of the (sub)transaction xid."""
     plain = frame(message)
-    if isinstance(message, Keepalive | Origin):
+    if isinstance(message, Keepalive | OriginMessage):
         return plain
     return plain[: len(WAL) + 1] + struct.pack(">I", xid) + plain[len(WAL) + 1 :]
 

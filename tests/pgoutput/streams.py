@@ -16,15 +16,15 @@ from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
-    Begin,
-    Commit,
+    BeginMessage,
+    CommitMessage,
     Delete,
     Insert,
     Keepalive,
     Message,
     OldKind,
     OldTuple,
-    Origin,
+    OriginMessage,
     Relation,
     RelationColumn,
     Truncate,
@@ -78,7 +78,7 @@ def relation(schema: TableSchema) -> Relation:
 def transaction(lsn: int, *messages: AnyMessage, xid: int = 7) -> list[AnyMessage]:
     """Begin, messages, Commit."""
     at = POSTGRES_EPOCH + lsn
-    return [Begin(Lsn(lsn), at, xid), *messages, Commit(Lsn(lsn), Lsn(lsn + 8), at)]
+    return [BeginMessage(Lsn(lsn), at, xid), *messages, CommitMessage(Lsn(lsn), Lsn(lsn + 8), at)]
 
 
 def ready(decoder: Decoder) -> Decoder:
@@ -164,7 +164,7 @@ _inside = st.one_of(
     _keepalives,
     _ignored,
     st.sampled_from([*TABLES.values(), IGNORED]).map(relation),
-    st.builds(Origin, _lsns, st.text("ab")),
+    st.builds(OriginMessage, _lsns, st.text("ab")),
     st.builds(Type, st.integers(0, 2**32 - 1), st.just("shop"), st.just("mood")),
 )
 

@@ -6,21 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.pgoutput.buffers import beside, pack, without
-from cdc.pgoutput.tuple_layout import Layout
+from cdc.pgoutput.tuple_layout import TupleLayout
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def layouts(draw: st.DrawFn) -> TupleLayout:
     """Of a few OIDs, so that one is often replaced by another width and key."""
     width = draw(st.integers(0, 4))
     key = draw(st.permutations(range(width)))[: draw(st.integers(0, width))]
     oid = draw(st.integers(1, 6))
-    return Layout(oid, draw(st.integers(-1, 9)), f"t{oid}", tuple(range(1, width + 1)), tuple(key))
+    return TupleLayout(oid, draw(st.integers(-1, 9)), f"t{oid}", tuple(range(1, width + 1)), tuple(key))
 
 
 @given(st.lists(st.tuples(layouts(), st.booleans(), st.integers(0, 9)), max_size=12))
 def test_layouts_put_in_and_taken_out_are_those_packed_at_once(steps):
-    packed, held = pack([]), dict[int, tuple[Layout, int]]()
+    packed, held = pack([]), dict[int, tuple[TupleLayout, int]]()
     for layout, taken_out, topic in steps:
         if taken_out:
             packed = without(packed, layout.oid)

@@ -12,7 +12,7 @@ from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import DdlSeen, Decoded
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.messages import AnyMessage, Begin, Commit, Insert, Message
+from cdc.pgoutput.messages import AnyMessage, BeginMessage, CommitMessage, Insert, Message
 from cdc.pgoutput.reference_decoder import PlainDecoder
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
@@ -32,7 +32,7 @@ both = pytest.mark.parametrize("make", [ColumnarDecoder, PlainDecoder])
 
 
 def transaction(*inside: AnyMessage) -> list[AnyMessage]:
-    return [Begin(Lsn(600), 0, 7), *inside, Commit(Lsn(600), Lsn(610), 0)]
+    return [BeginMessage(Lsn(600), 0, 7), *inside, CommitMessage(Lsn(600), Lsn(610), 0)]
 
 
 def rows(decoder: Decoder, messages: list[AnyMessage], announced: TableSchema) -> list[tuple[str, str]]:

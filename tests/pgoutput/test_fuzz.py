@@ -20,7 +20,18 @@ from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import UNCHANGED as NOT_SENT
-from cdc.pgoutput.messages import Delete, Insert, Keepalive, Message, OldKind, OldTuple, Origin, Truncate, Type, Update
+from cdc.pgoutput.messages import (
+    Delete,
+    Insert,
+    Keepalive,
+    Message,
+    OldKind,
+    OldTuple,
+    OriginMessage,
+    Truncate,
+    Type,
+    Update,
+)
 from cdc.pgoutput.reference_decoder import PlainDecoder, parse_frame
 from cdc.pgoutput.text_repair import CopyMender, FrameMender
 from cdc.position import Position
@@ -42,7 +53,7 @@ CORPUS = [
             Delete(2, OldTuple(OldKind.ROW, ("a", "b", None))),
             Truncate((1, 2), True, False),
             Message(True, Lsn(5), "audit", b"\0\1", POSTGRES_EPOCH),
-            Origin(Lsn(1), "other"),
+            OriginMessage(Lsn(1), "other"),
             Type(77, "shop", "mood"),
         ),
         Message(False, Lsn(900), "audit", b"x", POSTGRES_EPOCH),

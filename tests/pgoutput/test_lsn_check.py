@@ -13,7 +13,7 @@ from cdc.errors import ContradictoryLsn
 from cdc.lsn import Lsn
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.lsn_check import LsnCheck
-from cdc.pgoutput.messages import AnyMessage, Commit, Insert, Keepalive, Message
+from cdc.pgoutput.messages import AnyMessage, CommitMessage, Insert, Keepalive, Message
 from tests.pgoutput.encode import POSTGRES_EPOCH, placed_frame
 from tests.pgoutput.streams import ORDERS, relation, transaction
 
@@ -105,7 +105,7 @@ def test_an_lsn_of_two_to_the_63_and_more_is_never_a_position():
     with pytest.raises(ContradictoryLsn):
         check(session(message(2**63 + 8)))
     with pytest.raises(ContradictoryLsn):
-        check(session(Commit(Lsn(2**63), Lsn(2**63 + 8), POSTGRES_EPOCH)))
+        check(session(CommitMessage(Lsn(2**63), Lsn(2**63 + 8), POSTGRES_EPOCH)))
 
 
 def test_the_message_shows_the_headers_and_no_value():

@@ -8,15 +8,15 @@ from cdc.errors import MalformedFrame
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import (
     UNCHANGED,
-    Begin,
-    Commit,
+    BeginMessage,
+    CommitMessage,
     Delete,
     Insert,
     Keepalive,
     Message,
     OldKind,
     OldTuple,
-    Origin,
+    OriginMessage,
     Relation,
     RelationColumn,
     Truncate,
@@ -28,8 +28,8 @@ from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 
 LSN = Lsn.parse("16/B374D848")
 SIMPLE_CASES = [
-    Begin(LSN, POSTGRES_EPOCH - 5, 2**32 - 1),
-    Commit(LSN, Lsn(LSN + 8), POSTGRES_EPOCH + 5),
+    BeginMessage(LSN, POSTGRES_EPOCH - 5, 2**32 - 1),
+    CommitMessage(LSN, Lsn(LSN + 8), POSTGRES_EPOCH + 5),
     Relation(
         2**32 - 1, "shop", "Käse", "f", (RelationColumn("id", 23, -1, True), RelationColumn("n", 1700, 655366, False))
     ),
@@ -41,7 +41,7 @@ SIMPLE_CASES = [
     Truncate((), False, True),
     Message(True, LSN, "audit", b"\0\1", POSTGRES_EPOCH + 9),
     Message(False, LSN, "", b"", POSTGRES_EPOCH),
-    Origin(LSN, "other"),
+    OriginMessage(LSN, "other"),
     Type(5, "shop", "mood"),
     Keepalive(LSN, True),
     Keepalive(LSN, False),

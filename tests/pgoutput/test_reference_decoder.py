@@ -16,15 +16,15 @@ from cdc.pgoutput.decoder_events import Decoded, RelationSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import (
     UNCHANGED,
-    Begin,
-    Commit,
+    BeginMessage,
+    CommitMessage,
     Delete,
     Insert,
     Keepalive,
     Message,
     OldKind,
     OldTuple,
-    Origin,
+    OriginMessage,
     Relation,
     Truncate,
     Type,
@@ -65,7 +65,7 @@ def feed(decoder, *messages) -> list[Any]:
 @pytest.mark.parametrize("year", [1, 9999])
 def test_a_commit_time_is_one_that_readers_of_the_log_can_hold(make, year):
     moment = int(datetime(year, 6, 1, tzinfo=UTC).timestamp()) * 1_000_000
-    begin, commit = Begin(Lsn(600), moment, 7), Commit(Lsn(600), Lsn(608), moment)
+    begin, commit = BeginMessage(Lsn(600), moment, 7), CommitMessage(Lsn(600), Lsn(608), moment)
     (row,) = decode(make(), [begin, Insert(1, ("a", None, "")), commit])
     assert row["committed_at"].year == year
     beyond = moment + (-1 if year == 1 else 1) * 366 * 86_400_000_000
@@ -358,7 +358,7 @@ def test_rows_of_an_ignored_relation_leave_nothing(make):
 
 
 def test_origins_and_types_leave_nothing(make):
-    assert decode(make(), transaction(600, Origin(Lsn(1), "other"), Type(5, "shop", "mood"))) == []
+    assert decode(make(), transaction(600, OriginMessage(Lsn(1), "other"), Type(5, "shop", "mood"))) == []
 
 
 def test_keepalives_that_ask_come_at_their_place_and_the_last_other_one_at_the_end(make):
@@ -388,10 +388,10 @@ BEGIN, COMMIT = transaction(600)
         ([Truncate((1,), False, False)], "outside a transaction"),
         ([Message(True, Lsn(1), "audit", b"", POSTGRES_EPOCH)], "outside a transaction"),
         ([BEGIN, BEGIN], "begins inside another"),
-        ([BEGIN, Commit(Lsn(601), Lsn(602), POSTGRES_EPOCH)], "expected the commit of 0/258, got 0/259"),
+        ([BEGIN, CommitMessage(Lsn(601), Lsn(602), POSTGRES_EPOCH)], "expected the commit of 0/258, got 0/259"),
         ([BEGIN, Message(False, Lsn(1), "audit", b"", POSTGRES_EPOCH)], "came inside one"),
         ([Message(False, Lsn(0), "audit", b"", POSTGRES_EPOCH)], "does not fit a position"),
-        ([Begin(Lsn(1 << 52), POSTGRES_EPOCH, 1)], "does not fit a position"),
+        ([BeginMessage(Lsn(1 << 52), POSTGRES_EPOCH, 1)], "does not fit a position"),
         ([BEGIN, Insert(1, ("a", ""))], "expected 3 columns of 'shop.orders', got 2"),
         ([BEGIN, Insert(1, (UNCHANGED, "", ""))], "a key column of 'shop.orders' was not sent"),
         ([BEGIN, Update(1, None, (UNCHANGED, "", ""))], "a key column"),

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from cdc.errors import MalformedFrame
 from cdc.lsn import Lsn
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.messages import AnyMessage, Begin, Commit, Insert, Keepalive, Message, Origin, Truncate, Type
+from cdc.pgoutput.messages import (
+    AnyMessage,
+    BeginMessage,
+    CommitMessage,
+    Insert,
+    Keepalive,
+    Message,
+    OriginMessage,
+    Truncate,
+    Type,
+)
 from cdc.pgoutput.parse import parse_frame
 from cdc.pgoutput.streamed import (
     KEEPALIVE,
@@ -45,7 +55,7 @@ INSIDE: list[AnyMessage] = [
     Insert(1, ("1", None, "x")),
     Truncate((1, 2), cascade=True, restart_identity=False),
     Message(True, Lsn(5), "audit", b"content", POSTGRES_EPOCH),
-    Origin(Lsn(9), "elsewhere"),
+    OriginMessage(Lsn(9), "elsewhere"),
 ]
 
 
@@ -72,8 +82,8 @@ def test_a_commit_gives_the_begin_and_the_commit_of_a_plain_transaction():
     control = control_of(stream_commit(7, 2**40, 2**40 + 8, at))
     assert isinstance(control, StreamCommit)
     assert control.xid == 7
-    assert parse_frame(control.begin) == Begin(Lsn(2**40), at, 7)
-    assert parse_frame(control.commit) == Commit(Lsn(2**40), Lsn(2**40 + 8), at)
+    assert parse_frame(control.begin) == BeginMessage(Lsn(2**40), at, 7)
+    assert parse_frame(control.commit) == CommitMessage(Lsn(2**40), Lsn(2**40 + 8), at)
 
 
 def test_starts_and_stops_are_read():

@@ -21,9 +21,9 @@ from cdc.stores.search_index import document_id, layout
 from pipelines.__main__ import main
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink, keeps_history
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import Sink
 from tests.faults.capture import Captured
 
@@ -64,8 +64,10 @@ class Applying:
         name = self._definition.name
         for wanted in self._definition.sinks:
             sink = build_sink(wanted)
-            fold = RangeFold(LogReader(self._definition.log.path), wanted.name, wanted.tables, keeps_history(wanted))
-            loop = SinkLoop(sink, fold, Cuts(self._catalog, name), Progress(name, wanted.name, metrics.Figures()))
+            fold = RangeFolder(LogReader(self._definition.log.path), wanted.name, wanted.tables, keeps_history(wanted))
+            loop = SinkLoop(
+                sink, fold, CutRequests(self._catalog, name), SinkFigures(name, wanted.name, metrics.Metrics())
+            )
             loop.open()
             self._sinks.append((loop, sink))
 

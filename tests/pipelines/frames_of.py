@@ -12,7 +12,7 @@ from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import TableSchema
 from pipelines.source.frames import Frame, planned, read
-from pipelines.source.options import Selection
+from pipelines.source.options import SourceOptions
 from tests.log.rows import IDENTITY, info, row, table
 
 EACH_OF_ITS_OWN = SegmentLimits(size=1, age=3600.0)
@@ -21,7 +21,7 @@ EACH_OF_ITS_OWN = SegmentLimits(size=1, age=3600.0)
 
 def frame_of(root: Path, **options: str) -> Frame:
     """A frame with these options."""
-    return Frame.of(Selection.from_options({"path": str(root), **options}))
+    return Frame.of(SourceOptions.from_options({"path": str(root), **options}))
 
 
 def found(frame: Frame, after: int | None = None, upto: int | None = None) -> pa.Table:

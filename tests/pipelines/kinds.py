@@ -19,7 +19,7 @@ from cdc.config import Definition, load
 from cdc.postgres.connection import connect
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.stores.published import Published, TableRecord
-from pipelines.verification.verdict import Report, TableVerdict
+from pipelines.verification.verdict import TableVerdict, VerifyReport
 from pipelines.verification.verify import VerifyOptions, verify
 
 TABLE = """
@@ -170,7 +170,7 @@ class Ground:
         path.write_text(path.read_text().replace("}'}]", f"}}', rules: [{{match: 'public.kinds', {rule}}}]}}]"))
         self.definition = load(path)
 
-    def report(self, **options: object) -> Report:
+    def report(self, **options: object) -> VerifyReport:
         return verify(self.definition, VerifyOptions(timeout=20.0, **options))  # type: ignore[arg-type]
 
 

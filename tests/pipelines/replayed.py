@@ -21,9 +21,9 @@ from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 ORDERS, ITEMS = 16384, 16385
@@ -88,7 +88,10 @@ class Ground:
         with Catalog.open(self.definition.catalog.url) as catalog:
             target = build_sink(wanted)
             loop = SinkLoop(
-                target, RangeFold(log, sink, wanted.tables), Cuts(catalog, "shop"), Progress("shop", sink, FIGURES)
+                target,
+                RangeFolder(log, sink, wanted.tables),
+                CutRequests(catalog, "shop"),
+                SinkFigures("shop", sink, FIGURES),
             )
             loop.open()
             for file in sorted({file.last for file in log.files(Position(0), Position(upto))}):
@@ -112,7 +115,7 @@ class Ground:
         return {topic: sorted(found, key=lambda r: int(r["id"] or 0)) for topic, found in rows.items()}
 
 
-FIGURES = metrics.Figures()
+FIGURES = metrics.Metrics()
 
 
 def delta_rows(target: str, version: int | None = None) -> list[dict[str, Any]]:

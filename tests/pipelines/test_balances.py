@@ -16,14 +16,14 @@ from cdc import metrics
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.binaries import find_programs
-from cdc.snapshot.backfill_state import Request
+from cdc.snapshot.backfill_state import BackfillRequest
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TargetState
 from cdc.table import TableState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
@@ -188,8 +188,10 @@ def audited(held: Captured, running: Running) -> Iterator[Auditor]:
     template = f"{held.folder}/lake/{{schema}}/{{table}}"
     log = LogReader(held.folder / "log")
     with closing(DeltaSink(DeltaSettings("lake", template))) as sink:
-        fold = RangeFold(log, "lake", ("*.*",))
-        loop = SinkLoop(sink, fold, Cuts(running.catalog, "held"), Progress("held", "lake", metrics.Figures()))
+        fold = RangeFolder(log, "lake", ("*.*",))
+        loop = SinkLoop(
+            sink, fold, CutRequests(running.catalog, "held"), SinkFigures("held", "lake", metrics.Metrics())
+        )
         loop.open()
         yield Auditor(log, Lake.open(template), loop, Random(0))
         loop.drain()
@@ -218,7 +220,7 @@ def test_whatever_is_published_beside_a_resync_the_balances_of_tables_that_strea
         with Running(bank) as running, audited(bank, running) as auditor:
             running.until(lambda: auditor.has_audited(5))
             for _ in range(3):
-                ended = running.ended(running.ask(Request((topic,), resync=True)))
+                ended = running.ended(running.ask(BackfillRequest((topic,), resync=True)))
                 assert ended.state == "done", ended.result
                 auditor.drain()
             load.close()

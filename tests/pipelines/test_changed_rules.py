@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from cdc.catalog import Catalog
-from cdc.config import DeltaSink, load
+from cdc.config import DeltaSinkDefinition, load
 from cdc.failpoint import VARIABLE
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import read_parked
@@ -266,7 +266,7 @@ def test_a_dead_letter_is_not_shown_before_its_target_follows_the_mask(
 
 @pytest.mark.slow
 def test_spark_is_given_no_frame_of_a_table_that_does_not_follow_its_rules(ground: Ground, spark: SparkSession) -> None:
-    (lake, *_) = (sink for sink in under(ground, MASK).definition.sinks if isinstance(sink, DeltaSink))
+    (lake, *_) = (sink for sink in under(ground, MASK).definition.sinks if isinstance(sink, DeltaSinkDefinition))
     for moment in ("published", str(Position(LATER))):
         assert set(frames_at(spark, lake.path, moment)) == {"shop.orders", "shop.items"}
         assert set(frames_at(spark, lake, moment)) == {"shop.items"}

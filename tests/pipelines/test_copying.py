@@ -20,9 +20,9 @@ from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import TableState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import Sink
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from pipelines.sinks.search.sink import SearchSink
@@ -70,8 +70,8 @@ class Ground:
         """A driver's loop and its sink."""
         delta = MortalDelta(DeltaSettings("it", f"{self.folder}/lake/{{schema}}/{{table}}"))
         sink = delta if self.kind == "delta" else SearchSink("it", self.folder / "find")
-        fold = RangeFold(LogReader(self.folder / "log"), "it", ("t.*",))
-        loop = SinkLoop(sink, fold, Cuts(self.catalog, "it"), Progress("it", "it", metrics.Figures()))
+        fold = RangeFolder(LogReader(self.folder / "log"), "it", ("t.*",))
+        loop = SinkLoop(sink, fold, CutRequests(self.catalog, "it"), SinkFigures("it", "it", metrics.Metrics()))
         loop.open()
         return loop, sink
 

@@ -20,11 +20,11 @@ from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord
 from cdc.stores.search_index import SearchIndex
 from pipelines.apply import SinkLoop
-from pipelines.dead_letters.requests import Orders
+from pipelines.dead_letters.requests import DeadLetterCommands
 from pipelines.driver import build_sink
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Board, Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import ProgressReporter, SinkFigures
 from tests.cli.command import Outcome, run
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
@@ -41,13 +41,13 @@ class Lane:
         self._held, definition = held, held.definition
         self._catalog, self._stop = Catalog.open(definition.catalog.url), Event()
         (wanted,) = definition.sinks
-        self.figures = metrics.Figures()
-        progress = Progress(definition.name, wanted.name, self.figures)
+        self.figures = metrics.Metrics()
+        progress = SinkFigures(definition.name, wanted.name, self.figures)
         self._sink = build_sink(wanted)
-        fold = RangeFold(LogReader(definition.log.path), wanted.name, wanted.tables)
-        self.loop = SinkLoop(self._sink, fold, Cuts(self._catalog, definition.name), progress)
-        self._orders = Orders(definition, self._catalog, progress)
-        self._board = Board(self._catalog, definition.name, self.figures, self._stop)
+        fold = RangeFolder(LogReader(definition.log.path), wanted.name, wanted.tables)
+        self.loop = SinkLoop(self._sink, fold, CutRequests(self._catalog, definition.name), progress)
+        self._orders = DeadLetterCommands(definition, self._catalog, progress)
+        self._board = ProgressReporter(self._catalog, definition.name, self.figures, self._stop)
         self._board.sinks.append(progress)
         self._failures: list[BaseException] = []
         self._thread = Thread(target=self._run)

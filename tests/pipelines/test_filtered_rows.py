@@ -7,13 +7,13 @@ from pathlib import Path
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.config import DeadLetters
+from cdc.config import DeadLetterSettings
 from cdc.log.reader import LogReader
 from cdc.stores.lake import read_target
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import Sink
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from pipelines.sinks.search.sink import SearchSink
@@ -40,13 +40,15 @@ def test_a_row_that_comes_in_without_what_did_not_change_waits_for_it(tmp_path: 
     held.copy()
     sinks: list[Sink] = [
         DeltaSink(DeltaSettings("lake", f"{tmp_path}/lake/{{schema}}/{{table}}")),
-        SearchSink("find", tmp_path / "find", dead_letters=DeadLetters()),
+        SearchSink("find", tmp_path / "find", dead_letters=DeadLetterSettings()),
     ]
     with Catalog.open(held.definition.catalog.url) as catalog, ExitStack() as opened:
         loops = []
         for sink in sinks:
-            fold = RangeFold(LogReader(tmp_path / "log"), sink.name, ("*.*",))
-            loops.append(SinkLoop(sink, fold, Cuts(catalog, "held"), Progress("held", sink.name, metrics.Figures())))
+            fold = RangeFolder(LogReader(tmp_path / "log"), sink.name, ("*.*",))
+            loops.append(
+                SinkLoop(sink, fold, CutRequests(catalog, "held"), SinkFigures("held", sink.name, metrics.Metrics()))
+            )
             loops[-1].open()
             opened.callback(sink.close)
             opened.callback(loops[-1].drain)

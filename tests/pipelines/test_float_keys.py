@@ -13,14 +13,14 @@ from pyspark.sql import SparkSession
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from cdc.log.reader import LogReader
 from cdc.stores.lake import read_target
 from cdc.stores.published import TargetState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
 from tests.contracts.folded import ORDERS, Row, batch, column
@@ -45,16 +45,16 @@ CHANGES = (
 """One range after another."""
 
 
-def now(keeping: Keeping, rows: list[dict[str, Any]]) -> list[str]:
+def now(keeping: HistoryMode, rows: list[dict[str, Any]]) -> list[str]:
     """The rows of a target that are there now, with the sign of a zero."""
-    if keeping is Keeping.CHANGES:
+    if keeping is HistoryMode.CHANGES:
         latest = {str(row["k"] + 0): row for row in sorted(rows, key=_place) if row["_op"] in "crud"}
         rows = list(latest.values())
     gone = {
-        Keeping.LATEST: lambda _: False,
-        Keeping.VERSIONS: lambda row: row["__END_AT"] is not None,
-        Keeping.MARKED: lambda row: row["_deleted"],
-        Keeping.CHANGES: lambda row: row["_op"] == "d",
+        HistoryMode.LATEST: lambda _: False,
+        HistoryMode.VERSIONS: lambda row: row["__END_AT"] is not None,
+        HistoryMode.MARKED: lambda row: row["_deleted"],
+        HistoryMode.CHANGES: lambda row: row["_op"] == "d",
     }[keeping]
     return sorted(f"{row['k']!r} {row['n']} {row['note']}" for row in rows if not gone(row))
 
@@ -71,9 +71,11 @@ def test_what_is_there_in_each_mode_is_what_the_source_has(tmp_path: Path, datab
     with Catalog.open(held.definition.catalog.url) as catalog, ExitStack() as opened:
         for keeping, settings in ALL_SETTINGS.items():
             sink = DeltaSink(DeltaSettings(keeping.value, f"{tmp_path}/{keeping}/{{schema}}/{{table}}", table=settings))
-            every = None if keeping is Keeping.LATEST else lambda _: True
-            fold = RangeFold(LogReader(tmp_path / "log"), keeping.value, ("*.*",), every)
-            loops[keeping] = SinkLoop(sink, fold, Cuts(catalog, "held"), Progress("held", sink.name, metrics.Figures()))
+            every = None if keeping is HistoryMode.LATEST else lambda _: True
+            fold = RangeFolder(LogReader(tmp_path / "log"), keeping.value, ("*.*",), every)
+            loops[keeping] = SinkLoop(
+                sink, fold, CutRequests(catalog, "held"), SinkFigures("held", sink.name, metrics.Metrics())
+            )
             loops[keeping].open()
             opened.callback(sink.close)
             opened.callback(loops[keeping].drain)

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from pipelines.fold_range import SMALL, WHOLE_BYTES, RangeFold
+from pipelines.fold_range import SMALL, WHOLE_BYTES, RangeFolder
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 
 LARGE = Position(20)  # the range up to here has more than SMALL rows
@@ -29,8 +29,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def folding(root: Path, whole_bytes: int = 0) -> RangeFold:
-    found = RangeFold(LogReader(root), "lake", ("shop.*",))
+def folding(root: Path, whole_bytes: int = 0) -> RangeFolder:
+    found = RangeFolder(LogReader(root), "lake", ("shop.*",))
     found.whole_bytes = whole_bytes
     return found
 

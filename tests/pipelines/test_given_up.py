@@ -17,9 +17,9 @@ from cdc.stores.published import TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from tests.log.rows import row
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 from tests.pipelines.replayed import END, FIGURES, ORDERS, Ground, Rows, change, made, schemas
@@ -48,8 +48,8 @@ def driven(ground: Ground, sink: str) -> dict[str, str]:
     wanted = next(one for one in ground.definition.sinks if one.name == sink)
     log = LogReader(ground.definition.log.root)
     with Catalog.open(ground.definition.catalog.url) as catalog, closing(build_sink(wanted)) as target:
-        fold, progress = RangeFold(log, sink, wanted.tables), Progress("shop", sink, FIGURES)
-        loop = SinkLoop(target, fold, Cuts(catalog, "shop"), progress)
+        fold, progress = RangeFolder(log, sink, wanted.tables), SinkFigures("shop", sink, FIGURES)
+        loop = SinkLoop(target, fold, CutRequests(catalog, "shop"), progress)
         loop.open()
         while (end := log.latest_boundary(loop.position, 1)) > loop.position:
             loop(None, end)

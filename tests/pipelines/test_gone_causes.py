@@ -16,9 +16,9 @@ from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord, TargetState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
@@ -60,9 +60,9 @@ class Driver:
 
     def _opened(self) -> SinkLoop:
         self._sink = DeltaSink(DeltaSettings("lake", self._place))
-        fold = RangeFold(LogReader(self._held.folder / "log"), "lake", ("*.*",))
-        progress = Progress("held", "lake", metrics.Figures())
-        self._loop = SinkLoop(self._sink, fold, Cuts(self._catalog, "lake"), progress)
+        fold = RangeFolder(LogReader(self._held.folder / "log"), "lake", ("*.*",))
+        progress = SinkFigures("held", "lake", metrics.Metrics())
+        self._loop = SinkLoop(self._sink, fold, CutRequests(self._catalog, "lake"), progress)
         self._loop.open()
         for table in self._loop.lagging:
             self._loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark

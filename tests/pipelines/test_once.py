@@ -17,9 +17,9 @@ from cdc.catalog import Catalog
 from cdc.errors import SinkBelongsElsewhere
 from cdc.position import Position
 from pipelines.__main__ import main
-from pipelines.driver import SinkParts, SinkQuery
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.replay_pause import Pauses
+from pipelines.driver import SinkParts, SinkRunner
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.replay_pause import ReplayPauses
 from tests.fixtures import forked
 from tests.pipelines.replayed import END, FIGURES, Ground, made
 from tests.pipelines.sinks.asked import ask
@@ -115,8 +115,8 @@ def test_a_sink_that_cannot_go_on_is_given_up_and_one_that_may_is_not(ground: Gr
     mine = ground.definition.sinks[0].model_copy(update={"path": other.definition.sinks[0].path})
     spark_never_comes: Future[Any] = Future()
     with Catalog.open(ground.definition.catalog.url) as catalog:
-        parts = SinkParts(Cuts(catalog, "shop"), Pauses(catalog, "shop"), FIGURES, spark_never_comes)
-        belongs, free = (SinkQuery(ground.definition, sink, parts) for sink in (mine, ground.definition.sinks[1]))
+        parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_never_comes)
+        belongs, free = (SinkRunner(ground.definition, sink, parts) for sink in (mine, ground.definition.sinks[1]))
         for query in (belongs, free):
             query.look()
 

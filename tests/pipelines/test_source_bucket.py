@@ -12,9 +12,9 @@ from cdc.errors import InvalidDefinition
 from cdc.log.compacted_state import state
 from cdc.log.object_path import BucketPath
 from cdc.log.writer import LogWriter
-from pipelines.compaction.compact import Limits, compact
+from pipelines.compaction.compact import CompactionLimits, compact
 from pipelines.source.data_source import register
-from pipelines.source.options import Selection
+from pipelines.source.options import SourceOptions
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 
@@ -76,13 +76,13 @@ def test_a_log_in_a_bucket_is_compacted(root: BucketPath) -> None:
 
 @pytest.mark.slow
 def test_a_run_is_made_by_workers_in_the_bucket(spark: SparkSession, root: BucketPath) -> None:
-    done = compact(spark, root, everything=True, limits=Limits(large=0, parts=2))
+    done = compact(spark, root, everything=True, limits=CompactionLimits(large=0, parts=2))
 
     assert (done.rows_in, done.rows_out) == (6, 2)
 
 
 def test_what_is_shown_of_a_frame_holds_no_key(root: BucketPath, storage: str) -> None:
-    selection = Selection.from_options({"path": str(root), "storage": storage})
+    selection = SourceOptions.from_options({"path": str(root), "storage": storage})
     (file, *_) = selection.opened().every_file()
 
     assert dict(file.options)["aws_secret_access_key"] == KEY
@@ -91,7 +91,7 @@ def test_what_is_shown_of_a_frame_holds_no_key(root: BucketPath, storage: str) -
 
 @pytest.mark.parametrize("said", ["no json", '{"secret_access_key": "labsecret"}', '{"colour": "red"}', "[]"])
 def test_an_option_that_cannot_be_used_is_told_without_its_values(said: str) -> None:
-    selection = Selection.from_options({"path": "s3://lake/log", "storage": said})
+    selection = SourceOptions.from_options({"path": "s3://lake/log", "storage": said})
     with pytest.raises(InvalidDefinition, match="option 'storage'") as told:
         selection.opened()
 

@@ -14,10 +14,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from cdc.errors import LogTrimmed
 from cdc.log import retention_worker
 from cdc.log.compacted_state import state
-from cdc.log.reader import Extent, LogReader, extents
+from cdc.log.reader import LogReader, RowSpan, extents
 from cdc.log.retention import Retention
 from cdc.position import Position
-from pipelines.compaction.compact import Limits, compact
+from pipelines.compaction.compact import CompactionLimits, compact
 from pipelines.folding.fold import fold
 from pipelines.source.data_source import LogStreamReader
 from pipelines.source.history_start import folded, shares
@@ -40,7 +40,7 @@ def trimmed_log(root: Path, seed: int) -> tuple[list[Row], Position]:
         append(writer, several[:count])
         several = several[count:]
         if several and random.random() < 0.7:
-            compact(None, root, everything=True, limits=Limits(parts=random.choice([1, 3])))
+            compact(None, root, everything=True, limits=CompactionLimits(parts=random.choice([1, 3])))
     if state(root) is None:
         compact(None, root, everything=True)
     trim = retention_worker.due(root, NOBODY)
@@ -100,7 +100,7 @@ def test_however_it_is_dealt_out_the_state_is_the_same(tmp_path: Path, seed: int
 
 
 def test_a_relation_above_the_limit_is_dealt_by_key_and_small_ones_are_together() -> None:
-    lies = [Extent(1, 9, 90), Extent(9, 12, 40), Extent(20, 20, 900), Extent(20, 31, 12), Extent(40, 40, 3)]
+    lies = [RowSpan(1, 9, 90), RowSpan(9, 12, 40), RowSpan(20, 20, 900), RowSpan(20, 31, 12), RowSpan(40, 40, 3)]
     dealt = [(share.relations, share.part, share.parts) for share in shares([], lies, 100)]
 
     big = [share for share in dealt if share[0] == (20, 20)]

@@ -11,7 +11,7 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import JOB_LEASE, REPLAY, Command
 from cdc.failpoint import VARIABLE
 from cdc.log.compacted_state import state
-from cdc.service.replay_jobs import Replays, ReplayStatus
+from cdc.service.replay_jobs import ReplayJobs, ReplayStatus
 from tests.fixtures import forked
 from tests.fixtures.forked import Ended
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
@@ -43,7 +43,7 @@ def submitted(ground: Ground, *words: str, failpoint: str | None = None) -> Ende
 
 def last(catalog: Catalog) -> ReplayStatus:
     """As the API shows it."""
-    found = Replays(catalog, "shop", None).last("lake")
+    found = ReplayJobs(catalog, "shop", None).last("lake")
     assert found is not None
     return found
 
@@ -79,7 +79,7 @@ def test_a_replay_that_cannot_be_says_why(ground: Ground, catalog: Catalog) -> N
 def test_a_replay_that_was_killed_runs_until_its_lease_has_run_out(ground: Ground, catalog: Catalog) -> None:
     done = submitted(ground, "replay", "lake", failpoint="replay_after_build")
     assert done.status == KILLED, done.errors
-    Replays(catalog, "shop", None).errands.forget_earlier()  # it is no child of a server that starts
+    ReplayJobs(catalog, "shop", None).errands.forget_earlier()  # it is no child of a server that starts
 
     told = last(catalog)
     assert told.state == "running"

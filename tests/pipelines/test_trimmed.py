@@ -24,12 +24,12 @@ from cdc.service.status import pipeline_status
 from cdc.stores.published import TargetState
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink
-from pipelines.fold_range import RangeFold
+from pipelines.fold_range import RangeFolder
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
 from pipelines.runtime.consumer_registration import REPLAY, held_for_replay, target_uuid
-from pipelines.runtime.cut_requests import CUT, Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.runtime.cut_requests import CUT, CutRequests
+from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.session import has_delta
 from pipelines.sinks.contract import Sink
 from pipelines.source.data_source import rows_between
@@ -211,7 +211,7 @@ class Overtaken(LogReader):
         super().refresh()
 
 
-class Large(RangeFold):
+class Large(RangeFolder):
     """Takes every range for a large one."""
 
     def is_small(self, after: Position, upto: Position) -> bool:
@@ -219,8 +219,10 @@ class Large(RangeFold):
         return upto < after
 
 
-def loop_over(fold: type[RangeFold], view: LogReader, catalog: Catalog, sink: Sink, tables: str = "*.*") -> SinkLoop:
-    loop = SinkLoop(sink, fold(view, "lake", (tables,)), Cuts(catalog, "shop"), Progress("shop", "lake", FIGURES))
+def loop_over(fold: type[RangeFolder], view: LogReader, catalog: Catalog, sink: Sink, tables: str = "*.*") -> SinkLoop:
+    loop = SinkLoop(
+        sink, fold(view, "lake", (tables,)), CutRequests(catalog, "shop"), SinkFigures("shop", "lake", FIGURES)
+    )
     loop.open()
     return loop
 
@@ -230,7 +232,7 @@ def test_a_batch_that_ends_where_none_can_end_any_more_is_planned_again(
 ) -> None:
     twins.append(10)
     twins.compact(NOBODY)
-    loop = loop_over(RangeFold, Overtaken(twins), catalog, lake)
+    loop = loop_over(RangeFolder, Overtaken(twins), catalog, lake)
     with pytest.raises(LogTrimmed, match="cannot be read up to"):
         loop.advance()
     loop.advance()
@@ -266,7 +268,7 @@ def test_no_batch_ends_at_a_cut_that_was_folded_away(twins: Twins, catalog: Cata
     end = twins.append(10)
     held = twins.compact(NOBODY)
     asked = catalog.commands.post("shop", CUT, {"sink": "lake", "position": end - 40})
-    loop = loop_over(RangeFold, LogReader(twins.root), catalog, lake)
+    loop = loop_over(RangeFolder, LogReader(twins.root), catalog, lake)
     loop.advance()
     assert loop.position == held.horizon
     loop.drain()
@@ -290,7 +292,7 @@ def test_a_table_that_stayed_behind_for_too_long_stops_alone(twins: Twins, catal
         brought_up(twins.cut)
         floor = twins.compact(KEEP).floor
     stopped(twins, lake, 1_200)
-    loop = loop_over(RangeFold, LogReader(twins.root), catalog, lake)
+    loop = loop_over(RangeFolder, LogReader(twins.root), catalog, lake)
     assert (loop.position, loop.held) == (end, 1_200)
     for table in loop.lagging:
         loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
@@ -332,13 +334,13 @@ def test_a_batch_that_was_planned_before_a_trim_is_folded_from_what_is_left(
     assert twins.cut.lake() == twins.expected()
 
 
-@pytest.mark.parametrize("fold", [RangeFold, Large])
+@pytest.mark.parametrize("fold", [RangeFolder, Large])
 def test_a_table_that_stayed_behind_catches_up_over_what_was_folded(
-    spark: SparkSession, twins: Twins, catalog: Catalog, lake: Sink, fold: type[RangeFold]
+    spark: SparkSession, twins: Twins, catalog: Catalog, lake: Sink, fold: type[RangeFolder]
 ) -> None:
     twins.cut.drive("lake", 1_200)
     end = Position(twins.append(8))
-    others = loop_over(RangeFold, LogReader(twins.root), catalog, lake, "shop.items")
+    others = loop_over(RangeFolder, LogReader(twins.root), catalog, lake, "shop.items")
     others(None, end)
     others.drain()
     stopped(twins, lake, 1_200)

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from cdc.position import Position
 from cdc.stores.lake import Lake
 from cdc.stores.search_index import SearchIndex
-from pipelines.verification.log_reference import LogState
+from pipelines.verification.log_reference import ExpectedState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
@@ -83,8 +83,8 @@ def test_without_its_source_every_sink_is_held_against_the_log_and_what_differs_
 @pytest.mark.slow
 def test_a_large_table_is_folded_by_spark_to_the_same_rows(held: Captured, spark: SparkSession) -> None:
     sink = held.definition.sinks[0]
-    state = LogState(held.log, sink, held.log.durable or Position(0), lambda: spark, large=0)
-    here = LogState(held.log, sink, state.upto, lambda: spark)
+    state = ExpectedState(held.log, sink, held.log.durable or Position(0), lambda: spark, large=0)
+    here = ExpectedState(held.log, sink, state.upto, lambda: spark)
     for table in state.tables():
         sides = [
             sorted(str((row["key"], sorted(row["after"]))) for part in one.folded(table) for row in part.to_pylist())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pipelines.driver import Warming
+from pipelines.driver import FirstBatchGate
 
 
 def test_one_begins_and_may_ask_again_and_the_other_waits_for_its_end() -> None:
-    warming = Warming()
+    warming = FirstBatchGate()
 
     assert warming.begins("lake")
     assert warming.begins("lake")
@@ -16,7 +16,7 @@ def test_one_begins_and_may_ask_again_and_the_other_waits_for_its_end() -> None:
 
 
 def test_who_does_not_have_it_ends_nothing() -> None:
-    warming = Warming()
+    warming = FirstBatchGate()
     warming.begins("lake")
 
     warming.ends("find")

@@ -16,11 +16,11 @@ from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TargetState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFold
+from pipelines.fold_range import RangeFolder
 from pipelines.replaying.log_contents import contents
-from pipelines.replaying.rebuild import Means, Rebuild, Source
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
@@ -73,17 +73,17 @@ def rebuilt(held: Captured, spark: SparkSession | None) -> Published:
     with closing(DeltaSink(DeltaSettings("anew", f"{held.folder}/anew{spark is None}/{{schema}}/{{table}}"))) as sink:
         sink.open(log.log_id)
         limits = {} if spark is None else {"large": 10, "part": 25}
-        means = Means(spark=lambda: spark, frames=lambda: True, **limits)  # type: ignore[arg-type, return-value]
+        means = RebuildContext(spark=lambda: spark, frames=lambda: True, **limits)  # type: ignore[arg-type, return-value]
         tables = contents(log, upto, sink="anew", globs=("*.*",))
-        return Rebuild(Source(log, "anew", ("*.*",)), sink, means)(tables, upto)
+        return Rebuild(LogSource(log, "anew", ("*.*",)), sink, means)(tables, upto)
 
 
 def test_the_target_has_every_row_as_often_as_the_source(held: Captured, spark: SparkSession) -> None:
     log, lake = LogReader(held.folder / "log"), Lake.open(f"{held.folder}/lake/{{schema}}/{{table}}")
     sink = DeltaSink(DeltaSettings("lake", f"{held.folder}/lake/{{schema}}/{{table}}"))
     with Catalog.open(held.definition.catalog.url) as catalog, closing(sink):
-        progress = Progress("held", "lake", metrics.Figures())
-        loop = SinkLoop(sink, RangeFold(log, "lake", ("*.*",)), Cuts(catalog, "held"), progress)
+        progress = SinkFigures("held", "lake", metrics.Metrics())
+        loop = SinkLoop(sink, RangeFolder(log, "lake", ("*.*",)), CutRequests(catalog, "held"), progress)
         loop.open()
         for changes in ((), *CHANGES):
             run_sql(held.dsn, *changes)

@@ -16,9 +16,9 @@ from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.position import Position
 from pipelines.compaction.compact import compact
-from pipelines.driver import SinkParts, SinkQuery
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.replay_pause import Pauses
+from pipelines.driver import SinkParts, SinkRunner
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.replay_pause import ReplayPauses
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 from tests.pipelines.replayed import END, FIGURES, ITEMS, ORDERS, Ground, Rows, change, made
 
@@ -103,16 +103,16 @@ class Twins:
 
 
 @contextmanager
-def driven(ground: Ground, sink: str = "lake", session: Any = None) -> Iterator[SinkQuery]:
+def driven(ground: Ground, sink: str = "lake", session: Any = None) -> Iterator[SinkRunner]:
     """A sink as the apply process has it, to be looked at again and again; without a session until Spark is awaited."""
     starting: Future[Any] = Future()
     if session is not None:
         starting.set_result(session)
     wanted = next(s for s in ground.definition.sinks if s.name == sink)
     with Catalog.open(ground.definition.catalog.url) as catalog:
-        parts = SinkParts(Cuts(catalog, "shop"), Pauses(catalog, "shop"), FIGURES, starting)
+        parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, starting)
         assert parts.warming.begins("another's query, which never ends to")
-        query = SinkQuery(ground.definition, wanted, parts)
+        query = SinkRunner(ground.definition, wanted, parts)
         try:
             yield query
         finally:

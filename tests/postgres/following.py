@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, LiteralString
 
-from cdc.capture.schema_tracker import Relations, Watched
+from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.change import Operation
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 class Following:
     """One stream from where the tables were published; reads only when it is told to."""
 
-    def __init__(self, dsn: str, stream: ReplicationStream, relations: Relations) -> None:
+    def __init__(self, dsn: str, stream: ReplicationStream, relations: SchemaTracker) -> None:
         self.dsn, self.relations = dsn, relations
         self.rows: list[Row] = []
         self.versions: list[TableSchema] = []
@@ -105,6 +105,6 @@ def following(dsn: str, pattern: str = "public.*") -> Iterator[Following]:
             pass
         found = [published_schema(conn, oid, PUBLICATION) for oid, _ in match_tables(conn, [pattern])]
     known = {schema.relation: schema for schema in found if schema is not None}
-    relations = Relations(Watched(dsn=dsn, publication=PUBLICATION), known, 0, look_every=0.0)
+    relations = SchemaTracker(CaptureFilter(dsn=dsn, publication=PUBLICATION), known, 0, look_every=0.0)
     with ReplicationStream.open(dsn, StreamOptions(slot=slot, publication=PUBLICATION, start=Lsn(0))) as stream:
         yield Following(dsn, stream, relations)

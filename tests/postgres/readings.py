@@ -22,13 +22,13 @@ from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.decoder_events import Decoded, RelationSeen
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.messages import Commit, Keepalive
+from cdc.pgoutput.messages import CommitMessage, Keepalive
 from cdc.pgoutput.reference_decoder import PlainDecoder, parse_frame
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.publication import ensure_publication
-from cdc.postgres.replication import Large, ReplicationStream, StreamOptions
+from cdc.postgres.replication import LargeTransactions, ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
 from cdc.postgres.sqlstate import mapped
 from cdc.postgres.tables import match_tables, read_schema, resolve
@@ -75,7 +75,9 @@ def captured(dsn: str, pattern: str = "*.*") -> Iterator[Capture]:
         ensure_publication(conn, name, [table for _, table in match_tables(conn, [pattern])])
         with create_slot(dsn, name):
             pass
-        options = StreamOptions(slot=name, publication=name, start=Lsn(0), status_interval=1.0, large=Large.WHOLE)
+        options = StreamOptions(
+            slot=name, publication=name, start=Lsn(0), status_interval=1.0, large=LargeTransactions.WHOLE
+        )
         with ReplicationStream.open(dsn, options) as stream:
             yield Capture(dsn, name, stream)
         drop_when_free(conn, name)
@@ -135,8 +137,8 @@ class Capture:
 
 def _commit_lsn(frame: bytes) -> int:
     message = parse_frame(frame)
-    assert isinstance(message, Commit | Keepalive)
-    return message.lsn if isinstance(message, Commit) else 0
+    assert isinstance(message, CommitMessage | Keepalive)
+    return message.lsn if isinstance(message, CommitMessage) else 0
 
 
 def read_four_ways(dsn: str, statements: Sequence[str | bytes], pattern: str = "*.*") -> Readings:

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc.capture.decode_stage import Decoding
+from cdc.capture.decode_stage import DecodeStage
 from cdc.capture.initial_snapshot import CopySource, prepare
-from cdc.capture.schema_tracker import Relations, Watched
+from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.spool import Spool
 from cdc.config.definition import Undecodable
 from cdc.errors import UndecodableValue, UndecodableWal
@@ -23,7 +23,7 @@ from cdc.log.reader import LogReader
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
-from cdc.metrics import Figures
+from cdc.metrics import Metrics
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.decoder_events import Decoded
@@ -37,7 +37,7 @@ from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.postgres.text_repair import frame_mender, line_mender, unchanged
-from cdc.snapshot.watermark_window import Placing
+from cdc.snapshot.watermark_window import WatermarkWindows
 from tests.fixtures.postgres import VERSIONS, drop_when_free, run_sql
 from tests.fixtures.waiting import until
 from tests.postgres.readings import captured, read_four_ways
@@ -182,7 +182,7 @@ def test_the_policy_holds_from_the_first_copy_to_the_stream(
     insert_raw(encoded)
     source, told = source_of(encoded, policy), TOLD[policy]
     with log_of(source, tmp_path) as writer:
-        prepare(source, tmp_path, writer, Figures())
+        prepare(source, tmp_path, writer, Metrics())
         copied = [row for row in logged(tmp_path) if row["op"] == "r"]
         assert [[value for _, value in row["after"]] for row in copied] == [told]
         after = writer.durable
@@ -190,10 +190,12 @@ def test_the_policy_holds_from_the_first_copy_to_the_stream(
         options = StreamOptions(slot=source.slot, publication=source.publication, start=Lsn(0))
         with ReplicationStream.open(encoded, options) as stream:
             run_sql(encoded, "UPDATE t SET k = 'new'")
-            relations = Relations(
-                Watched(dsn=encoded, publication=source.publication), LogReader(tmp_path).schemas(), 0
+            relations = SchemaTracker(
+                CaptureFilter(dsn=encoded, publication=source.publication), LogReader(tmp_path).schemas(), 0
             )
-            decoding = Decoding(Spool(tmp_path), relations, after, Placing(), frame_mender(encoded, policy, after))
+            decoding = DecodeStage(
+                Spool(tmp_path), relations, after, WatermarkWindows(), frame_mender(encoded, policy, after)
+            )
             found = [row for row in streamed(stream, decoding, 2) if row["op"] == "u"]
         assert [value for _, value in found[0]["after"]] == ["new", *told[1:]]
         decoding.spool.close()
@@ -206,7 +208,7 @@ def logged(root: Path) -> list[dict[str, Any]]:
     return [row for batch in log.rows(Position(0), log.durable) for row in batch.to_pylist()]
 
 
-def streamed(stream: ReplicationStream, decoding: Decoding, count: int) -> list[dict[str, Any]]:
+def streamed(stream: ReplicationStream, decoding: DecodeStage, count: int) -> list[dict[str, Any]]:
     """At least so many rows."""
     found: list[dict[str, Any]] = []
 
@@ -227,7 +229,7 @@ def test_a_refused_value_stops_the_first_copy_and_leaves_the_log_empty(encoded: 
     source = source_of(encoded, Undecodable.FAIL)
     with log_of(source, tmp_path) as writer:
         with pytest.raises(UndecodableValue, match=r"column 'a' of 'public.t' in row 0 of its copy"):
-            prepare(source, tmp_path, writer, Figures())
+            prepare(source, tmp_path, writer, Metrics())
         assert LogReader(tmp_path).durable is None
 
 

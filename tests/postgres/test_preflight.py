@@ -11,17 +11,17 @@ import pytest
 from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.postgres.preflight import Problem, Wants, preflight
+from cdc.postgres.preflight import PreflightProblem, SourceRequirements, preflight
 from cdc.postgres.publication import PublicationControl
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
 from tests.fixtures.postgres import run_sql
 
 LEFT_ALONE = PublicationControl(create=False)
-WANTS = Wants(slot="pre", publication="pub", patterns=["public.*"])
+WANTS = SourceRequirements(slot="pre", publication="pub", patterns=["public.*"])
 
 
-def subjects(problems: list[Problem]) -> set[str]:
+def subjects(problems: list[PreflightProblem]) -> set[str]:
     return {problem.subject for problem in problems if problem.fatal}
 
 
@@ -59,7 +59,7 @@ def test_settings_are_named_with_their_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dsn", ["postgresql://u:p%zz@h/d", "postgresql://u@127.0.0.1:1/d"])
 def test_without_a_connection_the_dsn_and_the_slots_name_are_told(dsn: str) -> None:
-    problems = preflight(dsn, Wants(slot="Bad-Name", publication="p", patterns=["*"]))
+    problems = preflight(dsn, SourceRequirements(slot="Bad-Name", publication="p", patterns=["*"]))
     assert subjects(problems) == {"slot 'Bad-Name'", "dsn"}
 
 
@@ -68,13 +68,15 @@ def test_a_slot_of_another_plugin_or_database_is_refused(any_database: str) -> N
     run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)")
     with create_slot(any_database, slot):
         pass
-    wants = Wants(slot=slot, publication="pub", patterns=["public.*"])
+    wants = SourceRequirements(slot=slot, publication="pub", patterns=["public.*"])
     elsewhere = any_database.rpartition("/")[0] + "/postgres"
 
     assert preflight(any_database, wants) == []
     assert f"slot {slot}" in subjects(preflight(elsewhere, wants))
     run_sql(any_database, "SELECT pg_create_physical_replication_slot('physical_one')")
-    physical = preflight(any_database, Wants(slot="physical_one", publication="pub", patterns=["public.*"]))
+    physical = preflight(
+        any_database, SourceRequirements(slot="physical_one", publication="pub", patterns=["public.*"])
+    )
     run_sql(any_database, "SELECT pg_drop_replication_slot('physical_one')")
     assert subjects(physical) == {"slot physical_one"}
 
@@ -84,7 +86,7 @@ def test_a_slot_in_use_is_advice(database: str) -> None:
     run_sql(database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR ALL TABLES")
     with create_slot(database, slot):
         pass
-    wants = Wants(slot=slot, publication="pub", patterns=["public.*"])
+    wants = SourceRequirements(slot=slot, publication="pub", patterns=["public.*"])
     with ReplicationStream.open(database, StreamOptions(slot=slot, publication="pub", start=Lsn(0))):
         problems = [problem for problem in preflight(database, wants) if problem.subject == f"slot {slot}"]
 
@@ -98,7 +100,9 @@ def test_a_publication_that_lacks_tables_or_operations_is_told_with_its_sql(any_
         "CREATE TABLE b (id int PRIMARY KEY)",
         "CREATE PUBLICATION pub FOR TABLE a WITH (publish = 'insert')",
     )
-    wants = Wants(slot="pre", publication="pub", patterns=["public.*"], create_slot=False, control=LEFT_ALONE)
+    wants = SourceRequirements(
+        slot="pre", publication="pub", patterns=["public.*"], create_slot=False, control=LEFT_ALONE
+    )
     problems = preflight(any_database, wants)
 
     assert subjects(problems) == {"slot pre", "publication pub"}

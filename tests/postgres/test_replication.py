@@ -8,7 +8,7 @@ import pytest
 
 from cdc.errors import SlotInUse, SlotMissing, SourceUnreachable
 from cdc.lsn import Lsn
-from cdc.pgoutput.messages import Begin, Commit, Insert
+from cdc.pgoutput.messages import BeginMessage, CommitMessage, Insert
 from cdc.postgres import libpq
 from cdc.postgres.connection import connect
 from cdc.postgres.heartbeat import emit
@@ -43,10 +43,10 @@ def test_every_change_arrives_once_and_in_order(any_database: str) -> None:
     run_sql(any_database, "INSERT INTO t SELECT i, repeat('x', i % 300) FROM generate_series(1, 20000) i")
 
     with ReplicationStream.open(any_database, options(slot)) as stream:
-        messages = receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen))
+        messages = receive_until(stream, lambda seen: any(isinstance(m, CommitMessage) for m in seen))
 
     assert [int(str(m.new[0])) for m in messages if isinstance(m, Insert)] == list(range(1, 20001))
-    assert isinstance(messages[0], Begin)
+    assert isinstance(messages[0], BeginMessage)
     assert stream.received_bytes > 20000
 
 
@@ -55,7 +55,7 @@ def test_a_message_larger_than_every_buffer_arrives_whole(database: str) -> None
     run_sql(database, "INSERT INTO t VALUES (1, repeat('long', 3000000))")
 
     with ReplicationStream.open(database, options(slot)) as stream:
-        messages = receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen))
+        messages = receive_until(stream, lambda seen: any(isinstance(m, CommitMessage) for m in seen))
 
     assert [m.new[1] for m in messages if isinstance(m, Insert)] == ["long" * 3000000]
 
@@ -69,7 +69,7 @@ def test_the_compiled_loop_is_in_use_and_the_plain_one_gives_the_same_frames(dat
             assert stream._drain._functions is not None
             if plain:
                 stream._drain._functions = None
-            taken.append(receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen)))
+            taken.append(receive_until(stream, lambda seen: any(isinstance(m, CommitMessage) for m in seen)))
         until(lambda: rows_of(database, "SELECT 1 FROM pg_replication_slots WHERE active") == [], "the slot free")
 
     assert taken[0] == taken[1]
@@ -82,10 +82,10 @@ def test_the_slot_moves_only_when_something_is_confirmed(any_database: str) -> N
         before = slot_status(conn, slot)
         assert before is not None
         run_sql(any_database, "INSERT INTO t VALUES (1, 'a')")
-        messages = receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen))
+        messages = receive_until(stream, lambda seen: any(isinstance(m, CommitMessage) for m in seen))
         assert slot_status(conn, slot).confirmed_flush == before.confirmed_flush  # type: ignore[union-attr]
 
-        confirmed = Lsn(next(m.lsn for m in messages if isinstance(m, Commit)) + 1)
+        confirmed = Lsn(next(m.lsn for m in messages if isinstance(m, CommitMessage)) + 1)
         stream.confirm(confirmed)
 
         def moved() -> bool:
@@ -102,7 +102,7 @@ def test_a_confirmation_behind_the_slot_does_not_move_it_back(any_database: str)
         with ReplicationStream.open(any_database, options(slot)) as stream:
             stream.confirm(Lsn(1))
             emit(conn, "x", "y")
-            receive_until(stream, lambda seen: any(isinstance(m, Commit) for m in seen))
+            receive_until(stream, lambda seen: any(isinstance(m, CommitMessage) for m in seen))
         until(lambda: not slot_status(conn, slot).active, "the slot free")  # type: ignore[union-attr]
 
         after = slot_status(conn, slot)

@@ -9,7 +9,7 @@ import pytest
 from cdc import errors
 from cdc.capture.retry_policy import pause
 from cdc.errors import CdcError, Reaction
-from cdc.postgres.sqlstate import RULES, Course, Rule, classify_message
+from cdc.postgres.sqlstate import RULES, ErrorCourse, Rule, classify_message
 
 CASES: list[tuple[str, str, type[CdcError]]] = [
     ("55006", 'replication slot "x" is active for PID 7', errors.SlotInUse),
@@ -52,14 +52,14 @@ CASES: list[tuple[str, str, type[CdcError]]] = [
 ]
 
 
-COURSES: Mapping[type[CdcError], set[Course]] = {
-    errors.SourceUnreachable: {Course.RETRY_FAST},
-    errors.SlotInUse: {Course.RETRY_FAST},
-    errors.SourceRefuses: {Course.RETRY_SLOW},
-    errors.UndecodableWal: {Course.RETRY_SLOW},
-    errors.SlotMissing: {Course.RESYNC},
-    errors.SlotInvalidated: {Course.RESYNC},
-    errors.PublicationReplaced: {Course.RESYNC},
+COURSES: Mapping[type[CdcError], set[ErrorCourse]] = {
+    errors.SourceUnreachable: {ErrorCourse.RETRY_FAST},
+    errors.SlotInUse: {ErrorCourse.RETRY_FAST},
+    errors.SourceRefuses: {ErrorCourse.RETRY_SLOW},
+    errors.UndecodableWal: {ErrorCourse.RETRY_SLOW},
+    errors.SlotMissing: {ErrorCourse.RESYNC},
+    errors.SlotInvalidated: {ErrorCourse.RESYNC},
+    errors.PublicationReplaced: {ErrorCourse.RESYNC},
 }
 """Of every error that is not for an operator alone."""
 
@@ -84,7 +84,7 @@ def test_what_nobody_knows_halts() -> None:
 def test_each_line_of_the_table_has_a_case_and_a_course_that_its_error_follows(rule: Rule) -> None:
     cases = [rule_of(sqlstate, text) for sqlstate, text, _ in CASES]
     assert rule in cases
-    assert rule.course in COURSES.get(rule.error, {Course.OPERATOR})
-    retried = rule.course in {Course.RETRY_FAST, Course.RETRY_SLOW}
+    assert rule.course in COURSES.get(rule.error, {ErrorCourse.OPERATOR})
+    retried = rule.course in {ErrorCourse.RETRY_FAST, ErrorCourse.RETRY_SLOW}
     assert (pause(rule.error("it failed"), 1) is not None) == retried
-    assert rule.course is not Course.RESYNC or "cdc slots recover" in (rule.remedy or rule.error.remedy)
+    assert rule.course is not ErrorCourse.RESYNC or "cdc slots recover" in (rule.remedy or rule.error.remedy)

@@ -16,7 +16,7 @@ from cdc.pgoutput.streamed import START, kind_of
 from cdc.postgres.connection import connect
 from cdc.postgres.heartbeat import emit
 from cdc.postgres.publication import ensure_publication
-from cdc.postgres.replication import Large, Origin, ReplicationStream, StreamOptions
+from cdc.postgres.replication import LargeTransactions, OriginFilter, ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import TableName
 from tests.fixtures.postgres import run_sql
@@ -38,7 +38,7 @@ def make_source(dsn: str) -> tuple[str, str]:
     return slots
 
 
-def received(dsn: str, slot: str, large: Large) -> tuple[list[object], int]:
+def received(dsn: str, slot: str, large: LargeTransactions) -> tuple[list[object], int]:
     """Messages up to the one that says end, descriptions left out, and how many parts of unfinished ones."""
     spool, messages, parts = Spool(None), list[object](), list[bytes]()
     options = StreamOptions(slot=slot, publication="pub", start=Lsn(0), large=large)
@@ -68,8 +68,8 @@ def compared(dsn: str, work: Callable[[], None]) -> list[object]:
     work()
     with connect(dsn) as conn:
         emit(conn, "end", "")
-    streamed, parts = received(dsn, first, Large.STREAMED)
-    whole, none = received(dsn, second, Large.WHOLE)
+    streamed, parts = received(dsn, first, LargeTransactions.STREAMED)
+    whole, none = received(dsn, second, LargeTransactions.WHOLE)
     assert parts > 0
     assert none == 0
     assert streamed == whole
@@ -148,7 +148,7 @@ def test_ddl_and_messages_inside_stand_where_they_were_written(either_database: 
 
 
 def test_origin_none_is_asked_of_servers_that_know_it() -> None:
-    options = StreamOptions(slot="s", publication="p", start=Lsn(0), origin=Origin.NONE)
+    options = StreamOptions(slot="s", publication="p", start=Lsn(0), origin=OriginFilter.NONE)
     assert "origin 'none'" in options.command(160_000)
     with pytest.raises(PreflightFailed, match="16"):
         options.command(150_018)

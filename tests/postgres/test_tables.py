@@ -9,7 +9,7 @@ from typing import LiteralString
 import pytest
 
 from cdc.lsn import Lsn
-from cdc.pgoutput.messages import Commit, Relation
+from cdc.pgoutput.messages import CommitMessage, Relation
 from cdc.postgres.connection import connect
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.replication import ReplicationStream, StreamOptions
@@ -35,7 +35,7 @@ def seen(dsn: str, *changes: LiteralString, table: LiteralString = TABLE) -> tup
     # DDL gives empty transactions, which are not sent: only INSERTs count
     commits = sum(change.startswith("INSERT") for change in changes)
     with ReplicationStream.open(dsn, StreamOptions(slot=slot, publication="pub", start=Lsn(0))) as stream:
-        messages = receive_until(stream, lambda got: sum(isinstance(m, Commit) for m in got) >= commits)
+        messages = receive_until(stream, lambda got: sum(isinstance(m, CommitMessage) for m in got) >= commits)
     return first, relations(messages)
 
 
@@ -268,7 +268,7 @@ def test_a_later_epoch_finds_columns_by_name_and_numbers_new_ones_above_all(data
         pass
     run_sql(database, "INSERT INTO t VALUES (1, 2)")
     with ReplicationStream.open(database, StreamOptions(slot=slot, publication="pub", start=Lsn(0))) as stream:
-        (message,) = relations(receive_until(stream, lambda got: any(isinstance(m, Commit) for m in got)))
+        (message,) = relations(receive_until(stream, lambda got: any(isinstance(m, CommitMessage) for m in got)))
     with connect(database) as conn:
         version = resolve(conn, message, old, epoch=1)
 

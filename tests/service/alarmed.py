@@ -19,11 +19,11 @@ from cdc import metrics
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.catalog.verified_ranges import VerifiedRange
 from cdc.lsn import Lsn
-from cdc.metrics import Figures
+from cdc.metrics import Metrics
 from cdc.postgres.connection import connect
 from cdc.postgres.replication import ReplicationStream, StreamOptions
-from cdc.service.api.status_sampler import View
-from cdc.service.log_sampler import LogWatch
+from cdc.service.api.status_sampler import StatusSampler
+from cdc.service.log_sampler import LogSampler
 from tests.faults.proxy import Proxy
 from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME
@@ -75,7 +75,7 @@ class Reports(Thread):
         self.join()
 
     def _report(self) -> None:
-        reader, apply = Figures(), Figures()
+        reader, apply = Metrics(), Metrics()
         reader.set(metrics.SOURCE_LAG_SECONDS, self.source_lag, NAME)
         reader.set(metrics.LOG_BLOCKED, self.blocked, NAME)
         reader.add(metrics.RECONNECTS, self.reconnects, NAME)
@@ -165,7 +165,7 @@ class Pipeline:
     """All that a situation breaks."""
 
     catalog: Catalog
-    view: View
+    view: StatusSampler
     dsn: str
     slot: str
     publication: str
@@ -235,7 +235,7 @@ class Pipeline:
 
     def look_at(self, root: Path) -> None:
         """Show this log from now on."""
-        self.view.log = LogWatch(root, every=0.2)
+        self.view.log = LogSampler(root, every=0.2)
 
 
 def reported(catalog: Catalog) -> Reports:

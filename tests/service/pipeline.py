@@ -10,8 +10,8 @@ from typing import Any
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.config import Definition
 from cdc.log.writer import LogWriter
-from cdc.metrics import APPLY_ROWS, CHANGES, LOG_POSITION, SLOT_RETAINED, SOURCE_LAG_BYTES, SOURCE_LAG_SECONDS, Figures
-from cdc.snapshot.backfill_state import BACKFILL, Request, TableWork, Work
+from cdc.metrics import APPLY_ROWS, CHANGES, LOG_POSITION, SLOT_RETAINED, SOURCE_LAG_BYTES, SOURCE_LAG_SECONDS, Metrics
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest, BackfillState, TableBackfillState
 from cdc.table import parted
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
@@ -53,17 +53,17 @@ def write_log(directory: Path) -> None:
     writer.commit(writer.stage(table(*rows)), info(1))
 
 
-def copying(catalog: Catalog, topic: str, request: Request, **work: Any) -> int:
+def copying(catalog: Catalog, topic: str, request: BackfillRequest, **work: Any) -> int:
     """A copy of the table that has come so far; work are fields of its TableWork. Hands back the command's number."""
     job = catalog.commands.post(NAME, BACKFILL, request.to_json())
     if work:
-        catalog.commands.record(job, Work("snapshotting", {topic: TableWork(**work)}).to_json())
+        catalog.commands.record(job, BackfillState("snapshotting", {topic: TableBackfillState(**work)}).to_json())
     return job
 
 
 def fill(catalog: Catalog, *, rows: float = 12_480) -> None:
     """What a healthy pipeline has told the catalog this moment."""
-    reader, apply = Figures(), Figures()
+    reader, apply = Metrics(), Metrics()
     reader.set(SOURCE_LAG_SECONDS, 0.02, NAME)
     reader.set(SOURCE_LAG_BYTES, 4096, NAME, "durable")
     reader.set(LOG_POSITION, LOG_END, NAME)

@@ -9,11 +9,11 @@ from threading import Thread
 import uvicorn
 
 from cdc.service.api.server import bind, server_config
-from cdc.service.request_limits import Limits
+from cdc.service.request_limits import RequestLimits
 
 
 @contextmanager
-def answering(app: Callable[..., object], limits: Limits | None = None) -> Iterator[str]:
+def answering(app: Callable[..., object], limits: RequestLimits | None = None) -> Iterator[str]:
     """The URL of the app; the socket listens before the server runs, so a first request waits and nothing sleeps."""
     with bind("127.0.0.1", 0) as listener:
         server = uvicorn.Server(server_config(app, limits))

@@ -15,7 +15,7 @@ from cdc.catalog import Catalog
 from cdc.log import consumers
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.service.api.app import create_app
-from cdc.service.source_sampler import SourceWatch
+from cdc.service.source_sampler import SourceSampler
 from tests.cli.trimmed import HOUR_US, Folder
 from tests.faults.proxy import Proxy
 from tests.fixtures.postgres import fresh_database, run_sql
@@ -41,7 +41,7 @@ def _pipeline(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFacto
         wanted = definition(folder, source.dsn(dsn))
         catalog = stack.enter_context(Catalog.open(wanted.catalog.url))
         app = create_app(catalog, wanted, wanted.log.path)
-        app.state.view.source = SourceWatch(wanted, lambda: time.monotonic() + ahead[0], every=0.2)
+        app.state.view.source = SourceSampler(wanted, lambda: time.monotonic() + ahead[0], every=0.2)
         reports = reported(catalog)
         stack.callback(reports.end)
         served = stack.enter_context(answering(app))

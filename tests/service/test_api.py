@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import every_error
-from cdc.metrics import CADENCE, CHANGES, LOG_BLOCKED, REWRITTEN_BYTES, SINK_LATENCY, SLOT_RETAINED, Figures
+from cdc.metrics import CADENCE, CHANGES, LOG_BLOCKED, REWRITTEN_BYTES, SINK_LATENCY, SLOT_RETAINED, Metrics
 from cdc.service.api.app import create_app, news
 from tests.service.pipeline import NAME, definition, fill, write_log
 from tests.service.running import answering
@@ -126,7 +126,7 @@ def test_metrics_are_prometheus_text_and_agree_with_the_status(client: httpx.Cli
 
 
 def test_histograms_of_the_processes_reach_the_metrics_as_histograms(client: httpx.Client, catalog: Catalog) -> None:
-    figures = Figures()
+    figures = Metrics()
     for seconds in (0.02, 0.3, 7.0):
         figures.observe(SINK_LATENCY, seconds, NAME, "lake")
     catalog.processes.report(ProcessReport(NAME, "apply", 4712, "running", None, figures.to_json()))
@@ -151,7 +151,7 @@ def test_the_build_and_the_age_of_each_report_are_in_the_metrics(client: httpx.C
 def test_what_a_process_did_when_it_last_reported_is_not_shown_once_it_is_silent(
     client: httpx.Client, catalog: Catalog, clock: Clock
 ) -> None:
-    figures = Figures()
+    figures = Metrics()
     figures.set(LOG_BLOCKED, 1.0, NAME)
     figures.add(CHANGES, 7.0, NAME)
     catalog.processes.report(ProcessReport(NAME, "reader", 4711, "running", None, figures.to_json()))
@@ -165,7 +165,7 @@ def test_what_a_process_did_when_it_last_reported_is_not_shown_once_it_is_silent
 def test_what_a_reader_of_an_earlier_version_reports_of_the_slot_is_not_passed_on(
     client: httpx.Client, catalog: Catalog
 ) -> None:
-    figures = Figures()
+    figures = Metrics()
     figures.set(SLOT_RETAINED, 200.0, NAME)
     catalog.processes.report(ProcessReport(NAME, "reader", 4711, "running", None, figures.to_json()))
     assert "cdc_slot_retained_bytes" not in client.get("/metrics").text
@@ -174,7 +174,7 @@ def test_what_a_reader_of_an_earlier_version_reports_of_the_slot_is_not_passed_o
 def test_a_sink_that_a_huge_table_slows_down_says_so_and_is_no_problem(client: httpx.Client, catalog: Catalog) -> None:
     slowed = "a batch every 12.0 s: shop.<orders> is written again at 1,536.0 MB a batch"
     catalog.sinks.record(NAME, SinkProgress("lake", 7, None, 3.0, "running", slowed))
-    figures = Figures()
+    figures = Metrics()
     figures.set(CADENCE, 12.0, NAME, "lake", "shop.<orders>")
     figures.add(REWRITTEN_BYTES, 1_536e6, NAME, "lake")
     catalog.processes.report(ProcessReport(NAME, "apply", 4712, "running", None, figures.to_json()))

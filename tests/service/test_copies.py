@@ -16,7 +16,7 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import REPLAY
 from cdc.log.writer import LogWriter
 from cdc.service.api.app import create_app
-from cdc.snapshot.backfill_state import BACKFILL, Request, Verb
+from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
@@ -54,7 +54,7 @@ def test_what_is_asked_is_a_command_and_stands_in_the_audit(client: httpx.Client
     answer = client.post(BACKFILLS, json=body)
     assert (answer.status_code, answer.json()["state"], answer.json()["kind"]) == (202, "queued", "backfill")
     (command,) = catalog.commands.pending(NAME, BACKFILL)
-    assert Request.from_json(command.payload) == Request(
+    assert BackfillRequest.from_json(command.payload) == BackfillRequest(
         ("shop.orders",), first=("1",), last=("9",), sink="lake", rate=500
     )
     (line,) = catalog.audit.ls()
@@ -65,7 +65,7 @@ def test_what_is_asked_is_a_command_and_stands_in_the_audit(client: httpx.Client
 
 def test_figures_are_numbers_and_the_same_everywhere(client: httpx.Client, catalog: Catalog) -> None:
     job = copying(
-        catalog, "shop.orders", Request(("shop.orders",), resync=True),
+        catalog, "shop.orders", BackfillRequest(("shop.orders",), resync=True),
         state="snapshotting", rows=1_000, estimate=4_000, seconds=2.0,
     )  # fmt: skip
     told = client.get(f"{BACKFILLS}/{job}").json()
@@ -87,11 +87,11 @@ def test_figures_are_numbers_and_the_same_everywhere(client: httpx.Client, catal
     }
 
 
-@pytest.mark.parametrize("verb", list(Verb))
+@pytest.mark.parametrize("verb", list(BackfillAction))
 def test_a_verb_is_passed_on_while_the_backfill_has_not_ended(
-    client: httpx.Client, catalog: Catalog, verb: Verb
+    client: httpx.Client, catalog: Catalog, verb: BackfillAction
 ) -> None:
-    job = copying(catalog, "shop.orders", Request(("shop.orders",)))
+    job = copying(catalog, "shop.orders", BackfillRequest(("shop.orders",)))
     assert client.post(f"{BACKFILLS}/{job}/{verb.value}", json={}).status_code == 202
     assert [command.payload for command in catalog.commands.pending(NAME, verb.kind)] == [{"id": job}]
     catalog.commands.finish(job, {"state": "done"})
@@ -206,7 +206,7 @@ def test_what_nobody_knows_is_not_found(client: httpx.Client) -> None:
 def test_a_command_of_another_kind_or_pipeline_is_no_backfill(client: httpx.Client, catalog: Catalog) -> None:
     others = [
         catalog.commands.post(NAME, "cut", {}),
-        catalog.commands.post("other", BACKFILL, Request(("t",)).to_json()),
+        catalog.commands.post("other", BACKFILL, BackfillRequest(("t",)).to_json()),
     ]
     for number in others:
         assert client.get(f"{BACKFILLS}/{number}").status_code == 404
@@ -217,7 +217,7 @@ def test_a_resync_is_of_the_one_table_whatever_its_name(client: httpx.Client, ca
     answer = client.post(f"{PIPELINE}/tables/shop.orders/resync", json={"rate": 100})
     assert (answer.status_code, answer.json()["kind"]) == (202, "resync")
     (command,) = catalog.commands.pending(NAME, BACKFILL)
-    assert Request.from_json(command.payload) == Request(("shop.orders",), rate=100, resync=True)
+    assert BackfillRequest.from_json(command.payload) == BackfillRequest(("shop.orders",), rate=100, resync=True)
     assert [line.action for line in catalog.audit.ls()] == ["tables resync"]
 
 

@@ -13,11 +13,11 @@ from cdc.catalog import Catalog, TableProgress
 from cdc.service.copy_status import TableStatus
 from cdc.service.status import pipeline_status
 from cdc.service.table_status import table_lines
-from cdc.snapshot.backfill_state import Request, TableWork, Work
+from cdc.snapshot.backfill_state import BackfillRequest, BackfillState, TableBackfillState
 from tests.service.pipeline import LOG_END, NAME, copying, fill, write_log
 
 TOPIC = "shop.orders"
-COPY = Request((TOPIC,), resync=True, epoch=0)
+COPY = BackfillRequest((TOPIC,), resync=True, epoch=0)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def places(catalog: Catalog) -> dict[str, TableStatus]:
 
 
 def end(catalog: Catalog, job: int, state: str, **more: Any) -> None:
-    work = Work(state, {TOPIC: TableWork("done" if state == "done" else "snapshotting", rows=500)})
+    work = BackfillState(state, {TOPIC: TableBackfillState("done" if state == "done" else "snapshotting", rows=500)})
     catalog.commands.finish(job, work.to_json() | more, ok=state == "done")
 
 
@@ -43,7 +43,9 @@ def test_a_table_goes_from_queued_to_streaming(catalog: Catalog) -> None:
     assert places(catalog)[""].state == "queued"
     job = copying(catalog, TOPIC, COPY)
     assert places(catalog)[""].state == "queued"
-    work = Work("snapshotting", {TOPIC: TableWork("snapshotting", rows=1_000, estimate=4_000, seconds=2.0)})
+    work = BackfillState(
+        "snapshotting", {TOPIC: TableBackfillState("snapshotting", rows=1_000, estimate=4_000, seconds=2.0)}
+    )
     catalog.commands.record(job, work.to_json())
     source = places(catalog)[""]
     assert (source.state, source.rows) == ("snapshotting", 1_000)
@@ -75,7 +77,13 @@ def test_a_copy_that_ended_early_leaves_the_table_failed_with_the_way_out(catalo
 
 def test_a_backfill_beside_a_table_that_streams_shows_its_progress_and_leaves_the_state(catalog: Catalog) -> None:
     copying(
-        catalog, "shop.customers", Request(("shop.customers",)), state="snapshotting", rows=5, estimate=10, seconds=1.0
+        catalog,
+        "shop.customers",
+        BackfillRequest(("shop.customers",)),
+        state="snapshotting",
+        rows=5,
+        estimate=10,
+        seconds=1.0,
     )
     status = pipeline_status(catalog, NAME, datetime.now(UTC))
     (source,) = (t for t in status.tables if t.topic == "shop.customers" and not t.sink)
@@ -91,14 +99,14 @@ def test_rows_of_a_copy_that_a_reader_took_over_are_counted_from_its_beginning(c
 
 
 def test_part_of_a_table_or_one_sink_of_it_is_not_its_copy(catalog: Catalog) -> None:
-    for request in (Request((TOPIC,), where="false"), Request((TOPIC,), sink="lake")):
+    for request in (BackfillRequest((TOPIC,), where="false"), BackfillRequest((TOPIC,), sink="lake")):
         end(catalog, copying(catalog, TOPIC, request), "done")
     assert places(catalog)[""].state == "queued"
 
 
 def test_a_paused_copy_is_a_paused_table(catalog: Catalog) -> None:
     job = copying(catalog, TOPIC, COPY)
-    catalog.commands.record(job, Work("paused", {TOPIC: TableWork("snapshotting", rows=5)}).to_json())
+    catalog.commands.record(job, BackfillState("paused", {TOPIC: TableBackfillState("snapshotting", rows=5)}).to_json())
     assert places(catalog)[""].state == "paused"
 
 

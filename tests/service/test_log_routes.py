@@ -13,7 +13,7 @@ from cdc.catalog import Catalog
 from cdc.log import consumers
 from cdc.log.retention_worker import ASKED
 from cdc.service.api.app import create_app
-from cdc.service.log_sampler import LogWatch
+from cdc.service.log_sampler import LogSampler
 from tests.cli.command import run
 from tests.cli.trimmed import Folder
 from tests.fixtures.waiting import until
@@ -39,7 +39,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 @pytest.fixture
 def client(catalog: Catalog, folder: Folder, tmp_path: Path) -> Iterator[httpx.Client]:
     app = create_app(catalog, definition(tmp_path), str(folder.root))
-    app.state.view.log = LogWatch(folder.root, every=0.0)
+    app.state.view.log = LogSampler(folder.root, every=0.0)
     with answering(app) as url, httpx.Client(base_url=url, timeout=60) as opened:
         yield opened
 

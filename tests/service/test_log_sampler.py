@@ -14,7 +14,7 @@ from cdc.log.consumers import Consumer
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from cdc.service.log_sampler import LogWatch
+from cdc.service.log_sampler import LogSampler
 from cdc.service.log_status import LogState, LogStatus
 from tests.fixtures.s3 import KEY, S3, Relay
 from tests.fixtures.waiting import until
@@ -31,27 +31,27 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def seen(log: LogWatch) -> LogStatus:
+def seen(log: LogSampler) -> LogStatus:
     found = log.within(SOON)
     assert found is not None
     return found
 
 
 def test_nobody_who_asks_for_the_latest_waits_for_a_look(root: Path) -> None:
-    log = LogWatch(root)
+    log = LogSampler(root)
     assert log.seen is None
     until(lambda: log.latest() is not None, "the first look to end")
     assert seen(log).durable == "0/A"
 
 
 def test_of_many_who_ask_at_once_one_looks(root: Path) -> None:
-    log = LogWatch(root)
+    log = LogSampler(root)
     first = seen(log)
     assert all(log.latest() is first for _ in range(100))
 
 
 def test_a_log_that_is_taken_away_is_no_longer_shown(root: Path) -> None:
-    log = LogWatch(root, every=0.0)
+    log = LogSampler(root, every=0.0)
     assert seen(log).state is LogState.READ
     shutil.rmtree(root)
 
@@ -66,7 +66,7 @@ def test_a_storage_that_does_not_answer_is_told_after_the_wait(root: Path) -> No
     (root / "_consumers").mkdir()
     pipe = root / "_consumers" / "lake.json"
     os.mkfifo(pipe)  # whoever opens it to read waits until somebody writes
-    log = LogWatch(root, "shop.yaml")
+    log = LogSampler(root, "shop.yaml")
     found = log.within(0.2)
     assert found is not None
     assert (found.state, found.segment_count) == (LogState.UNREADABLE, 0)
@@ -87,7 +87,7 @@ def test_a_log_in_a_bucket_is_told_alike_and_a_store_that_is_away_with_its_own_w
     compact(place, 20, merge=True)
     writer.trim([0], Position(10))
     consumers.register(place, Consumer("lake", "lake", Position(20), None, 1))
-    log = LogWatch(replace(place, options=s3.root(port=relay.port).options), every=0.0)
+    log = LogSampler(replace(place, options=s3.root(port=relay.port).options), every=0.0)
     found = seen(log)
     assert (found.durable, found.horizon, found.oldest, found.problems) == ("0/1E", "0/14", "0/A", ())
     assert (found.segment_count, found.leaving_bytes != 0) == (2, True)

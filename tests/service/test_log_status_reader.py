@@ -10,7 +10,7 @@ import pytest
 from cdc.errors import LogCorrupt, LogError, UnknownName
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.service.log_sampler import LogWatch
+from cdc.service.log_sampler import LogSampler
 from cdc.service.log_status import LogState, LogStatus, wal_between
 from cdc.service.log_status_reader import (
     consumer_named,
@@ -40,7 +40,7 @@ def told(folder: Folder) -> LogStatus:
 
 
 def watched(folder: Folder) -> LogStatus:
-    found = LogWatch(folder.root, "shop.yaml").within(SOME_TIME)
+    found = LogSampler(folder.root, "shop.yaml").within(SOME_TIME)
     assert found is not None
     return found
 
@@ -141,7 +141,7 @@ def test_a_trimmed_log_with_a_damaged_commit_names_the_table(folder: Folder, tab
 def test_no_log_is_told_as_such(tmp_path: Path) -> None:
     with pytest.raises(LogError):
         opened(tmp_path / "log")
-    found = LogWatch(tmp_path / "log").within(SOME_TIME)
+    found = LogSampler(tmp_path / "log").within(SOME_TIME)
     assert found is not None
     assert (found.state, found.problems[0].code) == (LogState.ABSENT, "CDC-4000")
 

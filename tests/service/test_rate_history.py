@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cdc.service.rate_history import History
+from cdc.service.rate_history import RateHistory
 from cdc.service.status import PipelineStatus, SourceStatus
 
 START = datetime(2026, 11, 20, tzinfo=UTC)
@@ -17,15 +17,15 @@ def status(rows: float, lag: float | None) -> PipelineStatus:
     return PipelineStatus("shop", "running", START.isoformat(), (), source, (), ())
 
 
-def history(samples: list[tuple[float, float | None]]) -> History:
-    found = History()
+def history(samples: list[tuple[float, float | None]]) -> RateHistory:
+    found = RateHistory()
     for second, (rows, lag) in enumerate(samples):
         found.add(status(rows, lag), START + timedelta(seconds=second))
     return found
 
 
 def test_no_samples_give_no_rates() -> None:
-    assert History().to_json() == {"rates": {}, "lags": {}}
+    assert RateHistory().to_json() == {"rates": {}, "lags": {}}
 
 
 def test_the_rate_is_the_climb_over_the_time() -> None:

@@ -18,12 +18,12 @@ from starlette.types import Receive, Scope, Send
 
 from cdc.catalog import Catalog
 from cdc.service.api.app import MOST_STREAMS, create_app
-from cdc.service.request_limits import BodyLimit, Limits
+from cdc.service.request_limits import BodyLimit, RequestLimits
 from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME, TOKEN, definition, fill, write_log
 from tests.service.running import answering
 
-SHORT = Limits(head=0.3, body=0.3, body_bytes=1000, linger=0.3, unread=0.3, connections=4)
+SHORT = RequestLimits(head=0.3, body=0.3, body_bytes=1000, linger=0.3, unread=0.3, connections=4)
 BACKFILLS = f"/api/v1/pipelines/{NAME}/backfills"
 HEAD = b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 DEADLINE = 20.0

@@ -13,7 +13,7 @@ from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.service.api.app import create_app
-from cdc.snapshot.backfill_state import Request
+from cdc.snapshot.backfill_state import BackfillRequest
 from cdc.snapshot.table_requests import SKIP
 from cdc.table import TableState
 from tests.log.rows import LIMITS, info, row, table
@@ -57,7 +57,7 @@ def test_a_table_in_doubt_is_skipped_and_who_asked_stands_in_the_audit(client: h
 def test_a_table_that_is_live_unknown_or_being_copied_is_not_skipped(client: httpx.Client, catalog: Catalog) -> None:
     assert code(client.post(f"{TABLES}/shop.customers/skip", json={})) == (409, "CDC-1006")
     assert code(client.post(f"{TABLES}/shop.none/skip", json={})) == (404, "CDC-5010")
-    job = copying(catalog, "shop.orders", Request(("shop.orders",), resync=True))
+    job = copying(catalog, "shop.orders", BackfillRequest(("shop.orders",), resync=True))
     answer = client.post(f"{TABLES}/shop.orders/skip", json={})
     assert code(answer) == (409, "CDC-1006")
     assert f"cdc backfill cancel {job}" in answer.json()["suggestion"]

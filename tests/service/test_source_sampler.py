@@ -16,7 +16,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.service.api.app import create_app
 from cdc.service.source_observation import SourceObservation
-from cdc.service.source_sampler import SHOWN_FOR, SourceWatch
+from cdc.service.source_sampler import SHOWN_FOR, SourceSampler
 from tests.faults.capture import Captured
 from tests.faults.proxy import Proxy
 from tests.fixtures.postgres import run_sql
@@ -80,7 +80,7 @@ def test_the_wal_kept_for_a_hung_reader_grows_in_the_metrics_though_nobody_repor
 
 def test_the_age_of_the_last_status_update_grows_by_the_clock_and_ends_with_the_next_one(held: Captured) -> None:
     clock = Clock()
-    watch = SourceWatch(held.definition, clock, every=0.0)
+    watch = SourceSampler(held.definition, clock, every=0.0)
 
     def age() -> float:
         return watch.within(SOON).feedback_age_seconds or 0.0
@@ -95,7 +95,7 @@ def test_the_age_of_the_last_status_update_grows_by_the_clock_and_ends_with_the_
 
 def test_between_two_answers_ages_grow_and_old_answers_are_not_shown(held: Captured) -> None:
     clock = Clock()
-    watch = SourceWatch(held.definition, clock, every=1000.0)
+    watch = SourceSampler(held.definition, clock, every=1000.0)
     with hung_reader(held):
         first = watch.within(SOON)
         clock.ahead = SHOWN_FOR / 2
@@ -109,13 +109,13 @@ def test_between_two_answers_ages_grow_and_old_answers_are_not_shown(held: Captu
 
 
 def test_a_slot_that_nobody_streams_from_is_not_active(held: Captured) -> None:
-    found = SourceWatch(held.definition).within(SOON)
+    found = SourceSampler(held.definition).within(SOON)
     assert (found.up, found.slot_exists, found.slot_active) == (True, True, False)
 
 
 def test_a_slot_that_is_not_there_has_no_figures(held: Captured) -> None:
     run_sql(held.dsn, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active")
-    found = SourceWatch(held.definition).within(SOON)
+    found = SourceSampler(held.definition).within(SOON)
     assert (found.up, found.slot_exists, found.slot_active, found.retained_bytes) == (True, False, None, None)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import AWAITS_SPARK, Catalog, ProcessReport, SinkProgress, TableProgress
-from cdc.metrics import COMPACTION_CHANGES, COMPACTION_SECONDS, COMPILING, LOG_HORIZON, LOG_POSITION, Figures
+from cdc.metrics import COMPACTION_CHANGES, COMPACTION_SECONDS, COMPILING, LOG_HORIZON, LOG_POSITION, Metrics
 from cdc.position import Position
 from cdc.service.log_status import Compaction, LogState, LogStatus
 from cdc.service.machine_load import MachineLoad
-from cdc.service.page.document import Surroundings, render
+from cdc.service.page.document import PageContext, render
 from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
 from cdc.service.source_observation import SourceObservation
@@ -181,7 +181,7 @@ def test_without_an_answer_of_the_source_nothing_is_said_of_its_slot(catalog: Ca
 
 
 def test_a_reader_that_compiles_says_so_until_it_is_silent(catalog: Catalog) -> None:
-    figures = Figures()
+    figures = Metrics()
     figures.set(COMPILING, 1, NAME)
     catalog.processes.report(ProcessReport(NAME, "reader", 1, "running", None, figures.to_json()))
     told = [pipeline_status(catalog, NAME, later(seconds)).source.activity for seconds in (0, REPORT_LIFE + 1)]
@@ -214,7 +214,7 @@ def test_the_page_says_when_this_machine_is_the_reason_of_a_lag(catalog: Catalog
     )
 
 
-SURROUNDINGS = Surroundings(source="db/shop", log="log", sink_types={}, definition="shop.yaml", may_change=False)
+SURROUNDINGS = PageContext(source="db/shop", log="log", sink_types={}, definition="shop.yaml", may_change=False)
 ABSENT = LogStatus(
     at="2026-11-20T12:00:00+00:00",
     state=LogState.ABSENT,
@@ -231,7 +231,7 @@ def test_a_log_that_is_not_there_is_a_problem_once_the_reader_has_written_to_it(
 
 
 def test_what_apply_says_of_a_compaction_is_told_of_the_one_that_it_made_alone(catalog: Catalog) -> None:
-    figures = Figures()
+    figures = Metrics()
     for metric, value in ((LOG_HORIZON, 0xAA), (COMPACTION_CHANGES, 22), (COMPACTION_SECONDS, 1.5)):
         figures.set(metric, value, NAME)
     catalog.processes.report(ProcessReport(NAME, "apply", 1, "running", None, figures.to_json()))
@@ -246,7 +246,7 @@ def test_what_apply_says_of_a_compaction_is_told_of_the_one_that_it_made_alone(c
 
 def test_a_sink_of_an_earlier_epoch_is_behind_by_nobody_knows_how_many_bytes(catalog: Catalog) -> None:
     end = Position.of(0x5001, epoch=3)
-    figures = Figures()
+    figures = Metrics()
     figures.set(LOG_POSITION, end, NAME)
     catalog.processes.report(ProcessReport(NAME, "reader", 1, "running", None, figures.to_json()))
     for sink, position in (("lake", Position.of(0x9000)), ("find", Position.of(0x5000, epoch=3))):

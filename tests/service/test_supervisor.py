@@ -17,7 +17,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.errors import ChildFailed, ExitCode
-from cdc.service.restart_triggers import OperatorActs
+from cdc.service.restart_triggers import RestartTriggers
 from cdc.service.supervisor import INTERRUPTED, Child, RestartPolicy, Supervisor, pipeline_children
 
 QUICK = RestartPolicy(first=0.01, most=0.05, jitter=0.01, deadline=10.0)
@@ -145,7 +145,7 @@ def test_a_child_that_stopped_for_good_is_started_on_request_and_after_its_long_
 def test_a_changed_definition_and_a_command_start_a_child_that_stopped_for_good(tmp_path: Path) -> None:
     file, url, lines = tmp_path / "shop.yaml", f"sqlite:///{tmp_path}/catalog.db", Lines()
     file.write_text("name: shop")
-    acts = OperatorActs(file, url)
+    acts = RestartTriggers(file, url)
     with Catalog.open(url) as catalog, running(Supervisor([HALTED], policy=QUICK, say=lines, acts=acts)):
         lines.wait(lambda line: line.startswith("ended with status 5"))
         file.write_text("name: shop  # repaired")

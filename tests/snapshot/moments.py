@@ -8,7 +8,7 @@ from threading import Lock
 from typing import LiteralString
 
 from cdc.postgres.connection import connect
-from cdc.snapshot.watermark_window import Chunk, Placing
+from cdc.snapshot.watermark_window import Chunk, WatermarkWindows
 from cdc.table import TableSchema
 
 
@@ -34,7 +34,7 @@ class Script:
                     conn.execute(self.statements[self.done - 1])
 
 
-class Moments(Placing):
+class Moments(WatermarkWindows):
     """A meeting place that lets a test act in every window; the threads that copy carry it out."""
 
     def __init__(

@@ -8,20 +8,20 @@ from typing import Any, Self
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
 from cdc.change import Operation
-from cdc.snapshot.backfill_state import BACKFILL, Request
-from cdc.snapshot.backfill_worker import Jobs
-from cdc.snapshot.watermark_window import Placing
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
+from cdc.snapshot.backfill_worker import BackfillWorker
+from cdc.snapshot.watermark_window import WatermarkWindows
 from tests.faults.capture import Captured, Reading
 
 
 class Running(Reading):
     """A reader and its jobs beside a block."""
 
-    def __init__(self, held: Captured, placing: Placing | None = None) -> None:
+    def __init__(self, held: Captured, placing: WatermarkWindows | None = None) -> None:
         """placing: one of the test's own."""
         super().__init__(held, placing)
         definition = held.definition
-        self._jobs = Jobs(definition, self.placing, self.figures, self.stop, lambda: held.definition)
+        self._jobs = BackfillWorker(definition, self.placing, self.figures, self.stop, lambda: held.definition)
         self.catalog = Catalog.open(definition.catalog.url)
 
     def __enter__(self) -> Self:
@@ -37,7 +37,7 @@ class Running(Reading):
         self.catalog.close()
         super().__exit__(kind, error, trace)
 
-    def ask(self, request: Request) -> int:
+    def ask(self, request: BackfillRequest) -> int:
         return self.catalog.commands.post("held", BACKFILL, request.to_json())
 
     def ended(self, job: int) -> Command:

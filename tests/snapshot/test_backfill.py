@@ -19,7 +19,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.where_clause import READ_WITHIN
-from cdc.snapshot.backfill_state import BACKFILL, Request, Verb, check_request
+from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, check_request
 from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableState
 from tests.faults.capture import Captured, ReaderProcess
@@ -78,7 +78,7 @@ def test_a_backfill_beside_writers_leaves_the_log_in_the_sources_state(running: 
     writer.start()
     try:
         for _ in range(3):
-            ended = running.ended(running.ask(Request(("public.t",))))
+            ended = running.ended(running.ask(BackfillRequest(("public.t",))))
             assert ended.state == "done", ended.result
     finally:
         done.set()
@@ -98,7 +98,7 @@ def test_a_resync_takes_away_what_vanished_unseen_and_the_mark(running: Running)
     )
     running.caught_up()
     assert held.folded("t") != source_rows(held)
-    ended = running.ended(running.ask(Request(("public.*",), resync=True)))
+    ended = running.ended(running.ask(BackfillRequest(("public.*",), resync=True)))
     assert ended.state == "done", ended.result
     running.caught_up()
     assert held.folded("t") == source_rows(held)
@@ -109,13 +109,13 @@ def test_a_resync_takes_away_what_vanished_unseen_and_the_mark(running: Running)
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        (Request(("public.t",), first=("7", "k0"), last=("8", "k9")), 20),
-        (Request(("public.t",), where="a = 5 AND b > 'k4'"), 5),
-        (Request(("public.t",), last=("0", "k4")), 4),
-        (Request(("public.t",), where="false"), 0),
+        (BackfillRequest(("public.t",), first=("7", "k0"), last=("8", "k9")), 20),
+        (BackfillRequest(("public.t",), where="a = 5 AND b > 'k4'"), 5),
+        (BackfillRequest(("public.t",), last=("0", "k4")), 4),
+        (BackfillRequest(("public.t",), where="false"), 0),
     ],
 )
-def test_a_range_and_a_predicate_read_just_those_rows(running: Running, asked: Request, expected: int) -> None:
+def test_a_range_and_a_predicate_read_just_those_rows(running: Running, asked: BackfillRequest, expected: int) -> None:
     before = len(read_rows(running.held))
     ended = running.ended(running.ask(asked))
     assert ended.state == "done", ended.result
@@ -139,16 +139,16 @@ def test_the_largest_table_is_read_first_a_partitioned_one_by_its_leaves(tmp_pat
     held = Captured(tmp_path, database)
     before = held.copy()
     with Running(held) as running:
-        assert running.ended(running.ask(Request(("public.*",)))).state == "done"
+        assert running.ended(running.ask(BackfillRequest(("public.*",)))).state == "done"
     again = [row["topic"] for row in read_rows(held) if row["position"] > before]
     assert list(dict.fromkeys(again)) == ["public.c_large", "public.b_middle", "public.a_small"]
 
 
 RATES = {
-    "rows of a range": (Request(("public.t",), last=("149", "k9"), rate=1_000), "{}", 1_000.0),
-    "rows of a table": (Request(("public.t",), rate=2_000), "{}", 2_000.0),
-    "bytes of a range": (Request(("public.t",), last=("149", "k9")), "{bytes_per_second: 3000000}", 1_000.0),
-    "bytes of a table": (Request(("public.t",)), "{bytes_per_second: 6000000}", 2_000.0),
+    "rows of a range": (BackfillRequest(("public.t",), last=("149", "k9"), rate=1_000), "{}", 1_000.0),
+    "rows of a table": (BackfillRequest(("public.t",), rate=2_000), "{}", 2_000.0),
+    "bytes of a range": (BackfillRequest(("public.t",), last=("149", "k9")), "{bytes_per_second: 3000000}", 1_000.0),
+    "bytes of a table": (BackfillRequest(("public.t",)), "{bytes_per_second: 6000000}", 2_000.0),
 }
 
 
@@ -177,19 +177,19 @@ def test_rows_for_one_sink_carry_its_name(held: Captured) -> None:
     with held.path.open("a") as definition:
         definition.write(more)
     with Running(held) as running:
-        assert running.ended(running.ask(Request(("public.t",), last=("0", "k9"), sink="lake"))).state == "done"
+        assert running.ended(running.ask(BackfillRequest(("public.t",), last=("0", "k9"), sink="lake"))).state == "done"
         assert {row["address"] for row in read_rows(held)[-9:]} == {"lake"}
 
 
 def test_a_paused_backfill_rests_a_cancelled_one_ends_and_both_keep_what_was_placed(running: Running) -> None:
     commands = running.catalog.commands
-    job = running.ask(Request(("public.t",), rate=2_000))
-    commands.post("held", Verb.PAUSE.kind, {"id": job})
+    job = running.ask(BackfillRequest(("public.t",), rate=2_000))
+    commands.post("held", BackfillAction.PAUSE.kind, {"id": job})
     running.until(lambda: running.state(job) in {"paused", "done"})
-    commands.post("held", Verb.RESUME.kind, {"id": job})
+    commands.post("held", BackfillAction.RESUME.kind, {"id": job})
     assert running.ended(job).state == "done"
-    other = running.ask(Request(("public.t",)))
-    commands.post("held", Verb.CANCEL.kind, {"id": other})
+    other = running.ask(BackfillRequest(("public.t",)))
+    commands.post("held", BackfillAction.CANCEL.kind, {"id": other})
     assert running.ended(other).state in {"failed", "done"}
     assert running.held.folded("t") == source_rows(running.held)
 
@@ -197,7 +197,7 @@ def test_a_paused_backfill_rests_a_cancelled_one_ends_and_both_keep_what_was_pla
 def test_progress_is_gone_on_from(held: Captured) -> None:
     """The rows behind the recorded key are read, and no others."""
     with Catalog.open(held.definition.catalog.url) as catalog:
-        job = catalog.commands.post("held", BACKFILL, Request(("public.t",), first=("0", "k0")).to_json())
+        job = catalog.commands.post("held", BACKFILL, BackfillRequest(("public.t",), first=("0", "k0")).to_json())
         work = {"tables": {"public.t": {"state": "snapshotting", "after": ["299", "k8"], "rows": 7}}}
         catalog.commands.record(job, work)
     before = len(read_rows(held))
@@ -210,13 +210,13 @@ def test_progress_is_gone_on_from(held: Captured) -> None:
 
 def test_a_paused_backfill_stays_so_when_the_reader_starts_again(held: Captured) -> None:
     with Catalog.open(held.definition.catalog.url) as catalog:
-        job = catalog.commands.post("held", BACKFILL, Request(("public.t",)).to_json())
+        job = catalog.commands.post("held", BACKFILL, BackfillRequest(("public.t",)).to_json())
         catalog.commands.record(job, {"state": "paused", "tables": {}})
     with Running(held) as running:
         look = running.catalog.commands.post("held", LOOK, {})
         assert running.ended(look).state == "done"
         assert running.state(job) == "paused"
-        for kind in (Verb.RESUME.kind, Verb.PAUSE.kind, Verb.RESUME.kind):
+        for kind in (BackfillAction.RESUME.kind, BackfillAction.PAUSE.kind, BackfillAction.RESUME.kind):
             running.catalog.commands.post("held", kind, {"id": job})
         assert running.ended(job).state == "done"
 
@@ -260,7 +260,7 @@ def test_behind_a_standby_that_does_not_answer_heartbeats_and_watermarks_come_th
             for _ in range(3):
                 before = held.log.durable or Position(0)
                 until(partial(_moves_without_waiting, held, before), reader.output)
-            job = catalog.commands.post("held", BACKFILL, Request(("public.t",)).to_json())
+            job = catalog.commands.post("held", BACKFILL, BackfillRequest(("public.t",)).to_json())
             until(
                 lambda: _moves_without_waiting(held, Position(0)) and catalog.commands.get(job).state == "done",  # type: ignore[union-attr]
                 reader.output,
@@ -278,7 +278,7 @@ def _moves_without_waiting(held: Captured, before: Position) -> bool:
 
 def waits(running: Running) -> None:
     """A backfill of the row that the transaction changed does not read it."""
-    job = running.ask(Request(("public.t",), first=("1", "k1"), last=("1", "k1")))
+    job = running.ask(BackfillRequest(("public.t",), first=("1", "k1"), last=("1", "k1")))
     running.until(lambda: running.state(job) in {"snapshotting", "done"})
     Event().wait(0.5)  # time enough to be wrong in
     assert running.state(job) == "snapshotting"
@@ -298,12 +298,12 @@ def _updates(held: Captured) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
-        (Request(("public.nothing",)), "no table of the log matches"),
-        (Request(("public.t",), sink="elsewhere"), "no sink is called 'elsewhere'"),
-        (Request(("public.t",), first=("1",)), r"the key of 'public.t' is \(a, b\), got 1"),
+        (BackfillRequest(("public.nothing",)), "no table of the log matches"),
+        (BackfillRequest(("public.t",), sink="elsewhere"), "no sink is called 'elsewhere'"),
+        (BackfillRequest(("public.t",), first=("1",)), r"the key of 'public.t' is \(a, b\), got 1"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_the_way_out(held: Captured, request_: Request, says: str) -> None:
+def test_what_cannot_be_done_is_refused_with_the_way_out(held: Captured, request_: BackfillRequest, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         check_request(request_, held.log.schemas(), {})
 
@@ -316,7 +316,7 @@ def test_a_predicate_that_writes_or_does_not_parse_is_refused_by_the_reader_too(
     held = running.held
     run_sql(held.dsn, "CREATE SEQUENCE s")
     for predicate in ("no_such = 1", "setval('s', 7) > 0", "1 = 1) OR (", "'"):
-        ended = running.ended(running.ask(Request(("public.t",), where=predicate)))
+        ended = running.ended(running.ask(BackfillRequest(("public.t",), where=predicate)))
         assert ended.state == "failed"
         assert ended.result is not None
         assert (ended.result["error"]["code"], ended.result["tables"]) == (ConfigError.code, {})
@@ -330,7 +330,7 @@ def test_a_function_that_is_declared_to_read_and_writes_is_stopped_by_the_readin
         "CREATE SEQUENCE s",
         "CREATE FUNCTION only_reads(int) RETURNS bool STABLE LANGUAGE sql RETURN setval('s', 7 + $1) > 0",
     )
-    ended = running.ended(running.ask(Request(("public.t",), where="only_reads(a)")))
+    ended = running.ended(running.ask(BackfillRequest(("public.t",), where="only_reads(a)")))
     assert ended.result is not None
     assert (ended.state, ended.result["error"]["code"]) == ("failed", ConfigError.code)
     assert "it writes where it is declared to read" in ended.result["error"]["message"]
@@ -338,16 +338,16 @@ def test_a_function_that_is_declared_to_read_and_writes_is_stopped_by_the_readin
 
 
 def test_reading_by_a_predicate_is_bounded(running: Running) -> None:
-    asked = Request(("public.t",), where=f"current_setting('statement_timeout') = '{READ_WITHIN / 3600:g}h'")
+    asked = BackfillRequest(("public.t",), where=f"current_setting('statement_timeout') = '{READ_WITHIN / 3600:g}h'")
     ended = running.ended(running.ask(asked))
     assert ended.result is not None
     assert (ended.state, ended.result["tables"]["public.t"]["rows"]) == ("done", 3000)
 
 
 def test_a_cancelled_backfill_ends_although_its_predicate_never_does(running: Running) -> None:
-    job = running.ask(Request(("public.t",), where=ENDLESS))
+    job = running.ask(BackfillRequest(("public.t",), where=ENDLESS))
     running.until(lambda: rows_of(running.held.dsn, READS) == [(1,)], "the reading")
-    running.catalog.commands.post("held", Verb.CANCEL.kind, {"id": job})
+    running.catalog.commands.post("held", BackfillAction.CANCEL.kind, {"id": job})
     ended = running.ended(job)
     assert ended.result is not None
     assert ended.result["state"] == "cancelled"
@@ -356,6 +356,6 @@ def test_a_cancelled_backfill_ends_although_its_predicate_never_does(running: Ru
 
 def test_a_reader_that_stops_does_not_wait_for_such_a_predicate(held: Captured) -> None:
     with Running(held) as running:
-        running.ask(Request(("public.t",), where=ENDLESS))
+        running.ask(BackfillRequest(("public.t",), where=ENDLESS))
         running.until(lambda: rows_of(held.dsn, READS) == [(1,)], "the reading")
     assert rows_of(held.dsn, READS) == [(0,)]

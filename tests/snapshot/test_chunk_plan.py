@@ -10,38 +10,38 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from cdc.postgres.chunk_snapshot import Leaf, Span
+from cdc.postgres.chunk_snapshot import BlockRange, Leaf
 from cdc.postgres.tables import TableName
-from cdc.snapshot.backfill_state import TableWork
-from cdc.snapshot.chunk_plan import ByBlocks, Limits, Part, Read
+from cdc.snapshot.backfill_state import TableBackfillState
+from cdc.snapshot.chunk_plan import ByBlocks, ChunkLimits, ChunkRange, ChunkResult
 
-LIMITS = Limits(rows=60, nbytes=1 << 20)
+LIMITS = ChunkLimits(rows=60, nbytes=1 << 20)
 LEAVES = [Leaf(number, TableName("shop", f"leaf{number}"), 7, 90 + number) for number in (1, 2)]
 NOTHING = pa.table({"key": pa.array([], pa.list_(pa.string()))})
 
 
-def blocks_of(part: Part) -> list[tuple[int, int, tuple[int, int] | None]]:
-    assert isinstance(part.rows, Span)
+def blocks_of(part: ChunkRange) -> list[tuple[int, int, tuple[int, int] | None]]:
+    assert isinstance(part.rows, BlockRange)
     return [(part.rows.leaf.oid, block, part.rows.lines) for block in range(part.rows.first, part.rows.end)]
 
 
-def told_again(done: TableWork) -> TableWork:
+def told_again(done: TableBackfillState) -> TableBackfillState:
     """As the catalog keeps it."""
-    return TableWork.from_json(json.loads(json.dumps(asdict(done))))
+    return TableBackfillState.from_json(json.loads(json.dumps(asdict(done))))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_reader_that_goes_on_reads_what_was_not_durable_and_nothing_else(seed: int) -> None:
-    random, done, durable = Random(seed), TableWork(), Counter[tuple[int, int]]()
+    random, done, durable = Random(seed), TableBackfillState(), Counter[tuple[int, int]]()
     for _ in range(4):
-        cut, taken = ByBlocks(done, LEAVES, LIMITS), list[Part]()
+        cut, taken = ByBlocks(done, LEAVES, LIMITS), list[ChunkRange]()
         for _ in range(random.randrange(60)):
             if random.random() < 0.6 and (part := cut.take()) is not None:
-                cut.came(Read(part, random.randrange(200), 8_000, None, quiet=False))
+                cut.came(ChunkResult(part, random.randrange(200), 8_000, None, quiet=False))
                 taken.append(part)
             elif taken:
                 part = taken.pop(random.randrange(len(taken)))
-                cut.durable(Read.of(part, NOTHING))
+                cut.durable(ChunkResult.of(part, NOTHING))
                 durable.update((oid, block) for oid, block, _ in blocks_of(part))
         done = told_again(done)
         assert done.share == pytest.approx(durable.total() / sum(leaf.blocks for leaf in LEAVES))
@@ -54,7 +54,7 @@ def test_a_reader_that_goes_on_reads_what_was_not_durable_and_nothing_else(seed:
 
 
 def test_a_block_in_pieces_is_left_until_all_of_them_are_durable() -> None:
-    leaf, done = replace(LEAVES[0], blocks=1), TableWork()
+    leaf, done = replace(LEAVES[0], blocks=1), TableBackfillState()
     cut = ByBlocks(done, [leaf], LIMITS)
     whole = cut.take()
     assert whole is not None
@@ -62,9 +62,9 @@ def test_a_block_in_pieces_is_left_until_all_of_them_are_durable() -> None:
     pieces = [part for _ in range(100) if (part := cut.take()) is not None]
 
     for piece in pieces[1:]:
-        cut.durable(Read.of(piece, NOTHING))
+        cut.durable(ChunkResult.of(piece, NOTHING))
     left = ByBlocks(told_again(done), [leaf], LIMITS).take()
-    cut.durable(Read.of(pieces[0], NOTHING))
+    cut.durable(ChunkResult.of(pieces[0], NOTHING))
 
     assert left is not None
     assert blocks_of(left) == [(leaf.oid, 0, None)]
@@ -72,10 +72,10 @@ def test_a_block_in_pieces_is_left_until_all_of_them_are_durable() -> None:
 
 
 def test_a_leaf_that_was_rewritten_is_begun_anew() -> None:
-    done = TableWork()
+    done = TableBackfillState()
     cut = ByBlocks(done, LEAVES, LIMITS)
     while (part := cut.take()) is not None:
-        cut.durable(Read.of(part, NOTHING))
+        cut.durable(ChunkResult.of(part, NOTHING))
 
     again = ByBlocks(told_again(done), [LEAVES[0], replace(LEAVES[1], file=8)], LIMITS).take()
 

@@ -15,7 +15,7 @@ from cdc.catalog import Catalog
 from cdc.change import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_state import BACKFILL, Request, Verb
+from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest
 from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableState
 from tests.faults.capture import Captured
@@ -110,13 +110,13 @@ def before_the_bases(folder: Path, dsn: str, *changes: LiteralString) -> Iterato
     read = {"oid": oid, "file": file, "next": 1, "end": 1}
     work = {"state": "snapshotting", "began": int(began), "blocks": [read], "size": 1, "rows": 0}
     with Catalog.open(held.definition.catalog.url) as catalog:
-        job = catalog.commands.post("held", BACKFILL, Request(("public.t",), resync=True, epoch=0).to_json())
+        job = catalog.commands.post("held", BACKFILL, BackfillRequest(("public.t",), resync=True, epoch=0).to_json())
         catalog.commands.record(job, {"state": "paused", "tables": {"public.t": work}})
     with connect(dsn, autocommit=False) as first, Running(held) as running:
         try:
             running.caught_up()  # a reader that begins has to look at the table, too
             first.execute(LOCKED)
-            running.catalog.commands.post("held", Verb.RESUME.kind, {"id": job})
+            running.catalog.commands.post("held", BackfillAction.RESUME.kind, {"id": job})
             running.until(lambda: rows_of(dsn, WAITS))  # for the table's size, before it asks what lacks a base
             for change in changes:
                 first.execute(change)
@@ -236,7 +236,7 @@ def test_a_catalog_that_is_lost_in_the_middle_of_a_copy_is_no_loss(held: Capture
 def test_a_paused_copy_stays_so_when_the_reader_starts_anew(held: Captured) -> None:
     with Running(held) as running:
         job = halfway(running)
-        running.catalog.commands.post("held", Verb.PAUSE.kind, {"id": job})
+        running.catalog.commands.post("held", BackfillAction.PAUSE.kind, {"id": job})
         running.until(lambda: running.state(job) == "paused")
     in_full_speed(held)
     with Running(held) as running:
@@ -245,7 +245,7 @@ def test_a_paused_copy_stays_so_when_the_reader_starts_anew(held: Captured) -> N
         found = running.catalog.commands.get(job)
         assert found is not None
         assert (found.state, (found.result or {})["state"]) == ("pending", "paused")
-        running.catalog.commands.post("held", Verb.RESUME.kind, {"id": job})
+        running.catalog.commands.post("held", BackfillAction.RESUME.kind, {"id": job})
         assert running.ended(job).state == "done"
         running.caught_up()
     assert is_exact(held)
@@ -255,16 +255,18 @@ def test_a_paused_copy_stays_so_when_the_reader_starts_anew(held: Captured) -> N
 def test_a_cancelled_copy_says_so_and_a_resync_makes_it_whole(held: Captured, moment: str) -> None:
     if moment == "queued":
         with Catalog.open(held.definition.catalog.url) as catalog:
-            job = catalog.commands.post("held", BACKFILL, Request(("public.*",), resync=True, epoch=0).to_json())
-            catalog.commands.post("held", Verb.CANCEL.kind, {"id": job})
+            job = catalog.commands.post(
+                "held", BACKFILL, BackfillRequest(("public.*",), resync=True, epoch=0).to_json()
+            )
+            catalog.commands.post("held", BackfillAction.CANCEL.kind, {"id": job})
     with Running(held) as running:
         if moment != "queued":
             job = halfway(running)
         if moment == "paused":
-            running.catalog.commands.post("held", Verb.PAUSE.kind, {"id": job})
+            running.catalog.commands.post("held", BackfillAction.PAUSE.kind, {"id": job})
             running.until(lambda: running.state(job) == "paused")
         if moment != "queued":
-            running.catalog.commands.post("held", Verb.CANCEL.kind, {"id": job})
+            running.catalog.commands.post("held", BackfillAction.CANCEL.kind, {"id": job})
         ended = running.ended(job)
         assert (ended.state, (ended.result or {})["state"]) == ("failed", "cancelled")
     run_sql(held.dsn, "DELETE FROM t WHERE id % 2 = 0", "UPDATE t SET v = 'new' WHERE id % 3 = 0")
@@ -273,7 +275,7 @@ def test_a_cancelled_copy_says_so_and_a_resync_makes_it_whole(held: Captured, mo
         running.ended(running.catalog.commands.post("held", LOOK, {}))
         assert {s.state for s in held.log.schemas().values()} == {TableState.SNAPSHOTTING}
         assert len(copies(running)) == 1
-        assert running.ended(running.ask(Request(("public.*",), resync=True))).state == "done"
+        assert running.ended(running.ask(BackfillRequest(("public.*",), resync=True))).state == "done"
         running.caught_up()
     assert is_exact(held)
     assert is_exact(held, "u")
@@ -282,15 +284,15 @@ def test_a_cancelled_copy_says_so_and_a_resync_makes_it_whole(held: Captured, mo
 @pytest.mark.slow
 def test_a_resync_beside_a_paused_copy_of_the_same_table_leaves_both_ended(held: Captured) -> None:
     with Catalog.open(held.definition.catalog.url) as catalog:
-        job = catalog.commands.post("held", BACKFILL, Request(("public.*",), resync=True, epoch=0).to_json())
-        catalog.commands.post("held", Verb.PAUSE.kind, {"id": job})
+        job = catalog.commands.post("held", BACKFILL, BackfillRequest(("public.*",), resync=True, epoch=0).to_json())
+        catalog.commands.post("held", BackfillAction.PAUSE.kind, {"id": job})
     in_full_speed(held)
     with Running(held) as running:
-        assert running.ended(running.ask(Request(("public.*",), resync=True))).state == "done"
+        assert running.ended(running.ask(BackfillRequest(("public.*",), resync=True))).state == "done"
         assert running.state(job) == "paused"
         writer = Thread(target=run_sql, args=(held.dsn, "UPDATE t SET v = 'new', id = id + 1000"))
         writer.start()
-        running.catalog.commands.post("held", Verb.RESUME.kind, {"id": job})
+        running.catalog.commands.post("held", BackfillAction.RESUME.kind, {"id": job})
         assert running.ended(job).state == "done", running.ended(job).result
         writer.join()
         running.caught_up()

@@ -12,7 +12,7 @@ from psycopg import sql
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.tables import TableName
-from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import fresh_database, rows_of, run_sql
@@ -148,7 +148,7 @@ def test_a_range_of_odd_keys_is_read_whole_with_both_its_ends(
     ends = None if first is None else keys[first], None if last is None else keys[last]
     script = Script(oldest, ("UPDATE t SET v = 'short' WHERE d <> 'infinity'", "DELETE FROM t WHERE name = 'Z'"))
     with Running(held, Moments(opened=script, in_hand=lambda _: script())) as running:
-        job = running.ended(running.ask(Request(("public.t",), first=ends[0], last=ends[1])))
+        job = running.ended(running.ask(BackfillRequest(("public.t",), first=ends[0], last=ends[1])))
         assert job.state == "done", job.result
         running.caught_up()
     meant = set(keys[first : None if last is None else last + 1])

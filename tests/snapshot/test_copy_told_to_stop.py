@@ -11,7 +11,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.change import Operation
-from cdc.snapshot.backfill_state import BACKFILL, Request, Verb
+from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest
 from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableState
 from tests.faults.capture import Captured
@@ -68,7 +68,7 @@ def _held(tmp_path: Path, database: str) -> Captured:
     return held
 
 
-def say(running: Running, verb: Verb, job: int) -> int:
+def say(running: Running, verb: BackfillAction, job: int) -> int:
     return running.catalog.commands.post("held", verb.kind, {"id": job})
 
 
@@ -84,7 +84,7 @@ def job_of(running: Running) -> int:
     return int(running.until(lambda: running.catalog.commands.ls("held", BACKFILL))[0].id)
 
 
-def told(running: Running, halted: Halted, verb: Verb, shows: Callable[[int], object]) -> int:
+def told(running: Running, halted: Halted, verb: BackfillAction, shows: Callable[[int], object]) -> int:
     """Say it while the window is held open, and let it go when it was heard; gives the job."""
     running.until(halted.arrived.is_set)
     job = job_of(running)
@@ -100,11 +100,11 @@ def told(running: Running, halted: Halted, verb: Verb, shows: Callable[[int], ob
 def test_a_pause_rests_behind_the_chunk_on_its_way_and_goes_on_from_there(held: Captured, state: str) -> None:
     halted = Halted(held.dsn, WINDOWS[state])
     with Running(held, halted) as running:
-        job = told(running, halted, Verb.PAUSE, lambda job: running.state(job) == "paused" or state == "end")
+        job = told(running, halted, BackfillAction.PAUSE, lambda job: running.state(job) == "paused" or state == "end")
         if state != "end":
             Event().wait(1.0)  # time enough to be wrong in
             assert (halted.windows, running.state(job)) == (WINDOWS[state], "paused")
-            say(running, Verb.RESUME, job)
+            say(running, BackfillAction.RESUME, job)
         assert running.ended(job).state == "done"
         running.caught_up()
     assert is_exact(held)
@@ -115,7 +115,12 @@ def test_a_pause_rests_behind_the_chunk_on_its_way_and_goes_on_from_there(held: 
 def test_a_cancelled_copy_reads_nothing_more_and_a_resync_makes_it_whole(held: Captured, state: str) -> None:
     halted = Halted(held.dsn, WINDOWS[state])
     with Running(held, halted) as running:
-        job = told(running, halted, Verb.CANCEL, lambda _: not pending(running, Verb.CANCEL) or state == "end")
+        job = told(
+            running,
+            halted,
+            BackfillAction.CANCEL,
+            lambda _: not pending(running, BackfillAction.CANCEL) or state == "end",
+        )
         ended = running.ended(job)
         if state == "end":
             assert ended.state == "done"
@@ -125,41 +130,43 @@ def test_a_cancelled_copy_reads_nothing_more_and_a_resync_makes_it_whole(held: C
             (schema,) = held.log.schemas().values()
             assert schema.state is TableState.SNAPSHOTTING
             run_sql(held.dsn, "DELETE FROM t WHERE id % 3 = 0")
-            assert running.ended(running.ask(Request(("public.t",), resync=True))).state == "done"
+            assert running.ended(running.ask(BackfillRequest(("public.t",), resync=True))).state == "done"
         running.caught_up()
     assert is_exact(held)
 
 
-def pending(running: Running, verb: Verb) -> list[object]:
+def pending(running: Running, verb: BackfillAction) -> list[object]:
     return list(running.catalog.commands.pending("held", verb.kind))
 
 
-@pytest.mark.parametrize("verb", [Verb.PAUSE, pytest.param(Verb.CANCEL, marks=pytest.mark.slow)])
-def test_a_queued_copy_hears_what_is_said_before_it_reads_anything(held: Captured, verb: Verb) -> None:
+@pytest.mark.parametrize("verb", [BackfillAction.PAUSE, pytest.param(BackfillAction.CANCEL, marks=pytest.mark.slow)])
+def test_a_queued_copy_hears_what_is_said_before_it_reads_anything(held: Captured, verb: BackfillAction) -> None:
     with Catalog.open(held.definition.catalog.url) as catalog:
-        job = catalog.commands.post("held", BACKFILL, Request(("public.t",), resync=True, epoch=0).to_json())
+        job = catalog.commands.post("held", BACKFILL, BackfillRequest(("public.t",), resync=True, epoch=0).to_json())
         catalog.commands.post("held", verb.kind, {"id": job})
     with Running(held) as running:
         running.until(lambda: running.state(job) in {"paused", "cancelled"})
         running.ended(running.catalog.commands.post("held", LOOK, {}))
         assert not read_rows(held)
-        if verb is Verb.PAUSE:
-            say(running, Verb.RESUME, job)
+        if verb is BackfillAction.PAUSE:
+            say(running, BackfillAction.RESUME, job)
         else:
-            job = running.ask(Request(("public.t",), resync=True))
+            job = running.ask(BackfillRequest(("public.t",), resync=True))
         assert running.ended(job).state == "done"
         running.caught_up()
     assert is_exact(held)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", list(Verb))
-def test_what_is_said_of_a_copy_that_ended_changes_nothing_for_it_nor_for_the_next(held: Captured, verb: Verb) -> None:
+@pytest.mark.parametrize("verb", list(BackfillAction))
+def test_what_is_said_of_a_copy_that_ended_changes_nothing_for_it_nor_for_the_next(
+    held: Captured, verb: BackfillAction
+) -> None:
     with Running(held) as running:
         job = job_of(running)
         before = running.ended(job)
         say(running, verb, job)
-        other = running.ask(Request(("public.t",), first=("1",), last=("10",)))
+        other = running.ask(BackfillRequest(("public.t",), first=("1",), last=("10",)))
         assert running.ended(other).state == "done"
         assert running.catalog.commands.get(job) == before
         running.caught_up()

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_state import BACKFILL, Request, Verb
+from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest
 from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured, fold
 from tests.fixtures.postgres import run_sql
@@ -102,10 +102,10 @@ class Slow:
     def halfway(self, running: Running, *during: LiteralString) -> int:
         """Do it in the middle of the copy; gives the job."""
         job = running.until(lambda: begun(running))
-        running.catalog.commands.post("held", Verb.PAUSE.kind, {"id": job})
+        running.catalog.commands.post("held", BackfillAction.PAUSE.kind, {"id": job})
         running.until(lambda: running.state(job) == "paused")
         run_sql(self.held.dsn, *during)
-        running.catalog.commands.post("held", Verb.RESUME.kind, {"id": job})
+        running.catalog.commands.post("held", BackfillAction.RESUME.kind, {"id": job})
         return job
 
     def schemas(self) -> list[TableSchema]:
@@ -191,6 +191,6 @@ def test_a_column_that_is_no_longer_computed_is_marked_and_a_resync_brings_its_o
         running.caught_up()
         (schema,) = held.log.schemas().values()
         assert (schema.state, "computed" in (schema.reason or "")) == (TableState.NEEDS_RESYNC, True)
-        assert running.ended(running.ask(Request(("public.t",), resync=True))).state == "done"
+        assert running.ended(running.ask(BackfillRequest(("public.t",), resync=True))).state == "done"
         running.caught_up()
     assert held.folded("t") == [("1", "1", "2"), ("2", "2", "4"), ("3", "3", "6"), ("4", "4", "9")]

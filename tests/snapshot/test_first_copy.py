@@ -14,7 +14,7 @@ import pytest
 from cdc.change import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableState
 from tests.faults.capture import Captured
@@ -133,7 +133,7 @@ def test_a_table_without_a_key_is_copied_again_while_it_is_written(tmp_path: Pat
         writer.start()
         try:
             for _ in range(3):
-                ended = running.ended(running.ask(Request(("public.t",), resync=True)))
+                ended = running.ended(running.ask(BackfillRequest(("public.t",), resync=True)))
                 assert ended.state == "done", ended.result
         finally:
             done.set()

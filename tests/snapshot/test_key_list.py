@@ -14,7 +14,7 @@ from cdc.change import Operation
 from cdc.errors import ConfigError
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_state import BACKFILL, KEYS, Request, check_request
+from cdc.snapshot.backfill_state import BACKFILL, KEYS, BackfillRequest, check_request
 from cdc.snapshot.chunk_plan import LIST_KEYS
 from cdc.table import TableState
 from tests.faults.capture import Captured
@@ -61,7 +61,9 @@ def durable(held: Captured) -> Position:
 def test_a_row_is_read_and_a_key_without_one_is_told_as_gone_in_the_text_of_the_log(running: Running) -> None:
     running.caught_up()
     held, before = running.held, durable(running.held)
-    asked = Request(("public.t",), keys=(("k7", "007"), ("k7  ", "17"), ("k7", "8"), ("zz", " 5"), ("zz", "05")))
+    asked = BackfillRequest(
+        ("public.t",), keys=(("k7", "007"), ("k7  ", "17"), ("k7", "8"), ("zz", " 5"), ("zz", "05"))
+    )
     ended = running.ended(running.ask(asked))
     assert ended.state == "done", ended.result
     rows = placed(held, before)
@@ -98,7 +100,7 @@ def test_a_list_beside_writers_that_take_and_bring_its_keys_leaves_the_log_in_th
     keys = tuple((b, str(a)) for a in range(ROWS) for b in (f"k{a % 10}", "new"))
     try:
         for _ in range(2):
-            ended = running.ended(running.ask(Request(("public.t",), keys=keys)))
+            ended = running.ended(running.ask(BackfillRequest(("public.t",), keys=keys)))
             assert ended.state == "done", ended.result
     finally:
         done.set()
@@ -113,7 +115,7 @@ def test_a_list_beside_writers_that_take_and_bring_its_keys_leaves_the_log_in_th
 def test_a_list_that_a_killed_reader_left_is_read_from_its_beginning(held: Captured) -> None:
     run_sql(held.dsn, "INSERT INTO u VALUES (1), (2)")
     with Catalog.open(held.definition.catalog.url) as catalog:
-        request = Request(("public.u",), keys=(("1",), ("2",), ("3",)))
+        request = BackfillRequest(("public.u",), keys=(("1",), ("2",), ("3",)))
         job = catalog.commands.post("held", BACKFILL, request.to_json())
         catalog.commands.record(job, {"tables": {"public.u": {"state": "snapshotting", "rows": 2}}})
     with Running(held) as running:
@@ -127,7 +129,7 @@ def test_a_list_that_a_killed_reader_left_is_read_from_its_beginning(held: Captu
 def test_a_key_that_the_table_cannot_have_ends_it_before_anything_is_read(running: Running) -> None:
     running.caught_up()
     before = durable(running.held)
-    ended = running.ended(running.ask(Request(("public.t",), keys=(("k7", "7"), ("k8", "eight")))))
+    ended = running.ended(running.ask(BackfillRequest(("public.t",), keys=(("k7", "7"), ("k8", "eight")))))
     assert ended.state == "failed"
     assert ended.result is not None
     assert ended.result["error"]["code"] == ConfigError.code
@@ -136,14 +138,14 @@ def test_a_key_that_the_table_cannot_have_ends_it_before_anything_is_read(runnin
 
 
 REFUSED = [
-    (Request(("public.*",), keys=(("1",),)), "the key of 'public.t' is"),
-    (Request(("public.t", "public.u"), keys=()), "2 are named: public.t, public.u"),
-    (Request(("public.u",), keys=(("1",), ("1", "2"))), r"is \(id\), got 2 values"),
-    (Request(("public.u",), keys=()), "the list of keys is empty"),
-    (Request(("public.u",), keys=(("1",),) * (KEYS + 1)), "too many for one request"),
-    (Request(("public.u",), keys=(("1",),), where="true"), "no range, no predicate and no resync"),
-    (Request(("public.u",), keys=(("1",),), first=("1",)), "no range, no predicate and no resync"),
-    (Request(("public.u",), keys=(("1",),), resync=True), "no range, no predicate and no resync"),
+    (BackfillRequest(("public.*",), keys=(("1",),)), "the key of 'public.t' is"),
+    (BackfillRequest(("public.t", "public.u"), keys=()), "2 are named: public.t, public.u"),
+    (BackfillRequest(("public.u",), keys=(("1",), ("1", "2"))), r"is \(id\), got 2 values"),
+    (BackfillRequest(("public.u",), keys=()), "the list of keys is empty"),
+    (BackfillRequest(("public.u",), keys=(("1",),) * (KEYS + 1)), "too many for one request"),
+    (BackfillRequest(("public.u",), keys=(("1",),), where="true"), "no range, no predicate and no resync"),
+    (BackfillRequest(("public.u",), keys=(("1",),), first=("1",)), "no range, no predicate and no resync"),
+    (BackfillRequest(("public.u",), keys=(("1",),), resync=True), "no range, no predicate and no resync"),
 ]
 
 
@@ -151,4 +153,4 @@ def test_a_list_that_cannot_be_is_refused_with_the_way_out(held: Captured) -> No
     for request, says in REFUSED:
         with pytest.raises(ConfigError, match=says):
             check_request(request, held.log.schemas(), {})
-        assert Request.from_json(request.to_json()) == request
+        assert BackfillRequest.from_json(request.to_json()) == request

@@ -25,7 +25,7 @@ from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.heartbeat import emit
 from cdc.snapshot.unconfirmed_xids import hidden_in_log
-from cdc.snapshot.watermark_window import Chunk, Placed
+from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import TableSchema
 from tests.faults.capture import Captured, Reading
 from tests.fixtures.postgres import rows_of, run_sql
@@ -65,7 +65,7 @@ class Beside(Reading):
         self._conn.close()
         super().__exit__(kind, error, trace)
 
-    def anew(self, *, before: Hook = nothing, under: Hook = nothing, after: Hook = nothing, **said: Any) -> Placed:
+    def anew(self, *, before: Hook = nothing, under: Hook = nothing, after: Hook = nothing, **said: Any) -> PlacedRows:
         """Begin the table anew; hooks: in the window before the snapshot, under it, and when the rows are in hand."""
         (schema,) = self.held.log.schemas().values()
         while True:

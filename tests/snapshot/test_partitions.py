@@ -8,7 +8,7 @@ from typing import LiteralString
 
 import pytest
 
-from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured
@@ -181,7 +181,7 @@ def test_whatever_partitions_do_every_table_is_exact_or_marked_and_a_resync_repa
         running.ended(running.catalog.commands.post("held", LOOK, {}))
         running.until(lambda: has_settled(held, running, move), "the marks")
         for table in move.marked:
-            assert running.ended(running.ask(Request((f"public.{table}",), resync=True))).state == "done"
+            assert running.ended(running.ask(BackfillRequest((f"public.{table}",), resync=True))).state == "done"
         running.caught_up()
 
     assert in_state(held, TableState.NEEDS_RESYNC) == set()

@@ -11,7 +11,7 @@ import pytest
 from cdc.capture.startup_checks import check_log
 from cdc.errors import PreflightFailed, PublicationByLeaf
 from cdc.postgres.connection import connect
-from cdc.postgres.preflight import Wants, preflight
+from cdc.postgres.preflight import SourceRequirements, preflight
 from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableState
 from tests.faults.capture import Captured
@@ -151,7 +151,7 @@ def test_a_partitioned_table_that_is_published_by_leaf_is_refused_with_the_sql(
 ) -> None:
     held = captured(tmp_path, source, KINDS[name])
     before = publications(source)
-    problems = preflight(source, Wants("pre", "own", ["public.p", "public.plain"]))
+    problems = preflight(source, SourceRequirements("pre", "own", ["public.p", "public.plain"]))
     found = {problem.subject: problem.sql for problem in problems if problem.fatal}
     assert found["public.p"] == 'ALTER PUBLICATION "own" SET (publish_via_partition_root = true);'
     held.path.write_text(held.path.read_text().replace("exclude: [public.p]", "exclude: []"))

@@ -12,7 +12,7 @@ import pytest
 
 from cdc.catalog.commands import CommandState
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.snapshot.publication_sync import LOOK_EVERY
 from cdc.snapshot.table_requests import LOOK
 from cdc.table import TableState
@@ -357,7 +357,7 @@ def test_tables_are_kept_while_a_long_copy_is_on_its_way(held: Captured) -> None
     with held.path.open("a") as definition:
         definition.write("snapshot: {chunk_rows: 50, parallel: 1}\n")
     with Running(held) as running:
-        job = running.ask(Request(("public.t",), resync=True, rate=100))
+        job = running.ask(BackfillRequest(("public.t",), resync=True, rate=100))
         running.until(lambda: running.state(job) == "snapshotting")
         run_sql(held.dsn, "CREATE TABLE later (id int PRIMARY KEY, v text)")
         assert look(running)["added"] == ["public.later"]

@@ -15,7 +15,7 @@ from cdc.errors import ConfigError
 from cdc.log.writer import LogWriter
 from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.position import Position
-from cdc.snapshot.backfill_state import BACKFILL, Request, Verb
+from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest
 from cdc.snapshot.signal_queue import FOLDER
 from cdc.snapshot.signals import SIGNAL, Signals
 from cdc.table import Column, ReplicaIdentity, TableSchema
@@ -82,17 +82,17 @@ class Desk:
         assert self.posted() == before
         return str(command.result["error"]["message"])
 
-    def posted(self) -> list[Request]:
+    def posted(self) -> list[BackfillRequest]:
         """The backfills on their way, oldest first."""
-        return [Request.from_json(c.payload) for c in self.catalog.commands.pending("shop", BACKFILL)]
+        return [BackfillRequest.from_json(c.payload) for c in self.catalog.commands.pending("shop", BACKFILL)]
 
-    def said(self, verb: Verb) -> list[int]:
+    def said(self, verb: BackfillAction) -> list[int]:
         """The backfills that were told so, oldest first."""
         return [c.payload["id"] for c in self.catalog.commands.pending("shop", verb.kind)]
 
     def post(self, *tables: str, resync: bool = False) -> int:
         """A backfill that somebody else asked for."""
-        return self.catalog.commands.post("shop", BACKFILL, Request(tables, resync=resync).to_json())
+        return self.catalog.commands.post("shop", BACKFILL, BackfillRequest(tables, resync=resync).to_json())
 
 
 def known(oid: int, name: str) -> TableSchema:
@@ -132,7 +132,7 @@ def test_a_snapshot_is_one_backfill_for_each_table_that_is_meant(
 ) -> None:
     done = desk.send("execute-snapshot", execute(*collections), message=message)
     assert done.state is CommandState.DONE
-    assert desk.posted() == [Request((topic,)) for topic in tables]
+    assert desk.posted() == [BackfillRequest((topic,)) for topic in tables]
     assert done.result is not None
     assert done.result["backfills"] == [c.id for c in desk.catalog.commands.pending("shop", BACKFILL)]
 
@@ -212,13 +212,18 @@ def test_an_expression_made_to_take_for_ever_does_not(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "verb"), [("pause-snapshot", Verb.PAUSE), ("resume-snapshot", Verb.RESUME), ("stop-snapshot", Verb.CANCEL)]
+    ("kind", "verb"),
+    [
+        ("pause-snapshot", BackfillAction.PAUSE),
+        ("resume-snapshot", BackfillAction.RESUME),
+        ("stop-snapshot", BackfillAction.CANCEL),
+    ],
 )
-def test_all_that_is_on_its_way_is_told(desk: Desk, kind: str, verb: Verb) -> None:
+def test_all_that_is_on_its_way_is_told(desk: Desk, kind: str, verb: BackfillAction) -> None:
     ended = desk.post("shop.orders")
     desk.catalog.commands.finish(ended, {})
     jobs = [desk.post("shop.orders"), desk.post("shop.*")]
-    done = desk.send(kind, None if verb is not Verb.CANCEL else {"type": "INCREMENTAL"})
+    done = desk.send(kind, None if verb is not BackfillAction.CANCEL else {"type": "INCREMENTAL"})
     assert done.result == {"backfills": jobs, "left": []}
     assert desk.said(verb) == jobs
 
@@ -226,7 +231,7 @@ def test_all_that_is_on_its_way_is_told(desk: Desk, kind: str, verb: Verb) -> No
 def test_details_of_a_pause_are_not_looked_at(desk: Desk) -> None:
     job = desk.post("shop.orders")
     desk.send("pause-snapshot", "no JSON")
-    assert desk.said(Verb.PAUSE) == [job]
+    assert desk.said(BackfillAction.PAUSE) == [job]
 
 
 def test_nothing_on_its_way_is_nothing_to_stop(desk: Desk) -> None:
@@ -237,7 +242,7 @@ def test_a_stop_with_tables_ends_what_is_about_no_other_table(desk: Desk) -> Non
     one, both, other = desk.post("shop.orders"), desk.post("shop.ord*"), desk.post("shop.Mixed")
     assert desk.send("stop-snapshot", execute("shop.orders")).result == {"backfills": [one], "left": [both]}
     assert desk.send("stop-snapshot", execute("shop.ord.*")).result == {"backfills": [one, both], "left": []}
-    assert other not in desk.said(Verb.CANCEL)
+    assert other not in desk.said(BackfillAction.CANCEL)
 
 
 def test_a_stop_leaves_full_copies_and_a_pause_does_not(desk: Desk) -> None:
@@ -258,7 +263,7 @@ def test_a_signal_waits_until_the_log_holds_its_transaction(desk: Desk) -> None:
     desk.advance()
     desk.signals.serve(desk.catalog)
     desk.signals.serve(desk.catalog)
-    assert desk.posted() == [Request(("shop.orders",))]
+    assert desk.posted() == [BackfillRequest(("shop.orders",))]
 
 
 def test_signals_are_carried_out_in_the_order_of_the_stream(desk: Desk) -> None:
@@ -269,7 +274,7 @@ def test_signals_are_carried_out_in_the_order_of_the_stream(desk: Desk) -> None:
     desk.signals.serve(desk.catalog)
     first, second = (c.id for c in desk.catalog.commands.pending("shop", BACKFILL))
     assert first < second
-    assert desk.said(Verb.CANCEL) == [first]
+    assert desk.said(BackfillAction.CANCEL) == [first]
 
 
 def test_a_snapshot_that_was_interrupted_asks_for_what_it_had_not_asked_for_yet(desk: Desk) -> None:
@@ -289,9 +294,16 @@ def test_a_snapshot_that_was_interrupted_asks_for_what_it_had_not_asked_for_yet(
 
 
 @pytest.mark.parametrize(
-    ("kind", "verb"), [("pause-snapshot", Verb.PAUSE), ("resume-snapshot", Verb.RESUME), ("stop-snapshot", Verb.CANCEL)]
+    ("kind", "verb"),
+    [
+        ("pause-snapshot", BackfillAction.PAUSE),
+        ("resume-snapshot", BackfillAction.RESUME),
+        ("stop-snapshot", BackfillAction.CANCEL),
+    ],
 )
-def test_a_word_that_was_interrupted_is_said_to_those_who_have_not_heard_it(desk: Desk, kind: str, verb: Verb) -> None:
+def test_a_word_that_was_interrupted_is_said_to_those_who_have_not_heard_it(
+    desk: Desk, kind: str, verb: BackfillAction
+) -> None:
     jobs = [desk.post("shop.orders"), desk.post("shop.Mixed")]
     desk.leave(kind)
     desk.advance()

@@ -12,7 +12,7 @@ import pytest
 from cdc.catalog import Command
 from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_state import BACKFILL, Verb
+from cdc.snapshot.backfill_state import BACKFILL, BackfillAction
 from cdc.snapshot.signals import SIGNAL
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
@@ -143,5 +143,5 @@ def test_what_cannot_be_read_or_done_leaves_the_reader_at_work(running: Running)
         ("last", "done"),
     ]
     assert running.catalog.commands.ls("held", BACKFILL) == []
-    assert running.catalog.commands.ls("held", Verb.CANCEL.kind) == []
+    assert running.catalog.commands.ls("held", BackfillAction.CANCEL.kind) == []
     running.caught_up()

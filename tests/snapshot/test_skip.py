@@ -13,15 +13,15 @@ from cdc.catalog.commands import CommandState
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
-from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.snapshot.table_requests import SKIP, ask_skip
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord, TargetState
 from cdc.table import TableState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
@@ -41,8 +41,8 @@ def applied(held: Captured, catalog: Catalog) -> tuple[TableRecord, list[dict[st
     mended = True
     while mended:
         with closing(DeltaSink(DeltaSettings("lake", place))) as sink:
-            fold = RangeFold(LogReader(held.folder / "log"), "lake", ("*.*",))
-            loop = SinkLoop(sink, fold, Cuts(catalog, "lake"), Progress("held", "lake", metrics.Figures()))
+            fold = RangeFolder(LogReader(held.folder / "log"), "lake", ("*.*",))
+            loop = SinkLoop(sink, fold, CutRequests(catalog, "lake"), SinkFigures("held", "lake", metrics.Metrics()))
             loop.open()
             for table in loop.lagging:
                 loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
@@ -89,7 +89,7 @@ def test_a_first_copy_that_was_given_up_is_skipped_and_one_on_its_way_is_not(tmp
         definition.write("snapshot: {beside: 0, chunk_rows: 20, parallel: 1}\n")
     with Running(held) as running:
         # one that takes its time, so that the copy nobody asked for is not begun
-        asked = running.ask(Request(("public.t",), resync=True, rate=100, epoch=0))
+        asked = running.ask(BackfillRequest(("public.t",), resync=True, rate=100, epoch=0))
         running.until(lambda: running.state(asked) == "snapshotting")
         refused = running.ended(running.catalog.commands.post("held", SKIP, {"tables": ["public.t"]}))
         assert (refused.state, (refused.result or {})["error"]["code"]) == (CommandState.FAILED, "CDC-1006")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
-from cdc.snapshot.chunk_reader import Slots
+from cdc.snapshot.chunk_reader import ChunkBudget
 
 
 def test_so_many_are_taken_and_one_more_when_one_is_given_back() -> None:
-    slots = Slots(2)
+    slots = ChunkBudget(2)
 
     assert [slots.take(alone=False) for _ in range(3)] == [True, True, False]
     slots.give_back()
@@ -17,7 +17,7 @@ def test_so_many_are_taken_and_one_more_when_one_is_given_back() -> None:
 
 
 def test_while_the_stream_brings_rows_one_is_on_its_way_of_all_connections() -> None:
-    slots = Slots(4)
+    slots = ChunkBudget(4)
 
     assert slots.take(alone=True)
     assert not slots.take(alone=True)
@@ -29,7 +29,7 @@ def test_while_the_stream_brings_rows_one_is_on_its_way_of_all_connections() -> 
 
 
 def test_who_has_none_is_told_when_one_is_given_back() -> None:
-    slots, waits = Slots(1), Event()
+    slots, waits = ChunkBudget(1), Event()
     assert slots.take(alone=False)
 
     def waiting() -> bool:

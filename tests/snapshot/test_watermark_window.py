@@ -17,7 +17,7 @@ from cdc.errors import SnapshotVoid
 from cdc.pgoutput.decoder_events import Decoded, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility
-from cdc.snapshot.watermark_window import WINDOW_LIMIT, Chunk, Placed, Placing
+from cdc.snapshot.watermark_window import WINDOW_LIMIT, Chunk, PlacedRows, WatermarkWindows
 from cdc.table import TableSchema
 from pipelines.folding.fold import fold
 from tests.pgoutput.streams import ORDERS
@@ -27,8 +27,8 @@ RENAMED = replace(ORDERS, name="renamed")
 
 
 @pytest.fixture(name="placing")
-def _placing() -> Placing:
-    placing = Placing()
+def _placing() -> WatermarkWindows:
+    placing = WatermarkWindows()
     placing.begin(Position(100), {ORDERS.relation: ORDERS})
     return placing
 
@@ -37,13 +37,15 @@ def chunk(schema: TableSchema | None = None) -> Chunk:
     return Chunk(ORDERS.relation, ORDERS.topic, LOG_SCHEMA.empty_table(), schema=schema)
 
 
-def test_a_window_is_read_by_the_version_that_was_told_though_the_log_does_not_hold_it_yet(placing: Placing) -> None:
+def test_a_window_is_read_by_the_version_that_was_told_though_the_log_does_not_hold_it_yet(
+    placing: WatermarkWindows,
+) -> None:
     assert placing.open("one", ORDERS.relation, 0.0) == ORDERS
     placing.learn(RENAMED)
     assert placing.open("two", ORDERS.relation, 0.0) == RENAMED
 
 
-def test_a_version_that_a_chunk_brings_holds_from_its_watermark_on(placing: Placing) -> None:
+def test_a_version_that_a_chunk_brings_holds_from_its_watermark_on(placing: WatermarkWindows) -> None:
     placing.open("one", ORDERS.relation, 0.0)
     placing.offer("one", chunk(RENAMED))
     assert placing.open("two", ORDERS.relation, 0.0) == ORDERS
@@ -53,7 +55,7 @@ def test_a_version_that_a_chunk_brings_holds_from_its_watermark_on(placing: Plac
     assert placing.open("three", ORDERS.relation, 0.0) == RENAMED
 
 
-def test_a_watermark_of_nobody_and_one_of_work_that_ended_mean_nothing(placing: Placing) -> None:
+def test_a_watermark_of_nobody_and_one_of_work_that_ended_mean_nothing(placing: WatermarkWindows) -> None:
     seen = WatermarkSeen(b"one", Position(200), 0, 7, 5)
     assert placing.place(seen) == (None, [])
     placing.track(on=True)
@@ -65,7 +67,7 @@ def test_a_watermark_of_nobody_and_one_of_work_that_ended_mean_nothing(placing: 
         placing.outcome("one", 0.0)
 
 
-def test_what_no_copy_waits_for_is_placed_also_when_a_copy_begins_meanwhile(placing: Placing) -> None:
+def test_what_no_copy_waits_for_is_placed_also_when_a_copy_begins_meanwhile(placing: WatermarkWindows) -> None:
     placing.open("one", ORDERS.relation, 0.0, lasting=True)
     placing.offer("one", chunk(RENAMED))
     placing.track(on=True)
@@ -73,13 +75,13 @@ def test_what_no_copy_waits_for_is_placed_also_when_a_copy_begins_meanwhile(plac
     assert placing.outcome("one", 0.0).position == 200
 
 
-def test_nothing_can_be_placed_while_nothing_streams(placing: Placing) -> None:
+def test_nothing_can_be_placed_while_nothing_streams(placing: WatermarkWindows) -> None:
     placing.end()
     with pytest.raises(SnapshotVoid):
         placing.open("one", ORDERS.relation, 0.0)
 
 
-def test_a_relation_that_the_stream_has_not_told_of_has_no_version(placing: Placing) -> None:
+def test_a_relation_that_the_stream_has_not_told_of_has_no_version(placing: WatermarkWindows) -> None:
     assert placing.open("one", RELATION, 0.0) is None
 
 
@@ -131,7 +133,7 @@ def whole(rows: pa.Table, visibility: Visibility, **said: Any) -> Chunk:
     return Chunk(RELATION, "shop.t", rows, visibility=visibility, **said)
 
 
-def placed(placing: Placing, position: int, token: str = "one") -> list[dict[str, Any]]:
+def placed(placing: WatermarkWindows, position: int, token: str = "one") -> list[dict[str, Any]]:
     _, told = placing.place(WatermarkSeen(token.encode(), Position(position), 3, 99, 5))
     return [row for batch in told for row in batch.to_pylist()]
 
@@ -144,7 +146,7 @@ def test_a_table_without_a_key_begins_anew_as_it_is_at_the_watermark(history: Hi
     watermark = data.draw(st.integers(1, count))
     arriving = list(batches(history.transactions[:watermark], data.draw(st.sets(st.integers(0, 30)))))
     opened = data.draw(st.integers(0, len(arriving)))
-    placing = Placing()
+    placing = WatermarkWindows()
     placing.begin(Position(0), {})
     for decoded in arriving[:opened]:
         placing.note(decoded)
@@ -178,14 +180,16 @@ def transaction(number: int, op: str, **images: Any) -> Transaction:
     return made
 
 
-def window(placing: Placing, *transactions: Transaction, keep: bool = True) -> None:
+def window(placing: WatermarkWindows, *transactions: Transaction, keep: bool = True) -> None:
     """What came while the chunk was read."""
     placing.open("one", RELATION, 0.0, whole=keep)
     for decoded in batches(list(transactions), set()):
         placing.note(decoded)
 
 
-def test_what_a_snapshot_saw_is_not_told_again_and_what_it_did_not_see_keeps_its_images(placing: Placing) -> None:
+def test_what_a_snapshot_saw_is_not_told_again_and_what_it_did_not_see_keeps_its_images(
+    placing: WatermarkWindows,
+) -> None:
     seen, unseen = transaction(1, "c", after=[(1, "a")]), transaction(2, "u", before=[(1, "a")], after=[(1, "b")])
     window(placing, seen, unseen)
     placing.offer("one", whole(read(["a"]), Visibility(2, 3, frozenset({2}))))
@@ -194,12 +198,12 @@ def test_what_a_snapshot_saw_is_not_told_again_and_what_it_did_not_see_keeps_its
     told = {name: again[name] for name in LOG_SCHEMA.names}
     place = {"position": 900, "ordinal": 5, "xid": 99, "committed_at": again["committed_at"]}
     assert told == {**unseen.rows[0], **place}
-    assert placing.outcome("one", 0.0) == Placed(Position(900), 1)
+    assert placing.outcome("one", 0.0) == PlacedRows(Position(900), 1)
 
 
 @pytest.mark.parametrize("visibility", [None, NOBODY])
 def test_a_version_comes_first_then_the_rows_then_the_end_of_the_copy(
-    placing: Placing, visibility: Visibility | None
+    placing: WatermarkWindows, visibility: Visibility | None
 ) -> None:
     window(placing, transaction(1, "c", after=[(1, "b")]))
     rows = read(["a"])
@@ -217,7 +221,7 @@ def test_a_version_comes_first_then_the_rows_then_the_end_of_the_copy(
 
 @pytest.mark.parametrize(("visibility", "began"), [(None, b"101"), (ALL, b"900")])
 def test_a_chunk_that_is_the_whole_copy_names_where_that_began(
-    placing: Placing, visibility: Visibility | None, began: bytes
+    placing: WatermarkWindows, visibility: Visibility | None, began: bytes
 ) -> None:
     """What the window brought of a keyed table instead of the chunk's rows is no older than that."""
     window(placing)
@@ -225,7 +229,7 @@ def test_a_chunk_that_is_the_whole_copy_names_where_that_began(
     assert placed(placing, 900)[-1]["payload"] == began
 
 
-def test_a_sink_that_it_is_not_for_keeps_what_it_has(placing: Placing) -> None:
+def test_a_sink_that_it_is_not_for_keeps_what_it_has(placing: WatermarkWindows) -> None:
     before, since = transaction(1, "c", after=[(1, "a")]), transaction(2, "c", after=[(1, "b")])
     window(placing, before, since)
     placing.offer("one", whole(read(["z"]), NOBODY, address="lake", generation="here"))
@@ -242,30 +246,30 @@ def images(folded: pa.Table) -> list[str]:
 @pytest.mark.parametrize("values", [[], ["a"]])
 @pytest.mark.parametrize(("visibility", "schema"), [(ALL, None), (ALL, ORDERS), (None, ORDERS)])
 def test_what_the_stream_says_of_a_schema_is_newer_than_what_a_chunk_brings(
-    placing: Placing, values: list[str], visibility: Visibility | None, schema: TableSchema | None
+    placing: WatermarkWindows, values: list[str], visibility: Visibility | None, schema: TableSchema | None
 ) -> None:
     window(placing, transaction(1, "s", payload=b"{}"))
     placing.offer("one", Chunk(RELATION, "shop.t", read(values), schema, "here", visibility=visibility))
     assert placed(placing, 900) == []
-    assert placing.outcome("one", 0.0) == Placed(Position(900), 0, again=True)
+    assert placing.outcome("one", 0.0) == PlacedRows(Position(900), 0, again=True)
     assert placing.open("two", RELATION, 0.0) is None
 
 
-def test_the_end_of_a_copy_stands_whatever_the_schema_became(placing: Placing) -> None:
+def test_the_end_of_a_copy_stands_whatever_the_schema_became(placing: WatermarkWindows) -> None:
     window(placing, transaction(1, "s", payload=b"{}"), keep=False)
     placing.offer("one", Chunk(RELATION, "shop.t", read([]), generation=Position(7)))
     assert [row["op"] for row in placed(placing, 900)] == ["g"]
     assert not placing.outcome("one", 0.0).again
 
 
-def test_a_window_that_took_in_too_much_makes_a_whole_table_worthless(placing: Placing) -> None:
+def test_a_window_that_took_in_too_much_makes_a_whole_table_worthless(placing: WatermarkWindows) -> None:
     window(placing, transaction(1, "c", after=[(1, "x" * WINDOW_LIMIT)]))
     placing.offer("one", whole(read([]), NOBODY))
     assert placed(placing, 900) == []
     assert placing.outcome("one", 0.0).again
 
 
-def test_a_table_is_not_begun_anew_from_a_window_that_kept_too_little(placing: Placing) -> None:
+def test_a_table_is_not_begun_anew_from_a_window_that_kept_too_little(placing: WatermarkWindows) -> None:
     window(placing, keep=False)
     with pytest.raises(ValueError, match=r"keeps too little to begin 'shop\.t' anew"):
         placing.offer("one", whole(read([]), ALL))

@@ -10,7 +10,7 @@ from typing import Final, LiteralString
 import pytest
 
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.snapshot.watermark_window import Chunk
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
@@ -126,9 +126,11 @@ def test_every_history_in_the_window_of_a_first_copy_ends_in_the_sources_state(t
 
 
 ASKED: Final = {
-    "by blocks": Request(("public.t",)),
-    "a range by key": Request(("public.t",), first=(str(-len(CASES)),), last=(str(len(CASES)),)),
-    "listed": Request(("public.t",), keys=tuple((str(key),) for key in range(-len(CASES), len(CASES) + 1) if key)),
+    "by blocks": BackfillRequest(("public.t",)),
+    "a range by key": BackfillRequest(("public.t",), first=(str(-len(CASES)),), last=(str(len(CASES)),)),
+    "listed": BackfillRequest(
+        ("public.t",), keys=tuple((str(key),) for key in range(-len(CASES), len(CASES) + 1) if key)
+    ),
 }
 
 

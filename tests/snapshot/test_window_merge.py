@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc.change import LOG_SCHEMA, Place
+from cdc.change import LOG_SCHEMA, RowOrder
 from cdc.snapshot.missing_keys import gone
 from cdc.snapshot.window_merge import placed, settle, window_of
 from cdc.table import Column, ReplicaIdentity, TableSchema
@@ -151,7 +151,7 @@ def test_a_target_that_knew_the_rows_before_equals_the_source_at_the_watermark(c
     told = [row for row in source.told if row["position"] <= watermark]
     settled = settle(chunk_of(source.states[seen]), window(told, received))
     assert settled is not None
-    rows = [row for batch in placed(settled, Place(watermark, 100, 1, 0)) for row in batch.to_pylist()]
+    rows = [row for batch in placed(settled, RowOrder(watermark, 100, 1, 0)) for row in batch.to_pylist()]
     assert replayed([*told, *rows]) == source.states[watermark]
 
 
@@ -164,7 +164,7 @@ def test_a_target_that_knew_nothing_has_every_row_of_the_chunk_whole(changes, da
     behind = [row for row in source.told if received < row["position"] <= watermark]
     settled = settle(chunk_of(source.states[seen]), window(behind, received))
     assert settled is not None
-    rows = [row for batch in placed(settled, Place(watermark, 100, 1, 0)) for row in batch.to_pylist()]
+    rows = [row for batch in placed(settled, RowOrder(watermark, 100, 1, 0)) for row in batch.to_pylist()]
     found, moved = replayed([*behind, *rows]), {row["key"][0] for row in behind if row["old_key"]}
     for key, row in source.states[watermark].items():
         if key not in moved:
@@ -182,7 +182,7 @@ def test_listed_keys_leave_a_true_target_true_and_mend_whatever_another_hand_did
     behind = [row for row in source.told if received < row["position"] <= watermark]
     settled = settle(list_of(source.states[seen], keys), window(behind, received))
     assert settled is not None
-    rows = [row for batch in placed(settled, Place(watermark, 100, 1, 0)) for row in batch.to_pylist()]
+    rows = [row for batch in placed(settled, RowOrder(watermark, 100, 1, 0)) for row in batch.to_pylist()]
     true = source.states[received]
     assert replayed([*behind, *rows], true) == source.states[watermark]
 
@@ -240,7 +240,7 @@ def test_rows_stand_behind_each_other_at_the_watermark(address):
     source = Source()
     for key in "abc":
         source.change("full", key, "x")
-    (batch,) = placed(chunk_of(source.states[-1]), Place(900, 4, 31, 5), address)
+    (batch,) = placed(chunk_of(source.states[-1]), RowOrder(900, 4, 31, 5), address)
     assert batch["position"].to_pylist() == [900] * 3
     assert batch["ordinal"].to_pylist() == [4, 5, 6]
     assert batch["xid"].to_pylist() == [31] * 3

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable
 from cdc.position import Position
-from cdc.stores.lake import At, Lake, bound, parse_at
+from cdc.stores.lake import Lake, ReadAt, bound, parse_at
 from cdc.stores.published import Published, TableRecord
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.contracts.folded import ORDERS, batch, put
@@ -43,7 +43,7 @@ def test_a_query_sees_the_published_cut(lake):
 
 
 def test_a_query_at_latest_sees_what_is_applied(lake):
-    assert lake.query("select count(*) as n from orders", At.LATEST).read_all().to_pylist() == [{"n": 2}]
+    assert lake.query("select count(*) as n from orders", ReadAt.LATEST).read_all().to_pylist() == [{"n": 2}]
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_record_that_was_found_answers_any_number_of_queries(lived):
     ("at", "words"),
     [(Position(19), "oldest is 0/14"), (Position(61), "newest is 0/3C"),
      (datetime(1970, 1, 1, 0, 0, 4, tzinfo=UTC), "oldest is 0/14"), (datetime(2999, 1, 1), "newest is 0/3C"),  # noqa: DTZ001
-     (At.PUBLISHED, "'shop.orders' is not part of the cut: failed")],
+     (ReadAt.PUBLISHED, "'shop.orders' is not part of the cut: failed")],
 )  # fmt: skip
 def test_a_moment_without_a_cut_and_a_table_apart_from_it_are_errors_that_say_why(lived, at, words):
     with pytest.raises(CutUnavailable) as caught:

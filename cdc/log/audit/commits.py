@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.log.audit.finding import Damage, Finding
+from cdc.log.audit.finding import AuditFinding, Damage
 from cdc.log.layout import commit_file
 from cdc.log.object_path import Root
 from cdc.log.parquet_check import opened
@@ -30,13 +30,13 @@ _RESTORE: Final = "restore the file from a copy; nothing else tells which data f
 class Commits:
     """What the commits of one table that are still there say, and what is wrong with them."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     ranges: dict[str, tuple[Position, Position]] = field(default_factory=dict)
     """Data file, relative to the table → (after, upto] of the commit that added it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class CommitRecord:
     """One commit."""
 
     position: int | None
@@ -89,7 +89,7 @@ def missing(versions: Sequence[int], checkpoints: Collection[int]) -> list[tuple
     return [(before + 1, after - 1) for before, after in pairwise(held) if after - before > 1]
 
 
-def parsed(text: str, log_id: str) -> Said:
+def parsed(text: str, log_id: str) -> CommitRecord:
     """One commit; raises ValueError, KeyError, TypeError or AttributeError for what is none."""
     actions = [json.loads(line) for line in text.splitlines() if line.strip()]
     if not actions:
@@ -97,7 +97,7 @@ def parsed(text: str, log_id: str) -> Said:
     told: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     positions = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] == log_id]
     added = (action["add"] for action in actions if "add" in action)
-    return Said(
+    return CommitRecord(
         position=positions[0] if positions else None,
         added={add["path"]: _count(add) for add in added},
         rows=int(told.get("cdc.rows", 0)),
@@ -108,7 +108,7 @@ def _count(add: Mapping[str, Any]) -> int:
     return int(json.loads(add.get("stats") or "{}").get("numRecords", 0))
 
 
-def _faults(table: Root, version: int, said: Said, before: int | None) -> Iterator[Finding]:
+def _faults(table: Root, version: int, said: CommitRecord, before: int | None) -> Iterator[AuditFinding]:
     name = f"{version:020d}.json"
     if before is not None and said.position is not None and said.position < before:
         text = f"the commit goes back from {Position(before)!s} to {Position(said.position)!s}"
@@ -129,5 +129,5 @@ def _reads(checkpoint: Root) -> bool:
     return True
 
 
-def _finding(table: Root, name: str, message: str, remedy: str) -> Finding:
-    return Finding(damage=Damage.COMMIT, file=f"{table.name}/{_FOLDER}/{name}", message=message, remedy=remedy)
+def _finding(table: Root, name: str, message: str, remedy: str) -> AuditFinding:
+    return AuditFinding(damage=Damage.COMMIT, file=f"{table.name}/{_FOLDER}/{name}", message=message, remedy=remedy)

@@ -17,12 +17,12 @@ from typing import Final
 import pyarrow as pa
 from deltalake.transaction import AddAction, RemoveAction
 
-from cdc.change import Operation, Place, control_row
+from cdc.change import Operation, RowOrder, control_row
 from cdc.errors import ConfigError, LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import lost_ranges, parquet_check, removed_files
 from cdc.log.audit import table_claims
-from cdc.log.audit.rows import Claim, Contents
+from cdc.log.audit.rows import CommitClaim, Contents
 from cdc.log.compacted_state import CompactedWriter, secured_horizon, state
 from cdc.log.fenced_table import FencedTable
 from cdc.log.layout import CHANGES, COMPACTED, ORDER, CommitInfo, LogFile, statistics
@@ -41,7 +41,7 @@ _LIMITS: Final = SegmentLimits(size=1, age=0.0)
 """Of a writer that appends nothing."""
 
 
-class Way(StrEnum):
+class RecoveryWay(StrEnum):
     """What became of a file."""
 
     #: The segments up to its own were trimmed: what they come to is compacted.
@@ -58,7 +58,7 @@ class Dropped:
 
     file: str
     """Relative to the log's root."""
-    way: Way
+    way: RecoveryWay
     first: Position
     last: Position
     marked: tuple[str, ...] = ()
@@ -95,18 +95,18 @@ class Damaged:
         return cls(log, root, claim.table, claim.name, file)
 
     @property
-    def way(self) -> Way:
+    def way(self) -> RecoveryWay:
         """What is to be done; raises LogCorrupt if there is nothing but a copy."""
         if self.table == COMPACTED and not self.log.oldest:
-            return Way.START_OVER
+            return RecoveryWay.START_OVER
         if self.table == CHANGES and self._trim() is not None:
-            return Way.TRIMMED
+            return RecoveryWay.TRIMMED
         if self.file.schemas_only:
             raise LogCorrupt(
                 f"file {self.file.path!r} tells the columns of tables and cannot be given up",
                 remedy="restore it from a copy; without one begin a new log: see CDC-4002 in the runbook",
             )
-        return Way.GIVEN_UP
+        return RecoveryWay.GIVEN_UP
 
     def tables(self) -> list[TableSchema]:
         """Those that have rows in it, or may have if that cannot be read, as they are now."""
@@ -124,11 +124,11 @@ class Damaged:
         """
         way = self.way
         done = partial(Dropped, file=f"{self.table}/{self.name}", way=way, first=self.file.first, last=self.file.last)
-        if way is Way.TRIMMED:
+        if way is RecoveryWay.TRIMMED:
             segments, upto = self._trim() or ((), Position(0))
             LogWriter(self.root, _LIMITS).trim(segments, upto)
             return done()
-        if way is Way.START_OVER:
+        if way is RecoveryWay.START_OVER:
             self._keep_from_trimming()
             self._compactor().start_over()
             return done()
@@ -182,7 +182,7 @@ def position_behind(last: Position) -> Position:
     return Position(last + 1)
 
 
-def _is_damaged(root: Root, claim: Claim) -> bool:
+def _is_damaged(root: Root, claim: CommitClaim) -> bool:
     place, contents = root / claim.table / claim.name, Contents()
     try:
         if place.stat().st_size != claim.size:
@@ -236,7 +236,7 @@ def _rows(marks: _Marks, info: CommitInfo) -> pa.Table:
     reason = f"rows at {marks.file.first!s} to {marks.file.last!s} were lost with a damaged file of the log"
     return pa.Table.from_batches(
         control_row(
-            Place(int(info.last), ordinal, 0, info.committed_at),
+            RowOrder(int(info.last), ordinal, 0, info.committed_at),
             Operation.SCHEMA,
             schema.relation,
             schema.topic,

@@ -50,7 +50,7 @@ HARMLESS: Final = frozenset({Damage.FOREIGN, Damage.LOST, Damage.UNCHECKED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class AuditFinding:
     """One thing that is wrong."""
 
     damage: Damage

@@ -16,11 +16,11 @@ from typing import Final
 import pyarrow as pa
 
 from cdc.log import removed_files
-from cdc.log.audit.finding import Damage, Finding
+from cdc.log.audit.finding import AuditFinding, Damage
 from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.storage import is_table, open_table, said_last
-from cdc.log.vacuum import Swept
+from cdc.log.vacuum import VacuumResult
 
 NAMED: Final = 100
 """Strays that are named one by one."""
@@ -48,17 +48,17 @@ def strays(root: Root, grace: float) -> list[Stray]:
     return sorted(named, key=lambda stray: stray.name)
 
 
-def foreign(found: Sequence[Stray]) -> Iterator[Finding]:
+def foreign(found: Sequence[Stray]) -> Iterator[AuditFinding]:
     """The strays as findings, so many one by one."""
     for stray in found[:NAMED]:
         message = f"{stray.size:,} bytes that belong to nothing"
-        yield Finding(damage=Damage.FOREIGN, message=message, file=stray.name, remedy="'cdc log gc' removes it")
+        yield AuditFinding(damage=Damage.FOREIGN, message=message, file=stray.name, remedy="'cdc log gc' removes it")
     if len(found) > NAMED:
         message = f"{len(found) - NAMED:,} more files belong to nothing"
-        yield Finding(damage=Damage.FOREIGN, message=message, remedy="'cdc log gc' removes them")
+        yield AuditFinding(damage=Damage.FOREIGN, message=message, remedy="'cdc log gc' removes them")
 
 
-def remove(root: Root, grace: float, *, dry_run: bool = False) -> Swept:
+def remove(root: Root, grace: float, *, dry_run: bool = False) -> VacuumResult:
     """Delete them; what went, or would go."""
     files = size = 0
     for place, length in _found(root, grace):
@@ -67,7 +67,7 @@ def remove(root: Root, grace: float, *, dry_run: bool = False) -> Swept:
             with suppress(OSError):  # other files are in it
                 place.parent.rmdir()
         files, size = files + 1, size + length
-    return Swept(files, size)
+    return VacuumResult(files, size)
 
 
 def _found(root: Root, grace: float) -> Iterator[tuple[Root, int]]:

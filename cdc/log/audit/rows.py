@@ -28,7 +28,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class CommitClaim:
     """What a table says of one of its files."""
 
     table: str
@@ -45,7 +45,7 @@ class Claim:
     """Every position in it lies here or below."""
 
     @classmethod
-    def of(cls, table: str, action: Mapping[str, Any], within: tuple[Position, Position]) -> Claim:
+    def of(cls, table: str, action: Mapping[str, Any], within: tuple[Position, Position]) -> CommitClaim:
         """The claim of a file as delta-rs lists it, its statistics in columns of their own."""
         said: dict[str, tuple[Any, Any]] = {
             name: (action.get(f"min.{name}"), action.get(f"max.{name}")) for name in STATISTICS
@@ -124,7 +124,7 @@ class Contents:
             for number, column in _columns(relation, rows[name]):
                 self.columns.setdefault(number, set()).add(column)
 
-    def faults(self, claim: Claim) -> Iterator[tuple[Damage, str]]:
+    def faults(self, claim: CommitClaim) -> Iterator[tuple[Damage, str]]:
         """What is wrong with the rows, by themselves and by what the commit says of them."""
         if self.rows != claim.rows:
             yield Damage.CONTENTS, f"has {self.rows:,} rows, its commit says {claim.rows:,}"

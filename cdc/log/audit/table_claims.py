@@ -14,8 +14,8 @@ from deltalake.exceptions import DeltaError
 from cdc.errors import LogCorrupt
 from cdc.log import consumers, pending_epoch, removed_files
 from cdc.log.audit import commits
-from cdc.log.audit.finding import Damage, Finding
-from cdc.log.audit.rows import Claim
+from cdc.log.audit.finding import AuditFinding, Damage
+from cdc.log.audit.rows import CommitClaim
 from cdc.log.layout import CHANGES, COMPACTED, CommitInfo, LogIdentity, floor_id, trimmed_id
 from cdc.log.object_path import BucketPath, Root
 from cdc.log.storage import is_table, open_table, said_last
@@ -28,11 +28,11 @@ _END: Final = Position((1 << 63) - 1)
 
 
 @dataclass(slots=True)
-class Tables:
+class LogTables:
     """Both tables at one moment."""
 
-    findings: list[Finding] = field(default_factory=list)
-    claims: list[Claim] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
+    claims: list[CommitClaim] = field(default_factory=list)
     """Of the files of both."""
     durable: Position | None = None
     oldest: Position = _ZERO
@@ -55,12 +55,12 @@ class _Table:
         return listed
 
 
-def look(root: Root, system_id: str | None = None) -> Tables:
+def look(root: Root, system_id: str | None = None) -> LogTables:
     """The tables of the log under root; system_id: of the cluster that it must have been written from.
 
     Raises LogFormatUnknown if one is of a newer format.
     """
-    found = Tables()
+    found = LogTables()
     # in this order the horizon is not beyond the end of the changes for having been looked at later
     compacted = _opened(root, COMPACTED, found) if is_table(root / COMPACTED) else None
     changes = _opened(root, CHANGES, found)
@@ -73,14 +73,15 @@ def look(root: Root, system_id: str | None = None) -> Tables:
         found.findings += ranges.findings
         upto = found.durable or _ZERO
         found.claims += [
-            Claim.of(CHANGES, action, ranges.ranges.get(action["path"], (_ZERO, upto))) for action in changes.actions()
+            CommitClaim.of(CHANGES, action, ranges.ranges.get(action["path"], (_ZERO, upto)))
+            for action in changes.actions()
         ]
         found.findings += [*_source_faults(changes, system_id), *_beside(root, upto)]
     if compacted is not None:
         found.horizon = compacted.version(log_id)
         found.findings += commits.look(compacted.path, log_id).findings
         upto = _END if changes is None else found.horizon or _ZERO
-        found.claims += [Claim.of(COMPACTED, action, (_ZERO, upto)) for action in compacted.actions()]
+        found.claims += [CommitClaim.of(COMPACTED, action, (_ZERO, upto)) for action in compacted.actions()]
     if changes is not None:
         found.findings += _misfits(found, changes, compacted, log_id)
     return found
@@ -101,12 +102,12 @@ def sizes(table: Root) -> Mapping[str, int]:
     return table.sizes() if isinstance(table, BucketPath) else {}
 
 
-def misfit(message: str, remedy: str = BESIDE) -> Finding:
+def misfit(message: str, remedy: str = BESIDE) -> AuditFinding:
     """A contradiction."""
-    return Finding(damage=Damage.MISFIT, message=message, remedy=remedy)
+    return AuditFinding(damage=Damage.MISFIT, message=message, remedy=remedy)
 
 
-def _opened(root: Root, name: str, found: Tables) -> _Table | None:
+def _opened(root: Root, name: str, found: LogTables) -> _Table | None:
     path = root / name
     try:
         delta = open_table(path)
@@ -114,12 +115,12 @@ def _opened(root: Root, name: str, found: Tables) -> _Table | None:
         found.findings += commits.look(path, "").findings
         reason = str(exc.__cause__ or exc).splitlines()[0][:160]
         message = f"the table cannot be opened: {reason}"
-        found.findings.append(Finding(damage=Damage.COMMIT, file=name, message=message, remedy=COPY))
+        found.findings.append(AuditFinding(damage=Damage.COMMIT, file=name, message=message, remedy=COPY))
         return None
     return _Table(path, delta, LogIdentity.from_description(delta.metadata().description))
 
 
-def _misfits(found: Tables, changes: _Table, compacted: _Table | None, log_id: str) -> Iterator[Finding]:
+def _misfits(found: LogTables, changes: _Table, compacted: _Table | None, log_id: str) -> Iterator[AuditFinding]:
     """Positions have to be oldest ≤ horizon ≤ durable, floor ≤ horizon."""
     if compacted is None:
         if found.oldest:
@@ -138,16 +139,16 @@ def _misfits(found: Tables, changes: _Table, compacted: _Table | None, log_id: s
         yield misfit(f"{COMPACTED!r} was made for another source than {CHANGES!r}")
 
 
-def _source_faults(changes: _Table, wanted: str | None) -> Iterator[Finding]:
+def _source_faults(changes: _Table, wanted: str | None) -> Iterator[AuditFinding]:
     last = CommitInfo.from_metadata(said_last(changes.path, changes.delta))
     ours = (last.system_id if last is not None else "") or changes.identity.system_id
     if wanted not in {None, ours}:
         message = f"the log was written from cluster {ours}, the definition's source is cluster {wanted}"
         remedy = "point source.dsn at the log's cluster, or log.path at that cluster's log"
-        yield Finding(damage=Damage.SOURCE, message=message, remedy=remedy)
+        yield AuditFinding(damage=Damage.SOURCE, message=message, remedy=remedy)
 
 
-def _beside(root: Root, end: Position) -> Iterator[Finding]:
+def _beside(root: Root, end: Position) -> Iterator[AuditFinding]:
     """What lies beside the tables: every file readable, nobody further than the log."""
     for read in (consumers.ls, removed_files.notes, pending_epoch.declared):
         try:

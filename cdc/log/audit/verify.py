@@ -17,14 +17,14 @@ from deltalake.exceptions import DeltaError
 from cdc.errors import LogCorrupt, LogError
 from cdc.log import lost_ranges, parquet_check
 from cdc.log.audit import table_claims
-from cdc.log.audit.finding import Damage, Finding
+from cdc.log.audit.finding import AuditFinding, Damage
 from cdc.log.audit.orphan_files import foreign, strays
-from cdc.log.audit.rows import Claim, Contents, Place, Versions
-from cdc.log.audit.table_claims import BESIDE, COPY, Tables
+from cdc.log.audit.rows import CommitClaim, Contents, Place, Versions
+from cdc.log.audit.table_claims import BESIDE, COPY, LogTables
 from cdc.log.audit.transactions import Gap, Transactions
 from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.object_path import Root
-from cdc.log.parquet_check import Unread
+from cdc.log.parquet_check import UnreadablePart
 from cdc.log.storage import is_table
 from cdc.position import Position
 from cdc.table import TableSchema, named
@@ -35,7 +35,7 @@ _SCHEMA_COLUMNS: Final = ("position", "ordinal", "payload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class AuditScope:
     """How much is looked at."""
 
     globs: tuple[str, ...] = ()
@@ -49,10 +49,10 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class AuditReport:
     """What was found."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     files: int
     """Data files of both tables."""
     read: int
@@ -90,27 +90,27 @@ class Report:
         return f"{looked}, up to {self.durable}: {verdict}"
 
 
-def verify(root: Root, scope: Scope | None = None, progress: Progress = lambda _done, _all: None) -> Report:
+def verify(root: Root, scope: AuditScope | None = None, progress: Progress = lambda _done, _all: None) -> AuditReport:
     """Look at the log under root; raises LogError if there is none, LogFormatUnknown if it is of a newer format."""
     if not is_table(root / CHANGES) and not (root / CHANGES / "_delta_log").is_dir():
         raise LogError(f"no change log at {str(root)!r}", remedy="check log.path, and that the reader has run once")
-    return _Verification(root, scope or Scope(), progress).run()
+    return _Verification(root, scope or AuditScope(), progress).run()
 
 
 class _Verification:
     """One look at one log."""
 
-    def __init__(self, root: Root, scope: Scope, progress: Progress) -> None:
+    def __init__(self, root: Root, scope: AuditScope, progress: Progress) -> None:
         self._root, self._scope, self._progress = root, scope, progress
-        self._tables = Tables()
+        self._tables = LogTables()
         self._versions = Versions()
         self._places: dict[str, set[Place]] = {CHANGES: set(), COMPACTED: set()}
         self._schemas_are_whole = True
-        self._missing: list[Claim] = []
+        self._missing: list[CommitClaim] = []
         self._unseen: list[tuple[int, int]] = []
         self._unchecked = self._read = self._rows = self._done = 0
 
-    def run(self) -> Report:
+    def run(self) -> AuditReport:
         """All of it, the cheap before the dear."""
         self._tables = tables = table_claims.look(self._root, self._scope.system_id)
         schemas = sorted((c for c in tables.claims if c.has_schemas_only), key=lambda claim: claim.first)
@@ -127,7 +127,7 @@ class _Verification:
         for claim in (claim for claim in chosen if claim.table == COMPACTED):
             self._scan(claim, total)
         self._conclude()
-        return Report(
+        return AuditReport(
             findings=tuple(tables.findings),
             files=len(tables.claims),
             read=self._read,
@@ -137,11 +137,11 @@ class _Verification:
             horizon=tables.horizon,
         )
 
-    def _read_schemas(self, claims: Sequence[Claim]) -> None:
+    def _read_schemas(self, claims: Sequence[CommitClaim]) -> None:
         """Every schema row that can be read; what is wrong with their files is told when those are scanned."""
         for claim in claims:
 
-            def take(rows: pa.Table, claim: Claim = claim) -> None:
+            def take(rows: pa.Table, claim: CommitClaim = claim) -> None:
                 for row in rows.to_pylist():
                     self._take_schema(claim, (row["position"], row["ordinal"]), row["payload"])
 
@@ -152,7 +152,7 @@ class _Verification:
             else:
                 self._schemas_are_whole = self._schemas_are_whole and not outcome.unread
 
-    def _take_schema(self, claim: Claim, place: Place, payload: bytes) -> None:
+    def _take_schema(self, claim: CommitClaim, place: Place, payload: bytes) -> None:
         try:
             schema = TableSchema.from_json(payload)
         except (ValueError, KeyError, TypeError):
@@ -162,7 +162,7 @@ class _Verification:
         self._places[claim.table].add(place)
         self._versions.add(place, schema)
 
-    def _is_there(self, claim: Claim, sizes: Mapping[str, int]) -> bool:
+    def _is_there(self, claim: CommitClaim, sizes: Mapping[str, int]) -> bool:
         """Whether a file is there and as long as it should be; sizes: of those whose size is known already."""
         try:
             # what a listing lacks may only be late in it
@@ -181,7 +181,7 @@ class _Verification:
             if claim.path in held:
                 self._damaged(claim, Damage.MISSING, "the file is missing")
 
-    def _tell_lost(self, claims: Sequence[Claim]) -> None:
+    def _tell_lost(self, claims: Sequence[CommitClaim]) -> None:
         """The ranges of which rows were given up: nothing more is missing where those have been."""
         for claim in claims:
             if claim.table == CHANGES and (ends := lost_ranges.bounds(claim.name)) is not None:
@@ -190,7 +190,7 @@ class _Verification:
                 remedy = "copy the tables that still need it anew with 'cdc tables resync'"
                 self._tables.findings.append(replace(found, first=ends[0], last=ends[1], remedy=remedy))
 
-    def _chosen(self, claims: Sequence[Claim]) -> list[Claim]:
+    def _chosen(self, claims: Sequence[CommitClaim]) -> list[CommitClaim]:
         """The files whose contents are read, in order of their first position."""
         globs = self._scope.globs
         found = [c for c in claims if not globs or any(named(topic, globs) for topic in self._called(c))]
@@ -200,7 +200,7 @@ class _Verification:
         room = np.cumsum([claim.size for claim in reversed(found)]) <= self._scope.most
         return found[len(found) - int(room.sum()) :]
 
-    def _scan_changes(self, claims: Sequence[Claim], total: int) -> None:
+    def _scan_changes(self, claims: Sequence[CommitClaim], total: int) -> None:
         """The files of `changes`, and the transactions over them."""
         transactions = Transactions(self._tables.oldest)
         for number, claim in enumerate(claims):
@@ -213,7 +213,7 @@ class _Verification:
             for gap in transactions.settled(following, self._unseen):
                 self._tell_gap(gap, claims[gap.file])
 
-    def _scan(self, claim: Claim, total: int) -> Contents | None:
+    def _scan(self, claim: CommitClaim, total: int) -> Contents | None:
         """What the rows of a file come to; None if not all of it can be read."""
         contents = Contents()
         try:
@@ -244,38 +244,38 @@ class _Verification:
         if self._unchecked:
             message = f"{self._unchecked:,} files have no page checksums: an older version wrote them"
             remedy = "nothing: they go when their segments are compacted and trimmed"
-            found.append(Finding(damage=Damage.UNCHECKED, message=message, remedy=remedy))
+            found.append(AuditFinding(damage=Damage.UNCHECKED, message=message, remedy=remedy))
         try:
             found += foreign(strays(self._root, self._scope.grace))
         except (DeltaError, LogCorrupt):
             return  # told when the tables were opened
 
-    def _tell_unread(self, claim: Claim, unread: Unread) -> None:
+    def _tell_unread(self, claim: CommitClaim, unread: UnreadablePart) -> None:
         relations = self._relations(claim) if unread.relations is None else unread.relations
         found = self._about(claim, Damage.UNREADABLE, unread.message)
         first = claim.first if unread.first is None else unread.first
         last = claim.last if unread.last is None else unread.last
         self._tables.findings.append(replace(found, first=first, last=last, tables=self._names(relations)))
 
-    def _tell_unversioned(self, claim: Claim, contents: Contents) -> None:
+    def _tell_unversioned(self, claim: CommitClaim, contents: Contents) -> None:
         for relation, place, message in self._versions.faults(contents):
             found = self._about(claim, Damage.VERSION, message)
             first, remedy = Position(place[0]), "copy the table anew with 'cdc tables resync'"
             self._tables.findings.append(replace(found, first=first, tables=self._names([relation]), remedy=remedy))
 
-    def _tell_gap(self, gap: Gap, claim: Claim) -> None:
+    def _tell_gap(self, gap: Gap, claim: CommitClaim) -> None:
         more = f", and {gap.transactions - 1:,} more" if gap.transactions > 1 else ""
         what = "lacks rows before" if gap.damage is Damage.HOLE else "has twice"
         first, last = Position(gap.first), Position(gap.last)
         found = self._about(claim, gap.damage, f"transaction {first!s} {what} ordinal {gap.ordinal}{more}")
         self._tables.findings.append(replace(found, first=first, last=last, remedy=BESIDE))
 
-    def _damaged(self, claim: Claim, damage: Damage, message: str) -> None:
+    def _damaged(self, claim: CommitClaim, damage: Damage, message: str) -> None:
         self._tables.findings.append(self._about(claim, damage, message))
 
-    def _about(self, claim: Claim, damage: Damage, message: str) -> Finding:
+    def _about(self, claim: CommitClaim, damage: Damage, message: str) -> AuditFinding:
         """A finding about all of a file."""
-        return Finding(
+        return AuditFinding(
             damage=damage,
             message=message,
             file=claim.path,
@@ -285,11 +285,11 @@ class _Verification:
             remedy=COPY,
         )
 
-    def _called(self, claim: Claim) -> set[str]:
+    def _called(self, claim: CommitClaim) -> set[str]:
         """The tables that a file may hold rows of, by every name that they ever had."""
         return {topic for relation in self._relations(claim) for topic in self._versions.topics(relation)}
 
-    def _relations(self, claim: Claim) -> Collection[int]:
+    def _relations(self, claim: CommitClaim) -> Collection[int]:
         if claim.relations is None:
             return ()
         return self._versions.within(claim.relations) or sorted(set(claim.relations))

@@ -25,19 +25,19 @@ from cdc.errors import RequestLimitExceeded, UnknownName, every_error
 from cdc.service.api import error_responses
 from cdc.service.api.access import Access, has_token
 from cdc.service.api.consumers import consumer_routes
-from cdc.service.api.copies import Desk, copy_routes
+from cdc.service.api.copies import CopyRoutes, copy_routes
 from cdc.service.api.dead_letters import dead_letter_routes
 from cdc.service.api.exposition import exposition, reported_figures
 from cdc.service.api.log import log_routes
-from cdc.service.api.status_sampler import View
+from cdc.service.api.status_sampler import StatusSampler
 from cdc.service.api.verifications import verification_routes
 from cdc.service.copy_status import TableStatus
 from cdc.service.log_sampler import utc_now
 from cdc.service.page.document import docs_page, locked_page
-from cdc.service.replay_jobs import Replays
+from cdc.service.replay_jobs import ReplayJobs
 from cdc.service.request_limits import BodyLimit
 from cdc.service.status import PipelineStatus, SinkStatus
-from cdc.service.verification_jobs import Verifications
+from cdc.service.verification_jobs import VerificationJobs
 
 # tells who reads the description where the token goes; Access is who asks for it
 _BEARER: Final = Security(HTTPBearer(auto_error=False, description="Where service.token is set."))
@@ -72,9 +72,9 @@ def create_app(
 
     `file` is the definition's: children of the server need it.
     """
-    view = View(catalog, definition, log_root, clock, file)
-    replays = Replays(catalog, definition.name, file)
-    verifications = Verifications(catalog, definition.name, file)
+    view = StatusSampler(catalog, definition, log_root, clock, file)
+    replays = ReplayJobs(catalog, definition.name, file)
+    verifications = VerificationJobs(catalog, definition.name, file)
 
     @asynccontextmanager
     async def sampling(_: FastAPI) -> AsyncIterator[None]:
@@ -99,7 +99,7 @@ def create_app(
     app.include_router(_process_routes(view))
     described: dict[str, Any] = {"prefix": "/api/v1", "responses": error_responses.DESCRIBED, "dependencies": [_BEARER]}
     app.include_router(_status_routes(view), **described)
-    desk = Desk(catalog, definition, replays)
+    desk = CopyRoutes(catalog, definition, replays)
     app.include_router(copy_routes(desk), **described)
     app.include_router(log_routes(desk), **described)
     app.include_router(consumer_routes(desk), **described)
@@ -131,7 +131,7 @@ class Moment(PipelineStatus):
     """By edge, seconds, oldest first."""
 
 
-def _process_routes(view: View) -> APIRouter:
+def _process_routes(view: StatusSampler) -> APIRouter:
     routes = APIRouter(tags=["process"])
 
     @routes.get("/healthz")
@@ -156,7 +156,7 @@ def _process_routes(view: View) -> APIRouter:
     return routes
 
 
-def _status_routes(view: View) -> APIRouter:
+def _status_routes(view: StatusSampler) -> APIRouter:
     routes = APIRouter(tags=["status"])
 
     @routes.get("/status", response_model=Moment)
@@ -202,7 +202,7 @@ def _status_routes(view: View) -> APIRouter:
     return routes
 
 
-def _page_routes(view: View, service: Service) -> APIRouter:
+def _page_routes(view: StatusSampler, service: Service) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/", response_class=HTMLResponse)
@@ -221,17 +221,17 @@ def _page_routes(view: View, service: Service) -> APIRouter:
     return routes
 
 
-def _known(view: View, name: str) -> PipelineStatus:
+def _known(view: StatusSampler, name: str) -> PipelineStatus:
     if name != view.name and view.catalog.pipelines.get(name) is None:
         raise UnknownName(f"no pipeline is called {name!r}")
     return view.status_of(name)
 
 
-def _whole(view: View) -> dict[str, Any]:
+def _whole(view: StatusSampler) -> dict[str, Any]:
     return {**view.whole().to_json(), **view.history.to_json()}
 
 
-def _stream(view: View, event: str, content: Callable[[], dict[str, Any]]) -> Response:
+def _stream(view: StatusSampler, event: str, content: Callable[[], dict[str, Any]]) -> Response:
     if view.streams >= MOST_STREAMS:
         message = f"more than {MOST_STREAMS} event streams are open"
         exceeded = RequestLimitExceeded(message, remedy="close event streams, or read GET /api/v1/status instead")
@@ -239,7 +239,7 @@ def _stream(view: View, event: str, content: Callable[[], dict[str, Any]]) -> Re
     return StreamingResponse(news(view, event, content), media_type="text/event-stream")
 
 
-async def news(view: View, event: str, content: Callable[[], dict[str, Any]]) -> AsyncIterator[str]:
+async def news(view: StatusSampler, event: str, content: Callable[[], dict[str, Any]]) -> AsyncIterator[str]:
     """One server-sent event per sample, the first at once; ends when the server does."""
     seen = -1
     view.streams += 1
@@ -254,7 +254,7 @@ async def news(view: View, event: str, content: Callable[[], dict[str, Any]]) ->
         view.streams -= 1
 
 
-async def _sample(view: View) -> None:
+async def _sample(view: StatusSampler) -> None:
     while True:
         await asyncio.sleep(SAMPLE_EVERY)
         await run_in_threadpool(view.take)

@@ -10,21 +10,21 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 
 from cdc.errors import UnknownName
-from cdc.service.api.copies import ACCEPTED, Desk, PipelinePath, VerbBody, actor_of
+from cdc.service.api.copies import ACCEPTED, CopyRoutes, PipelinePath, VerbBody, actor_of
 from cdc.service.log_status import ConsumerLine
 
 ConsumerPath = Annotated[str, Path(description="Its UUID.")]
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class ConsumerForgotten:
     """A consumer that the log is trimmed without."""
 
     uuid: str
     name: str
 
 
-def consumer_routes(desk: Desk) -> APIRouter:
+def consumer_routes(desk: CopyRoutes) -> APIRouter:
     """Every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["log"])
 
@@ -38,7 +38,7 @@ def consumer_routes(desk: Desk) -> APIRouter:
         return list(lines)
 
     @routes.post("/consumers/{uuid}/forget", status_code=ACCEPTED)
-    def forget(pipeline: PipelinePath, uuid: ConsumerPath, _asked: VerbBody, request: Request) -> Forgotten:
+    def forget(pipeline: PipelinePath, uuid: ConsumerPath, _asked: VerbBody, request: Request) -> ConsumerForgotten:
         """Let the log be trimmed without regard to a consumer (`cdc consumers forget`); one that runs comes back."""
         desk.check(pipeline)
         return _forget(desk, uuid, actor_of(request))
@@ -46,7 +46,7 @@ def consumer_routes(desk: Desk) -> APIRouter:
     return routes
 
 
-def _forget(desk: Desk, uuid: str, actor: str) -> Forgotten:
+def _forget(desk: CopyRoutes, uuid: str, actor: str) -> ConsumerForgotten:
     root, consumers = desk.definition.log.root, import_module("cdc.log.consumers")
     known, broken = consumers.survey(root)
     places = {consumer.uuid: (consumer.name, str(consumer.position)) for consumer in known}
@@ -56,4 +56,4 @@ def _forget(desk: Desk, uuid: str, actor: str) -> Forgotten:
     name, position = places[uuid]
     consumers.forget(root, uuid)
     desk.catalog.audit.write(actor, "consumers.forget", name, {"uuid": uuid, "position": position})
-    return Forgotten(uuid, name)
+    return ConsumerForgotten(uuid, name)

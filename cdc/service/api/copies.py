@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.errors import UnknownName
-from cdc.service.replay_jobs import ReplayRequest, Replays, ReplayStatus
+from cdc.service.replay_jobs import ReplayJobs, ReplayRequest, ReplayStatus
 from cdc.snapshot import backfill_state
 from cdc.snapshot.backfill_progress import BackfillStatus, found, listing
 from cdc.table import exactly
@@ -32,13 +32,13 @@ JobPath = Annotated[int, Path(description="Its number.", ge=0, lt=2**63)]
 EndedQuery = Annotated[int, Query(description="How many of those that ended.", ge=0, le=1000)]
 
 
-class Asking(BaseModel):
+class BackfillRequestBody(BaseModel):
     """What every body has in common: nothing that we do not know is taken."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class BackfillBody(Asking):
+class BackfillBody(BackfillRequestBody):
     """Rows to read again."""
 
     tables: Annotated[list[Text], Field(min_length=1, max_length=1000)]
@@ -57,18 +57,18 @@ class BackfillBody(Asking):
     """Rows per second at most."""
 
 
-class ResyncBody(Asking):
+class ResyncBody(BackfillRequestBody):
     """How to copy a whole table again."""
 
     rate: Annotated[int, Field(ge=1)] | None = None
     """Rows per second at most."""
 
 
-class VerbBody(Asking):
+class VerbBody(BackfillRequestBody):
     """Nothing: `{}`."""
 
 
-class ReplayBody(Asking):
+class ReplayBody(BackfillRequestBody):
     """What to build anew from the log; a path of the server's to build it at is for the command line alone."""
 
     start: Text = Field(default="beginning", alias="from")
@@ -91,12 +91,12 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class CopyRoutes:
     """Where requests of one pipeline are taken on."""
 
     catalog: Catalog
     definition: Definition
-    replays: Replays
+    replays: ReplayJobs
 
     def check(self, pipeline: str) -> None:
         """Raise UnknownName for a pipeline that another server serves, or none."""
@@ -122,7 +122,7 @@ class Desk:
                 f"no table of the log is called {table!r}", remedy=f"GET /api/v1/pipelines/{pipeline}/tables"
             )
 
-    def take_on(self, request: backfill_state.Request, actor: str) -> BackfillStatus:
+    def take_on(self, request: backfill_state.BackfillRequest, actor: str) -> BackfillStatus:
         """Ask for it, and say how it stands."""
         asked = _asking().ask(self.definition, self.catalog, request, actor)
         return found(self.catalog, self.definition.name, asked.id)
@@ -136,11 +136,11 @@ class Desk:
     def say(self, pipeline: str, job: int, verb: str, actor: str) -> BackfillStatus:
         """Tell the reader something about a backfill, and say how it stands."""
         self.check(pipeline)
-        status: BackfillStatus = _asking().say(self.catalog, pipeline, job, backfill_state.Verb(verb), actor)
+        status: BackfillStatus = _asking().say(self.catalog, pipeline, job, backfill_state.BackfillAction(verb), actor)
         return status
 
 
-def copy_routes(desk: Desk) -> APIRouter:
+def copy_routes(desk: CopyRoutes) -> APIRouter:
     """Every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}")
     routes.include_router(_backfill_routes(desk))
@@ -149,14 +149,14 @@ def copy_routes(desk: Desk) -> APIRouter:
     return routes
 
 
-def _backfill_routes(desk: Desk) -> APIRouter:
+def _backfill_routes(desk: CopyRoutes) -> APIRouter:
     routes = APIRouter(tags=["backfills"])
 
     @routes.post("/backfills", status_code=ACCEPTED)
     def backfill(pipeline: PipelinePath, asked: BackfillBody, request: Request) -> BackfillStatus:
         """Read rows again and place them into the stream (`cdc backfill`); 409 if a table of it is in another one."""
         desk.check(pipeline)
-        wanted = backfill_state.Request(
+        wanted = backfill_state.BackfillRequest(
             tables=tuple(asked.tables),
             where=asked.where,
             first=None if asked.first is None else tuple(asked.first),
@@ -183,7 +183,9 @@ def _backfill_routes(desk: Desk) -> APIRouter:
     def resync(pipeline: PipelinePath, table: TablePath, asked: ResyncBody, request: Request) -> BackfillStatus:
         """Copy a whole table again (`cdc tables resync`): what vanished unseen vanishes from every sink."""
         desk.check_table(pipeline, table)
-        return desk.take_on(backfill_state.Request((exactly(table),), rate=asked.rate, resync=True), actor_of(request))
+        return desk.take_on(
+            backfill_state.BackfillRequest((exactly(table),), rate=asked.rate, resync=True), actor_of(request)
+        )
 
     @routes.post("/tables/{table:path}/skip", status_code=ACCEPTED)
     def skip(pipeline: PipelinePath, table: TablePath, _asked: VerbBody, request: Request) -> Skip:
@@ -198,7 +200,7 @@ def _backfill_routes(desk: Desk) -> APIRouter:
     return routes
 
 
-def _verb_routes(desk: Desk) -> APIRouter:
+def _verb_routes(desk: CopyRoutes) -> APIRouter:
     routes = APIRouter(prefix="/backfills/{job}", tags=["backfills"])
 
     @routes.post("/pause", status_code=ACCEPTED)
@@ -219,7 +221,7 @@ def _verb_routes(desk: Desk) -> APIRouter:
     return routes
 
 
-def _replay_routes(desk: Desk) -> APIRouter:
+def _replay_routes(desk: CopyRoutes) -> APIRouter:
     routes = APIRouter(prefix="/sinks/{sink}", tags=["replays"])
 
     @routes.post("/replay", status_code=ACCEPTED)

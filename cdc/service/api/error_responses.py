@@ -33,7 +33,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _malformed)
 
 
-class Refusal(BaseModel):
+class ErrorResponse(BaseModel):
     """The one form of an error."""
 
     code: str = Field(examples=["CDC-1006"], description="As `cdc explain` has it.")
@@ -41,20 +41,20 @@ class Refusal(BaseModel):
     suggestion: str = Field(description="What to do next.")
 
 
-class Explained(Refusal):
+class Explained(ErrorResponse):
     """What `cdc explain` says of a code."""
 
     reaction: str = Field(description="What the loop that meets it does: retry, halt or quarantine.")
 
 
 DESCRIBED: Final[dict[int | str, dict[str, Any]]] = {
-    400: {"model": Refusal, "description": "the body is no JSON"},
-    401: {"model": Refusal, "description": "no token, or another one"},
-    403: {"model": Refusal, "description": "the service takes this from nobody, or not from there"},
-    404: {"model": Refusal, "description": "nothing has that name or number"},
-    409: {"model": Refusal, "description": "it does not go with what is on its way, or has ended"},
-    422: {"model": Refusal, "description": "it cannot be done"},
-    503: {"model": Refusal, "description": "catalog, log or source do not answer"},
+    400: {"model": ErrorResponse, "description": "the body is no JSON"},
+    401: {"model": ErrorResponse, "description": "no token, or another one"},
+    403: {"model": ErrorResponse, "description": "the service takes this from nobody, or not from there"},
+    404: {"model": ErrorResponse, "description": "nothing has that name or number"},
+    409: {"model": ErrorResponse, "description": "it does not go with what is on its way, or has ended"},
+    422: {"model": ErrorResponse, "description": "it cannot be done"},
+    503: {"model": ErrorResponse, "description": "catalog, log or source do not answer"},
 }
 """Answers that every path may give beside its own."""
 

@@ -77,7 +77,7 @@ _REPORTED: Final = frozenset(
 """Names that a process may report; what is read at the source is not taken from reports, which may be old."""
 
 
-class Figures(Collector):
+class MetricFamilies(Collector):
     """The families of one scrape."""
 
     def __init__(self, status: PipelineStatus, figures: Iterable[Any]) -> None:
@@ -221,7 +221,7 @@ def reported_figures(status: PipelineStatus, reports: Iterable[ProcessReport]) -
 def exposition(status: PipelineStatus, figures: Iterable[Any]) -> bytes:
     """The body of `/metrics`; figures are [[name, [label…], value]…] of all processes."""
     registry = CollectorRegistry()
-    registry.register(Figures(status, figures))
+    registry.register(MetricFamilies(status, figures))
     return generate_latest(registry)
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Request
 
 from cdc.catalog.commands import COMPACT
 from cdc.errors import StateConflict, UnknownName
-from cdc.service.api.copies import ACCEPTED, Asking, Desk, JobPath, PipelinePath, actor_of
+from cdc.service.api.copies import ACCEPTED, BackfillRequestBody, CopyRoutes, JobPath, PipelinePath, actor_of
 from cdc.service.compaction_requests import ask_compact
 from cdc.service.log_check import MOST, LogCheck, log_check
 from cdc.service.log_status import Collected, FileLine, LogStatus, SegmentLine, Transaction
@@ -26,14 +26,14 @@ RowsQuery = Annotated[int, Query(description="Rows to tell of, the first.", ge=0
 MostQuery = Annotated[int, Query(description="Bytes of data files to read, the newest.", ge=0, le=MOST)]
 
 
-class CompactBody(Asking):
+class CompactBody(BackfillRequestBody):
     """What to compact."""
 
     everything: bool = False
     """Also the segment that is being written, up to the log's end."""
 
 
-class GcBody(Asking):
+class GcBody(BackfillRequestBody):
     """What to let go of."""
 
     dry_run: bool = False
@@ -53,7 +53,7 @@ class CompactionJob:
     """code, message and suggestion, if it failed."""
 
 
-def log_routes(desk: Desk) -> APIRouter:
+def log_routes(desk: CopyRoutes) -> APIRouter:
     """Every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["log"])
     for add in (_add_looks, _add_inspect, _add_verify, _add_compact, _add_gc):
@@ -61,7 +61,7 @@ def log_routes(desk: Desk) -> APIRouter:
     return routes
 
 
-def _add_looks(routes: APIRouter, desk: Desk) -> None:
+def _add_looks(routes: APIRouter, desk: CopyRoutes) -> None:
     @routes.get("/log")
     def log(pipeline: PipelinePath) -> LogStatus:
         """Bytes before and after compaction, segments, runs, horizon, floor, oldest change, consumers."""
@@ -91,7 +91,7 @@ def _add_looks(routes: APIRouter, desk: Desk) -> None:
         return lines
 
 
-def _add_inspect(routes: APIRouter, desk: Desk) -> None:
+def _add_inspect(routes: APIRouter, desk: CopyRoutes) -> None:
     @routes.get("/log/inspect")
     def inspect(pipeline: PipelinePath, position: PositionQuery, most: RowsQuery = 1_000) -> Transaction:
         """The rows of one transaction without their values (`cdc log inspect POSITION`); 404 if there is none."""
@@ -100,7 +100,7 @@ def _add_inspect(routes: APIRouter, desk: Desk) -> None:
         return found
 
 
-def _add_compact(routes: APIRouter, desk: Desk) -> None:
+def _add_compact(routes: APIRouter, desk: CopyRoutes) -> None:
     @routes.post("/log/compact", status_code=ACCEPTED)
     def compact(pipeline: PipelinePath, asked: CompactBody, request: Request) -> CompactionJob:
         """Have the apply process compact the log now (`cdc log compact`); 409 while none runs."""
@@ -118,7 +118,7 @@ def _add_compact(routes: APIRouter, desk: Desk) -> None:
         return _compaction(desk, pipeline, job)
 
 
-def _add_gc(routes: APIRouter, desk: Desk) -> None:
+def _add_gc(routes: APIRouter, desk: CopyRoutes) -> None:
     @routes.post("/log/gc")
     def gc(pipeline: PipelinePath, asked: GcBody, request: Request) -> Collected:
         """Remove files whose grace is over, and have the reader let go of segments (`cdc log gc`)."""
@@ -129,7 +129,7 @@ def _add_gc(routes: APIRouter, desk: Desk) -> None:
         return collected
 
 
-def _add_verify(routes: APIRouter, desk: Desk) -> None:
+def _add_verify(routes: APIRouter, desk: CopyRoutes) -> None:
     @routes.get("/log/verify")
     def verify(pipeline: PipelinePath, most: MostQuery = MOST // 4) -> LogCheck:
         """Whether commits, files and the newest rows are as they were written (`cdc log verify` reads all of them)."""
@@ -137,7 +137,7 @@ def _add_verify(routes: APIRouter, desk: Desk) -> None:
         return log_check(desk.definition, most)
 
 
-def _compaction(desk: Desk, pipeline: str, number: int) -> CompactionJob:
+def _compaction(desk: CopyRoutes, pipeline: str, number: int) -> CompactionJob:
     found = desk.catalog.commands.get(number)
     if found is None or found.kind != COMPACT or found.pipeline != pipeline:
         raise UnknownName(f"no compaction has the number {number}", remedy="POST to /log/compact asks for one")
@@ -145,7 +145,7 @@ def _compaction(desk: Desk, pipeline: str, number: int) -> CompactionJob:
     return CompactionJob(number, found.state.value, said.get("summary"), said.get("error"))
 
 
-def _opened(desk: Desk) -> Any:
+def _opened(desk: CopyRoutes) -> Any:
     return _retained().opened(desk.definition.log.root)
 
 

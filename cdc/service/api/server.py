@@ -15,7 +15,7 @@ from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.errors import PortTaken
 from cdc.service.api.app import create_app
-from cdc.service.request_limits import Limits, limited
+from cdc.service.request_limits import RequestLimits, limited
 
 NEIGHBOURS: Final = 20
 """How many ports after the asked one are tried."""
@@ -58,11 +58,11 @@ def serve(app: Callable[..., object], listener: socket.socket) -> None:
             signal.signal(number, handler)
 
 
-def server_config(app: Callable[..., object], limits: Limits | None = None) -> uvicorn.Config:
+def server_config(app: Callable[..., object], limits: RequestLimits | None = None) -> uvicorn.Config:
     """How uvicorn serves an app of ours."""
     return uvicorn.Config(
         app,
-        http=limited(limits or Limits()),
+        http=limited(limits or RequestLimits()),
         ws="none",
         lifespan="on",
         proxy_headers=False,  # nothing here asks for the client's address, so no header may set it

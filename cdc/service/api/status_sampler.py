@@ -22,12 +22,12 @@ from cdc.errors import CdcError
 from cdc.metrics import SLOT_RETAINED
 from cdc.position import Position
 from cdc.service.api.access import may_change
-from cdc.service.log_sampler import LogWatch, utc_now
+from cdc.service.log_sampler import LogSampler, utc_now
 from cdc.service.machine_load import LoadMeter, MachineLoad
-from cdc.service.page.document import Surroundings, page, render
+from cdc.service.page.document import PageContext, page, render
 from cdc.service.position_history import PositionHistory
-from cdc.service.rate_history import History
-from cdc.service.source_sampler import SourceWatch
+from cdc.service.rate_history import RateHistory
+from cdc.service.source_sampler import SourceSampler
 from cdc.service.status import PipelineStatus, pipeline_status, with_delays, with_source
 
 MEASURE_EVERY: Final = 2
@@ -39,7 +39,7 @@ _PAIR: Final = re.compile(r"([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|\S*)")
 log = structlog.get_logger("server")
 
 
-class View:
+class StatusSampler:
     """One pipeline as the server shows it.
 
     `take` is called by one task, once a second; everything else reads and may be called from any thread.
@@ -55,7 +55,7 @@ class View:
     ) -> None:
         self.catalog = catalog
         self.name = definition.name
-        self.history = History()
+        self.history = RateHistory()
         self.taken = 0
         """Number of samples so far; who waits for news compares it."""
         self.ending = False
@@ -65,15 +65,15 @@ class View:
         self._clock = clock
         self._file = None if file is None else str(file)
         named = "FILE" if file is None else shlex.quote(str(file))
-        self.log = LogWatch(definition.log.root, named, clock)
+        self.log = LogSampler(definition.log.root, named, clock)
         """Looks only while somebody asks."""
-        self.source = SourceWatch(definition)
+        self.source = SourceSampler(definition)
         """Asks all the time: a rate needs samples."""
         self._heartbeat = definition.source.heartbeat or 0.0
         self._durable = PositionHistory()
         self._meter = LoadMeter()
         self._load: MachineLoad | None = None
-        self._surroundings = Surroundings(
+        self._surroundings = PageContext(
             source=where(definition.source.dsn.reveal()),
             log=log_root,
             sink_types={sink.name: sink.type for sink in definition.sinks},

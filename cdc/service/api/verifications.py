@@ -8,21 +8,21 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from cdc.config.verify_options import Against, Mode
+from cdc.config.verify_options import Against, VerifyMode
 from cdc.errors import ConfigError
-from cdc.service.api.copies import ACCEPTED, Asking, Desk, PipelinePath, Text, actor_of
-from cdc.service.verification_jobs import Verifications, VerifyRequest, VerifyStatus
+from cdc.service.api.copies import ACCEPTED, BackfillRequestBody, CopyRoutes, PipelinePath, Text, actor_of
+from cdc.service.verification_jobs import VerificationJobs, VerifyRequest, VerifyStatus
 from cdc.service.verification_status import VerifiedStatus, verified_statuses
 
 
-class VerifyBody(Asking):
+class VerifyBody(BackfillRequestBody):
     """What to compare, and how closely; `{}` is every row of every sink."""
 
     tables: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
     """Globs of `schema.table`; none is all."""
     sinks: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
     """As the definition names them; none is all."""
-    mode: Mode = Mode.ROWS
+    mode: VerifyMode = VerifyMode.ROWS
     """rows | checksum | count."""
     against: Against = Against.SOURCE
     """source | log."""
@@ -31,7 +31,7 @@ class VerifyBody(Asking):
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class VerificationBody:
     """What is known."""
 
     tables: tuple[VerifiedStatus, ...]
@@ -40,7 +40,7 @@ class Proof:
     """The newest comparison that was asked for here, on its way or ended."""
 
 
-def verification_routes(desk: Desk, verifications: Verifications) -> APIRouter:
+def verification_routes(desk: CopyRoutes, verifications: VerificationJobs) -> APIRouter:
     """Every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["verify"])
 
@@ -62,9 +62,9 @@ def verification_routes(desk: Desk, verifications: Verifications) -> APIRouter:
         return verifications.begin(wanted, actor_of(request))
 
     @routes.get("/verify")
-    def verified(pipeline: PipelinePath) -> Proof:
+    def verified(pipeline: PipelinePath) -> VerificationBody:
         """Through when each table is verified (`cdc status`), and what came of the last comparison asked for here."""
         desk.check(pipeline)
-        return Proof(verified_statuses(desk.catalog.verified.ls(pipeline)), verifications.last())
+        return VerificationBody(verified_statuses(desk.catalog.verified.ls(pipeline)), verifications.last())
 
     return routes

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from cdc.service import number_format
 from cdc.service.page.state_badge import pill
-from cdc.snapshot.backfill_progress import BackfillStatus, Progress, is_part, said, tables_of
+from cdc.snapshot.backfill_progress import BackfillStatus, CopyProgress, is_part, said, tables_of
 
 ENDED_SHOWN: Final = 5
 """The newest; the command and the API have more."""
@@ -32,7 +32,7 @@ def table(pipeline: str, backfills: Sequence[BackfillStatus], definition: str, *
     )
 
 
-def bar(progress: Progress) -> str:
+def bar(progress: CopyProgress) -> str:
     """How far it has come, as a line and in words."""
     words = said(progress).replace(",", number_format.THIN)
     if not words:

@@ -31,7 +31,7 @@ TABLES_SHOWN: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PageContext:
     """What the page shows beside the status and what does not change while the server runs."""
 
     source: str
@@ -46,7 +46,7 @@ class Surroundings:
     """Whether the service takes verbs that change something, from anybody."""
 
 
-def page(status: PipelineStatus, surroundings: Surroundings, history: Mapping[str, Mapping[str, object]]) -> str:
+def page(status: PipelineStatus, surroundings: PageContext, history: Mapping[str, Mapping[str, object]]) -> str:
     """The whole document."""
     sections = render(status, surroundings, history)
     return _shell({**sections, "title": escape(status.name), "state": escape(status.state), "lock": ""})
@@ -71,7 +71,7 @@ def _static(name: str) -> str:
 
 
 def render(
-    status: PipelineStatus, surroundings: Surroundings, history: Mapping[str, Mapping[str, object]]
+    status: PipelineStatus, surroundings: PageContext, history: Mapping[str, Mapping[str, object]]
 ) -> dict[str, str]:
     """Section id → its inner HTML; history is History.to_json()."""
     rates, lags = history["rates"], history["lags"]
@@ -150,7 +150,7 @@ def _total(name: str, value: str, unit: str, note: str) -> str:
     return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}{small}</dd><p>{escape(note)}</p></div>"
 
 
-def _flow(status: PipelineStatus, around: Surroundings, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
+def _flow(status: PipelineStatus, around: PageContext, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
     source = status.source
     first = _edge("source", "Postgres to log", (rates, lags), _source_lag(source), source.lag_bytes)
     branches = "".join(_branch(sink, around, rates, lags) for sink in status.sinks)
@@ -163,7 +163,7 @@ def _flow(status: PipelineStatus, around: Surroundings, rates: Mapping[str, obje
     )
 
 
-def _branch(sink: SinkStatus, around: Surroundings, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
+def _branch(sink: SinkStatus, around: PageContext, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
     kind = around.sink_types.get(sink.name, "sink")
     edge = _edge(f"sink:{sink.name}", f"log to {sink.name}", (rates, lags), _sink_lag(sink), sink.lag_bytes)
     slowed = f'<p class="quiet">{escape(sink.reason)}</p>' if sink.reason and sink.state != "failed" else ""

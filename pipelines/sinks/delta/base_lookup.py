@@ -24,7 +24,7 @@ from cdc.table import TableState
 from pipelines.folding.fold import named
 from pipelines.sinks.delta.key_equality import comparable, comparable_keys, one_of_each, one_of_each_in_spark
 from pipelines.sinks.delta.merge import double_quoted, frame_of
-from pipelines.sinks.delta.merge_source import Shape, as_upserts, source_frame, source_rows, split
+from pipelines.sinks.delta.merge_source import RowShape, as_upserts, source_frame, source_rows, split
 from pipelines.sinks.delta.schema_evolution import reading, rewritten, sources
 from pipelines.sinks.delta.shared import columns_of
 from pipelines.sinks.delta.table import Reads
@@ -42,7 +42,7 @@ log = structlog.get_logger("apply")
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class BaseLookup:
     """The target from which a range's partial images take what they lack."""
 
     table: DeltaTable | None
@@ -58,7 +58,7 @@ class Before:
     """Reads rows where delta-rs cannot."""
 
 
-def table_source(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
+def table_source(images: pa.Table, before: BaseLookup, shape: RowShape) -> pa.Table:
     """Folded rows, op `u` and `d`, as a merge's source; arguments and errors as of complete."""
     whole, partial = split(images)
     source = source_rows(whole, shape)
@@ -68,7 +68,10 @@ def table_source(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
 
 
 def frame_source(
-    frame: DataFrame, before: Before, shape: Shape, decided: Callable[[pa.Table], pa.Table] = lambda images: images
+    frame: DataFrame,
+    before: BaseLookup,
+    shape: RowShape,
+    decided: Callable[[pa.Table], pa.Table] = lambda images: images,
 ) -> DataFrame:
     """As table_source for a batch that stays on the executors; only incomplete rows come to the driver.
 
@@ -82,7 +85,7 @@ def frame_source(
     return one_of_each_in_spark(source, shape.key)
 
 
-def complete(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
+def complete(images: pa.Table, before: BaseLookup, shape: RowShape) -> pa.Table:
     """Incomplete upserts (folded shape) as whole rows of exactly shape.held.
 
     While the table is being copied, an image whose base is not there is left out. Raises MissingBase naming the
@@ -117,7 +120,7 @@ def complete(images: pa.Table, before: Before, shape: Shape) -> pa.Table:
     return pa.Table.from_arrays([*columns, rows[POSITION_COLUMN], rows[ORDINAL_COLUMN]], schema=wanted)
 
 
-def baseless(images: pa.Table, before: Before, shape: Shape) -> np.ndarray:
+def baseless(images: pa.Table, before: BaseLookup, shape: RowShape) -> np.ndarray:
     """Which incomplete upserts `complete` raises MissingBase for: bool, one for each."""
     places, _ = _found(images, before, shape)
     lacking: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
@@ -128,7 +131,7 @@ def baseless(images: pa.Table, before: Before, shape: Shape) -> np.ndarray:
     return lacking
 
 
-def _found(images: pa.Table, before: Before, shape: Shape) -> tuple[pa.Array, pa.Table]:
+def _found(images: pa.Table, before: BaseLookup, shape: RowShape) -> tuple[pa.Array, pa.Table]:
     """(for every image the row that is its base, null where there is none; the rows)."""
     wanted = shape.held
     bases = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
@@ -139,7 +142,7 @@ def _found(images: pa.Table, before: Before, shape: Shape) -> tuple[pa.Array, pa
     return _match(keys, held), held
 
 
-def _waiting(images: pa.Table, places: pa.Array, before: Before) -> np.ndarray:
+def _waiting(images: pa.Table, places: pa.Array, before: BaseLookup) -> np.ndarray:
     """Which images of a table that is being copied make no row: the copy brings theirs."""
     absent: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
     if before.exact:
@@ -173,7 +176,7 @@ def rows_with(
     return pa.concat_tables(found) if found else wanted.empty_table()
 
 
-def _rows(before: Before, table: DeltaTable, keys: pa.Table, wanted: pa.Schema) -> pa.Table:
+def _rows(before: BaseLookup, table: DeltaTable, keys: pa.Table, wanted: pa.Schema) -> pa.Table:
     if before.reads is None:
         return rows_with(table, keys, wanted, part=before.part)
     held = columns_of(table, before.part)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cdc.config import SinkRule, TableSettings, rule_of
-from cdc.config.columns import Misfit, kept, misnamed, unkept, unkeyed
-from cdc.config.sinks import Keeping
+from cdc.config.columns import ColumnMismatch, kept, misnamed, unkept, unkeyed
+from cdc.config.sinks import HistoryMode
 from cdc.naming import column_name
 from cdc.table import TableSchema
-from pipelines.sinks.delta.merge_source import Shape
+from pipelines.sinks.delta.merge_source import RowShape
 
 
 def selected(schema: TableSchema, settings: TableSettings) -> TableSchema:
@@ -26,17 +26,17 @@ def check_named(schema: TableSchema, rules: Sequence[SinkRule]) -> None:
     _check(misnamed(schema, rule_of(schema.topic, rules)))
 
 
-def check_kept(schema: TableSchema, keeping: Keeping) -> None:
+def check_kept(schema: TableSchema, keeping: HistoryMode) -> None:
     """Raise SchemaNotApplicable for a table without a key whose rows would have to be told apart."""
     _check(unkept(schema, keeping))
 
 
-def _check(found: Iterator[Misfit]) -> None:
+def _check(found: Iterator[ColumnMismatch]) -> None:
     for misfit in found:
         raise misfit.error
 
 
-def tracked(shape: Shape, schema: TableSchema, settings: TableSettings) -> list[str]:
+def tracked(shape: RowShape, schema: TableSchema, settings: TableSettings) -> list[str]:
     """Delta names of the columns of which a change begins a version; schema: the table as its source names it."""
     wanted, unwanted = set(settings.track_history_column_list), set(settings.track_history_except_column_list)
     name_of = {column.id: column.name for column in schema.columns}

@@ -15,12 +15,12 @@ from deltalake import Schema as DeltaSchema
 
 from cdc.errors import CdcError, MissingBase, ValueNotRepresentable
 from cdc.position import Position
-from cdc.stores.dead_letter_rows import PARKED_SCHEMA, Entry, Key, ParkedRow, parked_at, read_entries
+from cdc.stores.dead_letter_rows import PARKED_SCHEMA, DeadLetterEntry, Key, ParkedRow, parked_at, read_entries
 from cdc.stores.published import Published
-from pipelines.sinks.contract import Refusal, TableBatch
-from pipelines.sinks.delta.base_lookup import Before, baseless
+from pipelines.sinks.contract import RefusedRow, TableBatch
+from pipelines.sinks.delta.base_lookup import BaseLookup, baseless
 from pipelines.sinks.delta.erasure import erase_earlier
-from pipelines.sinks.delta.merge_source import Shape, source_rows
+from pipelines.sinks.delta.merge_source import RowShape, source_rows
 from pipelines.sinks.delta.row_states import typed_changes
 from pipelines.types.rows import typed_keys
 
@@ -36,14 +36,14 @@ _PROPERTIES: Final = {
 }
 
 
-class ParkedTable:
+class DeadLetterTable:
     """The contract is pipelines.sinks.contract.ParkedRows; the Delta table is made when the first row is parked."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._table: DeltaTable | None = None
         self._held: dict[int, Mapping[Key, ParkedRow]] = {}
-        self._unlisted: dict[int, list[Entry]] = {}
+        self._unlisted: dict[int, list[DeadLetterEntry]] = {}
         """By relation, of tables that were never published: what of it counts depends on where their targets stand."""
         self._entries = 0
         self._unsettled: set[int] = set()
@@ -72,7 +72,7 @@ class ParkedTable:
         self._held |= parked_at(entries, Published(0, 0), {relation: stands})
         self._forget(relation, stands, entries)
 
-    def _forget(self, relation: int, stands: int, entries: Iterable[Entry]) -> None:
+    def _forget(self, relation: int, stands: int, entries: Iterable[DeadLetterEntry]) -> None:
         if self._table is not None and any(e.row.relation == relation and e.row.upto > stands for e in entries):
             self._table.delete(_behind(relation, stands))
 
@@ -80,7 +80,7 @@ class ParkedTable:
         """See ParkedRows.held."""
         return self._held.get(relation, {})
 
-    def write(self, relation: int, after: int, entries: Iterable[Entry]) -> None:
+    def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
         """See ParkedRows.write."""
         rows = [entry.to_json() for entry in entries]
         with self._lock:
@@ -110,7 +110,7 @@ class ParkedTable:
         live = [row for rows in self._held.values() for row in rows.values()]
         if self._table is None or self._unsettled or self._unlisted or self._entries <= STALE + 2 * len(live):
             return
-        rows = [Entry(row).to_json() for row in live]
+        rows = [DeadLetterEntry(row).to_json() for row in live]
         write_deltalake(self._made(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
         self._table = DeltaTable(self._uri)
         self._table.vacuum(retention_hours=_KEPT_FOR, enforce_retention_duration=False, dry_run=False)
@@ -122,7 +122,7 @@ class ParkedTable:
         if self._table is None:
             return
         live = [row for rows in self._held.values() for row in rows.values()]
-        entries = [*map(Entry, live), *(entry for unlisted in self._unlisted.values() for entry in unlisted)]
+        entries = [*map(DeadLetterEntry, live), *(entry for unlisted in self._unlisted.values() for entry in unlisted)]
         rows = [entry.to_json() for entry in entries]
         write_deltalake(self._made(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
         erase_earlier(self._uri, DeltaTable(self._uri).version())
@@ -132,7 +132,7 @@ class ParkedTable:
 
         instead_of: tables of which nothing else stays.
         """
-        entries = [Entry(replace(row, upto=upto)).to_json() for row in rows]
+        entries = [DeadLetterEntry(replace(row, upto=upto)).to_json() for row in rows]
         if not entries and not (instead_of and DeltaTable.is_deltatable(self._uri)):
             return
         self._widen(table := self._made())
@@ -170,7 +170,7 @@ def _behind(relation: int, position: int) -> str:
     return f"relation = {int(relation)} AND upto > {int(position)}"
 
 
-def refused(images: pa.Table, before: Before, shape: Shape, limit: int) -> list[Refusal]:
+def refused(images: pa.Table, before: BaseLookup, shape: RowShape, limit: int) -> list[RefusedRow]:
     """The rows (folded shape, op `u` and `d`, one table with a key) that the target cannot take, about `limit` at most.
 
     A delete is among them if the target cannot hold its key: then there is nothing to delete.
@@ -180,25 +180,25 @@ def refused(images: pa.Table, before: Before, shape: Shape, limit: int) -> list[
     rows = np.setdiff1d(np.flatnonzero(partial.to_numpy()), np.fromiter(found, np.int64, len(found)))
     if len(rows):
         found |= _without_base(images, rows, before, shape)
-    return [Refusal(row, error) for row, error in sorted(found.items())]
+    return [RefusedRow(row, error) for row, error in sorted(found.items())]
 
 
-def refused_changes(batch: TableBatch, shape: Shape, limit: int) -> list[Refusal]:
+def refused_changes(batch: TableBatch, shape: RowShape, limit: int) -> list[RefusedRow]:
     """The rows of a batch of every change, those of `again` behind the others, of which a value or a key does not fit.
 
     About `limit` at most.
     """
     images = [rows for rows in (batch.rows, batch.again) if rows is not None]
     found = _failing(pa.concat_tables(images), lambda part: _typed(part, shape), limit) if images else {}
-    return [Refusal(row, error) for row, error in sorted(found.items())]
+    return [RefusedRow(row, error) for row, error in sorted(found.items())]
 
 
-def _typed(images: pa.Table, shape: Shape) -> None:
+def _typed(images: pa.Table, shape: RowShape) -> None:
     typed_changes(images, shape)
     typed_keys(images["base"].drop_null(), shape.schema, shape.policy)
 
 
-def _without_base(images: pa.Table, rows: np.ndarray, before: Before, shape: Shape) -> dict[int, CdcError]:
+def _without_base(images: pa.Table, rows: np.ndarray, before: BaseLookup, shape: RowShape) -> dict[int, CdcError]:
     partial = images.take(pa.array(rows))
     bases = pa.table({"key": pc.coalesce(partial["base"], partial["key"]), "position": partial["position"]})
     strange = _failing(bases, lambda part: typed_keys(part["key"], shape.schema, shape.policy), len(rows))
@@ -207,7 +207,7 @@ def _without_base(images: pa.Table, rows: np.ndarray, before: Before, shape: Sha
     return {int(rows[row]): _lacks(shape, partial["position"][int(row)].as_py()) for row in [*strange, *lacking]}
 
 
-def _lacks(shape: Shape, position: int) -> CdcError:
+def _lacks(shape: RowShape, position: int) -> CdcError:
     return MissingBase(f"table {shape.schema.topic!r} lacks the base of a partial image at {Position(position)}")
 
 

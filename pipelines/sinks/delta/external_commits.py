@@ -17,7 +17,7 @@ import structlog
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.log.layout import commit_file
-from pipelines.runtime.external_commits import Foreign, ForeignCommit
+from pipelines.runtime.external_commits import ExternalCommitReport, ForeignCommit
 from pipelines.sinks.delta.table import APP_ID, DeltaTarget
 
 GONE: Final = "UNKNOWN"
@@ -26,10 +26,10 @@ GONE: Final = "UNKNOWN"
 log = structlog.get_logger("apply")
 
 
-class Watch:
+class ExternalCommitWatch:
     """Looks at the commits that came to a sink's targets; any thread may ask, of one target one at a time."""
 
-    def __init__(self, foreign: Foreign) -> None:
+    def __init__(self, foreign: ExternalCommitReport) -> None:
         self._foreign = foreign
         self._known: dict[str, int] = {}
         """By target: the version up to which its commits were looked at."""

@@ -22,7 +22,7 @@ import structlog
 from deltalake import CommitProperties, Transaction
 
 from cdc.config import TableSettings
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from cdc.errors import HistoryTrimmed, ValueNotRepresentable
 from cdc.failpoint import hit
 from cdc.naming import (
@@ -38,23 +38,23 @@ from cdc.naming import (
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import Key
 from cdc.table import Column, TableSchema
-from pipelines.folding.every_change import Ending
+from pipelines.folding.every_change import GenerationEnd
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.base_lookup import rows_with
 from pipelines.sinks.delta.columns import tracked
 from pipelines.sinks.delta.key_equality import latest, numbered
-from pipelines.sinks.delta.merge import OP, ROWS, Mark, double_quoted
-from pipelines.sinks.delta.merge_source import Shape
-from pipelines.sinks.delta.row_states import Held, states
+from pipelines.sinks.delta.merge import OP, ROWS, TxnMarker, double_quoted
+from pipelines.sinks.delta.merge_source import RowShape
+from pipelines.sinks.delta.row_states import StoredState, states
 from pipelines.sinks.delta.schema_evolution import column_id, only_in
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.versions import ADDED, changes, marked, versions
 from pipelines.types.rows import typed_keys
 
 _OPEN: Final = {
-    Keeping.VERSIONS: f"{double_quoted(END_COLUMN)} IS NULL",
-    Keeping.MARKED: f"NOT {double_quoted(DELETED_COLUMN)}",
+    HistoryMode.VERSIONS: f"{double_quoted(END_COLUMN)} IS NULL",
+    HistoryMode.MARKED: f"NOT {double_quoted(DELETED_COLUMN)}",
 }
 """Which rows are there at the source."""
 
@@ -62,13 +62,13 @@ OLDER: Final = "/older/"
 """Behind a target's `txn` identity, with the id of a column: up to where rows are older than the column."""
 _NEVER: Final = int(np.iinfo(np.int64).max)
 
-Write = Callable[[pa.Table, tuple[str, ...], Mark], None]
+Write = Callable[[pa.Table, tuple[str, ...], TxnMarker], None]
 """Merges rows, with the `_op` of a merge, by columns that find one; without such columns appends them as they are."""
 
 log = structlog.get_logger("apply")
 
 
-def all_columns(shape: Shape, keeping: Keeping) -> pa.Schema:
+def all_columns(shape: RowShape, keeping: HistoryMode) -> pa.Schema:
     """All columns of a target."""
     return pa.schema([*shape.columns, *ADDED[keeping]])
 
@@ -124,12 +124,12 @@ def _note(target: DeltaTarget, suffixes: Sequence[str], upto: int) -> None:
         target.refresh()
 
 
-def refill(target: DeltaTarget, defaults: Mapping[str, str], keeping: Keeping) -> None:
+def refill(target: DeltaTarget, defaults: Mapping[str, str], keeping: HistoryMode) -> None:
     """Give the rows that were noted as older the defaults of new columns: Delta column → SQL expression.
 
     Rows of deletes do not say them. Younger ones, perhaps of an attempt before a crash, hold their own values.
     """
-    images = f" AND {OP_COLUMN} IN ('c', 'u', 'r')" if keeping is Keeping.CHANGES else ""
+    images = f" AND {OP_COLUMN} IN ('c', 'u', 'r')" if keeping is HistoryMode.CHANGES else ""
     for name, expression in defaults.items():
         older = target.transaction(_older_than(target.columns.field(name)))
         if older is not None and target.files()[0]:
@@ -149,7 +149,7 @@ class HistoryTarget:
     """One target for the length of one batch."""
 
     target: DeltaTarget
-    shape: Shape
+    shape: RowShape
     settings: TableSettings
     write: Write
 
@@ -171,7 +171,7 @@ class HistoryTarget:
             said = replace(batch, endings=(*batch.ended, *batch.endings))
             rows = pa.concat_tables([rows, self._rows(said, batch.again, waited, batch.upto)])
             known += waited.rows.num_rows
-        closes = self._keeping is not Keeping.CHANGES and len(endings) > 0 and self.target.files()[0] > 0
+        closes = self._keeping is not HistoryMode.CHANGES and len(endings) > 0 and self.target.files()[0] > 0
         if batch.generation is not None:
             self.target.complete_generation(batch.generation)
         hit("delta_before_merge")
@@ -180,20 +180,20 @@ class HistoryTarget:
             # of keys that the target does not have every row is new
             finds = self._finds if known else ()
             found = rows.append_column(OP, pa.repeat(pa.scalar("u"), rows.num_rows)) if finds else rows
-            self.write(found, finds, Mark(self.target.app_id + suffix, batch.upto))
+            self.write(found, finds, TxnMarker(self.target.app_id + suffix, batch.upto))
         hit("delta_after_merge")
         if closes:
             self._close(endings, batch)
 
     @property
-    def _keeping(self) -> Keeping:
+    def _keeping(self) -> HistoryMode:
         return self.settings.keeping
 
     @property
     def _finds(self) -> tuple[str, ...]:
-        if self._keeping is Keeping.CHANGES:
+        if self._keeping is HistoryMode.CHANGES:
             return ()
-        return (*self.shape.key, START_COLUMN) if self._keeping is Keeping.VERSIONS else self.shape.key
+        return (*self.shape.key, START_COLUMN) if self._keeping is HistoryMode.VERSIONS else self.shape.key
 
     def _check_told(self, batch: TableBatch, images: pa.Table, done: int) -> None:
         places = (
@@ -205,38 +205,38 @@ class HistoryTarget:
                 f"from {Position(batch.since)!s} on only"
             )
 
-    def _rows(self, batch: TableBatch, images: pa.Table, held: Held, done: int) -> pa.Table:
+    def _rows(self, batch: TableBatch, images: pa.Table, held: StoredState, done: int) -> pa.Table:
         """What images add to the target and what of it they change, whole; endings up to `done` are in it."""
         there = states(images, held, batch.endings, self.shape)
-        if self._keeping is Keeping.VERSIONS:
+        if self._keeping is HistoryMode.VERSIONS:
             return versions(there, held, tracked(self.shape, batch.schema, self.settings))
-        if self._keeping is Keeping.MARKED:
+        if self._keeping is HistoryMode.MARKED:
             return marked(there)
         return changes(there, images["op"], [ending for ending in batch.endings if ending.position > done])
 
-    def _held(self, images: pa.Table) -> Held:
+    def _held(self, images: pa.Table) -> StoredState:
         """The rows that the images build on: of each key, or where every change is kept, of those of partial images."""
         columns = all_columns(self.shape, self._keeping)
-        if self._keeping is Keeping.CHANGES:
+        if self._keeping is HistoryMode.CHANGES:
             images = images.filter(pc.invert(pc.fill_null(images["complete"], fill_value=True)))
         if not images.num_rows or not self.shape.schema.key or not self.target.files()[0]:
-            return Held(columns.empty_table(), np.zeros(0, bool))
+            return StoredState(columns.empty_table(), np.zeros(0, bool))
         named = pa.chunked_array([*images["key"].chunks, *images["base"].drop_null().chunks])
         keys = typed_keys(named, self.shape.schema, self.shape.policy)
-        where = _OPEN[Keeping.VERSIONS] if self._keeping is Keeping.VERSIONS else None
+        where = _OPEN[HistoryMode.VERSIONS] if self._keeping is HistoryMode.VERSIONS else None
         rows = rows_with(self.target.table, keys, columns, where).combine_chunks()
-        if self._keeping is Keeping.CHANGES:
+        if self._keeping is HistoryMode.CHANGES:
             rows = latest(rows.filter(pc.is_in(rows[OP_COLUMN], pa.array(["c", "d", "r", "u"]))), self.shape.key)
-            return Held(rows, pc.not_equal(rows[OP_COLUMN], "d").to_numpy())
+            return StoredState(rows, pc.not_equal(rows[OP_COLUMN], "d").to_numpy())
         alive = np.ones(rows.num_rows, bool)
-        return Held(rows, ~rows[DELETED_COLUMN].to_numpy() if self._keeping is Keeping.MARKED else alive)
+        return StoredState(rows, ~rows[DELETED_COLUMN].to_numpy() if self._keeping is HistoryMode.MARKED else alive)
 
-    def _held_before(self, images: pa.Table) -> Held:
+    def _held_before(self, images: pa.Table) -> StoredState:
         """The rows that changes of keys build on that were parked: of each key the one before its first change.
 
         An ending that came since has closed that version, as if nothing had been between.
         """
-        if self._keeping is not Keeping.VERSIONS or not self.target.files()[0]:
+        if self._keeping is not HistoryMode.VERSIONS or not self.target.files()[0]:
             return self._held(images)
         keys = typed_keys(images["key"], self.shape.schema, self.shape.policy)
         rows = rows_with(self.target.table, keys, all_columns(self.shape, self._keeping)).combine_chunks()
@@ -244,14 +244,14 @@ class HistoryTarget:
         begun, ended = rows[START_COLUMN].to_numpy(), pc.fill_null(rows[END_COLUMN], _NEVER).to_numpy()
         # what ended in the transaction of the first change may go on in it
         rows = rows.filter(pa.array((begun < first) & (first <= ended))).combine_chunks()
-        return Held(rows, np.ones(rows.num_rows, bool))
+        return StoredState(rows, np.ones(rows.num_rows, bool))
 
-    def _close(self, endings: Sequence[Ending], batch: TableBatch) -> None:
+    def _close(self, endings: Sequence[GenerationEnd], batch: TableBatch) -> None:
         """Close, or mark, in the target what each ending took away, the last one with the `txn`."""
         others = self._other_rows(batch.waiting)
         for ending in endings:
             last = ending is endings[-1]
-            mark = Mark(self.target.app_id, batch.upto).properties if last else self.target.signed
+            mark = TxnMarker(self.target.app_id, batch.upto).properties if last else self.target.signed
             self.target.table.update(
                 updates=_closed(ending, self._keeping),
                 predicate=f"{_OPEN[self._keeping]} AND ({_older(ending)}) AND {others}",
@@ -259,17 +259,17 @@ class HistoryTarget:
             )
             hit("delta_after_ending")
 
-    def _without(self, held: Held, waiting: Sequence[Key]) -> Held:
+    def _without(self, held: StoredState, waiting: Sequence[Key]) -> StoredState:
         """The rows that may be marked: not those of parked keys, for a mark is later than what is still to come."""
-        keys = self._typed_keys(waiting) if self._keeping is Keeping.MARKED else None
+        keys = self._typed_keys(waiting) if self._keeping is HistoryMode.MARKED else None
         if keys is None or not held.rows.num_rows:
             return held
         others = ~_among(held.rows, keys)
-        return Held(held.rows.filter(pa.array(others)).combine_chunks(), held.alive[others])
+        return StoredState(held.rows.filter(pa.array(others)).combine_chunks(), held.alive[others])
 
     def _other_rows(self, waiting: Sequence[Key]) -> str:
         """SQL that is true for the rows of `_without`."""
-        keys = self._typed_keys(waiting) if self._keeping is Keeping.MARKED else None
+        keys = self._typed_keys(waiting) if self._keeping is HistoryMode.MARKED else None
         if keys is None:
             return "true"
         rows = rows_with(self.target.table, keys, all_columns(self.shape, self._keeping)).combine_chunks()
@@ -312,9 +312,9 @@ def _first_of(rows: pa.Table, keys: pa.Table, positions: np.ndarray) -> np.ndarr
     return np.where(found == _NEVER, -1, found)
 
 
-def _closed(ending: Ending, keeping: Keeping) -> dict[str, str]:
+def _closed(ending: GenerationEnd, keeping: HistoryMode) -> dict[str, str]:
     time = f"arrow_cast({ending.committed_at}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
-    if keeping is Keeping.VERSIONS:
+    if keeping is HistoryMode.VERSIONS:
         said = {END_COLUMN: str(ending.position), TO_COLUMN: time}
     else:
         place = {POSITION_COLUMN: str(ending.position), ORDINAL_COLUMN: str(ending.ordinal)}
@@ -322,7 +322,7 @@ def _closed(ending: Ending, keeping: Keeping) -> dict[str, str]:
     return {double_quoted(name): expression for name, expression in said.items()}
 
 
-def _older(ending: Ending) -> str:
+def _older(ending: GenerationEnd) -> str:
     """SQL that is true for the rows that it took away, and for those that another hand put there without a place."""
     placeless = f"{POSITION_COLUMN} IS NULL"
     if ending.began is not None:

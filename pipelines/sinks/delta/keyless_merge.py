@@ -17,11 +17,11 @@ from cdc.position import Position
 from pipelines.folding.keyless_fold import identities, latest_of, netted
 from pipelines.sinks.delta.base_lookup import is_after, rows_with
 from pipelines.sinks.delta.merge import OP
-from pipelines.sinks.delta.merge_source import Shape, as_upserts
+from pipelines.sinks.delta.merge_source import RowShape, as_upserts
 
 
 def counted_source(
-    images: pa.Table, held: DeltaTable, shape: Shape, truncated: tuple[int, int] | None = None, *, lenient: bool
+    images: pa.Table, held: DeltaTable, shape: RowShape, truncated: tuple[int, int] | None = None, *, lenient: bool
 ) -> pa.Table:
     """Folded rows that the target does not have yet → the merge's source, by place.
 
@@ -42,7 +42,7 @@ def counted_source(
     return pa.concat_tables([rows, _leaving(typed, there, shape, lenient=lenient)])
 
 
-def _leaving(typed: pa.Table, rows: pa.Table, shape: Shape, *, lenient: bool) -> pa.Table:
+def _leaving(typed: pa.Table, rows: pa.Table, shape: RowShape, *, lenient: bool) -> pa.Table:
     """Of each row that went one that is equal to it among those of the target, by its place."""
     names = [name for name in shape.columns.names if name not in (POSITION_COLUMN, ORDINAL_COLUMN)]
     both = pa.concat_tables([typed, rows])

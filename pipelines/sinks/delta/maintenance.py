@@ -25,7 +25,7 @@ from pipelines.sinks.delta.commit_log import shorten
 from pipelines.sinks.delta.published import KeptCut
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.unused_files import STRANGER_AFTER, TableFiles
-from pipelines.sinks.delta.zorder import Ordering, parts_of
+from pipelines.sinks.delta.zorder import ZOrdering, parts_of
 
 COMPACT_ABOVE: Final = 64
 """Files above those that the last compaction left; every merge adds one, and the next opens all of them."""
@@ -66,7 +66,7 @@ class UpkeepSettings:
     """How long cuts are kept."""
     keep_commits: int = 100
     """How many of the newest commits stay in the log of a target in a directory."""
-    ordering: Ordering = field(default_factory=Ordering)
+    ordering: ZOrdering = field(default_factory=ZOrdering)
     """Which files of a target whose rule says cluster_by are put in order."""
 
 
@@ -91,7 +91,7 @@ class _Turn:
     """Parts that were too large to be put in order the last time; told once as well."""
 
 
-class Upkeep:
+class TargetMaintenance:
     """The upkeep of one sink's targets by its one driver."""
 
     def __init__(self, settings: UpkeepSettings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -249,7 +249,7 @@ def _versions(cut: KeptCut, uri: str) -> list[int]:
     return [table.version for table in tables if table.version is not None]
 
 
-def _compact(target: DeltaTarget, ordering: Ordering) -> int:
+def _compact(target: DeltaTarget, ordering: ZOrdering) -> int:
     """Put small files together, those of a middle size as well when many have come up; how many files are left.
 
     What is to be in order is put together by that, and would otherwise come out of it again.

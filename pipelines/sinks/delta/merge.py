@@ -112,7 +112,7 @@ ERASED: Final = "/erased"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TxnMarker:
     """The `txn` that a commit carries: whoever finds it in the table does not make the commit again."""
 
     app_id: str
@@ -124,7 +124,7 @@ class Mark:
         return CommitProperties(app_transactions=[Transaction(self.app_id, self.version)])
 
 
-def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, mark: Mark) -> None:
+def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, mark: TxnMarker) -> None:
     """Append rows; a column of the target that they do not have, which is another table's, is null.
 
     What the target says of its columns stays: of rows from before a change that it has already, they would say another.
@@ -138,14 +138,14 @@ def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, mark: Mark) -> Non
     target.refresh()
 
 
-def append_with_spark(target: DeltaTarget, rows: DataFrame, mark: Mark) -> None:
+def append_with_spark(target: DeltaTarget, rows: DataFrame, mark: TxnMarker) -> None:
     """As append_with_delta_rs, on the cluster."""
     with transaction(rows.sparkSession, mark.app_id, mark.version):
         rows.write.format("delta").mode("append").save(target.uri)
     target.refresh()
 
 
-def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, ...], mark: Mark) -> None:
+def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, ...], mark: TxnMarker) -> None:
     """Merge `source` (target columns and `_op`) in one commit that carries the mark.
 
     Into an empty target upserts are appended: there is nothing to compare them with. Without a key the source, which
@@ -174,7 +174,7 @@ def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, .
     target.took(mark.app_id, mark.version, since)
 
 
-def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...], mark: Mark) -> None:
+def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...], mark: TxnMarker) -> None:
     """As merge_with_delta_rs, on the cluster."""
     if not key:
         append_with_spark(target, source, mark)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RowShape:
     """What a target's rows look like; pickled to executors."""
 
     schema: TableSchema
@@ -100,7 +100,7 @@ def split(images: pa.Table) -> tuple[pa.Table, pa.Table]:
     return images.filter(pc.invert(incomplete)), images.filter(incomplete)
 
 
-def source_rows(images: pa.Table, shape: Shape) -> pa.Table:
+def source_rows(images: pa.Table, shape: RowShape) -> pa.Table:
     """Deletes and complete upserts in the folded shape as a merge's source."""
     upserts = images.filter(pc.equal(images["op"], "u"))
     deletes = images.filter(pc.equal(images["op"], "d"))
@@ -108,12 +108,12 @@ def source_rows(images: pa.Table, shape: Shape) -> pa.Table:
     return pa.concat_tables([rows, _deletes(deletes, shape)]) if deletes.num_rows else rows
 
 
-def as_upserts(rows: pa.Table, shape: Shape) -> pa.Table:
+def as_upserts(rows: pa.Table, shape: RowShape) -> pa.Table:
     """Whole typed rows as a merge's source."""
     return pa.Table.from_arrays([*rows.columns, _constant("u", rows.num_rows)], schema=shape.source)
 
 
-def source_frame(frame: DataFrame, shape: Shape) -> DataFrame:
+def source_frame(frame: DataFrame, shape: RowShape) -> DataFrame:
     """As source_rows, typed by the executors; `frame` holds no incomplete upserts."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -124,7 +124,7 @@ def source_frame(frame: DataFrame, shape: Shape) -> DataFrame:
     return frame.mapInArrow(typed, from_arrow_schema(shape.source))
 
 
-def _deletes(images: pa.Table, shape: Shape) -> pa.Table:
+def _deletes(images: pa.Table, shape: RowShape) -> pa.Table:
     keys = typed_keys(images["key"], shape.schema, shape.policy, images["position"])
     held = {POSITION_COLUMN: images["position"], ORDINAL_COLUMN: images["ordinal"], OP: _constant("d", images.num_rows)}
     held |= {name: keys[name] for name in keys.column_names}

@@ -24,9 +24,9 @@ from cdc.errors import MissingBase
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
 from cdc.table import TableState
-from pipelines.folding.every_change import Ending
+from pipelines.folding.every_change import GenerationEnd
 from pipelines.sinks.delta.key_equality import numbered
-from pipelines.sinks.delta.merge_source import Shape
+from pipelines.sinks.delta.merge_source import RowShape
 from pipelines.types.rows import sent_cells, typed_keys
 
 _NONE: Final = -1
@@ -35,7 +35,7 @@ log = structlog.get_logger("apply")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredState:
     """Rows of the target that a range may build on, at most one for each key."""
 
     rows: pa.Table
@@ -76,7 +76,7 @@ class States:
         return States(rows=rows, **others)
 
 
-def states(images: pa.Table, held: Held, endings: Sequence[Ending], shape: Shape) -> States:
+def states(images: pa.Table, held: StoredState, endings: Sequence[GenerationEnd], shape: RowShape) -> States:
     """Every state of the keys that images (as pipelines.folding.every_change says) and held rows are of.
 
     held: of every key that an incomplete image may build on, and of every other one that the caller wants to compare
@@ -121,7 +121,7 @@ class _Places:
     """Where its own values stand: held rows, then changes; -1 for an ending."""
 
     @classmethod
-    def of(cls, images: pa.Table, typed: pa.Table, held: Held, shape: Shape) -> Self:
+    def of(cls, images: pa.Table, typed: pa.Table, held: StoredState, shape: RowShape) -> Self:
         rows, there = images.num_rows, held.rows.num_rows
         key, base = _numbered(images, typed, held, shape)
         changed = pc.not_equal(images["op"], Operation.DELETE.value).to_numpy()
@@ -141,7 +141,7 @@ class _Places:
     def ordered(self, order: np.ndarray) -> Self:
         return replace(self, **{name: getattr(self, name)[order] for name in self.__slots__})
 
-    def ended(self, ending: Ending) -> Self:
+    def ended(self, ending: GenerationEnd) -> Self:
         """With a state for each key whose row the ending takes away."""
         earlier = self._before(ending.position, ending.ordinal)
         at = np.flatnonzero(earlier)[np.lexsort((self.ordinal[earlier], self.position[earlier]))]
@@ -168,7 +168,7 @@ class _Places:
         return (self.position < position) | same
 
 
-def typed_changes(images: pa.Table, shape: Shape) -> pa.Table:
+def typed_changes(images: pa.Table, shape: RowShape) -> pa.Table:
     """The images as rows of the shape, each with its key; cells that were not sent hold anything.
 
     Raises ValueNotRepresentable as typed_rows does, of an image or of a key.
@@ -181,7 +181,7 @@ def typed_changes(images: pa.Table, shape: Shape) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=typed.schema)
 
 
-def _sent(images: pa.Table, shape: Shape) -> np.ndarray:
+def _sent(images: pa.Table, shape: RowShape) -> np.ndarray:
     """Which cells the images say: bool, (columns, rows).
 
     A whole image of before a column was added says what rows had then; a deleted row says its key and what was sent.
@@ -196,7 +196,7 @@ def _sent(images: pa.Table, shape: Shape) -> np.ndarray:
     return said
 
 
-def _numbered(images: pa.Table, typed: pa.Table, held: Held, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+def _numbered(images: pa.Table, typed: pa.Table, held: StoredState, shape: RowShape) -> tuple[np.ndarray, np.ndarray]:
     """(the number of the key of every held row and image, that of the key which each image moved away from or -1)."""
     rows, there = images.num_rows, held.rows.num_rows
     base = np.full(rows, _NONE)
@@ -263,7 +263,7 @@ def _cells(places: _Places, before: np.ndarray, sent: np.ndarray) -> tuple[list[
     return cells, lacking
 
 
-def _check(lacking: np.ndarray, places: _Places, shape: Shape) -> None:
+def _check(lacking: np.ndarray, places: _Places, shape: RowShape) -> None:
     """Raise MissingBase, unless the rows that are lacking are still being copied."""
     if not lacking.any():
         return

@@ -10,7 +10,7 @@ from cdc.remedy import literal
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.target_rules import TargetRules
 from cdc.table import TableSchema, TableState
-from pipelines.sinks.delta.dead_letters import ParkedTable
+from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.erasure import erase_earlier, is_marked
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.shared import part_of
@@ -38,7 +38,7 @@ def follow_rules(published: PublishedTable, uri: str, record: Published, rules: 
     for target in erased:
         erase_earlier(target, ruled.versions[target])
     if erased:
-        ParkedTable(parked_uri(uri)).rewrite(ruled)
+        DeadLetterTable(parked_uri(uri)).rewrite(ruled)
     return ruled
 
 

@@ -23,7 +23,7 @@ from pipelines.types.widening import Conversion, widening
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class FilledColumn:
     """One column of a target that is written anew."""
 
     field: pa.Field
@@ -34,14 +34,14 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvolutionPlan:
     """What has to be done, in one commit; nothing if it has no steps."""
 
     steps: tuple[str, ...] = ()
     """In words, for the log and for errors."""
     added: tuple[pa.Field, ...] = ()
     """Columns that come by a commit of metadata; none if the target is written anew."""
-    columns: tuple[Filled, ...] = ()
+    columns: tuple[FilledColumn, ...] = ()
     """All columns, if the target is written anew."""
 
 
@@ -52,7 +52,7 @@ def plan(
     *,
     replaced: bool,
     gone: frozenset[bytes] = frozenset(),
-) -> Plan:
+) -> EvolutionPlan:
     """What makes a target with the columns `present` one with those of `wanted`; what only it has stays.
 
     replaced: a full copy brings every row again, so that no value of now has to last. gone: ids of the columns that
@@ -163,20 +163,20 @@ def sources(present: pa.Schema, wanted: pa.Schema) -> dict[str, str]:
     return {name: field.name for name, field in held.items() if field is not None}
 
 
-def reading(present: pa.Schema, wanted: pa.Schema) -> tuple[Filled, ...]:
+def reading(present: pa.Schema, wanted: pa.Schema) -> tuple[FilledColumn, ...]:
     """How rows of a target with the columns `present` are read as `wanted`; what they do not tell exactly is null."""
     found = sources(present, wanted)
     return tuple(_read(field, found.get(field.name), present) for field in wanted)
 
 
-def _read(field: pa.Field, held: str | None, present: pa.Schema) -> Filled:
+def _read(field: pa.Field, held: str | None, present: pa.Schema) -> FilledColumn:
     if held is None or present.field(held).type == field.type:
-        return Filled(field, held)
+        return FilledColumn(field, held)
     convert = _widened(present.field(held), field)
-    return Filled(field) if convert is None else Filled(field, held, convert)
+    return FilledColumn(field) if convert is None else FilledColumn(field, held, convert)
 
 
-def rewritten(batch: pa.RecordBatch, held: pa.Schema, columns: Sequence[Filled]) -> pa.RecordBatch:
+def rewritten(batch: pa.RecordBatch, held: pa.Schema, columns: Sequence[FilledColumn]) -> pa.RecordBatch:
     """Rows of a target with the columns `held` as they are after an evolution; the engine's views become arrays."""
     made = [
         pa.nulls(batch.num_rows, column.field.type)
@@ -187,7 +187,7 @@ def rewritten(batch: pa.RecordBatch, held: pa.Schema, columns: Sequence[Filled])
     return pa.RecordBatch.from_arrays(made, schema=pa.schema([column.field for column in columns]))
 
 
-def _converted(values: pa.Array, column: Filled) -> pa.Array:
+def _converted(values: pa.Array, column: FilledColumn) -> pa.Array:
     return values if column.convert is None else column.convert(values)
 
 
@@ -219,14 +219,14 @@ class _Making:
         """Columns that stay beside the new ones → their names from then on."""
         self._names = {field.name.casefold() for field in (*present, *wanted)}
 
-    def plan(self, gone: Collection[bytes]) -> Plan:
+    def plan(self, gone: Collection[bytes]) -> EvolutionPlan:
         """See the function."""
         found = sources(self._present, self._wanted)
         filled = {field.name: self._filled(field, found.get(field.name)) for field in self._wanted}
         added = tuple(filled[field.name].field for field in self._wanted if field.name not in found)
         anew = len(self._steps) > 0
         used = {held: name for name, held in found.items()}
-        order: list[Filled] = []
+        order: list[FilledColumn] = []
         for field in self._present:
             if column_id(field) in gone:
                 self._steps.append(f"column {field.name!r} was dropped")
@@ -238,39 +238,39 @@ class _Making:
         anew = anew or len(self._steps) > 0
         said = (*self._steps, *(f"column {field.name!r} was added" for field in added))
         if not anew:
-            return Plan(said, added=added)
-        return Plan(said, columns=(*order, *(Filled(field) for field in added)))
+            return EvolutionPlan(said, added=added)
+        return EvolutionPlan(said, columns=(*order, *(FilledColumn(field) for field in added)))
 
-    def _filled(self, field: pa.Field, held: str | None) -> Filled:
+    def _filled(self, field: pa.Field, held: str | None) -> FilledColumn:
         if held is None:
-            return Filled(field)
+            return FilledColumn(field)
         before = self._present.field(held)
         if held != field.name:
             self._steps.append(f"column {held!r} was renamed to {field.name!r}")
             if self._lenient:
                 self._stay[held] = held
         if before.type == field.type:
-            return Filled(field, held)
+            return FilledColumn(field, held)
         self._steps.append(f"column {field.name!r} became {field.type!s}, it was {before.type!s}")
         convert = _widened(before, field)
         if self._lenient:
             self._stay[held] = held
         if convert is not None:
-            return Filled(field, held, convert)
+            return FilledColumn(field, held, convert)
         if not (self._replaced or self._lenient):
             raise SchemaNotApplicable(
                 f"column {field.name!r} changed its type: the target holds {before.type!s}, of which not every value "
                 f"is one of {field.type!s}",
                 remedy=COPY_AGAIN,
             )
-        return Filled(field)
+        return FilledColumn(field)
 
-    def _left(self, field: pa.Field) -> list[Filled]:
+    def _left(self, field: pa.Field) -> list[FilledColumn]:
         """A column that no wanted one continues, or that stays beside the one that does."""
         taken = {name.casefold() for name in self._wanted.names}
         stays = field.name in self._stay
         if field.name.casefold() not in taken:
-            return [Filled(field.remove_metadata() if stays else field, field.name)]
+            return [FilledColumn(field.remove_metadata() if stays else field, field.name)]
         if not self._lenient and column_id(field) is None:
             raise SchemaNotApplicable(
                 f"column {field.name!r} was added at the source, and the target has one of that name by another hand",
@@ -278,7 +278,7 @@ class _Making:
             )
         if not stays:
             self._steps.append(f"column {field.name!r} was dropped and its name given to another")
-        return [Filled(self._aside(field), field.name)] if self._lenient else []
+        return [FilledColumn(self._aside(field), field.name)] if self._lenient else []
 
     def _aside(self, field: pa.Field) -> pa.Field:
         """The field under a name that no source column can have, for such a name escapes its percent signs."""

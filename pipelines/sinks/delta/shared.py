@@ -25,7 +25,7 @@ from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
 from cdc.naming import COLUMN_ID_KEY, RELATION_COLUMN
 from cdc.table import TableSchema
-from pipelines.sinks.delta.schema_evolution import Plan, check_key, column_id, without_ids
+from pipelines.sinks.delta.schema_evolution import EvolutionPlan, check_key, column_id, without_ids
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.types.rows import COPY_AGAIN
 
@@ -130,7 +130,7 @@ def joined(
     return tuple(without_ids(pa.schema(added))), ids
 
 
-class ShardTarget(DeltaTarget):
+class SharedTarget(DeltaTarget):
     """One table's part of a target; what it tells of files, columns and positions it tells of that part alone.
 
     It works on the handle of the whole, and none but one part of a target may be written at a time.
@@ -240,7 +240,9 @@ class ShardTarget(DeltaTarget):
 
     def _add(self, added: tuple[pa.Field, ...], upto: int) -> None:
         if added:
-            self._change_columns(Plan(tuple(f"column {one.name!r} was added" for one in added), added=added), upto)
+            self._change_columns(
+                EvolutionPlan(tuple(f"column {one.name!r} was added" for one in added), added=added), upto
+            )
 
     def _say(self, shard: Shard) -> None:
         self.table.alter.set_column_metadata(RELATION_COLUMN, {f"{SHARD}{self.part}": shard.to_json()})
@@ -253,7 +255,7 @@ def part_id(app_id: str, part: int | None) -> str:
 
 def part_of(target: DeltaTarget, relation: int) -> DeltaTarget:
     """What of a target is one table's: all of it, unless many share it."""
-    return ShardTarget(target, relation) if target.merged else target
+    return SharedTarget(target, relation) if target.merged else target
 
 
 def _said(columns: pa.Schema, part: int | None) -> Shard | None:

@@ -23,8 +23,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from cdc.config import DeadLetters, SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
-from cdc.config.sinks import Keeping
+from cdc.config import DeadLetterSettings, SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
+from cdc.config.sinks import HistoryMode
 from cdc.config.target_path import routed
 from cdc.errors import TargetUnfit
 from cdc.failpoint import hit
@@ -32,14 +32,14 @@ from cdc.naming import column_name, parked_uri, published_uri
 from cdc.stores.dead_letter_rows import Image
 from cdc.stores.target_rules import TargetRules
 from cdc.table import Column, TableSchema
-from pipelines.runtime.external_commits import Foreign
-from pipelines.runtime.throttle import Pace
-from pipelines.sinks.contract import NONE_PARKED, Published, Refusal, TableBatch, TableRecord, TargetState
-from pipelines.sinks.delta.base_lookup import Before, frame_source, table_source
+from pipelines.runtime.external_commits import ExternalCommitReport
+from pipelines.runtime.throttle import CommitRate
+from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, TableBatch, TableRecord, TargetState
+from pipelines.sinks.delta.base_lookup import BaseLookup, frame_source, table_source
 from pipelines.sinks.delta.column_defaults import default_expression
 from pipelines.sinks.delta.columns import check_kept, check_named, selected
-from pipelines.sinks.delta.dead_letters import ParkedTable, refused, refused_changes
-from pipelines.sinks.delta.external_commits import Watch
+from pipelines.sinks.delta.dead_letters import DeadLetterTable, refused, refused_changes
+from pipelines.sinks.delta.external_commits import ExternalCommitWatch
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder
 from pipelines.sinks.delta.history import (
     HistoryTarget,
@@ -52,18 +52,18 @@ from pipelines.sinks.delta.history import (
     since_copied,
 )
 from pipelines.sinks.delta.keyless_merge import counted_source
-from pipelines.sinks.delta.maintenance import Upkeep, UpkeepSettings
-from pipelines.sinks.delta.merge import ERASED, ONE_SPARK_WRITE, OP, ROWS, Mark, merge_with_spark
-from pipelines.sinks.delta.merge_source import Shape
+from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
+from pipelines.sinks.delta.merge import ERASED, ONE_SPARK_WRITE, OP, ROWS, TxnMarker, merge_with_spark
+from pipelines.sinks.delta.merge_source import RowShape
 from pipelines.sinks.delta.partition_values import check_parts
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.rule_check import follow_rules, opened
 from pipelines.sinks.delta.schema_evolution import check_left_out, dropped, held_as, held_before, only_in
-from pipelines.sinks.delta.shared import ShardTarget, part_of
+from pipelines.sinks.delta.shared import SharedTarget, part_of
 from pipelines.sinks.delta.table import COLUMNS, DeltaTarget
 from pipelines.sinks.delta.table_features import asking
-from pipelines.sinks.delta.table_layout import Layout
-from pipelines.sinks.delta.table_plan import Shapes
+from pipelines.sinks.delta.table_layout import TableLayout
+from pipelines.sinks.delta.table_plan import TablePlans
 from pipelines.sinks.delta.writer_choice import rewritten
 from pipelines.sinks.delta.writers import Writer as Writer  # noqa: PLC0414 - a setting
 from pipelines.sinks.delta.writers import Writers
@@ -130,7 +130,7 @@ class DeltaSink:
         self.name = settings.name
         self._settings = settings
         self._writers = Writers(settings.writer, settings.path)
-        self._shapes = Shapes(settings.rules)
+        self._shapes = TablePlans(settings.rules)
         self._rules = TargetRules(settings.table, settings.rules)
         self._log_id = ""
         self._published: PublishedTable | None = None
@@ -143,16 +143,16 @@ class DeltaSink:
         self._writing: dict[str, RLock] = {}
         self._erased: dict[int, int] = {}
         """By target: tables that share one are merged one after the other."""
-        self._upkeep = Upkeep(settings.upkeep)
-        self.pace = Pace(settings.max_rewrite)
-        self.foreign = Foreign()
-        self._watch = Watch(self.foreign)
+        self._upkeep = TargetMaintenance(settings.upkeep)
+        self.pace = CommitRate(settings.max_rewrite)
+        self.foreign = ExternalCommitReport()
+        self._watch = ExternalCommitWatch(self.foreign)
         self._record_uri = settings.record or published_uri(settings.path)
-        self.parked = ParkedTable(parked_uri(self._record_uri))
+        self.parked = DeadLetterTable(parked_uri(self._record_uri))
         if spark is not None:
             self.attach(spark)
 
-    def shape(self, schema: TableSchema) -> Shape:
+    def shape(self, schema: TableSchema) -> RowShape:
         """What the rows of a table's target look like; raises as Shapes.of and selected."""
         kept = selected(schema, self._settings.of(schema.topic))
         return self._shapes.of(kept, self._settings.types_of(schema.topic))
@@ -177,7 +177,7 @@ class DeltaSink:
         self.parked.take_up(record, {r: self._parked_upto(table) for r, table in tables.items()})
         return replace(record, tables=tables)
 
-    def parks(self, schema: TableSchema) -> DeadLetters:
+    def parks(self, schema: TableSchema) -> DeadLetterSettings:
         """See Parks.parks: a table without a key stops instead.
 
         So does one with a function of whose rows nobody knows what they hide: a parked row is one from before it.
@@ -192,7 +192,7 @@ class DeltaSink:
 
     def keeps_changes(self, schema: TableSchema) -> bool:
         """See Parks.keeps_changes."""
-        return self._settings.of(schema.topic).keeping is not Keeping.LATEST
+        return self._settings.of(schema.topic).keeping is not HistoryMode.LATEST
 
     def stands(self, schema: TableSchema) -> int:
         """See Parks.stands."""
@@ -201,7 +201,7 @@ class DeltaSink:
         self.parked.take_up_unlisted(schema.relation, stands)
         return stands
 
-    def refused(self, batch: TableBatch, limit: int) -> list[Refusal]:
+    def refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
         """See Parks.refused."""
         with self._alone(batch.schema), asking(self._settings.uri_of(batch.schema)):
             target = self._target(batch.schema)
@@ -235,7 +235,7 @@ class DeltaSink:
         shape = self.shape(batch.schema)
         source = shape.finished_frame(rows.selectExpr("*", f"'u' AS {OP}"))
         with ONE_SPARK_WRITE, refusing(batch.schema.topic):
-            merge_with_spark(target, source, shape.key, Mark(target.app_id, batch.upto))
+            merge_with_spark(target, source, shape.key, TxnMarker(target.app_id, batch.upto))
         return self._filled(batch, target)
 
     def folder(self, schema: TableSchema) -> TargetFolder | None:
@@ -317,7 +317,7 @@ class DeltaSink:
 
     def _has_upto(self, target: DeltaTarget, topic: str) -> int:
         """The position up to which the rows of a table are in its target."""
-        latest = self._settings.of(topic).keeping is Keeping.LATEST
+        latest = self._settings.of(topic).keeping is HistoryMode.LATEST
         return target.applied or 0 if latest else changed_upto(target)
 
     def _touched_upto(self, target: DeltaTarget, record: TableRecord) -> int:
@@ -332,7 +332,7 @@ class DeltaSink:
 
     def _parked_upto(self, record: TableRecord) -> int:
         """Up to where what was parked of a table counts: as far as its target has the other rows."""
-        latest = self._settings.of(record.topic).keeping is Keeping.LATEST
+        latest = self._settings.of(record.topic).keeping is HistoryMode.LATEST
         try:
             target = None if latest or not record.target else DeltaTarget.open(record.target)
             return record.position if target is None else max(record.position, changed_upto(target))
@@ -358,7 +358,7 @@ class DeltaSink:
         self._check_columns(target, batch)
         batch = self._as_held(target, batch)
         shape = self.shape(batch.schema)
-        if self._settings.of(batch.schema.topic).keeping is not Keeping.LATEST:
+        if self._settings.of(batch.schema.topic).keeping is not HistoryMode.LATEST:
             self._bring_history(target, since_copied(batch, self._known(batch.schema)), shape)
             return
         before, known = replace(self._before(target, batch), truncated=batch.truncated), self._known(batch.schema)
@@ -379,10 +379,10 @@ class DeltaSink:
         target.erase(batch.truncated, batch.generation, batch.upto, "" if choice is None else ERASED)
         hit("delta_before_merge")
         if choice is not None:
-            self._writers.merge(target, source, shape.key, Mark(target.app_id, batch.upto), choice)
+            self._writers.merge(target, source, shape.key, TxnMarker(target.app_id, batch.upto), choice)
         hit("delta_after_merge")
 
-    def _bring_history(self, target: DeltaTarget, batch: TableBatch, shape: Shape) -> None:
+    def _bring_history(self, target: DeltaTarget, batch: TableBatch, shape: RowShape) -> None:
         settings, known = self._settings.of(batch.schema.topic), self._known(batch.schema)
         defaults = _defaults(shape, first_columns(target, shape.schema) if known is None else known.columns)
         columns = all_columns(shape, settings.keeping)
@@ -394,7 +394,7 @@ class DeltaSink:
             note_before(target, columns, batch.upto)
         refill(target, defaults, settings.keeping)
 
-        def write(source: pa.Table, finds: tuple[str, ...], mark: Mark) -> None:
+        def write(source: pa.Table, finds: tuple[str, ...], mark: TxnMarker) -> None:
             check_parts(source, shape.parted, batch.schema.topic)
             self._writers.merge(target, source, finds, mark, self._writers.choice(target, batch, source, finds))
 
@@ -412,7 +412,7 @@ class DeltaSink:
         target.take_key(batch.schema, before, replaced=batch.copied)
         settings = self._settings.of(batch.schema.topic)
         ignored = settings.schema_changes is SchemaChanges.IGNORE
-        replaced = batch.copied and settings.keeping is Keeping.LATEST
+        replaced = batch.copied and settings.keeping is HistoryMode.LATEST
         if not ignored and not replaced and target.columns_of <= batch.upto:
             check_left_out(self.shape(batch.schema).schema, before, target.columns)
 
@@ -442,20 +442,20 @@ class DeltaSink:
         """Where the range of the rows began: a table that was left ahead is folded from the cut on, as all others."""
         return min(batch.after, self._position) if self._records else batch.after
 
-    def _before(self, target: DeltaTarget, batch: TableBatch) -> Before:
+    def _before(self, target: DeltaTarget, batch: TableBatch) -> BaseLookup:
         """The target as the range found it, also when an earlier attempt went further."""
         began = self._began(batch)
         if max(target.applied or 0, self._erased_upto(target, batch.schema.relation)) <= began:
-            return Before(target.table, part=target.part, reads=target.reads)
+            return BaseLookup(target.table, part=target.part, reads=target.reads)
         known = self._records.get(batch.schema.relation)
         if known is None or known.version is None:
-            return Before(None)
+            return BaseLookup(None)
         if known.position <= began:
             older = DeltaTable(target.uri, version=self._versions[known.target])
-            return Before(older, part=target.part, reads=target.reads)
-        return Before(DeltaTable(target.uri), exact=False, part=target.part, reads=target.reads)
+            return BaseLookup(older, part=target.part, reads=target.reads)
+        return BaseLookup(DeltaTable(target.uri), exact=False, part=target.part, reads=target.reads)
 
-    def _source(self, target: DeltaTarget, batch: TableBatch, before: Before) -> pa.Table | DataFrame:
+    def _source(self, target: DeltaTarget, batch: TableBatch, before: BaseLookup) -> pa.Table | DataFrame:
         """What to merge: a frame where the batch is one and Spark writes."""
         shape = self.shape(batch.schema)
         if batch.frame is not None and self._writers.by_spark and batch.schema.key:
@@ -491,12 +491,12 @@ class DeltaSink:
         self._targets[uri] = target
         return self._writers.writable(target, layout)
 
-    def _shard(self, whole: DeltaTarget, schema: TableSchema, layout: Layout) -> ShardTarget:
+    def _shard(self, whole: DeltaTarget, schema: TableSchema, layout: TableLayout) -> SharedTarget:
         """The part of a table in a target of many."""
         whole.check_log(self._log_id)
         whole.check_layout(layout)
         self._targets[whole.uri] = self._writers.writable(whole, layout)
-        target = ShardTarget(whole, schema.relation)
+        target = SharedTarget(whole, schema.relation)
         if target.relation is None:
             self._check_new(schema)
             check_named(schema, self._settings.rules)
@@ -529,7 +529,7 @@ class DeltaSink:
                 remedy="put them back and start again, or build it anew: 'cdc replay SINK --tables TABLE'",
             )
 
-    def _created(self, uri: str, schema: TableSchema, layout: Layout) -> DeltaTarget:
+    def _created(self, uri: str, schema: TableSchema, layout: TableLayout) -> DeltaTarget:
         self._check_new(schema)
         check_named(schema, self._settings.rules)
         check_kept(schema, layout.keeping)
@@ -560,7 +560,7 @@ class DeltaSink:
         )
 
 
-def _defaults(shape: Shape, held: Iterable[Column]) -> dict[str, str]:
+def _defaults(shape: RowShape, held: Iterable[Column]) -> dict[str, str]:
     """Delta column → expression, for columns with a default that are not among those that were held."""
     ids = {column.id for column in held}
     return {

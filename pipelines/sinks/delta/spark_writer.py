@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from cdc.stores.table_features import lacking
 from pipelines.sinks.delta.merge import ONE_SPARK_WRITE, backticked, transaction
-from pipelines.sinks.delta.schema_evolution import Plan
+from pipelines.sinks.delta.schema_evolution import EvolutionPlan
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.table_features import unsupported
 
@@ -58,9 +58,11 @@ class SparkTarget(DeltaTarget):
     def refill(self, defaults: Mapping[str, str], upto: int) -> None:
         """As DeltaTarget.refill, which is never needed where no column comes."""
         if defaults and self.files()[0]:
-            self._change_columns(Plan(tuple(f"rows get the default of column {name!r}" for name in defaults)), upto)
+            self._change_columns(
+                EvolutionPlan(tuple(f"rows get the default of column {name!r}" for name in defaults)), upto
+            )
 
-    def _change_columns(self, found: Plan, upto: int) -> None:  # noqa: ARG002 - nothing is committed
+    def _change_columns(self, found: EvolutionPlan, upto: int) -> None:  # noqa: ARG002 - nothing is committed
         raise unsupported(self.uri, lacking(self.table), f"its columns cannot change: {'; '.join(found.steps)}")
 
     def _delete(self, condition: str, upto: int, suffix: str) -> None:

@@ -30,7 +30,7 @@ from cdc.stores.published import Published, TableRecord
 from cdc.stores.table_features import lacking
 from cdc.stores.target_rules import TRANSFORM, TargetRules
 from cdc.table import TableSchema
-from pipelines.sinks.delta.dead_letters import ParkedTable
+from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.erasure import erase_earlier, is_marked, mark_to_erase
 from pipelines.sinks.delta.file_statistics import spelled
 from pipelines.sinks.delta.merge import ERASED, ROWS
@@ -90,7 +90,7 @@ class StagedDelta:
         placed: dict[int, TableRecord] = {}
         rows = [row for relation in built.tables for row in self.sink.parked.held(relation).values()]
         hiding = self._mark_hiding(built.tables.values())
-        ParkedTable(parked_uri(published_uri(self._settings.path))).take_over(rows, built.position, hiding)
+        DeadLetterTable(parked_uri(published_uri(self._settings.path))).take_over(rows, built.position, hiding)
         for records in by_target(built.tables.values()):
             hit("replay_before_table")
             self._published.check()
@@ -103,7 +103,7 @@ class StagedDelta:
         self._finish(built)
         self.erased = {target: erase_earlier(target, published.versions[target]) for target in sorted(marked)}
         if marked:
-            ParkedTable(parked_uri(published_uri(self._settings.path))).rewrite(published)
+            DeadLetterTable(parked_uri(published_uri(self._settings.path))).rewrite(published)
         return published
 
     def discard(self) -> None:

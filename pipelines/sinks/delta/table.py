@@ -28,9 +28,9 @@ from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, strange
 from cdc.table import TableSchema
 from pipelines.sinks.delta.commit_log import is_newest
 from pipelines.sinks.delta.file_statistics import DataFile
-from pipelines.sinks.delta.schema_evolution import Filled, Plan, check_key, plan, rewritten, without_ids
+from pipelines.sinks.delta.schema_evolution import EvolutionPlan, FilledColumn, check_key, plan, rewritten, without_ids
 from pipelines.sinks.delta.table_features import asking
-from pipelines.sinks.delta.table_layout import MERGED, PLAIN, Layout
+from pipelines.sinks.delta.table_layout import MERGED, PLAIN, TableLayout
 from pipelines.types.rows import COPY_AGAIN
 
 APP_ID: Final = "cdc.app_id"
@@ -92,7 +92,9 @@ class DeltaTarget:
             return cls(uri, DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else None
 
     @classmethod
-    def create(cls, uri: str, log_id: str, schema: TableSchema, columns: pa.Schema, layout: Layout = PLAIN) -> Self:
+    def create(
+        cls, uri: str, log_id: str, schema: TableSchema, columns: pa.Schema, layout: TableLayout = PLAIN
+    ) -> Self:
         """An empty target with its identity; `schema` names its key, `columns` are all that it has.
 
         One of many tables is nobody's at first: see delta_shards. Raises TargetUnfit where something else lies.
@@ -143,12 +145,12 @@ class DeltaTarget:
         return self._property(MERGED) == "true"
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> TableLayout:
         """How it was made."""
         metadata = self.table.metadata()
-        return Layout.of(metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS})
+        return TableLayout.of(metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS})
 
-    def check_layout(self, layout: Layout) -> None:
+    def check_layout(self, layout: TableLayout) -> None:
         """Raise TargetRulesChanged where its rows were made by another rule, TransformRefused where laid out so."""
         metadata = self.table.metadata()
         layout.check(self.uri, metadata.configuration, metadata.partition_columns)
@@ -326,7 +328,7 @@ class DeltaTarget:
             described = ",".join(statistics_columns(self.columns, self.described))
             self._set_property(STATISTICS, described)
 
-    def _change_columns(self, found: Plan, upto: int) -> None:
+    def _change_columns(self, found: EvolutionPlan, upto: int) -> None:
         log.info("columns of a target change", target=self.uri, changes=list(found.steps))
         self._columns_known = None
         hit("delta_before_columns")
@@ -349,7 +351,7 @@ class DeltaTarget:
         """Commit properties of a change of columns: no retries, which would overwrite what came in between."""
         return CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self.app_id + COLUMNS, upto)])
 
-    def _rewrite(self, columns: Sequence[Filled], upto: int) -> None:
+    def _rewrite(self, columns: Sequence[FilledColumn], upto: int) -> None:
         """The same rows in other columns, streamed; readers of older versions are not affected."""
         held, schema = self.columns, pa.schema([column.field for column in columns])
         name_of = {column.held: column.field.name for column in columns if column.held is not None}

@@ -9,7 +9,7 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from cdc.errors import TargetRulesChanged, TransformRefused
 from cdc.stores.current_rows import MODE
 from cdc.stores.target_rules import TRANSFORM
@@ -19,14 +19,14 @@ MERGED: Final = "cdc.merged"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TableLayout:
     """What is fixed when a target is made, and by what its files are ordered, which may change."""
 
     partition_by: tuple[str, ...] = ()
     """Delta names of columns."""
     properties: Mapping[str, str] = field(default_factory=dict)
     transform: str = ""
-    keeping: Keeping = Keeping.LATEST
+    keeping: HistoryMode = HistoryMode.LATEST
     """What it keeps of a row's past."""
     cluster_by: tuple[str, ...] = ()
     """Delta names of columns; no property of the target, for upkeep follows whatever the rule says now."""
@@ -38,20 +38,20 @@ class Layout:
         """Of a table with that configuration; ours: properties that are not of its layout."""
         said = {name: value for name, value in configuration.items() if value is not None}
         properties = {name: value for name, value in said.items() if name.startswith("delta.") and name not in ours}
-        keeping = Keeping(said.get(MODE) or Keeping.LATEST.value)
+        keeping = HistoryMode(said.get(MODE) or HistoryMode.LATEST.value)
         merged = said.get(MERGED) == "true"
         return cls(tuple(partitions), properties, said.get(TRANSFORM, ""), keeping, merged=merged)
 
     @property
     def configuration(self) -> dict[str, str]:
         """As properties of the table."""
-        mode = {} if self.keeping is Keeping.LATEST else {MODE: self.keeping.value}
+        mode = {} if self.keeping is HistoryMode.LATEST else {MODE: self.keeping.value}
         merged = {MERGED: "true"} if self.merged else {}
         return {**self.properties, **({TRANSFORM: self.transform} if self.transform else {}), **mode, **merged}
 
     def check(self, uri: str, configuration: Mapping[str, str | None], partitions: Sequence[str]) -> None:
         """Raise TransformRefused for a target laid out otherwise, TargetRulesChanged for rows that were made so."""
-        if (held := configuration.get(MODE) or Keeping.LATEST.value) != self.keeping.value:
+        if (held := configuration.get(MODE) or HistoryMode.LATEST.value) != self.keeping.value:
             raise TargetRulesChanged(f"target {uri!r} was made as {held!r}: expected {self.keeping.value!r}")
         if self.merged and configuration.get(MERGED) != "true":
             raise TransformRefused(
@@ -94,5 +94,5 @@ def partition_text(value: str | int | date | bool | None) -> str | None:  # noqa
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-PLAIN: Final = Layout()
+PLAIN: Final = TableLayout()
 """Of a table for which no rule says anything."""

@@ -16,9 +16,9 @@ from cdc.errors import TransformRefused
 from cdc.naming import RELATION_COLUMN, column_name
 from cdc.table import TableSchema
 from pipelines.sinks.contract import SparkAwaited
-from pipelines.sinks.delta.merge_source import Shape
+from pipelines.sinks.delta.merge_source import RowShape
 from pipelines.sinks.delta.partition_values import check_parts
-from pipelines.sinks.delta.table_layout import PLAIN, Layout, has_bounds, parts_files
+from pipelines.sinks.delta.table_layout import PLAIN, TableLayout, has_bounds, parts_files
 from pipelines.transform.expressions import resolved
 from pipelines.transform.table_transform import TableTransform, renamed
 from pipelines.types import Policy
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Shapes:
+class TablePlans:
     """Each rule is held against each version of a table once; any thread may ask."""
 
     def __init__(self, rules: Sequence[SinkRule]) -> None:
         self._rules = rules
-        self._known: dict[tuple[TableSchema, Policy], Shape] = {}
+        self._known: dict[tuple[TableSchema, Policy], RowShape] = {}
         self._taken: dict[str, TableSchema] = {}
         self._one_taker = Lock()
         self.spark: SparkSession | None = None
 
-    def of(self, schema: TableSchema, policy: Policy) -> Shape:
+    def of(self, schema: TableSchema, policy: Policy) -> RowShape:
         """The shape of one table's rows.
 
         Raises TransformRefused for a transform that does not go with the table, SparkAwaited for expressions
@@ -49,7 +49,7 @@ class Shapes:
             found = self._known[schema, policy] = self._made(schema, policy)
         return found
 
-    def _made(self, schema: TableSchema, policy: Policy) -> Shape:
+    def _made(self, schema: TableSchema, policy: Policy) -> RowShape:
         shape = self._transformed(schema, policy)
         if self._merges(schema.topic) is not None:
             shape = replace(shape, part=schema.relation)
@@ -57,17 +57,17 @@ class Shapes:
         parted = tuple(n for n in self.layout(shape).partition_by if pa.types.is_string(columns.field(n).type))
         return replace(shape, parted=parted)
 
-    def _transformed(self, schema: TableSchema, policy: Policy) -> Shape:
+    def _transformed(self, schema: TableSchema, policy: Policy) -> RowShape:
         rule = rule_of(schema.topic, self._rules)
         if rule is None or rule.transform is None:
-            return Shape(schema, policy)
+            return RowShape(schema, policy)
         transform, policy = TableTransform.of(rule.transform, schema), renamed(policy, rule.transform.rename)
         if not rule.transform.in_spark:
-            return Shape(transform.schema, policy, transform)
+            return RowShape(transform.schema, policy, transform)
         if self.spark is None:
             raise SparkAwaited(f"the rule of {schema.topic!r} has expressions")
         expressions = resolved(rule.transform, transform.held(policy), schema.topic, self.spark)
-        return Shape(transform.schema, policy, transform, expressions)
+        return RowShape(transform.schema, policy, transform, expressions)
 
     def take(self, uri: str, schema: TableSchema) -> None:
         """Raise TransformRefused where the target of another table lies there, around it, or inside of it.
@@ -91,7 +91,7 @@ class Shapes:
         rule = rule_of(topic, self._rules)
         return rule if rule is not None and rule.merge_tables else None
 
-    def layout(self, shape: Shape) -> Layout:
+    def layout(self, shape: RowShape) -> TableLayout:
         """How the target of a table is made."""
         rule = rule_of(shape.schema.topic, self._rules)
         if rule is None:
@@ -104,9 +104,9 @@ class Shapes:
         transform = "" if shape.transform is None else shape.transform.fingerprint
         if rule.merge_tables:
             parted = tuple(dict.fromkeys((RELATION_COLUMN, *parted)))
-        return Layout(parted, rule.properties, transform, cluster_by=ordered, merged=rule.merge_tables)
+        return TableLayout(parted, rule.properties, transform, cluster_by=ordered, merged=rule.merge_tables)
 
-    def decided(self, images: pa.Table, shape: Shape) -> pa.Table:
+    def decided(self, images: pa.Table, shape: RowShape) -> pa.Table:
         """Images of which all is said that the target needs are complete; those that a filter rejects are deletes.
 
         A row that the filter kept out has no base in the target, and needs none as long as it stays out.
@@ -131,7 +131,7 @@ class Shapes:
         ops = pc.if_else(pa.array(gone), "d", images["op"].combine_chunks())
         return images.set_column(images.column_names.index("op"), "op", ops)
 
-    def finished(self, source: pa.Table, shape: Shape) -> pa.Table:
+    def finished(self, source: pa.Table, shape: RowShape) -> pa.Table:
         """A merge's source in the target's columns; raises ValueNotRepresentable as check_parts does."""
         made = source if shape.expressions is None else shape.expressions.finished(source, self._session())
         check_parts(made, shape.parted, shape.schema.topic)
@@ -144,7 +144,7 @@ class Shapes:
 
 
 def _columns(
-    key: str, said: Sequence[str], shape: Shape, fits: Callable[[pa.DataType], bool], expected: str
+    key: str, said: Sequence[str], shape: RowShape, fits: Callable[[pa.DataType], bool], expected: str
 ) -> tuple[str, ...]:
     """The columns of a target that a key of its rule names; raises TransformRefused for one that cannot be meant."""
     names = tuple(dict.fromkeys(column_name(name) if name not in shape.columns.names else name for name in said))

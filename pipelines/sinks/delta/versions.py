@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import Operation
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from cdc.naming import (
     COMMITTED_COLUMN,
     DELETED_COLUMN,
@@ -27,24 +27,26 @@ from cdc.naming import (
     START_COLUMN,
     TO_COLUMN,
 )
-from pipelines.folding.every_change import Ending
+from pipelines.folding.every_change import GenerationEnd
 from pipelines.folding.keyless_fold import identities
-from pipelines.sinks.delta.row_states import Held, States
+from pipelines.sinks.delta.row_states import States, StoredState
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
-ADDED: Final[Mapping[Keeping, pa.Schema]] = {
-    Keeping.LATEST: pa.schema([]),
-    Keeping.VERSIONS: pa.schema(
+ADDED: Final[Mapping[HistoryMode, pa.Schema]] = {
+    HistoryMode.LATEST: pa.schema([]),
+    HistoryMode.VERSIONS: pa.schema(
         [(START_COLUMN, pa.int64()), (END_COLUMN, pa.int64()), (FROM_COLUMN, _TIME), (TO_COLUMN, _TIME)]
     ),
-    Keeping.CHANGES: pa.schema([(OP_COLUMN, pa.string()), (COMMITTED_COLUMN, _TIME), (GENERATION_COLUMN, pa.int64())]),
-    Keeping.MARKED: pa.schema([(DELETED_COLUMN, pa.bool_()), (COMMITTED_COLUMN, _TIME)]),
+    HistoryMode.CHANGES: pa.schema(
+        [(OP_COLUMN, pa.string()), (COMMITTED_COLUMN, _TIME), (GENERATION_COLUMN, pa.int64())]
+    ),
+    HistoryMode.MARKED: pa.schema([(DELETED_COLUMN, pa.bool_()), (COMMITTED_COLUMN, _TIME)]),
 }
 """The columns that a target has behind `_position` and `_ordinal`."""
 
 
-def versions(states: States, held: Held, tracked: Sequence[str]) -> pa.Table:
+def versions(states: States, held: StoredState, tracked: Sequence[str]) -> pa.Table:
     """The versions that a range made or ended, whole rows.
 
     held: the current versions of every key of the states. One transaction makes one version of a key at most; a change
@@ -71,7 +73,7 @@ def versions(states: States, held: Held, tracked: Sequence[str]) -> pa.Table:
         FROM_COLUMN: _either(came, _times(there.committed_at[first]), held.rows[FROM_COLUMN], begun),
         TO_COLUMN: _times(np.append(there.committed_at, 0)[after], ~ended),
     }
-    return _with(there.rows.take(pa.array(last)), added, Keeping.VERSIONS)
+    return _with(there.rows.take(pa.array(last)), added, HistoryMode.VERSIONS)
 
 
 def marked(states: States) -> pa.Table:
@@ -92,10 +94,10 @@ def marked(states: States) -> pa.Table:
         DELETED_COLUMN: pa.array(~states.alive[latest]),
         COMMITTED_COLUMN: _times(states.committed_at[latest]),
     }
-    return _with(rows, added, Keeping.MARKED)
+    return _with(rows, added, HistoryMode.MARKED)
 
 
-def changes(states: States, ops: pa.ChunkedArray, endings: Sequence[Ending]) -> pa.Table:
+def changes(states: States, ops: pa.ChunkedArray, endings: Sequence[GenerationEnd]) -> pa.Table:
     """Every change and every ending of a range as a row; ops: the letters of the images."""
     there = states.those(states.change >= 0)
     added = {
@@ -103,7 +105,7 @@ def changes(states: States, ops: pa.ChunkedArray, endings: Sequence[Ending]) -> 
         COMMITTED_COLUMN: _times(there.committed_at),
         GENERATION_COLUMN: pa.nulls(len(there), pa.int64()),
     }
-    rows = _with(there.rows, added, Keeping.CHANGES)
+    rows = _with(there.rows, added, HistoryMode.CHANGES)
     if not endings:
         return rows
     said = {
@@ -143,6 +145,6 @@ def _times(committed_at: np.ndarray, unknown: np.ndarray | None = None) -> pa.Ar
     return pa.array(committed_at, mask=unknown).cast(_TIME)
 
 
-def _with(rows: pa.Table, added: Mapping[str, pa.Array | pa.ChunkedArray], keeping: Keeping) -> pa.Table:
+def _with(rows: pa.Table, added: Mapping[str, pa.Array | pa.ChunkedArray], keeping: HistoryMode) -> pa.Table:
     schema = pa.schema([*rows.schema, *ADDED[keeping]])
     return pa.Table.from_arrays([*rows.columns, *(added[name] for name in ADDED[keeping].names)], schema=schema)

@@ -42,7 +42,7 @@ _AT_MOST: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class MergeWork:
     """What one merge has to do."""
 
     rows: int
@@ -70,7 +70,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WriterDecision:
     """Who merges."""
 
     spark: bool
@@ -94,13 +94,13 @@ class Factors:
         other = other * (own / other) ** _OTHER_SHARE
         return Factors(other, own) if spark else Factors(own, other)
 
-    def prefer_spark(self, work: Work, cores: int, *, before: bool) -> bool:
+    def prefer_spark(self, work: MergeWork, cores: int, *, before: bool) -> bool:
         """Whether Spark is to merge it; before: whether it merged the table's last batch. For work that fits."""
         by_delta_rs, by_spark = self.delta_rs * work.by_delta_rs(), self.spark * work.by_spark(cores)
         return by_spark <= by_delta_rs * SWITCHES_AT if before else by_spark * SWITCHES_AT < by_delta_rs
 
 
-class Costs:
+class WriterCosts:
     """What one sink has learned of its writers; several threads may use it."""
 
     def __init__(self) -> None:
@@ -109,19 +109,19 @@ class Costs:
         """URIs of the targets whose last batch Spark merged."""
         self._lock = Lock()
 
-    def is_small(self, work: Work) -> bool:
+    def is_small(self, work: MergeWork) -> bool:
         """Whether delta-rs is done with it before Spark would begin, whichever merged the target's last batch."""
         factors = self.factors
         return work.fits and factors.delta_rs * work.by_delta_rs() * SWITCHES_AT < factors.spark * SPARK_FIXED
 
-    def choose(self, uri: str, work: Work, cores: int) -> Choice:
+    def choose(self, uri: str, work: MergeWork, cores: int) -> WriterDecision:
         """Who merges it into a target, of two that can."""
         with self._lock:
             spark = not work.fits or self.factors.prefer_spark(work, cores, before=uri in self._by_spark)
             (self._by_spark.add if spark else self._by_spark.discard)(uri)
-        return Choice(spark, work.by_spark(cores) if spark else work.by_delta_rs())
+        return WriterDecision(spark, work.by_spark(cores) if spark else work.by_delta_rs())
 
-    def took(self, choice: Choice, seconds: float) -> None:
+    def took(self, choice: WriterDecision, seconds: float) -> None:
         """How long a merge took."""
         if choice.seconds >= LEARNS_FROM:
             with self._lock:

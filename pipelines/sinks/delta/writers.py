@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from cdc.errors import DeltaJarMissing
 from cdc.stores.table_features import lacking
 from pipelines.sinks.contract import SparkAwaited, TableBatch
 from pipelines.sinks.delta.merge import (
     ONE_SPARK_WRITE,
-    Mark,
+    TxnMarker,
     frame_of,
     merge_with_delta_rs,
     merge_with_spark,
@@ -27,8 +27,8 @@ from pipelines.sinks.delta.merge import (
 from pipelines.sinks.delta.spark_writer import SparkTarget
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.table_features import AWAY, unsupported
-from pipelines.sinks.delta.table_layout import Layout
-from pipelines.sinks.delta.writer_choice import LEARNS_FROM, Choice, Costs, Work, candidates
+from pipelines.sinks.delta.table_layout import TableLayout
+from pipelines.sinks.delta.writer_choice import LEARNS_FROM, MergeWork, WriterCosts, WriterDecision, candidates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,7 +51,7 @@ class Writers:
     def __init__(self, wanted: Writer, path: str) -> None:
         """path: the sink's template, which says in what store its targets are."""
         self.wanted, self._path = wanted, path
-        self.costs = Costs()
+        self.costs = WriterCosts()
         self.by_spark = False
         """Whether there is a session that can write the targets, and may."""
         self._spark: SparkSession | None = None
@@ -69,14 +69,14 @@ class Writers:
                 remedy="add hadoop-aws (or that of the store) to spark.conf, or let 'auto' or 'delta-rs' write",
             )
 
-    def writable(self, whole: DeltaTarget, layout: Layout) -> DeltaTarget:
+    def writable(self, whole: DeltaTarget, layout: TableLayout) -> DeltaTarget:
         """A target as whoever is able to write it does.
 
         Raises TargetUnfit where nobody is, and SparkAwaited while that may be Spark and it is not up.
         """
         if not (features := lacking(whole.table)):
             return whole
-        if layout.merged or layout.keeping is not Keeping.LATEST:
+        if layout.merged or layout.keeping is not HistoryMode.LATEST:
             raise unsupported(whole.uri, features, "Spark writes the latest rows of a single table only", remedy=AWAY)
         if self.by_spark and self._spark is not None:
             return SparkTarget(whole, self._spark)
@@ -86,26 +86,31 @@ class Writers:
 
     def choice(
         self, target: DeltaTarget, batch: TableBatch, source: pa.Table | DataFrame, key: tuple[str, ...]
-    ) -> Choice:
+    ) -> WriterDecision:
         """Who merges the source by the columns of a key; raises SparkAwaited for what only Spark can."""
         if not isinstance(source, pa.Table) or self.wanted is not Writer.AUTO:
-            return Choice(spark=self.wanted is not Writer.DELTA_RS)
+            return WriterDecision(spark=self.wanted is not Writer.DELTA_RS)
         if isinstance(target, SparkTarget):
-            return Choice(spark=True)
+            return WriterDecision(spark=True)
         held = target.files()[1] if key else 0
-        work = Work(source.num_rows, source.nbytes, held, held)
+        work = MergeWork(source.num_rows, source.nbytes, held, held)
         if work.by_delta_rs() >= LEARNS_FROM:
             work = replace(work, candidates=candidates(target.actions, source, key) if key else 0)
         if self.costs.is_small(work) or (self._spark is not None and not self.by_spark):
-            return Choice(spark=False, seconds=work.by_delta_rs())
+            return WriterDecision(spark=False, seconds=work.by_delta_rs())
         if self._spark is not None:
             return self.costs.choose(target.uri, work, self._spark.sparkContext.defaultParallelism)
         if work.fits:
-            return Choice(spark=False, seconds=work.by_delta_rs())
+            return WriterDecision(spark=False, seconds=work.by_delta_rs())
         raise SparkAwaited(f"batch of {batch.schema.topic!r} or what it changes of its target is large")
 
     def merge(
-        self, target: DeltaTarget, source: pa.Table | DataFrame, key: tuple[str, ...], mark: Mark, choice: Choice
+        self,
+        target: DeltaTarget,
+        source: pa.Table | DataFrame,
+        key: tuple[str, ...],
+        mark: TxnMarker,
+        choice: WriterDecision,
     ) -> None:
         """Merge the source in one commit that carries the mark."""
         with ONE_SPARK_WRITE if choice.spark else nullcontext():

@@ -27,7 +27,7 @@ MEMORY: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Ordering:
+class ZOrdering:
     """Which parts are ordered; bytes."""
 
     least: int = 16 << 20
@@ -39,17 +39,17 @@ class Ordering:
     fresh: int = 4
     """A part is due when what is not ordered of it is one of so many of its bytes."""
 
-    def due(self, target: DeltaTarget) -> list[Part]:
+    def due(self, target: DeltaTarget) -> list[FileGroup]:
         """The parts to be ordered, the one first of which most is not."""
         found = [part for part in parts_of(target) if self.least <= part.size <= self.most]
         ripe = [part for part in found if part.fresh * self.fresh >= part.size]
         return sorted(ripe, key=lambda part: -part.fresh)
 
-    def too_large(self, target: DeltaTarget) -> list[Part]:
+    def too_large(self, target: DeltaTarget) -> list[FileGroup]:
         """The parts that are never ordered."""
         return [part for part in parts_of(target) if part.size > self.most]
 
-    def order(self, target: DeltaTarget, part: Part) -> None:
+    def order(self, target: DeltaTarget, part: FileGroup) -> None:
         """Put one part in order, and note it; a kill in between costs the same work once more."""
         target.table.optimize.z_order(
             target.cluster_by, partition_filters=part.filters, target_size=self.file, max_spill_size=MEMORY
@@ -62,7 +62,7 @@ class Ordering:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FileGroup:
     """The files of one partition, or of a whole table that has none."""
 
     values: tuple[tuple[str, str], ...]
@@ -85,7 +85,7 @@ class Part:
         return [(column, "=", value) for column, value in self.values] or None
 
 
-def parts_of(target: DeltaTarget) -> list[Part]:
+def parts_of(target: DeltaTarget) -> list[FileGroup]:
     """The parts of a target whose rule names columns; none of one with too many of them, or without those columns."""
     if not target.cluster_by or not set(target.cluster_by) <= set(target.columns.names):
         return []
@@ -100,10 +100,10 @@ def parts_of(target: DeltaTarget) -> list[Part]:
     return [] if len(files) > MAX_PARTS else [_part(values, found, upto) for values, found in files.items()]
 
 
-def _part(values: tuple[tuple[str, str], ...], files: Sequence[tuple[int, int]], upto: Mapping[str, int]) -> Part:
-    part = Part(values, sum(size for size, _ in files), 0, max(made for _, made in files))
+def _part(values: tuple[tuple[str, str], ...], files: Sequence[tuple[int, int]], upto: Mapping[str, int]) -> FileGroup:
+    part = FileGroup(values, sum(size for size, _ in files), 0, max(made for _, made in files))
     last = upto.get(part.name, 0)
-    return Part(part.values, part.size, sum(size for size, made in files if made > last), part.youngest)
+    return FileGroup(part.values, part.size, sum(size for size, made in files if made > last), part.youngest)
 
 
 def _noted(target: DeltaTarget) -> dict[str, int]:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 
 import tantivy
 
-from cdc.stores.dead_letter_rows import Entry, Key, ParkedRow
+from cdc.stores.dead_letter_rows import DeadLetterEntry, Key, ParkedRow
 from cdc.stores.search_index import PARKED_TOPIC, parked_id
 
 
-class ParkedDocuments:
+class DeadLetterDocuments:
     """The contract is pipelines.sinks.contract.ParkedRows.
 
     An index has one commit for rows, record and what is parked, so that none of them is ever there without the others:
@@ -31,7 +31,7 @@ class ParkedDocuments:
         """See ParkedRows.held."""
         return self._held.get(relation, {})
 
-    def write(self, relation: int, after: int, entries: Iterable[Entry]) -> None:
+    def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
         """See ParkedRows.write: nothing yet, for the rows of the batch are not durable before `publish` either."""
 
     def settle(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
@@ -58,5 +58,5 @@ def _document(row: ParkedRow) -> tantivy.Document:
     document = tantivy.Document()
     document.add_text("_id", parked_id(row.relation, row.key))
     document.add_text("_topic", PARKED_TOPIC)
-    document.add_bytes("_image", json.dumps(Entry(row).to_json(), ensure_ascii=False).encode())
+    document.add_bytes("_image", json.dumps(DeadLetterEntry(row).to_json(), ensure_ascii=False).encode())
     return document

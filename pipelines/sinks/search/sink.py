@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import structlog
 import tantivy
 
-from cdc.config import DeadLetters
+from cdc.config import DeadLetterSettings
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkBelongsElsewhere, SinkFenced, SinkUnavailable
 from cdc.failpoint import hit
 from cdc.position import Position
@@ -41,8 +41,8 @@ from cdc.stores.search_index import (
     stored_image,
 )
 from cdc.table import Column, TableSchema
-from pipelines.sinks.contract import NONE_PARKED, Published, Refusal, TableBatch, TableRecord, TargetState
-from pipelines.sinks.search.dead_letters import ParkedDocuments
+from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, TableBatch, TableRecord, TargetState
+from pipelines.sinks.search.dead_letters import DeadLetterDocuments
 from pipelines.sinks.table_state import applied_state
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ class SearchSink:
     """An index has one writer."""
 
     def __init__(
-        self, name: str, path: str | Path, fields: Sequence[str] = (), dead_letters: DeadLetters = NONE_PARKED
+        self, name: str, path: str | Path, fields: Sequence[str] = (), dead_letters: DeadLetterSettings = NONE_PARKED
     ) -> None:
         self.name = name
-        self.parked = ParkedDocuments()
+        self.parked = DeadLetterDocuments()
         self._path = Path(path)
         self._fields = frozenset(fields)
         self._dead_letters = dead_letters
@@ -136,7 +136,7 @@ class SearchSink:
         self.parked.take_up(self._stored_parked())
         return self._published
 
-    def parks(self, schema: TableSchema) -> DeadLetters:
+    def parks(self, schema: TableSchema) -> DeadLetterSettings:
         """See Parks.parks; a table without a key stops as a whole."""
         return self._dead_letters if schema.key else NONE_PARKED
 
@@ -152,13 +152,13 @@ class SearchSink:
         """See Parks.stands."""
         return 0
 
-    def refused(self, batch: TableBatch, limit: int) -> list[Refusal]:
+    def refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
         """See Parks.refused: of texts an index takes every one, so these are the rows without a base."""
         if batch.rows is None or batch.copying:
             return []
         lacking = (number for number, base in self._bases(batch.schema, batch.rows) if base is None)
         found = islice(lacking, limit + 1)
-        return [Refusal(number, _no_base(batch.schema, batch.rows, number)) for number in found]
+        return [RefusedRow(number, _no_base(batch.schema, batch.rows, number)) for number in found]
 
     def apply(self, batch: TableBatch) -> TableRecord:
         """Check and remember one table's batch; a table that already stands at its end is left alone.

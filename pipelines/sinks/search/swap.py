@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from cdc import atomic_file
-from cdc.config import DeadLetters
+from cdc.config import DeadLetterSettings
 from cdc.failpoint import hit
 from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
@@ -38,7 +38,7 @@ class StagedSearch:
     """
 
     def __init__(
-        self, name: str, path: str | Path, fields: Sequence[str] = (), dead_letters: DeadLetters = NONE_PARKED
+        self, name: str, path: str | Path, fields: Sequence[str] = (), dead_letters: DeadLetterSettings = NONE_PARKED
     ) -> None:
         self._path = Path(path)
         self.erased: dict[str, int] = {}

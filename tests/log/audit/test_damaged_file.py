@@ -10,7 +10,7 @@ import pytest
 from cdc.errors import ConfigError, LogCorrupt, LogFenced, LogTrimmed
 from cdc.failpoint import VARIABLE
 from cdc.log import removed_files
-from cdc.log.audit.damaged_file import Damaged, Dropped, Way, position_behind
+from cdc.log.audit.damaged_file import Damaged, Dropped, RecoveryWay, position_behind
 from cdc.log.audit.finding import Damage
 from cdc.log.audit.table_claims import look
 from cdc.log.audit.verify import verify
@@ -84,7 +84,7 @@ def test_a_file_is_given_up_and_its_tables_are_marked_in_one_commit(root: Path, 
         (root / path).unlink()
     before = LogReader(root)
     done = dropped(root, str(root / path))
-    assert (done.file, done.way, done.first, done.marked) == (path, Way.GIVEN_UP, RESTORED, ("shop.orders",))
+    assert (done.file, done.way, done.first, done.marked) == (path, RecoveryWay.GIVEN_UP, RESTORED, ("shop.orders",))
     after = LogReader(root)
     assert (after.version, after.durable) == (before.version + 1, END + 1)
     assert states(root) == {ORDERS: TableState.NEEDS_RESYNC, ITEMS: TableState.LIVE}
@@ -114,7 +114,7 @@ def test_no_range_ends_between_lost_rows_and_the_word_about_them(root: Path):
 
 def test_changes_that_are_compacted_are_trimmed_and_nothing_is_lost(root: Path):
     done = dropped(root, flipped(root, file_at(root, 120)))
-    assert (done.way, done.marked) == (Way.TRIMMED, ())
+    assert (done.way, done.marked) == (RecoveryWay.TRIMMED, ())
     assert (LogReader(root).oldest, LogReader(root).durable) == (120, END)
     assert set(states(root).values()) == {TableState.LIVE}
     assert harm(root) == set()
@@ -125,7 +125,7 @@ def test_a_lost_state_marks_its_tables_before_it_goes(root: Path):
     assert held is not None
     name = next(file.path for file in held.files if not file.schemas_only and file.last <= 115)
     done = dropped(root, flipped(root, name.removeprefix(f"{root}/")))
-    assert (done.way, done.marked) == (Way.GIVEN_UP, ("shop.items", "shop.orders"))
+    assert (done.way, done.marked) == (RecoveryWay.GIVEN_UP, ("shop.items", "shop.orders"))
     after = state(root)
     assert after is not None
     assert {file.path for file in held.files} - {file.path for file in after.files} == {name}
@@ -142,7 +142,7 @@ def test_a_state_of_which_every_change_is_there_is_made_anew(tmp_path: Path):
     held = state(tmp_path)
     assert held is not None
     done = dropped(tmp_path, flipped(tmp_path, held.files[0].path.removeprefix(f"{tmp_path}/")))
-    assert (done.way, done.marked) == (Way.START_OVER, ())
+    assert (done.way, done.marked) == (RecoveryWay.START_OVER, ())
     assert (state(tmp_path).horizon, state(tmp_path).files) == (0, [])  # type: ignore[union-attr]
     with pytest.raises(LogFenced):
         writer.commit(writer.stage(table(row(32))), info(32))

@@ -24,7 +24,7 @@ from cdc.log.reader import LogReader, read_file
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from pipelines.compaction.compact import Limits, Outcome, compact, is_large
+from pipelines.compaction.compact import CompactionLimits, CompactionResult, compact, is_large
 from pipelines.compaction.compact_rows import compacted
 from pipelines.compaction.run_files import apart
 from tests.benchmarks import log_amplification
@@ -82,7 +82,7 @@ def test_a_log_that_is_compacted_and_trimmed_again_and_again_tells_what_the_whol
         some, left = left[:size], left[size:]
         append(writer, some)
         if random.random() < 0.4:
-            limits = Limits(parts=random.choice([1, 3]), most=random.choice([1, 20, 10**6]))
+            limits = CompactionLimits(parts=random.choice([1, 3]), most=random.choice([1, 20, 10**6]))
             compact(None, root, everything=random.random() < 0.3, limits=limits)
             trimmed = max(trimmed, trim(writer, root)) if random.random() < 0.6 else trimmed
 
@@ -132,8 +132,8 @@ def test_a_run_is_the_same_in_however_many_parts_and_whoever_folds_them(
         for start in range(0, len(rows), 40):
             append(writer, rows[start : start + 40])
             if start == len(rows) // 60 * 40:  # the second run looks up in the first what moved
-                compact(workers, root, limits=Limits(parts=parts))
-        outcome = compact(workers, root, everything=True, limits=Limits(parts=parts))
+                compact(workers, root, limits=CompactionLimits(parts=parts))
+        outcome = compact(workers, root, everything=True, limits=CompactionLimits(parts=parts))
         assert outcome.merged == 0
         # in several parts the runs are in several files, the rows are what counts
         found.append((rows_of(held(root).files), outcome.rows_in, outcome.rows_out))
@@ -150,7 +150,7 @@ def test_partial_moves_are_completed_from_older_runs(tmp_path: Path) -> None:
     append(writer, [[key(6, 0, "d", "a"), moved, key(6, 2, "u", "b", after={1: "b", 2: "y"})]])
 
     for parts in (1, 3):
-        compact(None, tmp_path, everything=True, limits=Limits(parts=parts))
+        compact(None, tmp_path, everything=True, limits=CompactionLimits(parts=parts))
     newest = rows_of(held(tmp_path).runs[-1].files).to_pylist(maps_as_pydicts="strict")
     assert [(row["key"], row["op"], row["after"], row["partial"]) for row in newest if row["position"] == 6] == [
         (["a"], "d", None, False),
@@ -174,7 +174,7 @@ def test_what_a_truncate_in_an_older_run_ended_completes_nothing(tmp_path: Path)
 
 def test_only_closed_segments_are_compacted_unless_everything_is_asked_for(tmp_path: Path) -> None:
     writer = log_writer(tmp_path)
-    assert compact(None, tmp_path) == Outcome(horizon=START)
+    assert compact(None, tmp_path) == CompactionResult(horizon=START)
     for place in (5, 6, 7):
         append(writer, [[key(place, 0, "c", str(place), after={1: "x"})]])
 
@@ -279,5 +279,5 @@ def test_a_file_that_cannot_be_read_is_named_and_nothing_changes(
 
     workers = None if by == "this process" else request.getfixturevalue("spark")
     with pytest.raises(LogCorrupt, match=broken.name):
-        compact(workers, tmp_path, everything=True, limits=Limits(parts=2))
+        compact(workers, tmp_path, everything=True, limits=CompactionLimits(parts=2))
     assert held(tmp_path).runs == ()

@@ -22,8 +22,8 @@ from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.retention_worker import ASKED
 from cdc.position import Position
-from pipelines.compaction.compact import Limits
-from pipelines.compaction.compaction_worker import Spark, Upkeep
+from pipelines.compaction.compact import CompactionLimits
+from pipelines.compaction.compaction_worker import CompactionWorker, Spark
 from tests.fixtures.waiting import until
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN, folded, log_writer
 from tests.pipelines.lives import Row
@@ -48,19 +48,19 @@ def every(ground: Ground, seconds: float) -> Definition:
     return ground.definition.model_copy(update={"log": log.model_copy(update={"compact": compact})})
 
 
-USUAL = Limits()
+USUAL = CompactionLimits()
 
 
 @contextmanager
 def kept(
     definition: Definition,
     catalog: Catalog,
-    figures: metrics.Figures | None = None,
+    figures: metrics.Metrics | None = None,
     spark: Spark = lambda: None,
-    limits: Limits = USUAL,
+    limits: CompactionLimits = USUAL,
 ) -> Iterator[None]:
     stop = Event()
-    upkeep = Upkeep(definition, catalog, figures or metrics.Figures(), spark, stop)
+    upkeep = CompactionWorker(definition, catalog, figures or metrics.Metrics(), spark, stop)
     upkeep.limits = limits
     upkeep.start()
     try:
@@ -81,7 +81,7 @@ def answered(catalog: Catalog, *, everything: bool) -> Command:
 
 
 def test_what_is_cold_is_compacted_in_time_and_the_reader_asked_to_trim(ground: Ground, catalog: Catalog) -> None:
-    figures, root = metrics.Figures(), Path(ground.definition.log.path)
+    figures, root = metrics.Metrics(), Path(ground.definition.log.path)
     with kept(every(ground, 0.01), catalog, figures):
         until(lambda: (held := state(root)) and held.horizon == END - 100, "all segments but the open one")
         until((root / ASKED).exists, "the wish to trim")
@@ -115,7 +115,7 @@ def test_what_is_large_is_folded_and_merged_by_spark_s_workers(
         asked.append(spark)
         return spark
 
-    with kept(every(ground, 0.0), catalog, spark=session, limits=Limits(large=0, parts=2)):
+    with kept(every(ground, 0.0), catalog, spark=session, limits=CompactionLimits(large=0, parts=2)):
         said = [answered(catalog, everything=False), answered(catalog, everything=True)]
     assert [command.state for command in said] == [CommandState.DONE] * 2
     assert [command.result["outcome"]["horizon"] for command in said if command.result] == ["0/514", "0/578"]
@@ -140,7 +140,7 @@ def trim_all(root: Root) -> None:
 
 
 def test_a_compaction_that_fails_is_told_and_tried_again(ground: Ground, catalog: Catalog) -> None:
-    figures, place = metrics.Figures(), Path(ground.definition.log.path) / COMPACTED
+    figures, place = metrics.Metrics(), Path(ground.definition.log.path) / COMPACTED
     place.write_text("in the way")
     with kept(every(ground, 0.01), catalog, figures):
         said = answered(catalog, everything=False)

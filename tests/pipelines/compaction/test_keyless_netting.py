@@ -22,7 +22,7 @@ from cdc.log.consumers import Consumer
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from pipelines.compaction.compact import Limits, compact
+from pipelines.compaction.compact import CompactionLimits, compact
 from pipelines.compaction.keyless_netting import CANCELLED, without_cancelled
 from pipelines.folding.fold import fold
 from tests.log.rows import info, row, schema_of, table
@@ -121,7 +121,7 @@ def test_whoever_begins_or_goes_on_comes_to_the_rows_of_the_source(
         if random.random() < 0.5:
             reader = Position(random.choice([at for at in bag.history if at >= reader]))
             consumers.register(root, Consumer("a", "slow", reader))
-            limits = Limits(parts=random.choice([1, 3]), most=random.choice([5, 10**6]))
+            limits = CompactionLimits(parts=random.choice([1, 3]), most=random.choice([5, 10**6]))
             compact(None, root, everything=True, limits=limits)
             trim(writer, root)
             right = bag.history[bag.position]
@@ -137,7 +137,7 @@ def churned(root: Path, rounds: int, **limits: Any) -> tuple[Bag, int]:
     for _ in range(rounds):
         append(writer, bag.several(12))
         consumers.register(root, Consumer("a", "lake", Position(bag.position)))
-        compact(limits.get("spark"), root, everything=True, limits=Limits(parts=limits.get("parts")))
+        compact(limits.get("spark"), root, everything=True, limits=CompactionLimits(parts=limits.get("parts")))
     held = state(root)
     assert held is not None
     return bag, sum(run.rows for run in held.runs)

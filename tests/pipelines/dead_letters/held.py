@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cdc.catalog.dead_letter_requests import Verb
-from cdc.config import DeadLetters, TypePolicy
-from cdc.config.sinks import Keeping
+from cdc.catalog.dead_letter_requests import DeadLetterAction
+from cdc.config import DeadLetterSettings, TypeSettings
+from cdc.config.sinks import HistoryMode
 from cdc.stores.published import TableRecord
 from cdc.table import TableSchema
-from pipelines.dead_letters.quarantine import Parking
+from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.sinks.contract import Published
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import PRICE
@@ -20,7 +20,7 @@ from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake, batch
 from tests.pipelines.lives import PLAIN, Row, log_row
 
 PRICED = replace(TABLE, columns=(TABLE.columns[0], replace(PRICE, id=PLAIN, name="plain"), *TABLE.columns[2:]))
-MENDED: dict[str, Any] = {"columns": {"plain": TypePolicy.TEXT}}
+MENDED: dict[str, Any] = {"columns": {"plain": TypeSettings.TEXT}}
 
 
 class Held(Lake):
@@ -28,7 +28,7 @@ class Held(Lake):
 
     def start(self) -> None:
         self.sink = DeltaSink(self._settings)
-        self.parking = Parking(self.sink)
+        self.parking = Quarantine(self.sink)
         opened = self.sink.open("log-1") or Published(0, 0)
         self.tables = self.parking.listed(opened.tables)
 
@@ -44,14 +44,14 @@ class Held(Lake):
         self.parking.published()
         return [key[0] for key in record.parked]
 
-    def ask(self, verb: Verb) -> None:
+    def ask(self, verb: DeadLetterAction) -> None:
         """Of every parked key."""
         for row in self.parking.rows:
             self.parking.ask((RELATION, row.key), verb)
 
 
-def held(folder: Path, keeping: Keeping, stop_at: int = 100, **said: Any) -> Held:
-    table = SETTINGS[keeping].model_copy(update={"dead_letters": DeadLetters(stop_at=stop_at), **said})
+def held(folder: Path, keeping: HistoryMode, stop_at: int = 100, **said: Any) -> Held:
+    table = SETTINGS[keeping].model_copy(update={"dead_letters": DeadLetterSettings(stop_at=stop_at), **said})
     return Held(str(folder), table)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc.config import DeadLetters, TableSettings
+from cdc.config import DeadLetterSettings, TableSettings
 from cdc.stores.lake import read_target
 from cdc.stores.search_index import SearchIndex
-from pipelines.dead_letters.quarantine import Parking
+from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.sinks.contract import Parks, Published, TableBatch, TableRecord
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from pipelines.sinks.search.sink import SearchSink
@@ -26,13 +26,13 @@ class Driver:
     """One life of the apply process, as far as one table of one sink goes."""
 
     def __init__(self, folder: Path, stop_at: int = 10, ratio: float = 1, **said: Any) -> None:
-        self.sink = self.made(folder, DeadLetters(stop_at=stop_at, ratio=ratio), **said)
-        self.parking = Parking(self.sink)
+        self.sink = self.made(folder, DeadLetterSettings(stop_at=stop_at, ratio=ratio), **said)
+        self.parking = Quarantine(self.sink)
         opened = self.sink.open(LOG) or Published(0, 0)
         self.position = opened.position
         self.tables = self.parking.listed(opened.tables)
 
-    def made(self, folder: Path, dead_letters: DeadLetters, **said: Any) -> Parks:
+    def made(self, folder: Path, dead_letters: DeadLetterSettings, **said: Any) -> Parks:
         """Its sink."""
         self.template = f"{folder}/lake/{{schema}}/{{table}}"
         rules = said.pop("rules", ())
@@ -85,7 +85,7 @@ class Driver:
 class SearchDriver(Driver):
     """The same of a search sink."""
 
-    def made(self, folder: Path, dead_letters: DeadLetters, **_: Any) -> Parks:
+    def made(self, folder: Path, dead_letters: DeadLetterSettings, **_: Any) -> Parks:
         self.path = folder / "find"
         return SearchSink("find", self.path, dead_letters=dead_letters)
 

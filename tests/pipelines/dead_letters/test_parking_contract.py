@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdc.catalog.dead_letter_requests import Outcome, Verb
+from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome
 from cdc.errors import MissingBase, SinkUnavailable, TooManyParked
 from tests.contracts.folded import ORDERS, gone, part, put
 from tests.pipelines.dead_letters.parked import Driver, SearchDriver
@@ -79,12 +79,12 @@ def test_a_row_that_moves_away_from_a_parked_key_waits_in_its_place(driver: Driv
 def test_a_retry_leaves_a_row_that_is_not_whole_to_the_source_and_a_discard_forgets_it(driver: Driver) -> None:
     driver.take(part(9, 30, {3: "2.00"}), upto=40)
     place = (ORDERS.relation, ("9",))
-    driver.parking.ask(place, Verb.RETRY)
+    driver.parking.ask(place, DeadLetterAction.RETRY)
     assert driver.take(upto=60) == ["9"]
-    assert driver.parking.outcome(place) is Outcome.ASKED
-    driver.parking.ask(place, Verb.DISCARD)
+    assert driver.parking.outcome(place) is DeadLetterOutcome.ASKED
+    driver.parking.ask(place, DeadLetterAction.DISCARD)
     assert driver.take(upto=80) == []
-    assert driver.parking.outcome(place) is Outcome.DISCARDED
+    assert driver.parking.outcome(place) is DeadLetterOutcome.DISCARDED
     assert driver.items() == {"1": "a", "2": "b", "3": "c"}
 
 

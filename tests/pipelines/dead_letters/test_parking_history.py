@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from cdc.catalog.dead_letter_requests import Outcome, Verb
-from cdc.config.sinks import Keeping
+from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome
+from cdc.config.sinks import HistoryMode
 from cdc.errors import MissingBase, TooManyParked, ValueNotRepresentable
 from tests.contracts.histories import MODELS, RELATION, kept
 from tests.pipelines.dead_letters.held import MENDED, PRICED, Held, gone, held, part, put
 from tests.pipelines.dead_letters.parked import NAN
 from tests.pipelines.lives import KEY_COLUMN, PLAIN, Row, Source, log_row
 
-HISTORIES = (Keeping.VERSIONS, Keeping.MARKED, Keeping.CHANGES)
+HISTORIES = (HistoryMode.VERSIONS, HistoryMode.MARKED, HistoryMode.CHANGES)
 
 BEGUN = [put(5, 1, "1.00", "c"), put(6, 2, "2.00", "c")]
 LATER = [
@@ -27,7 +27,9 @@ LATER = [
 
 
 @pytest.mark.parametrize("keeping", HISTORIES)
-def test_a_key_waits_with_all_of_its_changes_and_comes_whole_once_they_fit(tmp_path: Path, keeping: Keeping) -> None:
+def test_a_key_waits_with_all_of_its_changes_and_comes_whole_once_they_fit(
+    tmp_path: Path, keeping: HistoryMode
+) -> None:
     lake, rows = held(tmp_path, keeping), [*BEGUN, *LATER]
     assert lake.take(rows, 10) == []
     assert lake.take(rows, 20) == ["1"]
@@ -38,16 +40,16 @@ def test_a_key_waits_with_all_of_its_changes_and_comes_whole_once_they_fit(tmp_p
     assert [change.place for change in letter.changes] == [(15, 0), (17, 0), (21, 0), (22, 0)]
 
     mended = held(tmp_path, keeping, **MENDED)
-    mended.ask(Verb.RETRY)
+    mended.ask(DeadLetterAction.RETRY)
     assert mended.take(rows, 40) == []
     assert kept(mended, keeping) == MODELS[keeping](rows)
-    assert mended.parking.outcome((RELATION, ("1",))) is Outcome.APPLIED
+    assert mended.parking.outcome((RELATION, ("1",))) is DeadLetterOutcome.APPLIED
 
 
 @pytest.mark.parametrize("ending", ["t", "g"])
 @pytest.mark.parametrize("keeping", HISTORIES)
 def test_what_ends_rows_while_a_key_waits_ends_those_that_it_would_have_had(
-    tmp_path: Path, keeping: Keeping, ending: str
+    tmp_path: Path, keeping: HistoryMode, ending: str
 ) -> None:
     end = log_row(RELATION, (25, 0), ending, payload=b"24" if ending == "g" else None)
     read = [put(24, 2, "7.00", "r"), put(24, 3, NAN, "r", ordinal=1)] if ending == "g" else []
@@ -56,7 +58,7 @@ def test_what_ends_rows_while_a_key_waits_ends_those_that_it_would_have_had(
     for upto in (10, 20, 25, 30):
         lake.take(rows, upto)
     mended = held(tmp_path, keeping, **MENDED)
-    mended.ask(Verb.RETRY)
+    mended.ask(DeadLetterAction.RETRY)
 
     assert mended.take(rows, 40) == []
     assert kept(mended, keeping) == MODELS[keeping](rows)
@@ -70,23 +72,23 @@ def test_of_keys_that_are_alike_in_their_first_part_only_the_parked_one_waits(tm
 
     rows = [row(5, "a", "1.00", "c"), row(6, "b", "2.00", "c"), row(15, "a", NAN), log_row(RELATION, (16, 0), "t")]
     rows += [row(17, "b", "3.00", "c")]
-    found: dict[Keeping, list[list[tuple[Any, ...]]]] = {Keeping.VERSIONS: [], Keeping.MARKED: []}
+    found: dict[HistoryMode, list[list[tuple[Any, ...]]]] = {HistoryMode.VERSIONS: [], HistoryMode.MARKED: []}
     for keeping, told in found.items():
         lake = held(tmp_path / keeping, keeping)
         lake.take(rows, 10, both)
         assert lake.take(rows, 20, both) == ["1"]
         mended = held(tmp_path / keeping, keeping, **MENDED)
-        mended.ask(Verb.RETRY)
+        mended.ask(DeadLetterAction.RETRY)
         for one in (lake, mended):
             if one is mended:
                 assert mended.take(rows, 30, both) == []
-            ends = ("__START_AT", "__END_AT") if keeping is Keeping.VERSIONS else ("_deleted",)
+            ends = ("__START_AT", "__END_AT") if keeping is HistoryMode.VERSIONS else ("_deleted",)
             told.append(sorted((r["large"], str(r["plain"]), *(r[name] for name in ends)) for r in one.rows()))
-    assert found[Keeping.VERSIONS] == [
+    assert found[HistoryMode.VERSIONS] == [
         [("a", "1.00", 5, 16), ("b", "2.00", 6, 16), ("b", "3.00", 17, None)],
         [("a", "1.00", 5, 15), ("a", NAN, 15, 16), ("b", "2.00", 6, 16), ("b", "3.00", 17, None)],
     ]
-    assert found[Keeping.MARKED] == [
+    assert found[HistoryMode.MARKED] == [
         [("a", "1.00", False), ("b", "3.00", False)],
         [("a", NAN, True), ("b", "3.00", False)],
     ]
@@ -94,21 +96,23 @@ def test_of_keys_that_are_alike_in_their_first_part_only_the_parked_one_waits(tm
 
 @pytest.mark.parametrize("keeping", HISTORIES)
 def test_a_key_that_is_tried_in_vain_waits_on_and_one_that_is_discarded_goes_on_from_what_is_there(
-    tmp_path: Path, keeping: Keeping
+    tmp_path: Path, keeping: HistoryMode
 ) -> None:
     rows = [*BEGUN, put(15, 1, NAN), put(35, 1, "9.00")]
     lake = held(tmp_path, keeping)
     lake.take(rows, 20)
-    lake.ask(Verb.RETRY)
+    lake.ask(DeadLetterAction.RETRY)
     assert lake.take(rows, 30) == ["1"]
     assert lake.parking.rows[0].attempts == 2
-    lake.ask(Verb.DISCARD)
+    lake.ask(DeadLetterAction.DISCARD)
     assert lake.take(rows, 40) == []
     assert kept(lake, keeping) == MODELS[keeping]([row for row in rows if row["position"] != 15])
 
 
 @pytest.mark.parametrize("keeping", HISTORIES)
-def test_a_partial_image_that_moves_from_or_to_a_parked_key_stops_the_table(tmp_path: Path, keeping: Keeping) -> None:
+def test_a_partial_image_that_moves_from_or_to_a_parked_key_stops_the_table(
+    tmp_path: Path, keeping: HistoryMode
+) -> None:
     lake, rows = held(tmp_path, keeping), [*BEGUN, put(15, 1, NAN)]
     lake.take(rows, 20)
     for old, new in ((1, 7), (2, 1)):
@@ -121,7 +125,7 @@ def test_a_partial_image_that_moves_from_or_to_a_parked_key_stops_the_table(tmp_
 
 
 def test_a_table_stops_when_more_changes_would_wait_than_may(tmp_path: Path) -> None:
-    lake, rows = held(tmp_path, Keeping.VERSIONS, stop_at=2), [*BEGUN, put(15, 1, NAN), put(16, 1, "1.00")]
+    lake, rows = held(tmp_path, HistoryMode.VERSIONS, stop_at=2), [*BEGUN, put(15, 1, NAN), put(16, 1, "1.00")]
     lake.take(rows, 10)
     assert lake.take(rows, 20) == ["1"]
     with pytest.raises(TooManyParked, match="2 may be parked"):
@@ -161,7 +165,7 @@ def crashed(lake: Held, rows: Sequence[Row], ends: Sequence[int], random: Random
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 40))])
 @pytest.mark.parametrize("keeping", HISTORIES)
 def test_after_any_batches_and_crashes_and_one_retry_the_history_is_that_of_the_source(
-    tmp_path: Path, keeping: Keeping, seed: int
+    tmp_path: Path, keeping: HistoryMode, seed: int
 ) -> None:
     random = Random(f"{keeping}-{seed}")
     source = Priced(RELATION, random)
@@ -174,12 +178,12 @@ def test_after_any_batches_and_crashes_and_one_retry_the_history_is_that_of_the_
         if random.random() < 0.3:
             crashed(lake, source.log, left, random)
         if random.random() < 0.3:
-            lake.ask(Verb.RETRY)
+            lake.ask(DeadLetterAction.RETRY)
         done = random.choice(left[:8])
         lake.take(source.log, done)
     assert all(row.changes[0].place <= row.place for row in lake.parking.rows)
     mended = held(tmp_path, keeping, **MENDED)
-    mended.ask(Verb.RETRY)
+    mended.ask(DeadLetterAction.RETRY)
 
     assert mended.take(source.log, done + 1) == []
     assert kept(mended, keeping) == MODELS[keeping](source.log)

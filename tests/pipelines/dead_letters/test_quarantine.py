@@ -14,14 +14,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from cdc.catalog.dead_letter_requests import Outcome, Verb
-from cdc.config import SinkRule, TypePolicy
+from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome
+from cdc.config import SinkRule, TypeSettings
 from cdc.errors import MissingBase, TooManyParked, ValueNotRepresentable
-from cdc.stores.dead_letter_rows import Entry, read_parked
+from cdc.stores.dead_letter_rows import DeadLetterEntry, read_parked
 from cdc.stores.lake import read_target
 from cdc.table import TableState
 from pipelines.sinks.contract import Published
-from pipelines.sinks.delta.dead_letters import ParkedTable
+from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, gone, part, put
 from tests.pipelines.dead_letters.parked import NAN, Driver
 
@@ -153,10 +153,10 @@ def test_with_none_to_be_parked_the_first_row_stops_the_table(tmp_path: Path) ->
 
 def test_a_retried_row_that_still_does_not_fit_stays_parked(driver: Driver) -> None:
     driver.take(put(3, "C", 32, price=NAN), upto=40)
-    driver.parking.ask((ORDERS.relation, ("3",)), Verb.RETRY)
+    driver.parking.ask((ORDERS.relation, ("3",)), DeadLetterAction.RETRY)
 
     assert driver.take(upto=60) == ["3"]
-    assert driver.parking.outcome((ORDERS.relation, ("3",))) is Outcome.PARKED
+    assert driver.parking.outcome((ORDERS.relation, ("3",))) is DeadLetterOutcome.PARKED
     assert driver.parking.rows[0].attempts == 2
 
 
@@ -165,11 +165,11 @@ def test_a_retried_row_is_merged_with_the_next_batch_after_the_policy_of_its_col
 ) -> None:
     driver.take(put(3, "C", 32, price=NAN), upto=40)
     driver.sink.close()
-    second = Driver(tmp_path, columns={"price": TypePolicy.TEXT})
-    second.parking.ask((ORDERS.relation, ("3",)), Verb.RETRY)
+    second = Driver(tmp_path, columns={"price": TypeSettings.TEXT})
+    second.parking.ask((ORDERS.relation, ("3",)), DeadLetterAction.RETRY)
 
     assert second.take(upto=60) == []
-    assert second.parking.outcome((ORDERS.relation, ("3",))) is Outcome.APPLIED
+    assert second.parking.outcome((ORDERS.relation, ("3",))) is DeadLetterOutcome.APPLIED
     assert second.rows()["3"] == ("C", NAN)
 
 
@@ -184,10 +184,10 @@ def test_rows_that_fit_a_new_version_of_the_schema_are_merged_by_themselves(driv
 
 def test_a_discarded_row_is_forgotten_and_the_target_keeps_what_it_has(driver: Driver) -> None:
     driver.take(put(2, "B", 31, price=NAN), upto=40)
-    driver.parking.ask((ORDERS.relation, ("2",)), Verb.DISCARD)
+    driver.parking.ask((ORDERS.relation, ("2",)), DeadLetterAction.DISCARD)
 
     assert driver.take(upto=60) == []
-    assert driver.parking.outcome((ORDERS.relation, ("2",))) is Outcome.DISCARDED
+    assert driver.parking.outcome((ORDERS.relation, ("2",))) is DeadLetterOutcome.DISCARDED
     assert driver.items()["2"] == "b"
 
 
@@ -306,19 +306,19 @@ def test_a_parked_row_that_somebody_removed_is_asked_of_the_source(driver: Drive
 
 
 def test_many_batches_leave_few_entries(driver: Driver, tmp_path: Path) -> None:
-    assert isinstance(driver.sink.parked, ParkedTable)
+    assert isinstance(driver.sink.parked, DeadLetterTable)
     for n in range(30):
         driver.sink.parked._entries += 100
         driver.take(put(2, f"B{n}", 100 + n, price=NAN), upto=101 + n)
     second = Driver(tmp_path)
 
     assert [row.image[2] for row in second.parking.rows] == ["B29"]
-    assert isinstance(second.sink.parked, ParkedTable)
+    assert isinstance(second.sink.parked, DeadLetterTable)
     assert second.sink.parked._entries < 10
 
 
-def _parked_at(folder: Path, row: Any, upto: int) -> list[Entry]:
+def _parked_at(folder: Path, row: Any, upto: int) -> list[DeadLetterEntry]:
     """The entries of a batch of another sink, as this one would write them."""
     other = Driver(folder)
     other.take(row, upto=upto)
-    return [Entry(held) for held in other.parking.rows]
+    return [DeadLetterEntry(held) for held in other.parking.rows]

@@ -14,13 +14,13 @@ from cdc import metrics
 from cdc.catalog import Catalog, Command
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.snapshot.backfill_state import BACKFILL, Request
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from pipelines.apply import SinkLoop
-from pipelines.dead_letters.requests import AGAIN_AFTER, Orders
+from pipelines.dead_letters.requests import AGAIN_AFTER, DeadLetterCommands
 from pipelines.driver import build_sink
-from pipelines.fold_range import RangeFold
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
+from pipelines.fold_range import RangeFolder
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
 from tests.pipelines.replayed import END, Ground, change, made
 
 
@@ -32,11 +32,11 @@ class Desk:
     catalog: Catalog
     loop: SinkLoop
     now: float = 0.0
-    orders: Orders = field(init=False)
+    orders: DeadLetterCommands = field(init=False)
 
     def __post_init__(self) -> None:
-        progress = Progress("shop", "lake", metrics.Figures())
-        self.orders = Orders(self.ground.definition, self.catalog, progress, clock=lambda: self.now)
+        progress = SinkFigures("shop", "lake", metrics.Metrics())
+        self.orders = DeadLetterCommands(self.ground.definition, self.catalog, progress, clock=lambda: self.now)
 
     def partial(self, position: int, key: int) -> None:
         """A change of a row that nobody has seen whole."""
@@ -58,8 +58,8 @@ def _desk(tmp_path: Path) -> Iterator[Desk]:
     ground = made(tmp_path)
     (wanted,) = (sink for sink in ground.definition.sinks if sink.name == "lake")
     with Catalog.open(ground.definition.catalog.url) as catalog, closing(build_sink(wanted)) as sink:
-        fold = RangeFold(LogReader(ground.definition.log.path), "lake", wanted.tables)
-        loop = SinkLoop(sink, fold, Cuts(catalog, "shop"), Progress("shop", "lake", metrics.Figures()))
+        fold = RangeFolder(LogReader(ground.definition.log.path), "lake", wanted.tables)
+        loop = SinkLoop(sink, fold, CutRequests(catalog, "shop"), SinkFigures("shop", "lake", metrics.Metrics()))
         loop.open()
         loop(None, Position(END))
         yield Desk(ground, catalog, loop)
@@ -71,7 +71,7 @@ def test_a_row_of_which_there_is_a_part_is_asked_for_once_for_this_sink_alone(de
     desk.partial(1_500, 90)
     (asked,) = desk.asked()
 
-    assert Request.from_json(asked.payload) == Request(("shop.orders",), sink="lake", keys=(("90",),))
+    assert BackfillRequest.from_json(asked.payload) == BackfillRequest(("shop.orders",), sink="lake", keys=(("90",),))
     assert desk.asked() == [asked]
 
 
@@ -99,7 +99,7 @@ def test_a_row_that_did_not_come_is_asked_for_again_and_one_that_came_is_not(des
 
 
 def test_a_table_that_is_in_another_backfill_is_waited_for(desk: Desk) -> None:
-    other = desk.catalog.commands.post("shop", BACKFILL, Request(("shop.*",), where="true").to_json())
+    other = desk.catalog.commands.post("shop", BACKFILL, BackfillRequest(("shop.*",), where="true").to_json())
     desk.partial(1_500, 90)
     assert len(desk.asked()) == 1
     assert len(desk.asked(AGAIN_AFTER)) == 1

@@ -10,22 +10,22 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.catalog import Catalog
-from cdc.config import DeltaSink
+from cdc.config import DeltaSinkDefinition
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake import read_target
 from cdc.stores.published import Published, TargetState
 from pipelines.apply import SinkLoop
 from pipelines.driver import build_sink, keeps_history
-from pipelines.fold_range import RangeFold
+from pipelines.fold_range import RangeFolder
 from pipelines.folding.folded_batch import FoldedBatch
 from pipelines.replaying.log_contents import contents
-from pipelines.replaying.rebuild import Means, Rebuild, Source
+from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.progress import Progress
-from pipelines.sinks.delta.merge import ROWS, Mark
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
+from pipelines.sinks.delta.merge import ROWS, TxnMarker
 from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.histories import in_order
 from tests.pipelines.replayed import END, FIGURES, ORDERS, Ground, made
@@ -38,17 +38,17 @@ RULES: list[dict[str, Any]] = [
 MARKED: list[dict[str, Any]] = [{"match": "*.*", "mode": "soft_delete"}]
 
 
-def wanted(folder: Path, name: str, rules: list[dict[str, Any]]) -> DeltaSink:
+def wanted(folder: Path, name: str, rules: list[dict[str, Any]]) -> DeltaSinkDefinition:
     said = {"type": "delta", "name": name, "path": f"{folder}/{name}/{{schema}}/{{table}}", "rules": rules}
-    return DeltaSink.model_validate(said)
+    return DeltaSinkDefinition.model_validate(said)
 
 
-def applied(ground: Ground, asked: DeltaSink, ends: list[int]) -> Published:
+def applied(ground: Ground, asked: DeltaSinkDefinition, ends: list[int]) -> Published:
     """The sink brought to each of the ends as the apply process does it."""
     log, sink = LogReader(ground.folder / "log"), build_sink(asked)
     with Catalog.open(ground.definition.catalog.url) as catalog:
-        fold = RangeFold(log, asked.name, asked.tables, keeps_history(asked))
-        loop = SinkLoop(sink, fold, Cuts(catalog, "shop"), Progress("shop", asked.name, FIGURES))
+        fold = RangeFolder(log, asked.name, asked.tables, keeps_history(asked))
+        loop = SinkLoop(sink, fold, CutRequests(catalog, "shop"), SinkFigures("shop", asked.name, FIGURES))
         loop.open()
         for end in ends:
             loop(None, Position(end))
@@ -59,13 +59,13 @@ def applied(ground: Ground, asked: DeltaSink, ends: list[int]) -> Published:
     return published
 
 
-def rebuilt(ground: Ground, asked: DeltaSink, means: Means | None = None) -> Published:
+def rebuilt(ground: Ground, asked: DeltaSinkDefinition, means: RebuildContext | None = None) -> Published:
     """The sink built anew from the log."""
     log, sink = LogReader(ground.folder / "log"), build_sink(asked)
     upto = Position(log.durable or 0)
     sink.open(log.log_id)
-    source = Source(log, asked.name, asked.tables, keeps_history(asked))
-    alone = Means(spark=lambda: pytest.fail("no Spark is needed"), frames=lambda: False)
+    source = LogSource(log, asked.name, asked.tables, keeps_history(asked))
+    alone = RebuildContext(spark=lambda: pytest.fail("no Spark is needed"), frames=lambda: False)
     built = Rebuild(source, sink, means or alone)(contents(log, upto, sink=asked.name, globs=asked.tables), upto)
     sink.close()
     return built
@@ -120,7 +120,7 @@ def test_a_replay_makes_another_mode_of_a_target_and_the_sink_goes_on_with_it(tm
     ground.drive("lake", 1_100)
     changed = in_mode(ground, [{"match": "*.*", "stored_as_scd_type": 2}])
     (asked,) = changed.definition.sinks
-    assert isinstance(asked, DeltaSink)
+    assert isinstance(asked, DeltaSinkDefinition)
     refused = applied(changed, asked, [1_200])
     assert "was made as 'scd1': expected 'scd2'" in str([table.reason for table in refused.tables.values()])
 
@@ -128,7 +128,7 @@ def test_a_replay_makes_another_mode_of_a_target_and_the_sink_goes_on_with_it(tm
         assert (
             target is not None
         )  # as a driver leaves it that was killed behind its merge, further than the replay goes
-        mark = Mark(target.app_id + ROWS, END).properties
+        mark = TxnMarker(target.app_id + ROWS, END).properties
         target.table.create_write_transaction([], "append", target.table.schema(), commit_properties=mark)
 
     assert replay(changed.definition, ReplayOptions(sink="lake", end="0/4B0")).ok  # 1,200
@@ -192,7 +192,7 @@ def test_a_large_range_tells_what_a_small_one_does(tmp_path: Path, spark: SparkS
         twins.compact(NOBODY)
     end = Position(twins.append(8))
     asked = wanted(tmp_path, "lake", [{"match": "shop.orders", "stored_as_scd_type": 2}])
-    fold = RangeFold(LogReader(twins.cut.folder / "log"), "lake", asked.tables, keeps_history(asked))
+    fold = RangeFolder(LogReader(twins.cut.folder / "log"), "lake", asked.tables, keeps_history(asked))
     small = fold(None, Position(0), end)
     fold.small = fold.whole_bytes = 0
     assert batches_equal(fold(spark, Position(0), end), small)
@@ -208,7 +208,7 @@ def test_the_state_at_the_horizon_may_be_more_than_the_driver_holds(tmp_path: Pa
     asked = wanted(tmp_path, "lake", [{"match": "*.*", "stored_as_scd_type": 2}])
     found = tables(applied(twins.cut, asked, [horizon, end]))
     anew = wanted(tmp_path, "anew", asked.model_dump()["rules"])
-    means = Means(spark=lambda: spark, frames=lambda: False, large=1, part=10)
+    means = RebuildContext(spark=lambda: spark, frames=lambda: False, large=1, part=10)
     assert tables(rebuilt(twins.cut, anew, means)) == found
 
 
@@ -216,7 +216,7 @@ def test_a_table_that_stayed_behind_catches_up_in_parts(tmp_path: Path) -> None:
     ground = made(tmp_path / "shop")
     asked = wanted(tmp_path, "lake", RULES)
     log = LogReader(ground.folder / "log")
-    fold = RangeFold(log, asked.name, asked.tables, keeps_history(asked))
+    fold = RangeFolder(log, asked.name, asked.tables, keeps_history(asked))
     fold.small = 1
     ends = [end for _, end in fold.slices(None, Position(1_000), Position(END), ORDERS)]
     assert ends == [1_100, 1_200, 1_300, END]

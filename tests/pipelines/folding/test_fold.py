@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from pipelines.folding.fold import FOLDED_ARROW, fold
-from pipelines.folding.range_statistics import SURVEY_COLUMNS, Fence, Survey, survey
+from pipelines.folding.range_statistics import SURVEY_COLUMNS, Fence, RangeStatistics, survey
 from pipelines.folding.spark_fold import FOLDED, fold_frame
 from tests.pipelines.lives import SINK, Row, Source, Target, log_row, replay, to_arrow
 
@@ -34,7 +34,7 @@ def folded(request: pytest.FixtureRequest) -> Fold:
     return lambda rows: in_order(in_spark(spark, rows, survey([to_arrow(rows)], sink=SINK)))
 
 
-def in_spark(spark: SparkSession, rows: list[Row], known: Survey | None = None) -> pa.Table:
+def in_spark(spark: SparkSession, rows: list[Row], known: RangeStatistics | None = None) -> pa.Table:
     return fold_frame(spark.createDataFrame(to_arrow(rows)), sink=SINK, survey=known).toArrow()
 
 
@@ -282,9 +282,9 @@ def test_a_survey_of_narrow_columns_knows_what_the_fold_asks_of_the_range() -> N
     marks = [log_row(1, (4, 2), "t"), log_row(1, (9, 0), "g", payload=b"6"), log_row(1, (5, 0), "t")]
     tables = [to_arrow(rows).select(list(SURVEY_COLUMNS)) for rows in ([partial(0, "a", {})], [moved, *marks])]
 
-    assert survey(tables, sink=SINK) == Survey(partial=True, moves=False, fences={1: Fence(5, 0, 6)}, links=0)
+    assert survey(tables, sink=SINK) == RangeStatistics(partial=True, moves=False, fences={1: Fence(5, 0, 6)}, links=0)
     assert survey(tables, sink="theirs").moves
 
 
 def test_a_survey_of_nothing_asks_for_nothing() -> None:
-    assert survey([], sink=SINK) == survey([pa.table(to_arrow([]))], sink=SINK) == Survey(links=0)
+    assert survey([], sink=SINK) == survey([pa.table(to_arrow([]))], sink=SINK) == RangeStatistics(links=0)

@@ -14,7 +14,7 @@ from cdc.stores.published import Published, TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import TableState
 from pipelines.replaying.log_contents import contents
-from pipelines.replaying.rebuild import Means, Rebuild, Source, groups
+from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext, groups
 from pipelines.runtime.session import has_delta
 from pipelines.sinks.contract import Sink
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
@@ -45,8 +45,8 @@ def rebuilt(
     tables = contents(log, upto, sink=sink.name, globs=globs)
     sink.open(log.log_id)
     limits = {} if spark is None else {"large": 10, "part": 10}
-    means = Means(spark=lambda: spark, frames=lambda: frames, **limits)  # type: ignore[arg-type, return-value]
-    built = Rebuild(Source(log, sink.name, globs), sink, means)(tables, upto)
+    means = RebuildContext(spark=lambda: spark, frames=lambda: frames, **limits)  # type: ignore[arg-type, return-value]
+    built = Rebuild(LogSource(log, sink.name, globs), sink, means)(tables, upto)
     sink.close()
     return built
 
@@ -136,8 +136,8 @@ def test_a_value_that_does_not_fit_is_parked_alone_also_on_executors(spark: Spar
     tables = contents(log, Position(1_500), sink="lake", globs=("shop.*",))
     sink = delta(ground, "lake")
     sink.open(log.log_id)
-    means = Means(spark=lambda: spark, frames=lambda: has_delta(spark), large=30, part=20)
-    built = Rebuild(Source(log, "lake", ("shop.*",)), sink, means)(tables, Position(1_500))
+    means = RebuildContext(spark=lambda: spark, frames=lambda: has_delta(spark), large=30, part=20)
+    built = Rebuild(LogSource(log, "lake", ("shop.*",)), sink, means)(tables, Position(1_500))
     assert {record.state for record in built.tables.values()} == {TargetState.STREAMING}
     assert {relation: record.parked for relation, record in built.tables.items()} == {ORDERS: (("9",),), ITEMS: ()}
     assert 9 not in {row["id"] for row in tables_of(built)["shop.orders"]}
@@ -168,8 +168,8 @@ def test_a_value_that_a_later_change_replaced_stops_nothing(spark: SparkSession,
     tables = contents(log, Position(1_600), sink="lake", globs=("shop.items",))
     sink = delta(ground, "lake")
     sink.open(log.log_id)
-    means = Means(spark=lambda: spark, frames=lambda: True, large=10, part=20)
-    built = Rebuild(Source(log, "lake", ("shop.*",)), sink, means)(tables, Position(1_600))
+    means = RebuildContext(spark=lambda: spark, frames=lambda: True, large=10, part=20)
+    built = Rebuild(LogSource(log, "lake", ("shop.*",)), sink, means)(tables, Position(1_600))
     assert [(row["id"], row["note"]) for row in tables_of(built)["shop.items"]] == [
         (7, "later"),
         (8, "too"),

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.catalog import Catalog, ProcessReport
-from cdc.config import DeltaSink, SchemaChanges, load
+from cdc.config import DeltaSinkDefinition, SchemaChanges, load
 from cdc.errors import ConfigError, SinkFenced, SinkHeld
 from cdc.stores.dead_letter_rows import read_parked
 from cdc.stores.lake import read_target
@@ -22,12 +22,12 @@ from cdc.stores.published import TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import Column
 from pipelines.__main__ import main
-from pipelines.driver import SinkParts, SinkQuery, delta_settings
+from pipelines.driver import SinkParts, SinkRunner, delta_settings
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
 from pipelines.replaying.side_directory import check_into, filled
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.replay_pause import Pauses, paused, sole_replay
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.replay_pause import ReplayPauses, paused, sole_replay
 from pipelines.sinks.delta.swap import StagedDelta
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.types import TypePolicy
@@ -136,7 +136,7 @@ def test_a_history_that_is_built_anew_parks_a_key_with_its_changes_and_goes_on(
     ground: Ground, said: dict[str, Any]
 ) -> None:
     lake, find = ground.definition.sinks
-    kept = DeltaSink.model_validate(lake.model_dump(exclude_unset=True) | said)
+    kept = DeltaSinkDefinition.model_validate(lake.model_dump(exclude_unset=True) | said)
     ground.definition = ground.definition.model_copy(update={"sinks": (kept, find)})
     ground.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u")])
     ground.append(1_600, [change(1_600, 0, 5, "fits", op="u"), change(1_600, 1, 9, "later", op="u")])
@@ -403,8 +403,8 @@ def test_a_driver_that_does_not_let_go_is_named_and_nothing_is_changed(ground: G
 def test_a_running_driver_lets_go_and_goes_on_from_the_new_target(ground: Ground) -> None:
     spark_never_comes: Future[Any] = Future()
     with Catalog.open(ground.definition.catalog.url) as catalog, ThreadPoolExecutor(1) as beside:
-        parts = SinkParts(Cuts(catalog, "shop"), Pauses(catalog, "shop"), FIGURES, spark_never_comes)
-        query = SinkQuery(ground.definition, ground.definition.sinks[0], parts)
+        parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_never_comes)
+        query = SinkRunner(ground.definition, ground.definition.sinks[0], parts)
         for _ in ("the first copy", "what came after"):
             query.look()
         right = ground.lake()
@@ -448,7 +448,7 @@ def test_a_folder_that_was_not_finished_belongs_to_its_replay_alone(tmp_path: Pa
 def test_a_driver_that_wrote_meanwhile_is_not_overwritten(ground: Ground) -> None:
     ground.drive("lake", 1_200)
     lake = ground.definition.sinks[0]
-    assert isinstance(lake, DeltaSink)
+    assert isinstance(lake, DeltaSinkDefinition)
     staged = StagedDelta(delta_settings(lake))
     log_id = ground.writer.log_id
     staged.sink.open(log_id)

@@ -15,7 +15,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published import Published, TargetState
 from pipelines.replaying.log_contents import contents
-from pipelines.replaying.rebuild import Means, Rebuild, Source
+from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
 from pipelines.runtime.session import has_delta
@@ -47,8 +47,8 @@ def rebuilt(ground: Ground, sink: DeltaSink, spark: SparkSession, large: int = 1
     tables = contents(log, upto, sink=sink.name, globs=("shop.items",))
     sink.attach(spark)
     sink.open(log.log_id)
-    means = Means(spark=lambda: spark, frames=lambda: has_delta(spark), large=large, part=10)
-    built = Rebuild(Source(log, sink.name, ("shop.items",)), sink, means)(tables, upto)
+    means = RebuildContext(spark=lambda: spark, frames=lambda: has_delta(spark), large=large, part=10)
+    built = Rebuild(LogSource(log, sink.name, ("shop.items",)), sink, means)(tables, upto)
     sink.close()
     return built
 

@@ -7,7 +7,7 @@ import pytest
 from cdc import metrics
 from cdc.errors import SinkUnavailable
 from cdc.stores.published import Published
-from pipelines.runtime.progress import Progress
+from pipelines.runtime.progress import SinkFigures
 
 
 class Clock:
@@ -25,11 +25,11 @@ def _clock() -> Clock:
 
 
 @pytest.fixture(name="progress")
-def _progress(clock: Clock) -> Progress:
-    return Progress("shop", "lake", metrics.Figures(), clock)
+def _progress(clock: Clock) -> SinkFigures:
+    return SinkFigures("shop", "lake", metrics.Metrics(), clock)
 
 
-def lag(progress: Progress) -> float:
+def lag(progress: SinkFigures) -> float:
     told = progress.to_sink()
     assert told is not None
     return told.lag_seconds
@@ -39,13 +39,13 @@ def record(position: int, committed_at: float) -> Published:
     return Published(position, int(committed_at * 1e6), {})
 
 
-def test_the_lag_is_that_of_the_last_batch_that_had_rows(progress: Progress) -> None:
+def test_the_lag_is_that_of_the_last_batch_that_had_rows(progress: SinkFigures) -> None:
     progress.published(record(7, 999.0), lag=0.4, rows={1: 3})
     assert lag(progress) == 0.4
 
 
 def test_the_lag_grows_while_a_batch_is_not_published_however_often_it_is_tried(
-    progress: Progress, clock: Clock
+    progress: SinkFigures, clock: Clock
 ) -> None:
     progress.published(record(7, 999.0), lag=0.4, rows={1: 3})
     progress.begins(9)
@@ -61,14 +61,14 @@ def test_the_lag_grows_while_a_batch_is_not_published_however_often_it_is_tried(
     assert lag(progress) == 99.0
 
 
-def test_a_batch_without_rows_shows_that_nothing_is_late_any_more(progress: Progress, clock: Clock) -> None:
+def test_a_batch_without_rows_shows_that_nothing_is_late_any_more(progress: SinkFigures, clock: Clock) -> None:
     progress.published(record(7, 999.0), lag=3_600.0, rows={1: 3})
     clock.now = 1_010.5
     progress.published(record(8, 1_010.0), lag=None, rows={})  # a heartbeat
     assert lag(progress) == pytest.approx(0.5)
 
 
-def test_a_batch_without_rows_never_makes_a_sink_later_than_it_was(progress: Progress, clock: Clock) -> None:
+def test_a_batch_without_rows_never_makes_a_sink_later_than_it_was(progress: SinkFigures, clock: Clock) -> None:
     progress.published(record(7, 999.0), lag=0.4, rows={1: 3})
     clock.now += 900
     progress.published(record(8, 999.0), lag=None, rows={})
@@ -76,8 +76,8 @@ def test_a_batch_without_rows_never_makes_a_sink_later_than_it_was(progress: Pro
 
 
 def test_only_batches_with_rows_count_in_the_latency_and_all_of_them_in_the_duration(clock: Clock) -> None:
-    figures = metrics.Figures()
-    progress = Progress("shop", "lake", figures, clock)
+    figures = metrics.Metrics()
+    progress = SinkFigures("shop", "lake", figures, clock)
     for position, rows in ((7, {1: 3}), (8, {}), (9, {1: 1})):
         progress.published(record(position, 999.0), lag=0.4, rows=rows)
         progress.took(0.2)
@@ -85,7 +85,7 @@ def test_only_batches_with_rows_count_in_the_latency_and_all_of_them_in_the_dura
     assert counts == {"cdc_sink_latency_seconds_bucket": 2, "cdc_apply_duration_seconds_bucket": 3}
 
 
-def test_a_sink_that_needs_spark_says_so_until_its_first_batch(progress: Progress) -> None:
+def test_a_sink_that_needs_spark_says_so_until_its_first_batch(progress: SinkFigures) -> None:
     progress.published(record(7, 999.0), lag=0.4, rows={1: 3})
     told = []
     for awaits in (False, True, False):

@@ -15,10 +15,10 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.position import Position
-from pipelines.driver import SinkParts, SinkQuery
-from pipelines.runtime.cut_requests import Cuts
-from pipelines.runtime.replay_pause import Pauses
-from pipelines.runtime.sink_lease import LEASE, Holds
+from pipelines.driver import SinkParts, SinkRunner
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.replay_pause import ReplayPauses
+from pipelines.runtime.sink_lease import LEASE, SinkLeases
 from tests.fixtures.waiting import until
 from tests.pipelines.replayed import END, FIGURES, Ground, made
 
@@ -37,14 +37,14 @@ def _catalog(ground: Ground) -> Iterator[Catalog]:
 
 
 @pytest.fixture(name="holds")
-def _holds(catalog: Catalog) -> Iterator[Holds]:
-    holds = Holds(catalog, "shop")
+def _holds(catalog: Catalog) -> Iterator[SinkLeases]:
+    holds = SinkLeases(catalog, "shop")
     yield holds
     holds.close()
 
 
-def test_a_sink_is_ones_own_until_it_is_given_back(catalog: Catalog, holds: Holds) -> None:
-    first = Holds(catalog, "shop")
+def test_a_sink_is_ones_own_until_it_is_given_back(catalog: Catalog, holds: SinkLeases) -> None:
+    first = SinkLeases(catalog, "shop")
     assert first.take("lake")
     assert not holds.take("lake")
     assert holds.other("lake") == first.holder
@@ -56,7 +56,9 @@ def test_a_sink_is_ones_own_until_it_is_given_back(catalog: Catalog, holds: Hold
     assert holds.other("lake") == ""
 
 
-def test_the_hold_of_a_process_of_this_machine_that_died_counts_for_nothing(catalog: Catalog, holds: Holds) -> None:
+def test_the_hold_of_a_process_of_this_machine_that_died_counts_for_nothing(
+    catalog: Catalog, holds: SinkLeases
+) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     assert catalog.leases.acquire(NAME, f"{socket.gethostname()} {gone.pid} 1a2b3c4d", LEASE)
@@ -64,7 +66,7 @@ def test_the_hold_of_a_process_of_this_machine_that_died_counts_for_nothing(cata
     assert holds.take("lake")
 
 
-def test_the_hold_of_another_machine_counts_until_it_runs_out(catalog: Catalog, holds: Holds) -> None:
+def test_the_hold_of_another_machine_counts_until_it_runs_out(catalog: Catalog, holds: SinkLeases) -> None:
     past = datetime.now(UTC) - timedelta(seconds=LEASE - 1)
     assert catalog.leases.acquire(NAME, "elsewhere 1 1a2b3c4d", LEASE, now=past)
     assert not holds.take("lake")
@@ -76,10 +78,12 @@ def test_of_two_drivers_the_second_leaves_the_sink_alone_until_the_first_is_gone
     ground: Ground, catalog: Catalog
 ) -> None:
     spark_never_comes: Future[Any] = Future()
-    pauses, cuts = Pauses(catalog, "shop"), Cuts(catalog, "shop")
-    held = Holds(catalog, "shop"), Holds(catalog, "shop")
+    pauses, cuts = ReplayPauses(catalog, "shop"), CutRequests(catalog, "shop")
+    held = SinkLeases(catalog, "shop"), SinkLeases(catalog, "shop")
     first, second = (
-        SinkQuery(ground.definition, ground.definition.sinks[0], SinkParts(cuts, pauses, FIGURES, spark_never_comes, h))
+        SinkRunner(
+            ground.definition, ground.definition.sinks[0], SinkParts(cuts, pauses, FIGURES, spark_never_comes, h)
+        )
         for h in held
     )
     first.look()

@@ -18,11 +18,11 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.position import Position
 from cdc.stores.published import Published, TargetState
-from pipelines.driver import SinkParts, SinkQuery, unpaced
-from pipelines.runtime.cut_requests import CUT, Cuts
-from pipelines.runtime.progress import Progress
-from pipelines.runtime.replay_pause import Pauses
-from pipelines.runtime.throttle import ASK_EVERY, LONGEST, Cadence, Pace, Resting
+from pipelines.driver import SinkParts, SinkRunner, unpaced
+from pipelines.runtime.cut_requests import CUT, CutRequests
+from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.replay_pause import ReplayPauses
+from pipelines.runtime.throttle import ASK_EVERY, LONGEST, BatchThrottle, CommitRate, ThrottleState
 from tests.fixtures.waiting import until
 from tests.pipelines.replayed import END, Ground, change, made
 
@@ -38,9 +38,9 @@ class Clock:
         return self.now
 
 
-def paced(bound: int, clock: Clock, took: float = 0.25, **tables: int) -> Pace:
+def paced(bound: int, clock: Clock, took: float = 0.25, **tables: int) -> CommitRate:
     """After a batch that began now and took so many seconds."""
-    pace = Pace(bound, clock)
+    pace = CommitRate(bound, clock)
     pace.begins()
     clock.now += took
     pace.begins()
@@ -54,7 +54,7 @@ def test_the_table_of_which_most_is_written_again_says_when_the_next_batch_may_b
     clock = Clock()
     pace = paced(10 * MIB, clock, orders=25 * MIB, items=24 * MIB)
 
-    assert pace.cadence == Cadence(2.5, "orders", 25 * MIB)
+    assert pace.cadence == BatchThrottle(2.5, "orders", 25 * MIB)
     assert pace.rewritten == 49 * MIB
     assert pace.left == pytest.approx(2.25)
     clock.now += 2.25
@@ -79,7 +79,7 @@ def test_no_batch_waits_longer_than_the_longest_cadence_nor_at_all_without_a_bou
 def test_a_wait_ends_when_somebody_wants_the_batch_or_the_sink_ends() -> None:
     wanted: list[bool] = []
     pace = paced(1, Clock(), orders=1 << 40)
-    asks, ends = Resting(pace, lambda: bool(wanted)), Resting(pace, lambda: False)
+    asks, ends = ThrottleState(pace, lambda: bool(wanted)), ThrottleState(pace, lambda: False)
     for resting, ended in ((asks, lambda: wanted.append(True)), (ends, ends.end)):
         assert resting.rests
         waits = Thread(target=resting.rest)
@@ -92,7 +92,7 @@ def test_a_wait_ends_when_somebody_wants_the_batch_or_the_sink_ends() -> None:
 
 def test_what_was_wanted_of_one_batch_is_not_of_the_next() -> None:
     wanted, pace = [True, False], paced(1, Clock(), orders=1 << 40)
-    resting = Resting(pace, wanted.pop)
+    resting = ThrottleState(pace, wanted.pop)
     assert resting.rests
     wanted.append(True)
     pace.begins()
@@ -107,8 +107,8 @@ def test_what_was_wanted_of_one_batch_is_not_of_the_next() -> None:
 
 
 def test_a_table_that_slows_its_sink_down_is_told_and_no_more_when_it_does_not() -> None:
-    figures, clock = metrics.Figures(), Clock()
-    progress = Progress("shop", "lake", figures)
+    figures, clock = metrics.Metrics(), Clock()
+    progress = SinkFigures("shop", "lake", figures)
     progress.published(Published(7, 0), lag=None, rows={})
     progress.pace = paced(MIB, clock, **{"shop.orders": 12 * MIB})
     progress.took(0.25)
@@ -156,15 +156,17 @@ def size_of(ground: Ground) -> int:
 @contextmanager
 def running(
     ground: Ground, max_rewrite: int, *, once: bool = False, session: SparkSession | None = None, rows: int = 1_000
-) -> Iterator[tuple[SinkQuery, Catalog]]:
+) -> Iterator[tuple[SinkRunner, Catalog]]:
     """The lake as the apply process has it, without a session before Spark is there."""
     starting: Future[Any] = Future()
     if session is not None:
         starting.set_result(session)
     wanted = ground.definition.sinks[0].model_copy(update={"max_rewrite": max_rewrite})
     with Catalog.open(ground.definition.catalog.url) as catalog:
-        parts = SinkParts(Cuts(catalog, "shop"), Pauses(catalog, "shop"), metrics.Figures(), starting, batch_rows=rows)
-        query = SinkQuery(ground.definition, unpaced(wanted) if once else wanted, parts)
+        parts = SinkParts(
+            CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), metrics.Metrics(), starting, batch_rows=rows
+        )
+        query = SinkRunner(ground.definition, unpaced(wanted) if once else wanted, parts)
         query.look()
         try:
             yield query, catalog
@@ -172,7 +174,7 @@ def running(
             query.stop()
 
 
-def position_of(query: SinkQuery) -> int:
+def position_of(query: SinkRunner) -> int:
     told = query.progress.to_sink()
     assert told is not None
     assert told.state == "running", told.reason

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from cdc.stores.lake import read_target
 from cdc.stores.published import TableRecord
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.base_lookup import Before
+from pipelines.sinks.delta.base_lookup import BaseLookup
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
 from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import batch, gone, put
@@ -38,7 +38,7 @@ class Disturbed(DeltaSink):
     disturb: Client | None = None
     attempts = 0
 
-    def _source(self, target: DeltaTarget, batch: TableBatch, before: Before) -> pa.Table | DataFrame:
+    def _source(self, target: DeltaTarget, batch: TableBatch, before: BaseLookup) -> pa.Table | DataFrame:
         self.attempts += 1
         source = super()._source(target, batch, before)
         doing, self.disturb = self.disturb, None

@@ -10,7 +10,7 @@ from deltalake.fs import DeltaStorageHandler
 from cdc.naming import published_uri
 from cdc.stores.lake import read_target
 from cdc.stores.published import Published
-from pipelines.sinks.delta.maintenance import Upkeep, UpkeepSettings
+from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from pipelines.sinks.delta.table import DeltaTarget
@@ -31,7 +31,7 @@ def _path(s3: S3, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_in_a_bucket_what_no_kept_cut_needs_goes_and_the_kept_ones_stay(path: str) -> None:
     sink, clock = DeltaSink(DeltaSettings("lake", path, upkeep=UpkeepSettings(every=0))), Clock()
     sink.open("log-1")
-    upkeep = Upkeep(UpkeepSettings(every=1, vacuum_after=10), clock)
+    upkeep = TargetMaintenance(UpkeepSettings(every=1, vacuum_after=10), clock)
     for upto in (20, 40, 60):
         record = sink.apply(batch([put(1, str(upto), upto)], upto - 20, upto, generation=1 if upto == 20 else None))
         DeltaTable(record.target).create_checkpoint()

@@ -9,7 +9,7 @@ from cdc.naming import published_uri
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TableRecord
-from pipelines.sinks.delta.maintenance import Upkeep, UpkeepSettings
+from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from pipelines.sinks.delta.table import DeltaTarget
@@ -42,7 +42,7 @@ class Upkept:
         self.uri = f"{self.folder}/shop/orders"
         self.sink = DeltaSink(DeltaSettings("lake", self.path, upkeep=UpkeepSettings(every=0)))
         self.sink.open(LOG)
-        self.upkeep = Upkeep(self.settings, self.clock)
+        self.upkeep = TargetMaintenance(self.settings, self.clock)
 
     def applied(self) -> TableRecord:
         """One more round, merged and not published."""

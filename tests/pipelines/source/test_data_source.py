@@ -31,7 +31,7 @@ from cdc.position import Position
 from cdc.table import exactly, matches
 from pipelines.source.data_source import LogBatchReader, LogStreamReader, rows_between
 from pipelines.source.frames import SCHEMA, Frame, LogPartition
-from pipelines.source.options import Selection, tables_option
+from pipelines.source.options import SourceOptions, tables_option
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 from tests.pipelines.frames_of import found, frame_of, version
 
@@ -62,7 +62,7 @@ def commit(writer: LogWriter, last: int, *rows: dict[str, Any]) -> None:
 
 
 def planner(root: Path, **options: str) -> LogStreamReader:
-    return LogStreamReader(Frame.of(Selection.from_options({"path": str(root), **options})))
+    return LogStreamReader(Frame.of(SourceOptions.from_options({"path": str(root), **options})))
 
 
 def load(spark: SparkSession, root: Path, **options: str) -> DataFrame:
@@ -118,7 +118,7 @@ globs = st.lists(st.text("ab.*?[]!, ", min_size=1, max_size=8), min_size=1, max_
 
 @given(globs, st.text("ab.[]!, ", max_size=8))
 def test_globs_mean_the_same_after_they_were_an_option(globs: list[str], topic: str) -> None:
-    selection = Selection.from_options({"path": "log", "tables": tables_option(globs)})
+    selection = SourceOptions.from_options({"path": "log", "tables": tables_option(globs)})
 
     assert len(selection.tables) == len(globs)
     assert matches(topic, selection.tables) == matches(topic, globs)
@@ -304,6 +304,6 @@ def test_what_is_wrong_with_options_is_told_by_load(spark: SparkSession, root: P
 )
 def test_wrong_options_are_told_where_the_frame_is_made(options: dict[str, str], error: type[Exception]) -> None:
     with pytest.raises(error) as told:
-        Frame.of(Selection.from_options(options))
+        Frame.of(SourceOptions.from_options(options))
     if error is InvalidDefinition and len(options) == 2:
         assert repr(next(name for name in options if name != "path")) in str(told.value)

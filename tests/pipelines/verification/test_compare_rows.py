@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pipelines.verification import compare_rows as limits
 from pipelines.verification.canonical_rows import text_batch
 from pipelines.verification.checksum import BUCKETS, row_hashes
-from pipelines.verification.compare_rows import Comparison, Rows, Shape, compare
+from pipelines.verification.compare_rows import ComparedColumns, Comparison, Rows, compare
 
-SHAPE = Shape(("id", "name"), (0,))
-KEYLESS = Shape(("id", "name"), ())
+SHAPE = ComparedColumns(("id", "name"), (0,))
+KEYLESS = ComparedColumns(("id", "name"), ())
 
 Table = list[tuple[str | None, str | None]]
 
@@ -29,7 +29,7 @@ def side(rows: Table, size: int = 3) -> Rows:
     return read
 
 
-def compared(source: Table, target: Table, shape: Shape = SHAPE) -> Comparison:
+def compared(source: Table, target: Table, shape: ComparedColumns = SHAPE) -> Comparison:
     return compare(side(source), side(target, 2), shape)
 
 

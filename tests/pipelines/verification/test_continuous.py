@@ -14,11 +14,11 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.catalog import Catalog
-from cdc.config.verify_options import Mode
+from cdc.config.verify_options import VerifyMode
 from pipelines.__main__ import main
-from pipelines.verification.continuous import Continuous, Rhythm, Told
-from pipelines.verification.rate_limit import Pace
-from pipelines.verification.schedule import Begin, next_place
+from pipelines.verification.continuous import ContinuousVerification, RangeResult, VerificationSchedule
+from pipelines.verification.rate_limit import ReadRateLimit
+from pipelines.verification.schedule import PassStart, next_place
 from pipelines.verification.verify import VerifyOptions
 from tests.catalog.test_verified_ranges import range_of
 from tests.faults.capture import Captured
@@ -27,8 +27,8 @@ from tests.fixtures.waiting import until
 from tests.pipelines.applying import Applying, verified, with_sinks
 from tests.snapshot.running import Running
 
-HOURLY = Rhythm(every=3600, range_rows=1000)
-OFTEN = Rhythm(every=0.001, range_rows=1000)
+HOURLY = VerificationSchedule(every=3600, range_rows=1000)
+OFTEN = VerificationSchedule(every=0.001, range_rows=1000)
 
 
 @pytest.fixture(name="held")
@@ -44,12 +44,14 @@ def _held(tmp_path: Path, database: str) -> Captured:
     return with_sinks(tmp_path, database)
 
 
-def continuous(held: Captured, rhythm: Rhythm, say: Callable[[Told], None], mode: Mode = Mode.ROWS) -> Continuous:
+def continuous(
+    held: Captured, rhythm: VerificationSchedule, say: Callable[[RangeResult], None], mode: VerifyMode = VerifyMode.ROWS
+) -> ContinuousVerification:
     options = VerifyOptions(sinks=("lake",), timeout=30.0, mode=mode)
-    return Continuous(held.definition, options, rhythm, say)
+    return ContinuousVerification(held.definition, options, rhythm, say)
 
 
-def ranges(told: list[Told], topic: str = "public.t") -> list[tuple[int, str | None, str | None, bool]]:
+def ranges(told: list[RangeResult], topic: str = "public.t") -> list[tuple[int, str | None, str | None, bool]]:
     """(number, first, ended, equal) of what was said of a table."""
     return [
         (one.found.number, one.found.first, one.found.ended, one.verdict.equal)
@@ -62,9 +64,9 @@ WHOLE = [(0, None, "1001", True), (1, "1001", "2001", True), (2, "2001", None, T
 
 
 def test_a_pass_goes_on_where_a_stop_left_it_and_what_differs_is_found_told_and_mended(held: Captured) -> None:
-    said: list[Told] = []
+    said: list[RangeResult] = []
 
-    def stop_in_the_midst(told: Told) -> None:
+    def stop_in_the_midst(told: RangeResult) -> None:
         said.append(told)
         if told.found is not None and told.found.ended == "2001":
             os.kill(os.getpid(), signal.SIGTERM)
@@ -75,7 +77,7 @@ def test_a_pass_goes_on_where_a_stop_left_it_and_what_differs_is_found_told_and_
         assert ranges(said) == WHOLE[:2]
         (begun, *_) = [one for one in catalog.verified.ls("held") if one.topic == "public.t"]
         assert (begun.through, begun.ranges, begun.ended) == (None, 2, False)
-        work = continuous(held, HOURLY, said.append, Mode.CHECKSUM)
+        work = continuous(held, HOURLY, said.append, VerifyMode.CHECKSUM)
         work.round(catalog)
         assert ranges(said) == WHOLE
         assert ranges(said, "public.u") == [(0, None, None, True)]
@@ -86,13 +88,13 @@ def test_a_pass_goes_on_where_a_stop_left_it_and_what_differs_is_found_told_and_
         assert said == []  # nothing is due for an hour
         with applying.resting():
             _spoil(held)
-        work = continuous(held, OFTEN, said.append, Mode.CHECKSUM)
+        work = continuous(held, OFTEN, said.append, VerifyMode.CHECKSUM)
         work.round(catalog)
         assert [equal for *_, equal in ranges(said)] == [True, False, False]
         assert {one.topic: one.mismatched for one in catalog.verified.ls("held")} == {"public.t": 3, "public.u": 1}
         assert work.wrong == {("lake", "public.t"), ("lake", "public.u")}
         said.clear()
-        mending = Rhythm(every=0.001, repair=True, range_rows=1000)
+        mending = VerificationSchedule(every=0.001, repair=True, range_rows=1000)
         work = continuous(held, mending, said.append)
 
         def mended() -> bool:
@@ -141,24 +143,24 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_the_next_range_follows_the_last_one_of_a_pass_on_its_way_and_a_new_pass_waits_until_it_is_due() -> None:
-    assert next_place([], NOW, 60) == Begin(NOW)
+    assert next_place([], NOW, 60) == PassStart(NOW)
     earlier = NOW - timedelta(seconds=59)
     on_its_way = [range_of(began=earlier, number=0, ended="5"), range_of(began=earlier, number=1, first="5", ended="9")]
-    assert next_place([on_its_way], NOW, 60) == Begin(earlier, 2, "9")
+    assert next_place([on_its_way], NOW, 60) == PassStart(earlier, 2, "9")
     done = [*on_its_way, range_of(began=earlier, number=2, first="9")]
     assert next_place([done], NOW, 60) is None
-    assert next_place([done], NOW, 59) == Begin(NOW)
+    assert next_place([done], NOW, 59) == PassStart(NOW)
 
 
 def test_rows_come_no_faster_than_the_pace() -> None:
     slept: list[float] = []
     now = [100.0]
-    pace = Pace(10, clock=lambda: now[0], sleep=slept.append)
+    pace = ReadRateLimit(10, clock=lambda: now[0], sleep=slept.append)
     for at, rows in ((100.0, 20), (101.0, 5), (110.0, 1)):
         now[0] = at
         pace.taken(rows)
     assert slept == pytest.approx([2.0, 1.5, 0.1])
-    Pace(None, sleep=slept.append).taken(10**9)
+    ReadRateLimit(None, sleep=slept.append).taken(10**9)
     assert len(slept) == 3
 
 

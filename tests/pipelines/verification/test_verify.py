@@ -14,7 +14,7 @@ from deltalake import write_deltalake
 
 from cdc.catalog import Catalog
 from cdc.config import load
-from cdc.config.verify_options import Mode
+from cdc.config.verify_options import VerifyMode
 from cdc.errors import ConfigError, CutNotReached
 from cdc.log.layout import CommitInfo, LogIdentity
 from cdc.log.segments import SegmentLimits
@@ -175,8 +175,8 @@ def spoiled() -> dict[str, pa.Table]:
 SAME_COUNT = {"value", "type", "empty", "swapped", "exchanged"}
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_every_mode_finds_what_it_promises_to_find_and_nothing_else(ground: Ground, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", VerifyMode)
+def test_every_mode_finds_what_it_promises_to_find_and_nothing_else(ground: Ground, mode: VerifyMode) -> None:
     found = {}
     for name, rows in spoiled().items():
         shutil.rmtree(ground.target, ignore_errors=True)
@@ -184,22 +184,22 @@ def test_every_mode_finds_what_it_promises_to_find_and_nothing_else(ground: Grou
         assert verdict.compared
         assert verdict.mode == mode
         found[name] = verdict.equal
-    unseen = {"order"} | (SAME_COUNT if mode is Mode.COUNT else set())
+    unseen = {"order"} | (SAME_COUNT if mode is VerifyMode.COUNT else set())
     assert found == {name: name in unseen for name in spoiled()}
 
 
 def test_a_digest_names_no_row_and_is_made_by_the_server(ground: Ground) -> None:
-    verdict = ground.verify(replaced(typed(), "half", [0.1, 0.0, None]), mode=Mode.CHECKSUM)
+    verdict = ground.verify(replaced(typed(), "half", [0.1, 0.0, None]), mode=VerifyMode.CHECKSUM)
     assert (verdict.mode, verdict.equal, verdict.mismatched) == ("checksum", False, 1)
     assert verdict.reason == "the digests differ; --mode rows names the keys"
     with connect(ground.dsn) as conn:
         conn.execute("UPDATE public.kinds SET half = 0 WHERE id = 2")
     with ground.apply():
-        assert ground.report(mode=Mode.CHECKSUM).equal
+        assert ground.report(mode=VerifyMode.CHECKSUM).equal
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_of_parked_keys_nothing_is_said_but_that_there_are_some(ground: Ground, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", VerifyMode)
+def test_of_parked_keys_nothing_is_said_but_that_there_are_some(ground: Ground, mode: VerifyMode) -> None:
     ground.parked = (("2",), ("9",))
     rows = typed()
     verdict = ground.verify(pa.concat_tables([rows.slice(0, 1), rows.slice(2)]), mode=mode)
@@ -209,9 +209,9 @@ def test_of_parked_keys_nothing_is_said_but_that_there_are_some(ground: Ground, 
     assert (verdict.missing, verdict.parked) == ([["1"]], 2)
 
 
-@pytest.mark.parametrize("mode", [Mode.ROWS, Mode.CHECKSUM])
-def test_what_was_compared_is_kept_and_what_was_counted_is_not(ground: Ground, mode: Mode) -> None:
-    ground.verify(typed().slice(1), mode=Mode.COUNT)
+@pytest.mark.parametrize("mode", [VerifyMode.ROWS, VerifyMode.CHECKSUM])
+def test_what_was_compared_is_kept_and_what_was_counted_is_not(ground: Ground, mode: VerifyMode) -> None:
+    ground.verify(typed().slice(1), mode=VerifyMode.COUNT)
     assert ground.catalog.verified.ls("kinds") == []
     shutil.rmtree(ground.target)
     ground.verify(typed().slice(1), mode=mode)
@@ -255,8 +255,8 @@ HISTORIES = {
 
 
 @pytest.mark.parametrize("keeping", [*HISTORIES, "soft_delete"])
-@pytest.mark.parametrize("mode", [Mode.ROWS, Mode.CHECKSUM])
-def test_of_a_target_with_a_past_the_rows_of_now_are_compared(ground: Ground, keeping: str, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [VerifyMode.ROWS, VerifyMode.CHECKSUM])
+def test_of_a_target_with_a_past_the_rows_of_now_are_compared(ground: Ground, keeping: str, mode: VerifyMode) -> None:
     if keeping == "soft_delete":
         rows = placed(_deleted=[False] * 6).slice(0, 5).filter(pa.array([True, True, True, False, True]))
         rows = rows.set_column(rows.num_columns - 1, "_deleted", pa.array([False, False, False, True]))
@@ -291,8 +291,8 @@ def test_a_target_of_a_kind_that_nobody_knows_is_not_passed(ground: Ground) -> N
     assert verdict.reason == "the target keeps 'guesses', of which the rows of now are not known"
 
 
-@pytest.mark.parametrize("mode", [Mode.ROWS, Mode.CHECKSUM])
-def test_a_table_is_compared_as_its_rule_changes_it(ground: Ground, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [VerifyMode.ROWS, VerifyMode.CHECKSUM])
+def test_a_table_is_compared_as_its_rule_changes_it(ground: Ground, mode: VerifyMode) -> None:
     ground.rule(
         "except_column_list: ['yes'], transform: {drop: [doc], rename: {id: nr, big: huge}, mask: {words: redact}}"
     )
@@ -326,8 +326,8 @@ def test_columns_that_are_computed_are_named_as_not_compared(ground: Ground) -> 
     assert (verdict.equal, verdict.reason) == (True, "computed columns are not compared: ['twice']")
 
 
-@pytest.mark.parametrize("mode", [Mode.ROWS, Mode.CHECKSUM])
-def test_a_list_is_compared_element_by_element(ground: Ground, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [VerifyMode.ROWS, VerifyMode.CHECKSUM])
+def test_a_list_is_compared_element_by_element(ground: Ground, mode: VerifyMode) -> None:
     rows = typed()
     place = rows.schema.get_field_index("tags")
     for tags, equal in (([["a", "b c"], [], None], True), ([["a", "b", "c"], [], None], False)):

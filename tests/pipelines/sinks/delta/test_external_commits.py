@@ -12,12 +12,12 @@ from deltalake import DeltaTable, write_deltalake
 from structlog.testing import capture_logs
 
 from cdc import metrics
-from cdc.config.sinks import Keeping
+from cdc.config.sinks import HistoryMode
 from cdc.log.layout import commit_file
 from cdc.stores.published import Published, TableRecord
-from pipelines.folding.every_change import Ending
+from pipelines.folding.every_change import GenerationEnd
 from pipelines.runtime.external_commits import ForeignCommit
-from pipelines.runtime.progress import Progress
+from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.maintenance import COMPACT_ABOVE
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
@@ -184,8 +184,8 @@ def test_a_commit_that_is_not_in_the_log_any_more_is_told_as_unknown(sink: Delta
 def test_a_foreign_commit_is_counted_and_stands_beside_its_table(sink: DeltaSink) -> None:
     table_of(sink).delete("id = 2")
     record = sink.apply(batch([put(1, "A", 45)], 40, 60))
-    figures = metrics.Figures()
-    progress = Progress("shop", "lake", figures)
+    figures = metrics.Metrics()
+    progress = SinkFigures("shop", "lake", figures)
     progress.foreign = sink.foreign
     progress.published(publish(sink, record), lag=None, rows={})
     progress.took(0.1)
@@ -197,17 +197,21 @@ def test_a_foreign_commit_is_counted_and_stands_beside_its_table(sink: DeltaSink
 
 
 @pytest.mark.parametrize("began", [None, 35], ids=["truncate", "generation end"])
-@pytest.mark.parametrize("keeping", [Keeping.LATEST, Keeping.VERSIONS, Keeping.MARKED])
-def test_a_row_without_a_place_goes_with_older_ones(tmp_path: Path, keeping: Keeping, began: int | None) -> None:
+@pytest.mark.parametrize("keeping", [HistoryMode.LATEST, HistoryMode.VERSIONS, HistoryMode.MARKED])
+def test_a_row_without_a_place_goes_with_older_ones(tmp_path: Path, keeping: HistoryMode, began: int | None) -> None:
     settings = DeltaSettings("lake", f"{tmp_path}/lake/{{schema}}/{{table}}", table=ALL_SETTINGS[keeping])
     sink = DeltaSink(settings)
     sink.open(LOG)
     uri = sink.apply(batch([put(1, "a", 10)], 0, 20)).target
     columns = {field.name: pa.nulls(1, field.type) for field in pa.schema(DeltaTable(uri).schema().to_arrow())}
-    columns |= {"id": pa.array([77])} | ({"_deleted": pa.array([False])} if keeping is Keeping.MARKED else {})
+    columns |= {"id": pa.array([77])} | ({"_deleted": pa.array([False])} if keeping is HistoryMode.MARKED else {})
     write_deltalake(uri, pa.table(columns), mode="append")
     ended = {"truncated": (35, 0)} if began is None else {"generation": began}
-    sink.apply(batch([put(3, "c", 50)], 20, 60, endings=(Ending(36, 0, 36, began),), **ended))
+    sink.apply(batch([put(3, "c", 50)], 20, 60, endings=(GenerationEnd(36, 0, 36, began),), **ended))
 
-    current = {Keeping.LATEST: "true", Keeping.VERSIONS: '"__END_AT" IS NULL', Keeping.MARKED: "NOT _deleted"}[keeping]
+    current = {
+        HistoryMode.LATEST: "true",
+        HistoryMode.VERSIONS: '"__END_AT" IS NULL',
+        HistoryMode.MARKED: "NOT _deleted",
+    }[keeping]
     assert pa.table(DeltaTable(uri).scan(columns=["id"], predicate=current))["id"].to_pylist() == [3]

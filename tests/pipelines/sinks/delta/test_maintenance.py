@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
 from cdc.stores.published import Published, TableRecord
-from pipelines.sinks.delta.maintenance import AT_ONCE, COMPACT_ABOVE, Upkeep, UpkeepSettings
+from pipelines.sinks.delta.maintenance import AT_ONCE, COMPACT_ABOVE, TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published import KeptCut
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from pipelines.sinks.delta.table import APP_ID, DeltaTarget
@@ -160,7 +160,10 @@ def test_a_table_that_cannot_be_compacted_still_loses_what_nobody_needs(tmp_path
     DeltaTable.create(uri, columns, configuration=mapped, raise_if_key_not_exists=False)
     for number in range(COMPACT_ABOVE + 1):
         write_deltalake(uri, pa.table({"id": [number]}), mode="append")
-    target, upkeep = DeltaTarget(uri, DeltaTable(uri)), Upkeep(UpkeepSettings(every=1, vacuum_after=0), clock)
+    target, upkeep = (
+        DeltaTarget(uri, DeltaTable(uri)),
+        TargetMaintenance(UpkeepSettings(every=1, vacuum_after=0), clock),
+    )
     record = TableRecord(1, "shop.orders", uri, 10, target.version, "streaming")
     cuts = [KeptCut.of(1, Published(10, 10, {1: record}))]
     waste = tmp_path / "table" / "waste.parquet"
@@ -245,7 +248,7 @@ def test_of_a_target_of_many_tables_what_no_cut_needs_is_removed_and_nothing_els
     sink.open("log-1")
     other = replace(ORDERS, relation=2, oid=2, name="items")
     records = {2: sink.apply(batch([put(1, "still", 10)], 0, 10, other))}
-    upkeep, uri = Upkeep(UpkeepSettings(every=1, vacuum_after=0, keep_commits=50), clock), f"{tmp_path}/all"
+    upkeep, uri = TargetMaintenance(UpkeepSettings(every=1, vacuum_after=0, keep_commits=50), clock), f"{tmp_path}/all"
     cuts: list[KeptCut] = []
     for upto in range(10, 80, 10):
         records[1] = sink.apply(batch([put(1, str(upto), upto)], upto - 10, upto, replace(ORDERS, relation=1)))

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
-from pipelines.sinks.delta.schema_evolution import Plan, column_id, held_as, plan, sources
+from pipelines.sinks.delta.schema_evolution import EvolutionPlan, column_id, held_as, plan, sources
 from pipelines.types import TypePolicy
 from pipelines.types.rows import target_schema
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, column
@@ -35,20 +35,22 @@ PRESENT = [table for table in TABLES if [column_id(field) for field in table][:-
 """Of tables that differ in nothing but the numbers of their columns one."""
 
 
-def planned(present: pa.Schema, wanted: pa.Schema, changes: SchemaChanges, *, replaced: bool = False) -> Plan | None:
+def planned(
+    present: pa.Schema, wanted: pa.Schema, changes: SchemaChanges, *, replaced: bool = False
+) -> EvolutionPlan | None:
     try:
         return plan(present, wanted, changes, replaced=replaced)
     except SchemaNotApplicable:
         return None
 
 
-def after(present: pa.Schema, found: Plan) -> pa.Schema:
+def after(present: pa.Schema, found: EvolutionPlan) -> pa.Schema:
     if found.columns:
         return pa.schema([made.field for made in found.columns])
     return pa.schema([*present, *found.added])
 
 
-def every_pair(*policies: SchemaChanges) -> Iterator[tuple[pa.Schema, pa.Schema, Plan | None]]:
+def every_pair(*policies: SchemaChanges) -> Iterator[tuple[pa.Schema, pa.Schema, EvolutionPlan | None]]:
     for present, wanted, changes, replaced in product(PRESENT, TABLES, policies, [False, True]):
         yield present, wanted, planned(present, wanted, changes, replaced=replaced)
 
@@ -63,7 +65,7 @@ def test_what_is_planned_gives_every_wanted_column_and_once_done_is_nothing():
             reached = after(present, found)
             assert shape(wanted) <= shape(reached)
             assert len({name.casefold() for name in reached.names}) == len(reached.names)
-            assert plan(reached, wanted, SchemaChanges.EVOLVE, replaced=False) == Plan()
+            assert plan(reached, wanted, SchemaChanges.EVOLVE, replaced=False) == EvolutionPlan()
 
 
 def test_a_column_keeps_its_values_under_every_name_it_gets():
@@ -108,7 +110,7 @@ def test_ignore_keeps_the_columns_of_the_target_and_finds_in_every_row_what_they
     for present, wanted in product(PRESENT, TABLES):
         source = replace(ORDERS, columns=tuple(column_of(field) for field in wanted if column_id(field)))
         held = target_schema(held_as(source, present, SchemaChanges.IGNORE, TypePolicy.EXACT), TypePolicy.EXACT)
-        assert plan(present, held, SchemaChanges.IGNORE, replaced=False) == Plan()
+        assert plan(present, held, SchemaChanges.IGNORE, replaced=False) == EvolutionPlan()
         assert {column_id(f) for f in held} == {column_id(f) for f in present} & {column_id(f) for f in wanted} | {None}
 
 

@@ -24,39 +24,39 @@ from pipelines.sinks.delta.writer_choice import (
     MAX_CANDIDATE_BYTES,
     SPARK_FIXED,
     SWITCHES_AT,
-    Choice,
-    Costs,
     Factors,
-    Work,
+    MergeWork,
+    WriterCosts,
+    WriterDecision,
     candidates,
     rewritten,
 )
 from tests.contracts.folded import batch, put
 
 MIB = 1 << 20
-LARGE = Work(rows=10_000, nbytes=4 * MIB, target=450 * MIB, candidates=450 * MIB)
+LARGE = MergeWork(rows=10_000, nbytes=4 * MIB, target=450 * MIB, candidates=450 * MIB)
 
 
 @st.composite
-def works(draw: st.DrawFn) -> Work:
+def works(draw: st.DrawFn) -> MergeWork:
     target = draw(st.integers(0, 4 * MAX_CANDIDATE_BYTES))
     rows = draw(st.integers(1, 2_000_000))
-    return Work(rows, rows * draw(st.integers(8, 400)), target, draw(st.integers(0, target)))
+    return MergeWork(rows, rows * draw(st.integers(8, 400)), target, draw(st.integers(0, target)))
 
 
 FACTORS = st.builds(Factors, st.floats(0.125, 8), st.floats(0.125, 8))
 CORES = st.integers(1, 256)
 
 
-def costs(factors: Factors) -> Costs:
-    made = Costs()
+def costs(factors: Factors) -> WriterCosts:
+    made = WriterCosts()
     made.factors = factors
     return made
 
 
 @given(works(), FACTORS, CORES)
 def test_what_delta_rs_has_no_memory_for_is_sparks_whatever_was_learned(
-    work: Work, factors: Factors, cores: int
+    work: MergeWork, factors: Factors, cores: int
 ) -> None:
     too_large = work.nbytes > MAX_BATCH_BYTES or work.candidates > MAX_CANDIDATE_BYTES
 
@@ -67,14 +67,14 @@ def test_what_delta_rs_has_no_memory_for_is_sparks_whatever_was_learned(
 
 
 @given(works(), FACTORS, CORES, st.booleans())
-def test_what_is_small_is_never_sparks(work: Work, factors: Factors, cores: int, before: bool) -> None:
+def test_what_is_small_is_never_sparks(work: MergeWork, factors: Factors, cores: int, before: bool) -> None:
     if costs(factors).is_small(work):
         assert not factors.prefer_spark(work, cores, before=before)
 
 
 @given(works(), FACTORS, CORES, st.integers(1, 512 * MIB))
 def test_more_to_read_never_turns_a_choice_to_delta_rs_where_cores_are_many(
-    work: Work, factors: Factors, cores: int, more: int
+    work: MergeWork, factors: Factors, cores: int, more: int
 ) -> None:
     """Spark writes a byte anew in less time than delta-rs from four cores on, times what was learned."""
     larger = replace(work, target=work.target + more, candidates=work.candidates + more)
@@ -88,7 +88,7 @@ def test_more_to_read_never_turns_a_choice_to_delta_rs_where_cores_are_many(
 
 @given(works(), CORES, st.floats(0.7, 1.4), st.lists(st.floats(1 / 1.1, 1.1), min_size=2, max_size=8))
 def test_estimates_that_waver_by_a_tenth_do_not_change_the_writer_back_and_forth(
-    work: Work, cores: int, close: float, noise: list[float]
+    work: MergeWork, cores: int, close: float, noise: list[float]
 ) -> None:
     factors = Factors(delta_rs=close * work.by_spark(cores) / work.by_delta_rs())
     before, changes = False, 0
@@ -110,17 +110,17 @@ def test_what_merges_take_is_learned_in_some_twenty_of_them(speed: float, spark:
 
 @pytest.mark.parametrize(("cores", "by_spark"), [(1, False), (64, True)])
 def test_a_large_target_goes_to_spark_where_it_has_the_cores(cores: int, by_spark: bool) -> None:
-    assert Costs().choose("t", LARGE, cores) == Choice(
+    assert WriterCosts().choose("t", LARGE, cores) == WriterDecision(
         by_spark, LARGE.by_spark(cores) if by_spark else LARGE.by_delta_rs()
     )
 
 
 def test_a_batch_of_the_newest_keys_of_a_huge_table_stays_with_delta_rs() -> None:
-    assert not Costs().choose("t", Work(1_000, 100_000, target=50 << 30, candidates=20 * MIB), 64).spark
+    assert not WriterCosts().choose("t", MergeWork(1_000, 100_000, target=50 << 30, candidates=20 * MIB), 64).spark
 
 
 def test_a_slow_merge_of_one_writer_hands_over_and_the_other_is_not_kept_for_ever() -> None:
-    mine, cores, work = Costs(), 8, replace(LARGE, candidates=130 * MIB, target=130 * MIB)
+    mine, cores, work = WriterCosts(), 8, replace(LARGE, candidates=130 * MIB, target=130 * MIB)
     assert not mine.choose("t", work, cores).spark
     for _ in range(8):
         choice = mine.choose("t", work, cores)
@@ -138,11 +138,11 @@ def test_a_slow_merge_of_one_writer_hands_over_and_the_other_is_not_kept_for_eve
 
 
 def test_short_merges_teach_nothing() -> None:
-    mine = Costs()
-    mine.took(Choice(spark=False, seconds=LEARNS_FROM / 2), 5.0)
-    mine.took(Choice(spark=True), 5.0)
+    mine = WriterCosts()
+    mine.took(WriterDecision(spark=False, seconds=LEARNS_FROM / 2), 5.0)
+    mine.took(WriterDecision(spark=True), 5.0)
     assert mine.factors == Factors()
-    mine.took(Choice(spark=False, seconds=SPARK_FIXED), 5.0)
+    mine.took(WriterDecision(spark=False, seconds=SPARK_FIXED), 5.0)
     assert mine.factors != Factors()
 
 
@@ -200,10 +200,10 @@ def test_written_again_is_what_came_for_what_went() -> None:
 def test_a_choice_takes_less_than_a_fifth_of_a_millisecond() -> None:
     found = pa.concat_tables([FILES] * 16)
     source = pa.table({"id": pa.array(range(1_000), pa.int64())})
-    mine, took = Costs(), []
+    mine, took = WriterCosts(), []
     for _ in range(50):
         began = time.thread_time()
-        work = Work(1_000, source.nbytes, 20 * MIB, candidates(found, source, ["id"]))
+        work = MergeWork(1_000, source.nbytes, 20 * MIB, candidates(found, source, ["id"]))
         mine.is_small(work)
         took.append(time.thread_time() - began)
     assert min(took) < 2e-4

@@ -16,17 +16,17 @@ from deltalake import DeltaTable, write_deltalake
 from cdc.config import SinkRule
 from cdc.errors import TransformRefused
 from cdc.stores.published import Published, TableRecord
-from pipelines.sinks.delta.maintenance import Upkeep, UpkeepSettings
+from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published import KeptCut
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from pipelines.sinks.delta.table import APP_ID, DeltaTarget
-from pipelines.sinks.delta.zorder import ORDERED, Ordering
+from pipelines.sinks.delta.zorder import ORDERED, ZOrdering
 from tests.contracts.folded import ORDERS, batch, column, put
 from tests.pipelines.sinks.upkept import LOG, Clock
 
 ROWS = 2_000
 NUMBER = column(3, "number", "double precision", oid=701)
-SMALL = Ordering(least=0, file=1 << 14)
+SMALL = ZOrdering(least=0, file=1 << 14)
 
 
 def bounds(uri: str, column: str) -> list[tuple[int, int]]:
@@ -55,7 +55,7 @@ def target_of(uri: str, by: tuple[str, ...] = ("id",)) -> DeltaTarget:
     return found
 
 
-def order_all(uri: str, ordering: Ordering = SMALL, by: tuple[str, ...] = ("id",)) -> int:
+def order_all(uri: str, ordering: ZOrdering = SMALL, by: tuple[str, ...] = ("id",)) -> int:
     """Order what is due; how many parts that were."""
     target, done = target_of(uri, by), 0
     while (due := ordering.due(target)) and done < 10:
@@ -68,7 +68,7 @@ def test_a_sink_whose_rule_names_a_column_has_files_that_a_query_of_it_skips(tmp
     settings, clock = UpkeepSettings(every=10, ordering=SMALL), Clock()
     rules = (SinkRule(match="shop.*", cluster_by=("item",)),)
     sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=rules, upkeep=settings))
-    sink._upkeep = Upkeep(settings, clock)  # what comes when does not depend on the machine
+    sink._upkeep = TargetMaintenance(settings, clock)  # what comes when does not depend on the machine
     sink.open(LOG)
     random, items = Random(1), [f"item {number:05}" for number in range(ROWS)]
     random.shuffle(items)
@@ -138,9 +138,9 @@ def test_a_part_that_is_large_or_tiny_is_left_as_it_is(tmp_path: Path):
     uri = str(tmp_path)
     grow(uri)
     (size,) = pa.table(DeltaTable(uri).get_add_actions(flatten=True))["size_bytes"].to_pylist()
-    for ordering in (Ordering(least=size + 1), Ordering(least=0, most=size - 1)):
+    for ordering in (ZOrdering(least=size + 1), ZOrdering(least=0, most=size - 1)):
         assert order_all(uri, ordering) == 0
-    assert order_all(uri, Ordering(least=size, most=size)) == 1
+    assert order_all(uri, ZOrdering(least=size, most=size)) == 1
 
 
 def test_a_target_without_the_columns_or_without_such_a_rule_is_left_as_it_is(tmp_path: Path):
@@ -156,7 +156,7 @@ def test_a_target_that_cannot_be_put_in_order_still_loses_what_nobody_needs(tmp_
     DeltaTable.create(uri, columns, configuration=mapped, raise_if_key_not_exists=False)
     write_deltalake(uri, pa.table({"id": range(10)}), mode="append")
     target, settings = target_of(uri), UpkeepSettings(every=1, vacuum_after=0, ordering=SMALL)
-    upkeep, waste = Upkeep(settings, clock), tmp_path / "table" / "waste.parquet"
+    upkeep, waste = TargetMaintenance(settings, clock), tmp_path / "table" / "waste.parquet"
     record = TableRecord(1, "shop.orders", uri, 10, target.version, "streaming")
     cuts = [KeptCut.of(1, Published(10, 10, {1: record}))]
     for _ in range(3):
