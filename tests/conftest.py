@@ -1,11 +1,12 @@
 """Fixtures come from tests/fixtures, by subject; how the tests share a machine is said here."""
 
 import gc
+import inspect
 import os
-import re
+import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -14,13 +15,27 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler.loadgroup import LoadGroupScheduling
 
+from tests.fixtures import java
+
 # the machine may be busy; how long an example takes says nothing of what it shows
 settings.register_profile("cdc", deadline=None)
 settings.load_profile("cdc")
 
-_ASKS_FOR_SPARK: Final = re.compile(r"def test_\w+\([^)]*\bspark\b|getfixturevalue\(\"spark\"\)|def _?\w+\(spark\b")
+_SPARK: Final = "@spark"
+"""At the end of the identifiers of tests that use the Spark session, in a worker."""
+_GETS_SPARK: Final = 'getfixturevalue("spark")'
 TOGETHER: Final = {"tests/e2e/test_page.py", "tests/service/test_alerts.py", "tests/test_architecture.py"}
 """Files whose tests share a browser, a Prometheus, and the parsed tree."""
+LONG: Final = (
+    "tests/test_readme.py",
+    "tests/demo/",
+    "tests/faults/test_drifted_table.py",
+    "tests/faults/test_given_up_file.py",
+    "tests/faults/test_kill_copy.py",
+    "tests/faults/test_two_readers.py",
+    "tests/faults/test_unreadable_row.py",
+)
+"""With tests of 15 s and more: at the end, one of them would run alone while the other workers are idle."""
 MEMORY: Final = Path("/dev/shm")
 ROOM: Final = 8 << 30
 """Bytes that have to be free there: each worker has servers of its own."""
@@ -34,15 +49,18 @@ def _in_memory() -> bool:
     return found.f_bavail * found.f_frsize >= ROOM and not found.f_flag & os.ST_NOEXEC
 
 
+# a shell ignores ^C on behalf of what it starts in the background, and commands under test would inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# five processes compile 800 test modules, and every command under test compiles the product, unless bytecode is kept
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 if _in_memory():
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
-# a JVM of a test lives for seconds: what the second compiler would make of its code comes too late to be of use, and
-# to verify the thousands of classes that Spark loads is a tenth of its start
-os.environ.setdefault(
-    "JDK_JAVA_OPTIONS",
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
-)
+os.environ.setdefault(java.VARIABLE, java.options())
 
 pytest_plugins = [
     "tests.fixtures.cluster",
@@ -61,15 +79,15 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 class OneSparkScheduling(LoadGroupScheduling):  # type: ignore[misc]
-    """Each test by itself to who is free, but a few files whole, and all that use the Spark session to one worker.
+    """Each test goes to a free worker; a few files go whole, and the tests of the Spark session to one worker.
 
     A JVM costs more than most of its tests. (Marks of groups are not seen under this pytest.)
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if _uses_spark(file):
-            return "spark"
+        if nodeid.endswith(_SPARK):
+            return _SPARK
         return file if file in TOGETHER else nodeid
 
 
@@ -78,9 +96,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkSche
     return OneSparkScheduling(config, log)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker: put the long tests first, and mark the tests of the Spark session for the scheduler."""
+    if not hasattr(config, "workerinput"):
+        return
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    for item in items:
+        if _uses_spark(item):
+            item._nodeid += _SPARK  # type: ignore[attr-defined]
+
+
+def _uses_spark(item: pytest.Item) -> bool:
+    """Whether it asks for the session by name, or with `getfixturevalue`, itself or a fixture of this parameter."""
+    assert isinstance(item, pytest.Function)
+    if "spark" in item.fixturenames or _gets_spark(item.function):
+        return True
+    chosen = item.callspec.params if hasattr(item, "callspec") else {}
+    asking = [name for name, found in item._fixtureinfo.name2fixturedefs.items() if _gets_spark(found[-1].func)]
+    return any("spark" in str(chosen.get(name, "spark")) for name in asking)
+
+
 @cache
-def _uses_spark(file: str) -> bool:
-    return _ASKS_FOR_SPARK.search((Path(__file__).parents[1] / file).read_text(encoding="utf-8")) is not None
+def _gets_spark(function: Callable[..., Any]) -> bool:
+    file = inspect.getsourcefile(function)
+    if file is None or not file.startswith(str(Path(__file__).parent)):
+        return False
+    return _GETS_SPARK in Path(file).read_text(encoding="utf-8") and _GETS_SPARK in inspect.getsource(function)
 
 
 def pytest_collection_finish() -> None:
@@ -91,10 +133,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _spark_in_its_worker(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whoever starts the JVM in this process has to ask for the fixture, so that it is dealt to the right worker."""
+    """A test that starts the JVM in this process has to ask for the fixture, so that it goes to the right worker."""
     before = _has_jvm()
     yield
-    assert before or not _has_jvm() or _uses_spark(request.node.nodeid.partition("::")[0]), "it starts Spark"
+    assert before or not _has_jvm() or _uses_spark(request.node), "it starts Spark"
 
 
 def _has_jvm() -> bool:
