@@ -15,7 +15,7 @@ small one above keeps them all. Smaller ones are cheaper to use again than to ma
 _M_MMAP_THRESHOLD: Final = -3
 
 
-def give_back_what_is_freed() -> None:
+def use_system_allocators() -> None:
     """Set the process' allocators so; where they are not glibc's, only Arrow's own pool is done without.
 
     Arrow's mimalloc keeps what each of the threads that write Parquet has used once: 2 million rows in one transaction

@@ -16,7 +16,7 @@ from cdc.pgoutput.decoder_events import Decoded
 
 OPEN_LIMIT: Final = 16 * 1024 * 1024
 """Bytes of an unfinished transaction in memory; above it its rows go to data files that nobody sees yet."""
-CHUNKS: Final = 3
+CHUNKS_PER_COMMIT: Final = 3
 """Of a copy in one commit, if somebody waits: longer would let connections rest that could read."""
 
 
@@ -56,7 +56,7 @@ class CommitBatcher:
         """
         if not self._pending.is_ready:
             return None
-        if (not more or self._chunks >= CHUNKS) and self._reached.is_awaited(self._last, self._pending.last):
+        if (not more or self._chunks >= CHUNKS_PER_COMMIT) and self._reached.is_awaited(self._last, self._pending.last):
             return 0.0
         return None if free_since is None else free_since + self._linger
 

@@ -35,7 +35,7 @@ _BEGINS: Final = marks(bytes([BEGIN]))
 
 
 @dataclass(frozen=True, slots=True)
-class KnownTransaction:
+class LastTransaction:
     """The last one of a log."""
 
     root: Root
@@ -69,7 +69,7 @@ class DecodeStage:
         self._decoder = ColumnarDecoder(epoch=after.epoch, after=after)
         self._lsns = LsnCheck(Lsn(0))
         self._after = after
-        self._last: KnownTransaction | None = None
+        self._last: LastTransaction | None = None
         self._resolved: dict[int, tuple[RelationSeen, TableSchema]] = {}
 
     @classmethod
@@ -103,7 +103,7 @@ class DecodeStage:
             frame_mender(source.dsn, source.undecodable, after),
         )
 
-    def expect_from(self, confirmed: Lsn, last: KnownTransaction) -> None:
+    def expect_from(self, confirmed: Lsn, last: LastTransaction) -> None:
         """Refuse transactions that ended before this LSN, which the slot had confirmed when the session began.
 
         last: of the log that the session continues; it is dropped if it comes first under a higher LSN.

@@ -22,12 +22,12 @@ from cdc.log.reader import LogReader
 from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.slot import SlotStatus, slot_status
 
-LOCATED: Final = (UndecodableWal, PublicationMissing, PublicationNarrowed, PublicationReplaced)
+ERRORS_WITH_POSITIONS: Final = (UndecodableWal, PublicationMissing, PublicationNarrowed, PublicationReplaced)
 """Errors about the WAL that comes next; those about the slot name it themselves."""
 Located = TypeVar("Located", bound=SourceError)
 
 
-def locate(exc: Located, definition: Definition) -> Located:
+def add_positions(exc: Located, definition: Definition) -> Located:
     """The error with the positions of slot and log; as it is if the source does not answer or has no such slot."""
     source = definition.source
     try:

@@ -87,7 +87,7 @@ class CopySummary:
     """Tables that are copied while the stream runs."""
 
 
-def prepare(source: CopySource, root: Root, writer: LogWriter, figures: Metrics) -> CopySummary | None:
+def ensure_initial_snapshot(source: CopySource, root: Root, writer: LogWriter, figures: Metrics) -> CopySummary | None:
     """Make the log one that can be streamed into: copy if it is empty, or if a new epoch was asked for and not begun.
 
     Returns what was copied, None if nothing had to be.
@@ -96,18 +96,18 @@ def prepare(source: CopySource, root: Root, writer: LogWriter, figures: Metrics)
     reader copies from or streams from the same source, SlotBlocked, PreflightFailed, and SlotInTheWay, SlotNotOurs or
     SlotNotCreated for a slot that the copy may not replace.
     """
-    copied = copy_everything(source, root, writer, figures, EarlierTables()) if writer.durable is None else None
+    copied = take_initial_snapshot(source, root, writer, figures, EarlierTables()) if writer.durable is None else None
     intent = declared(root)
     if intent is None or writer.durable is None:
         return copied
     if writer.durable.epoch < intent.epoch:
         versions = [schema for _, schema in LogReader(root).schema_history()]
-        copied = copy_everything(source, root, writer, figures, EarlierTables.of(intent.epoch, versions))
+        copied = take_initial_snapshot(source, root, writer, figures, EarlierTables.of(intent.epoch, versions))
     fulfil(root)
     return copied
 
 
-def copy_everything(
+def take_initial_snapshot(
     source: CopySource, root: Root, writer: LogWriter, figures: Metrics, past: EarlierTables
 ) -> CopySummary:
     """Make publication and slot, copy every table, commit; returns what was copied.
@@ -122,7 +122,7 @@ def copy_everything(
             raise PreflightFailed(
                 f"no table matches {list(source.patterns)!r}", remedy="correct 'tables' in the definition"
             )
-        beginning = _Beginning(source, SlotClaim.of(root, writer), identify(source.dsn))
+        beginning = _StartingSlot(source, SlotClaim.of(root, writer), identify(source.dsn))
         adopted = beginning.check(conn)
         ensure_publication(conn, source.publication, [name for _, name in tables], control=source.control)
         with ExitStack() as opened:
@@ -136,17 +136,17 @@ def copy_everything(
             schemas = list(published_schemas(reading, [oid for oid, _ in tables], source.publication).values())
             plan = continue_relations(past, schemas, {str(name) for _, name in match_tables(reading, ["*"])})
             position = Position.of(point - 1, past.epoch)
-            copy = _Copy(source, writer, figures, position)
-            later = _beside(reading, plan.copied, source.snapshot)
+            copy = _SnapshotCommit(source, writer, figures, position)
+            later = _tables_for_chunks(reading, plan.copied, source.snapshot)
             if adopted is not None:
                 later = {schema.relation for schema in plan.copied}
-            _take(copy, plan, later, reading)
+            _copy_tables(copy, plan, later, reading)
             state = source_state(source.dsn, source.slot, source.publication, ())
             copy.commit(lineage_of(state))
     return copy.summary(later)
 
 
-def _is_copied(reading: Any, copy: _Copy, schema: TableSchema, chunks: Iterator[Lines]) -> bool:
+def _try_copy_table(reading: Any, copy: _SnapshotCommit, schema: TableSchema, chunks: Iterator[Lines]) -> bool:
     """Copy one table; false if the server cannot send a row of it: its copy beside the stream fails alone, and says so.
 
     The rows that came are true, and stay.
@@ -164,14 +164,14 @@ def _is_copied(reading: Any, copy: _Copy, schema: TableSchema, chunks: Iterator[
     return True
 
 
-def _take(copy: _Copy, plan: Continuation, later: set[int], reading: Any) -> None:
+def _copy_tables(copy: _SnapshotCommit, plan: Continuation, later: set[int], reading: Any) -> None:
     """Take every table of the plan into the copy; `later` are the relations that are only marked."""
     source = copy.source
     mend, rows_of = line_mender(source.dsn, source.undecodable), published_rows(reading, source.publication)
     for schema in plan.copied:
         if source.snapshot.mode is SnapshotMode.NO_DATA:
             copy.mark(schema, ended=True)
-        elif schema.relation in later or not _is_copied(reading, copy, schema, map(mend(schema), rows_of(schema))):
+        elif schema.relation in later or not _try_copy_table(reading, copy, schema, map(mend(schema), rows_of(schema))):
             copy.mark(replace(schema, state=TableState.SNAPSHOTTING))
     for schema in plan.gone:
         copy.mark(schema, ended=True)
@@ -180,7 +180,7 @@ def _take(copy: _Copy, plan: Continuation, later: set[int], reading: Any) -> Non
 
 
 @dataclass(frozen=True, slots=True)
-class _Beginning:
+class _StartingSlot:
     """The slot that a copy begins at; for a caller with the exclusive right to it."""
 
     source: CopySource
@@ -216,7 +216,7 @@ class _Beginning:
         write_slot_record(self.claim.root, self.claim.record_of(made, self.identity))
 
 
-def _beside(conn: Any, tables: Sequence[TableSchema], snapshot: Snapshot) -> set[int]:
+def _tables_for_chunks(conn: Any, tables: Sequence[TableSchema], snapshot: Snapshot) -> set[int]:
     """Relations whose rows wait for the stream: large ones with a key, and others when there are too many of them."""
     relations = {schema.oid: schema.relation for schema in tables if schema.key}
     later, total = set[int](), 0
@@ -227,7 +227,7 @@ def _beside(conn: Any, tables: Sequence[TableSchema], snapshot: Snapshot) -> set
     return later
 
 
-class _Copy:
+class _SnapshotCommit:
     """One copy on its way to one commit."""
 
     def __init__(self, source: CopySource, writer: LogWriter, figures: Metrics, position: Position) -> None:

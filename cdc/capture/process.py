@@ -15,11 +15,11 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_eve
 from tenacity.nap import sleep_using_event
 
 from cdc import metrics
-from cdc.capture.error_location import LOCATED, locate
+from cdc.capture.error_location import ERRORS_WITH_POSITIONS, add_positions
 from cdc.capture.reader import Reader
 from cdc.capture.recovery import declare_next_epoch
 from cdc.capture.resume_checks import DISCONTINUED
-from cdc.capture.retry_policy import pause
+from cdc.capture.retry_policy import retry_pause
 from cdc.capture.settings import reader_settings
 from cdc.capture.startup_checks import check_log, exposure_problems
 from cdc.capture.status_reporter import StatusReporter
@@ -78,7 +78,7 @@ def main(definition: Definition, again: Callable[[], Definition] | None = None) 
     except BaseException as exc:  # noqa: BLE001 - raised below, once it is recorded
         failure = exc
     stop.set()
-    ending = outcome(reporter.verdict, failure)
+    ending = exit_error(reporter.verdict, failure)
     if ending is not None:
         reporter.failed(known(ending, "the reader"))
     elif isinstance(failure, CdcError):
@@ -91,7 +91,7 @@ def main(definition: Definition, again: Callable[[], Definition] | None = None) 
     return ExitCode.OK.value
 
 
-def outcome(verdict: CdcError | None, failure: BaseException | None) -> BaseException | None:
+def exit_error(verdict: CdcError | None, failure: BaseException | None) -> BaseException | None:
     """What the process ends with: nothing after a drain, or after an attempt that only a stop kept from being repeated.
 
     A verdict comes first: the failure of the reader that it stopped is its consequence.
@@ -119,7 +119,7 @@ class _Attempts:
         self._alike = self._alike + 1 if is_stuck and code == self._code else 1
         self._position, self._code = position, code
         # a server that restarted in between has not tried to decode: only attempts that did are counted as such
-        self._pause = pause(exc, self._alike if isinstance(exc, UndecodableWal) else self._failures)
+        self._pause = retry_pause(exc, self._alike if isinstance(exc, UndecodableWal) else self._failures)
         return self._pause is not None
 
     def wait(self, _state: RetryCallState) -> float:
@@ -146,7 +146,7 @@ def _run(
             declare_next_epoch(settings, exc)
             log.warning("the source cannot continue the log: all is copied again", code=exc.code, message=exc.message)
             read()
-    except LOCATED as exc:
-        raise locate(exc, definition) from exc
+    except ERRORS_WITH_POSITIONS as exc:
+        raise add_positions(exc, definition) from exc
     except OSError as exc:
         raise failure_of(settings.log, exc) from exc

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from cdc import metrics
 from cdc.byte_queue import ByteQueue, QueueClosed
-from cdc.capture.allocator import give_back_what_is_freed
+from cdc.capture.allocator import use_system_allocators
 from cdc.capture.commit_batcher import CommitBatch, CommitBatcher
-from cdc.capture.decode_stage import DecodeStage, KnownTransaction
-from cdc.capture.initial_snapshot import CopySummary, prepare
-from cdc.capture.resume_checks import captured, check_source, confirmable, lineage_of
+from cdc.capture.decode_stage import DecodeStage, LastTransaction
+from cdc.capture.initial_snapshot import CopySummary, ensure_initial_snapshot
+from cdc.capture.resume_checks import captured_oids, check_source, lineage_of, lsn_to_confirm
 from cdc.capture.settings import ReaderSettings
-from cdc.capture.slot_ownership import SlotClaim, check_slot_name, note_slot
+from cdc.capture.slot_ownership import SlotClaim, check_slot_name, record_slot
 from cdc.errors import SourceError
 from cdc.failpoint import hit
 from cdc.log.layout import LogIdentity
@@ -83,14 +83,14 @@ class Reader:
 
     def run(self) -> None:
         """Copy what exists if the log is empty, then stream until stop is set."""
-        give_back_what_is_freed()
+        use_system_allocators()
         source = self._settings.source
         identity = identify(source.dsn)
         expected = LogIdentity(system_id=identity.system_id, database=identity.database)
         writer = LogWriter.open(self._settings.log, expected, self._settings.limits)
-        copied = prepare(source, self._settings.log, writer, self._figures)
+        copied = ensure_initial_snapshot(source, self._settings.log, writer, self._figures)
         seconds = self._load_kernels()
-        options = StreamOptions(slot=source.slot, publication=source.publication, start=confirmable(0))
+        options = StreamOptions(slot=source.slot, publication=source.publication, start=lsn_to_confirm(0))
         # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
         with (
             ReplicationStream.open(source.dsn, options) as stream,
@@ -116,7 +116,7 @@ class Reader:
                 for stage in stages:
                     stage.join()
                 self._decoding.close()
-            stream.confirm(confirmable(self._reached.position.lsn))
+            stream.confirm(lsn_to_confirm(self._reached.position.lsn))
             stream.tick()
         if self._failure is not None:
             raise self._failure
@@ -141,18 +141,18 @@ class Reader:
         self._writer = RetryingWriter(self._settings.log, self._settings.limits, self._ending, blocked)
         last = self._writer.last_commit
         assert last is not None, "the initial copy has committed"  # noqa: S101
-        state = source_state(source.dsn, source.slot, source.publication, captured(known))
+        state = source_state(source.dsn, source.slot, source.publication, captured_oids(known))
         claim = SlotClaim.of(self._settings.log, reading)
         check_slot_name(claim, state.slot)
         check_source(self._writer.identity, last, state)
-        note_slot(claim, state.slot, state.identity)
+        record_slot(claim, state.slot, state.identity)
         self._lineage = lineage_of(state)
         self._reached.tell(last.last)
         self._figures.set(metrics.LOG_POSITION, int(self._reached.position), source.pipeline)
         self._decoding = DecodeStage.open(source, self._settings.log, known, self._reached.position, self._placing)
         if state.slot is not None and state.slot.confirmed_flush is not None:
             self._decoding.expect_from(
-                state.slot.confirmed_flush, KnownTransaction(self._settings.log, last.last, last.committed_at)
+                state.slot.confirmed_flush, LastTransaction(self._settings.log, last.last, last.committed_at)
             )
 
     def _guard(self, stage: Callable[[], None], *pipes: ByteQueue[Any]) -> None:
@@ -171,7 +171,7 @@ class Reader:
     def _receive(self, stream: ReplicationStream) -> None:
         def confirm() -> None:
             hit("before_confirm")
-            stream.confirm(confirmable(self._reached.position.lsn))
+            stream.confirm(lsn_to_confirm(self._reached.position.lsn))
             hit("after_confirm")
             self._bound.check_session()
 

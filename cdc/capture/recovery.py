@@ -10,16 +10,16 @@ import pyarrow as pa
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cdc import metrics
-from cdc.capture.initial_snapshot import prepare
+from cdc.capture.initial_snapshot import ensure_initial_snapshot
 from cdc.capture.resume_checks import check_slot_kind
 from cdc.capture.settings import ReaderSettings, reader_settings
 from cdc.capture.slot_ownership import (
     SlotClaim,
     check_adopted,
-    check_given_up,
     check_replaceable,
+    check_replaceable_by_command,
     check_written_from,
-    slot_absent,
+    slot_missing_error,
 )
 from cdc.change import Operation, RowOrder, control_row
 from cdc.config import Definition
@@ -49,15 +49,15 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
     ends it. Raises SlotInUse while a reader streams, SlotNotOurs, SlotNotCreated, SlotBlocked, PreflightFailed.
     """
     settings = reader_settings(definition)
-    writer = _writer(definition)
+    writer = _open_writer(definition)
     before = writer.durable
     if before is None:
         raise LogError("the log is empty", remedy=EMPTY)
     _idle_slot(definition)
-    _give_up_slot(settings, writer)
+    _record_slot_for_replacement(settings, writer)
     declare(settings.log, EpochIntent(before.epoch + 1, "asked for with cdc slots recover"))
     hit("after_intent")
-    prepare(settings.source, settings.log, writer, metrics.Metrics())
+    ensure_initial_snapshot(settings.source, settings.log, writer, metrics.Metrics())
     log = LogReader(settings.log)
     schemas = log.schemas().values()
     live = [s for s in schemas if s.state is TableState.LIVE]
@@ -66,7 +66,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
     return {**done, "tables": len(live), "copied_by_reader": later}
 
 
-def _give_up_slot(settings: ReaderSettings, writer: LogWriter) -> None:
+def _record_slot_for_replacement(settings: ReaderSettings, writer: LogWriter) -> None:
     """Record the slot exactly as it is, so that the copy may drop it; a slot that changes later stays."""
     source, claim = settings.source, SlotClaim.of(settings.log, writer)
     identity = identify(source.dsn)
@@ -75,7 +75,7 @@ def _give_up_slot(settings: ReaderSettings, writer: LogWriter) -> None:
         if not source.create_slot:
             check_adopted(slot, source.slot, claim, identity)
         elif slot is not None:
-            check_given_up(slot, claim, identity)
+            check_replaceable_by_command(slot, claim, identity)
             write_slot_record(settings.log, claim.record_of(slot, identity))
 
 
@@ -98,7 +98,7 @@ def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
     declare(settings.log, EpochIntent(log.durable.epoch + 1, f"{exc.code} {exc.message}"))
 
 
-def adopt(definition: Definition) -> dict[str, Any]:
+def adopt_slot(definition: Definition) -> dict[str, Any]:
     """Assign a slot that an operator made to this log, which may then begin at it; the slot stays as it is.
 
     Makes the log if there is none. Raises SlotNotCreated if there is no slot, SlotUnsuitable, SlotInUse.
@@ -113,7 +113,7 @@ def adopt(definition: Definition) -> dict[str, Any]:
     with connect(source.dsn, application_name="cdc slots") as conn, exclusive(conn, source.slot):
         slot = slot_status(conn, source.slot)
         if slot is None:
-            raise slot_absent(source.slot)
+            raise slot_missing_error(source.slot)
         check_slot_kind(slot, identity.database)
         if slot.active:
             raise SlotInUse(f"slot {slot.name!r} is in use by pid {slot.active_pid}", remedy="stop its reader first")
@@ -124,13 +124,13 @@ def adopt(definition: Definition) -> dict[str, Any]:
     return {"slot": slot.name, "confirmed": str(slot.confirmed_flush), "log": str(writer.durable)}
 
 
-def skip(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, Any]:
+def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, Any]:
     """Move the log and then the slot to lsn; what committed in between is lost, and the tables are marked for it.
 
     In this order: a slot behind the log is habit, one ahead of it would be a gap. Run again after a crash it moves
     what has not moved yet.
     """
-    writer = _writer(definition)
+    writer = _open_writer(definition)
     last = writer.last_commit
     if last is None:
         raise LogError("the log is empty", remedy=EMPTY)
@@ -157,14 +157,14 @@ def skip(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, A
     with connect(source.dsn.reveal(), application_name="cdc slots") as conn, exclusive(conn, slot.name):
         position = Position.of(lsn - 1, last.last.epoch)
         if position > last.last:
-            _mark(writer, chosen, last, position)
+            _mark_for_resync(writer, chosen, last, position)
         hit("after_skip_marked")
         moved = advance_slot(conn, slot.name, lsn)
     marked = sorted(schema.topic for schema in chosen)
     return {"from": str(slot.confirmed_flush), "slot_at": str(moved), "log_at": str(position), "marked": marked}
 
 
-def _mark(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, position: Position) -> None:
+def _mark_for_resync(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, position: Position) -> None:
     """One commit at the position with an `s` row per table that lost changes."""
     reason = f"changes from {last.last} to {position} were skipped by an operator"
     now = time.time_ns() // 1000
@@ -183,7 +183,7 @@ def _mark(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, po
     writer.commit(files, info)
 
 
-def _writer(definition: Definition) -> LogWriter:
+def _open_writer(definition: Definition) -> LogWriter:
     LogReader(definition.log.root)  # a log is never made here
     return LogWriter(definition.log.root, reader_settings(definition).limits)
 

@@ -93,7 +93,7 @@ def _narrowed(publication: PublicationStatus) -> PublicationNarrowed:
     )
 
 
-def captured(known: Mapping[int, TableSchema]) -> list[int]:
+def captured_oids(known: Mapping[int, TableSchema]) -> list[int]:
     """OIDs of the tables that the log follows; one that it has marked as dropped is none of them."""
     return [schema.oid for schema in known.values() if schema.state is not TableState.DROPPED]
 
@@ -104,7 +104,7 @@ def lineage_of(source: SourceState) -> Lineage:
     return Lineage(source.identity.timeline, source.identity.system_id, oid)
 
 
-def confirmable(durable: int) -> Lsn:
+def lsn_to_confirm(durable: int) -> Lsn:
     """What to tell Postgres as flushed: everything below durable + 1 is ours.
 
     A commit record at LSN x is skipped by the server when x is below the confirmed position, so plus one keeps

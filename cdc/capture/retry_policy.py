@@ -7,7 +7,7 @@ from typing import Final
 
 from cdc.errors import CdcError, Reaction, SlotInUse, SourceRefuses, UndecodableWal
 
-POISON_ATTEMPTS: Final = 4
+UNDECODABLE_ATTEMPTS: Final = 4
 """Attempts at a transaction that the server cannot decode. What decodes at the second or third attempt exists (a cache
 of the server, a file that it makes again), but a value that is too large stays so: a person should read of it within a
 minute. With POISON's pauses the attempts take 15 s and what the server needs to come to that transaction."""
@@ -27,25 +27,25 @@ class BackOff:
 
 FAST: Final = BackOff(0.2, 30.0)
 """The server restarts, the network comes back."""
-TURN: Final = BackOff(0.2, 1.0)
+SLOT_IN_USE: Final = BackOff(0.2, 1.0)
 """Another reader streams. Whether it has ended is asked steadily, however long it has run: rows wait from then on. One
 question is a few short connections."""
-SLOW: Final = BackOff(5.0, 60.0)
+REFUSED: Final = BackOff(5.0, 60.0)
 """Somebody may be changing a password or a limit; asking often would lock accounts."""
-POISON: Final = BackOff(2.0, 8.0)
+UNDECODABLE: Final = BackOff(2.0, 8.0)
 """Decoding the same WAL again costs the source."""
 
 
-def pause(error: BaseException, failures: int) -> float | None:
+def retry_pause(error: BaseException, failures: int) -> float | None:
     """Seconds to wait before the next attempt; None if there is to be none.
 
     `failures` counts the attempts in a row, this one included, after which the log did not get on; of UndecodableWal
     only those that failed with it.
     """
     if isinstance(error, UndecodableWal):
-        return POISON.after(failures) if failures < POISON_ATTEMPTS else None
+        return UNDECODABLE.after(failures) if failures < UNDECODABLE_ATTEMPTS else None
     if not isinstance(error, CdcError) or error.reaction is not Reaction.RETRY:
         return None
     if isinstance(error, SlotInUse):
-        return TURN.after(failures)
-    return (SLOW if isinstance(error, SourceRefuses) else FAST).after(failures)
+        return SLOT_IN_USE.after(failures)
+    return (REFUSED if isinstance(error, SourceRefuses) else FAST).after(failures)

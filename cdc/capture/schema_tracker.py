@@ -25,7 +25,7 @@ from cdc.postgres.rewrite_detection import CatalogState, divergence, look
 from cdc.postgres.tables import CatalogView, resolve, view
 from cdc.table import ADDED, PARTITION_OF, TableSchema, TableState, matches, topic
 
-LOOK_EVERY: Final = 30.0
+CATALOG_CHECK_EVERY: Final = 30.0
 """Seconds between two looks at the catalogue of all tables; one took 8 ms for one table, 80–150 ms for 1,000."""
 
 _T = TypeVar("_T")
@@ -49,12 +49,16 @@ class SchemaTracker:
     """Resolves Relation messages against the log's own schemas and the source's catalogue; used by one thread."""
 
     def __init__(
-        self, watched: CaptureFilter, known: Mapping[int, TableSchema], epoch: int, look_every: float = LOOK_EVERY
+        self,
+        watched: CaptureFilter,
+        known: Mapping[int, TableSchema],
+        epoch: int,
+        look_every: float = CATALOG_CHECK_EVERY,
     ) -> None:
         self._dsn, self._publication, self._copies = watched.dsn, watched.publication, watched.copies
         self._patterns, self._exclude = watched.patterns, watched.exclude
         # of two tables that had one OID in two epochs the later is meant
-        self._known = {schema.oid: schema for schema in known.values() if _may_come(schema)}
+        self._known = {schema.oid: schema for schema in known.values() if _can_receive_rows(schema)}
         self._unannounced: dict[int, TableSchema] = {}
         self._epoch = epoch
         self._every, self._due = look_every, time.monotonic()
@@ -86,7 +90,7 @@ class SchemaTracker:
         before = self._known.get(message.oid)
         if not self._wanted(message, before):
             return None
-        known = before or _as_sent(self._unannounced.pop(message.oid, None), message)
+        known = before or _with_sent_columns(self._unannounced.pop(message.oid, None), message)
 
         def answer(conn: Any) -> TableSchema | None:
             seen = self._view_of(conn, message.oid, position)
@@ -177,7 +181,7 @@ class SchemaTracker:
             for oid, before in self._looked_at.items():
                 # one that changed meanwhile was looked at with the change, and waits for the next look
                 if self._known.get(oid) is before:
-                    yield from self._news(_after_look(before, sights.get(oid)), before)
+                    yield from self._news(_after_catalog_check(before, sights.get(oid)), before)
         elif self._look is None and time.monotonic() >= self._due:
             self._looked_at = {o: s for o, s in self._known.items() if s.state is not TableState.DROPPED}
             self._look = self._looker.submit(self._ask, list(self._looked_at))
@@ -197,7 +201,7 @@ class SchemaTracker:
         yield schema
 
 
-def _as_sent(created: TableSchema | None, message: Relation) -> TableSchema | None:
+def _with_sent_columns(created: TableSchema | None, message: Relation) -> TableSchema | None:
     """A new table as the event trigger reports it, with the computed columns that the publication sends as such."""
     if created is None:
         return None
@@ -206,12 +210,12 @@ def _as_sent(created: TableSchema | None, message: Relation) -> TableSchema | No
     return replace(created, columns=tuple(columns))
 
 
-def _may_come(schema: TableSchema) -> bool:
+def _can_receive_rows(schema: TableSchema) -> bool:
     """Whether rows of the table may still be sent."""
     return schema.state is not TableState.DROPPED or schema.removed
 
 
-def _after_look(schema: TableSchema, sight: CatalogState | None) -> TableSchema:
+def _after_catalog_check(schema: TableSchema, sight: CatalogState | None) -> TableSchema:
     """The version with what the look says: gone, renamed, diverged, or only seen."""
     if sight is None:
         return schema.flagged(TableState.DROPPED, "the table is no longer at the source")

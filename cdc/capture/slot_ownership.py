@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
-from cdc.capture.resume_checks import check_slot_kind, confirmable
+from cdc.capture.resume_checks import check_slot_kind, lsn_to_confirm
 from cdc.errors import SlotInTheWay, SlotInUse, SlotNotCreated, SlotNotOurs
 from cdc.log.layout import CommitInfo
 from cdc.log.object_path import Root
@@ -27,7 +27,7 @@ from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import PLUGIN, SlotStatus
 
 ALIGNMENT: Final = 8
-"""Records of the WAL begin at multiples of it. A reader of ours confirms one byte more, see `confirmable`."""
+"""Records of the WAL begin at multiples of it. A reader of ours confirms one byte more, see `lsn_to_confirm`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class SlotClaim:
             return False
         if source.wal_end < last.last.lsn or slot.confirmed_flush is None:
             return False
-        return slot.confirmed_flush <= confirmable(last.last.lsn)
+        return slot.confirmed_flush <= lsn_to_confirm(last.last.lsn)
 
 
 def check_replaceable(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity, seen: Position | None = None) -> None:
@@ -95,14 +95,14 @@ def check_replaceable(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity
     """
     check_slot_kind(slot, source.database)
     recorded = claim.records(slot, source) and not (claim.record is not None and claim.record.adopted)
-    committed = claim.last is None and seen is not None and confirmable(seen.lsn) >= (slot.confirmed_flush or Lsn(0))
+    committed = claim.last is None and seen is not None and lsn_to_confirm(seen.lsn) >= (slot.confirmed_flush or Lsn(0))
     if not (recorded and not committed) and not claim.is_written_from(slot, source):
         raise _unproven(slot, claim, seen)
     if slot.active:
         raise SlotInUse(f"slot {slot.name!r} is in use by pid {slot.active_pid}", remedy="stop the other reader first")
 
 
-def check_given_up(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity) -> None:
+def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity) -> None:
     """Raise the error that says why an operator's command must not drop the slot for a new epoch of the log.
 
     The command stands for a proof, but not against one: a slot of another server, or one that another log of ours was
@@ -136,7 +136,7 @@ def check_slot_name(claim: SlotClaim, slot: SlotStatus | None) -> None:
         )
 
 
-def note_slot(claim: SlotClaim, slot: SlotStatus | None, source: SystemIdentity) -> None:
+def record_slot(claim: SlotClaim, slot: SlotStatus | None, source: SystemIdentity) -> None:
     """Record the slot of a log that was begun before there were slot records; for the reader that streams from it."""
     if slot is not None and claim.record is None:
         write_slot_record(claim.root, claim.record_of(slot, source))
@@ -145,14 +145,14 @@ def note_slot(claim: SlotClaim, slot: SlotStatus | None, source: SystemIdentity)
 def check_adopted(slot: SlotStatus | None, name: str, claim: SlotClaim, source: SystemIdentity) -> SlotStatus:
     """The slot that a copy may begin at where `source.slot.create` is false; raises SlotNotCreated, SlotUnsuitable."""
     if slot is None:
-        raise slot_absent(name)
+        raise slot_missing_error(name)
     check_slot_kind(slot, source.database)
     if claim.record is None or not claim.record.adopted or not claim.records(slot, source):
         raise SlotNotCreated(f"slot {name!r} exists, and nothing says that it was made for this log")
     return slot
 
 
-def slot_absent(name: str) -> SlotNotCreated:
+def slot_missing_error(name: str) -> SlotNotCreated:
     """The error for a slot that is not there and that the reader may not create."""
     return SlotNotCreated(
         f"slot {name!r} does not exist, and source.slot.create is false",
@@ -183,7 +183,9 @@ def _unproven(slot: SlotStatus, claim: SlotClaim, seen: Position | None) -> Slot
 
 
 def _is_behind(slot: SlotStatus, last: CommitInfo | None) -> bool:
-    return last is not None and slot.confirmed_flush is not None and slot.confirmed_flush <= confirmable(last.last.lsn)
+    return (
+        last is not None and slot.confirmed_flush is not None and slot.confirmed_flush <= lsn_to_confirm(last.last.lsn)
+    )
 
 
 def _drop_by_hand(slot: SlotStatus) -> str:

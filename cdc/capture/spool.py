@@ -53,7 +53,7 @@ _BETWEEN: Final = marks(_CONTROLS + bytes([RELATION]))
 _INSIDE: Final = marks(_CONTROLS + bytes([RELATION, KEEPALIVE]))
 
 
-class _Note(NamedTuple):
+class _SpooledRelation(NamedTuple):
     """One Relation message of a streamed transaction."""
 
     order: int
@@ -64,14 +64,14 @@ class _Note(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Streamed:
+class _SpooledTransaction:
     """One transaction on disk: runs of frames, each as count, offsets (int64) and bytes."""
 
     xid: int
     file: IO[bytes]
     nbytes: int = 0
     _aborted: array[int] = field(default_factory=lambda: array("I"))
-    _described: dict[int, list[_Note]] = field(default_factory=lambda: defaultdict(list))
+    _described: dict[int, list[_SpooledRelation]] = field(default_factory=lambda: defaultdict(list))
     """By OID the Relation messages that may become the last one, in order of arrival."""
     _describers: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     """The OIDs in it by subxid."""
@@ -84,7 +84,7 @@ class _Streamed:
         self.file.flush()
         self.nbytes += frames.nbytes
 
-    def describe(self, oid: int, note: _Note, elsewhere: int) -> None:
+    def describe(self, oid: int, note: _SpooledRelation, elsewhere: int) -> None:
         """Note a Relation message; `elsewhere` is when the last one of the OID came outside of this transaction.
 
         Every rollback makes the server repeat them all. A repetition goes without a note: a rollback that takes the
@@ -123,7 +123,7 @@ class _Streamed:
         if buffers:
             yield FrameBatch(np.concatenate(buffers), np.concatenate(offsets))
 
-    def surviving(self) -> dict[int, _Note]:
+    def surviving(self) -> dict[int, _SpooledRelation]:
         """By OID the last Relation that was not rolled back."""
         return {oid: notes[-1] for oid, notes in self._described.items() if notes}
 
@@ -148,8 +148,8 @@ class Spool:
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        self._streams: dict[int, _Streamed] = {}
-        self._inside: _Streamed | None = None
+        self._streams: dict[int, _SpooledTransaction] = {}
+        self._inside: _SpooledTransaction | None = None
         self._known: dict[int, tuple[int, bytes]] = {}
         self._arrived = 0
         self.is_replaying = False
@@ -176,7 +176,7 @@ class Spool:
                 continue
             yield from self._pass(frames, start, at)
             if kind_of(frame) == KEEPALIVE:
-                yield _part(frames, at, at + 1)
+                yield _slice_frames(frames, at, at + 1)
             else:
                 yield from self._turn(frame)
             start = at = at + 1
@@ -197,7 +197,7 @@ class Spool:
     def _pass(self, frames: FrameBatch, start: int, stop: int) -> Iterator[FrameBatch]:
         if start == stop:
             return
-        run = _part(frames, start, stop)
+        run = _slice_frames(frames, start, stop)
         if self._inside is None:
             yield run
             return
@@ -219,12 +219,12 @@ class Spool:
             case _:
                 self._inside = None
 
-    def _entered(self, frame: bytes, start: StreamStart) -> _Streamed:
+    def _entered(self, frame: bytes, start: StreamStart) -> _SpooledTransaction:
         if start.first == (start.xid in self._streams):
             raise malformed(frame, f"a block of transaction {start.xid} that is out of order")
         if start.first:
             with self._disk():
-                self._streams[start.xid] = _Streamed(start.xid, TemporaryFile(dir=self._directory))  # noqa: SIM115 - lives until the end
+                self._streams[start.xid] = _SpooledTransaction(start.xid, TemporaryFile(dir=self._directory))  # noqa: SIM115 - lives until the end
         return self._streams[start.xid]
 
     def _abort(self, abort: StreamAbort) -> None:
@@ -249,7 +249,7 @@ class Spool:
         self.is_replaying = False
         self._end(stream)
 
-    def _overtaken(self, stream: _Streamed) -> list[bytes]:
+    def _overtaken(self, stream: _SpooledTransaction) -> list[bytes]:
         """Relation frames that came after those of the stream, which is replayed after them."""
         later = []
         for oid, note in stream.surviving().items():
@@ -260,7 +260,7 @@ class Spool:
                 self._known[oid] = note.order, note.frame
         return later
 
-    def _end(self, stream: _Streamed) -> None:
+    def _end(self, stream: _SpooledTransaction) -> None:
         stream.close()
         del self._streams[stream.xid]
         if not self._streams:
@@ -273,7 +273,7 @@ class Spool:
         else:
             subxid, oid = xid_and_oid(frame)
             elsewhere, _ = self._known.get(oid, (0, b""))
-            self._inside.describe(oid, _Note(self._arrived, subxid, without_xid(frame)), elsewhere)
+            self._inside.describe(oid, _SpooledRelation(self._arrived, subxid, without_xid(frame)), elsewhere)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
@@ -285,7 +285,7 @@ class Spool:
             raise LogUnwritable(f"streamed transactions cannot be kept in {place!r}: {reason.lower()}") from exc
 
 
-def _part(frames: FrameBatch, start: int, stop: int) -> FrameBatch:
+def _slice_frames(frames: FrameBatch, start: int, stop: int) -> FrameBatch:
     if stop - start == len(frames):
         return frames
     return FrameBatch(frames.buffer, frames.offsets[start : stop + 1])

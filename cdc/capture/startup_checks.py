@@ -15,7 +15,7 @@ from shlex import quote
 from typing import Final, NamedTuple
 
 from cdc import atomic_file, metrics
-from cdc.capture.resume_checks import captured, check_source
+from cdc.capture.resume_checks import captured_oids, check_source
 from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
 from cdc.catalog.write_check import check_catalog_writable, is_made
@@ -125,7 +125,7 @@ class StartupCheck(NamedTuple):
     """What an error that it raises is about, unless the error says so itself."""
 
 
-def problems(definition: Definition) -> list[PreflightProblem]:
+def find_problems(definition: Definition) -> list[PreflightProblem]:
     """Everything that fails, the fatal first; changes nothing.
 
     One small file is written and removed where log, catalog and lake lie.
@@ -133,7 +133,7 @@ def problems(definition: Definition) -> list[PreflightProblem]:
     found = dict[tuple[str, str], PreflightProblem]()
     subject = CheckSubject.of(definition)
     for check in CHECKS:
-        for problem in _found_by(check, subject):
+        for problem in _run_check(check, subject):
             found.setdefault((problem.code, problem.subject), problem)
     return sorted(found.values(), key=lambda problem: not problem.fatal)
 
@@ -157,12 +157,12 @@ def check_log(definition: Definition) -> None:
                 raise _error_of(fatal)
 
 
-def tables_of(definition: Definition) -> list[TableSchema]:
+def defined_tables(definition: Definition) -> list[TableSchema]:
     """The tables that the definition means: those of the source, or of the log where the source does not answer."""
     try:
         return matched_schemas(definition.source.current_dsn(), definition.patterns, definition.excludes)
     except (SourceError, ConfigError):
-        pass  # `problems` says why
+        pass  # `find_problems` says why
     try:
         return tables_in(LogReader(definition.log.root))
     except LogError:
@@ -195,23 +195,23 @@ def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list
     found = []
     for schema in tables:
         feeding = [sink for sink in definition.sinks if matches(schema.topic, sink.tables)]
-        masked = {sink.name: _masked(sink, schema) for sink in feeding}
+        masked = {sink.name: _masked_columns(sink, schema) for sink in feeding}
         for sink in feeding:
             for other, columns in masked.items():
-                if clear := sorted(columns - _unshown(sink, schema)):
+                if clear := sorted(columns - _hidden_columns(sink, schema)):
                     message = f"sink {sink.name!r} shows {', '.join(map(repr, clear))}, which sink {other!r} masks"
                     fix = MaskedElsewhere.remedy
                     found.append(PreflightProblem(MaskedElsewhere.code, schema.topic, f"{message}; {fix}", fatal=False))
     return found
 
 
-def _masked(sink: Sink, schema: TableSchema) -> set[str]:
+def _masked_columns(sink: Sink, schema: TableSchema) -> set[str]:
     rule = rule_of(schema.topic, sink.rules) if isinstance(sink, DeltaSinkDefinition) else None
     transform = None if rule is None else rule.transform
     return set() if transform is None else set(transform.mask)
 
 
-def _unshown(sink: Sink, schema: TableSchema) -> set[str]:
+def _hidden_columns(sink: Sink, schema: TableSchema) -> set[str]:
     """Columns of which a sink does not show the values."""
     if not isinstance(sink, DeltaSinkDefinition):
         return set()
@@ -272,12 +272,12 @@ def _source(subject: CheckSubject) -> Iterator[PreflightProblem]:
     return iter(preflight(source.current_dsn(), wants))
 
 
-def _slot_in_the_way(subject: CheckSubject) -> Iterator[PreflightProblem]:
+def _existing_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
     """A slot of the definition's name, where the log is empty or begins another epoch."""
     if not subject.copies_first:
         return
     source, root = subject.definition.source, subject.definition.log.root
-    seen = None if subject.is_continued else last_seen(subject.definition)
+    seen = None if subject.is_continued else last_known_position(subject.definition)
     with connect(source.current_dsn(), application_name="cdc preflight") as conn:
         if not source.slot.create or slot_status(conn, source.slot.name) is None:
             return
@@ -311,7 +311,7 @@ def _continuity(subject: CheckSubject) -> Iterator[PreflightProblem]:
     if log is None or last is None or subject.begins_epoch:
         return
     source, root = definition.source, definition.log.root
-    tables = captured(log.schemas())
+    tables = captured_oids(log.schemas())
     state = source_state(source.current_dsn(), source.slot.name, source.publication.name, tables)
     check_slot_name(SlotClaim.of(root, log), state.slot)
     check_source(log.identity, last, state, LogReader(root).durable)
@@ -378,7 +378,7 @@ CHECKS: Final = (
     StartupCheck(_log_directory, CheckScope.ALWAYS, "log"),
     StartupCheck(_connection, CheckScope.EMPTY, "dsn"),
     StartupCheck(_source, CheckScope.EMPTY, "dsn"),
-    StartupCheck(_slot_in_the_way, CheckScope.ALWAYS, "slot"),
+    StartupCheck(_existing_slot, CheckScope.ALWAYS, "slot"),
     StartupCheck(_adopted_slot, CheckScope.ALWAYS, "slot"),
     StartupCheck(_continuity, CheckScope.CONTINUED, "slot"),
     StartupCheck(_exposure, CheckScope.NEVER, "log"),
@@ -389,7 +389,7 @@ CHECKS: Final = (
 """In the order in which a person would repair them."""
 
 
-def last_seen(definition: Definition) -> Position | None:
+def last_known_position(definition: Definition) -> Position | None:
     """The last position of this pipeline's log that the catalog knows; None if it knows none, or does not answer."""
     known, name = [0], definition.name
     with suppress(CatalogUnavailable):
@@ -403,14 +403,18 @@ def last_seen(definition: Definition) -> Position | None:
     return Position(max(known)) if max(known) else None
 
 
-def _found_by(check: StartupCheck, subject: CheckSubject) -> list[PreflightProblem]:
+def _run_check(check: StartupCheck, subject: CheckSubject) -> list[PreflightProblem]:
     try:
         return list(check.find(subject))
     except CdcError as exc:
-        return [_problem_of(exc, _about(exc, subject.definition) or _named(check.subject, subject.definition))]
+        return [
+            _problem_of(
+                exc, _subject_of_error(exc, subject.definition) or _subject_text(check.subject, subject.definition)
+            )
+        ]
 
 
-def _about(exc: CdcError, definition: Definition) -> str | None:
+def _subject_of_error(exc: CdcError, definition: Definition) -> str | None:
     """The subject that an error names by its class."""
     if isinstance(exc, PublicationMissing | PublicationNarrowed | PublicationReplaced):
         return f"publication {definition.source.publication.name}"
@@ -422,7 +426,7 @@ def _about(exc: CdcError, definition: Definition) -> str | None:
     return None
 
 
-def _named(subject: str, definition: Definition) -> str:
+def _subject_text(subject: str, definition: Definition) -> str:
     return f"slot {definition.source.slot.name}" if subject == "slot" else subject
 
 

@@ -16,10 +16,10 @@ import structlog
 from tenacity import RetryCallState
 
 from cdc import metrics
-from cdc.capture.error_location import LOCATED, locate
+from cdc.capture.error_location import ERRORS_WITH_POSITIONS, add_positions
 from cdc.capture.reader import ReaderStart
-from cdc.capture.resume_checks import captured, check_publication
-from cdc.capture.table_status import marks
+from cdc.capture.resume_checks import captured_oids, check_publication
+from cdc.capture.table_status import inexact_tables
 from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.change import HEARTBEAT_PREFIX
 from cdc.config import Definition
@@ -31,20 +31,20 @@ from cdc.postgres.connection import ANSWER_WITHIN, connect
 from cdc.postgres.slot import SlotStatus, slot_status
 from cdc.postgres.source_identity import publication_status
 
-LOOK_AT_PUBLICATION_EVERY: Final = 5.0
+CHECK_PUBLICATION_EVERY: Final = 5.0
 """Seconds."""
-LOOK_AT_MARKS_EVERY: Final = 5.0
+READ_SCHEMAS_EVERY: Final = 5.0
 """Seconds between two readings of the log's `s` rows, which stand in files of their own."""
 BUDGET_WARNING: Final = 0.8
 """Share of the WAL budget from which on it is spoken of."""
-LAST_REPORT: Final = 5.0
+LAST_REPORT_WITHIN: Final = 5.0
 """Seconds to wait for it."""
 SLOT_IN_USE_EVERY: Final = 60.0
 """Seconds between two log lines of a reader that waits for the same other reader, which it asks for every second."""
 REPORT_EVERY: Final = 1.0
 """Seconds between reports; a process that is silent for five is shown as down."""
 
-NOTICED: Final = 2.0
+SLOW_COMPILE: Final = 2.0
 """Seconds from which on somebody wonders what a start does; to load a decoder that is compiled takes less."""
 
 log = structlog.get_logger("reader")
@@ -87,7 +87,7 @@ class StatusReporter(Thread):
         if start.copied is not None:
             made = start.copied
             log.info("copied", position=str(made.position), tables=made.tables, rows=made.rows, later=made.later)
-        if start.compile_seconds > NOTICED:
+        if start.compile_seconds > SLOW_COMPILE:
             log.info("compiled the decoder, for later starts too", seconds=round(start.compile_seconds, 1))
         if self._waiting_since is None:
             log.info("streaming", position=str(start.position))
@@ -127,7 +127,7 @@ class StatusReporter(Thread):
         self._ended.set()
         last = Thread(target=self._report_last, name="last report", daemon=True)
         last.start()
-        last.join(LAST_REPORT)
+        last.join(LAST_REPORT_WITHIN)
 
     def run(self) -> None:
         """Report until the end."""
@@ -192,11 +192,11 @@ class StatusReporter(Thread):
         """The tables that this process copied, and those that the log marks."""
         position = self._figures.value(metrics.LOG_POSITION, self._definition.name)
         if position is not None and time.monotonic() >= self._marks_due:
-            self._marks_due = time.monotonic() + LOOK_AT_MARKS_EVERY
+            self._marks_due = time.monotonic() + READ_SCHEMAS_EVERY
             with suppress(LogError):  # the first copy has not begun
                 known = self._held().schemas()
                 shown = [*self._copied(), *catalog.tables.ls(self._definition.name)]
-                self._marks = marks(known.values(), shown, int(position))
+                self._marks = inexact_tables(known.values(), shown, int(position))
         marked = {table.topic for table in self._marks}
         return [*(table for table in self._copied() if table.topic not in marked), *self._marks]
 
@@ -229,7 +229,7 @@ class StatusReporter(Thread):
                 self._beat()
                 self._beat_due = time.monotonic() + source.heartbeat
             if time.monotonic() >= self._publication_due:
-                self._publication_due = time.monotonic() + LOOK_AT_PUBLICATION_EVERY
+                self._publication_due = time.monotonic() + CHECK_PUBLICATION_EVERY
                 self._look_at_publication()
             slot = slot_status(self._source, source.slot.name)
         except CdcError as exc:
@@ -262,7 +262,7 @@ class StatusReporter(Thread):
         if last is None or not last.publication:
             return
         if self._captured is None:
-            self._captured = captured(known.schemas())
+            self._captured = captured_oids(known.schemas())
         found = publication_status(self._source, self._definition.source.publication.name, self._captured)
         try:
             check_publication(last, found)
@@ -293,7 +293,7 @@ class StatusReporter(Thread):
 
     def _halt(self, found: CdcError) -> None:
         """Stop the reader; what is durable by then stays."""
-        verdict = locate(found, self._definition) if isinstance(found, LOCATED) else found
+        verdict = add_positions(found, self._definition) if isinstance(found, ERRORS_WITH_POSITIONS) else found
         if self.verdict is None:
             self.verdict = verdict
             self._tell("failed", verdict)

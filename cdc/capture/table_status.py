@@ -10,7 +10,7 @@ from cdc.catalog.tables import REFUSED
 from cdc.table import TableSchema, TableState
 
 
-def marks(known: Iterable[TableSchema], shown: Iterable[TableProgress], position: int) -> list[TableProgress]:
+def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress], position: int) -> list[TableProgress]:
     """What has to be shown of the source's tables that are marked in the log, were and are no longer, or are not shown.
 
     `shown` is what stands there now. A dropped table whose name another one has by now is not shown.

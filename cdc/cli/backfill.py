@@ -101,11 +101,11 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """List the backfills, newest first."""
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.backfill_progress import listing
+    from cdc.snapshot.backfill_progress import list_backfills
 
     definition = load(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        told = listing(catalog, definition.name, ended=100)
+        told = list_backfills(catalog, definition.name, ended=100)
     summary = f"{len(told)} backfills"
     if json:
         emit("backfill ls", json=True, summary=summary, result={"backfills": [_plain(one) for one in told]})
@@ -119,17 +119,17 @@ def show(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOpti
     """Say how far one has come, table by table."""
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.backfill_progress import found, said
+    from cdc.snapshot.backfill_progress import find_backfill, progress_text
 
     definition = load(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        told = found(catalog, definition.name, job)
+        told = find_backfill(catalog, definition.name, job)
     if json:
         emit("backfill show", json=True, summary=_line(told).strip(), result=_plain(told))
         return
     echo(_line(told))
     for topic, done in told.tables.items():
-        echo(f"  {topic:<40}{done.state:<14}{said(done)}")
+        echo(f"  {topic:<40}{done.state:<14}{progress_text(done)}")
     if told.error is not None:
         line(LineMark.BAD, f"{told.error['code']} {told.error['message']}", fix=told.error["suggestion"])
 
@@ -156,14 +156,14 @@ def ask_for(request: BackfillRequest, *, command: str, config: Path, wait: bool,
 
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.backfill_requests import OUTCOME_WITHIN, ask, outcome
+    from cdc.snapshot.backfill_requests import OUTCOME_WITHIN, request_backfill, wait_for_backfill
 
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:
-        asked = ask(definition, catalog, request, getuser())
+        asked = request_backfill(definition, catalog, request, getuser())
         reader = reader_state(catalog, definition.name)
         patience = None if wait else OUTCOME_WITHIN if reader == "running" else 0.0
-        status = outcome(catalog, definition.name, asked.id, patience)
+        status = wait_for_backfill(catalog, definition.name, asked.id, patience)
     if status.error is not None:
         raise _failure(asked.id, status.error)
     summary, mark = _became(asked.id, len(asked.tables), status, reader)
@@ -215,12 +215,12 @@ def _say(job: int, verb: str, *, config: Path, json: bool) -> None:
 
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.backfill_requests import say
+    from cdc.snapshot.backfill_requests import send_action
     from cdc.snapshot.backfill_state import BackfillAction
 
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:
-        say(catalog, definition.name, job, BackfillAction(verb), getuser())
+        send_action(catalog, definition.name, job, BackfillAction(verb), getuser())
         reader = reader_state(catalog, definition.name)
     later = "" if reader == "running" else f"; the reader is {reader}: it does this when it runs"
     summary = f"asked backfill {job} to {verb}{later}"
@@ -234,10 +234,10 @@ def _plain(told: BackfillStatus) -> dict[str, Any]:
 
 
 def _line(told: BackfillStatus) -> str:
-    from cdc.snapshot.backfill_progress import said, tables_of
+    from cdc.snapshot.backfill_progress import progress_text, tables_text
 
-    what = tables_of(told.request) + (f" into {told.request.sink}" if told.request.sink else "")
-    return f"{told.id:>4}  {told.kind:<9}{told.state:<14}{what}  {said(told)}".rstrip()
+    what = tables_text(told.request) + (f" into {told.request.sink}" if told.request.sink else "")
+    return f"{told.id:>4}  {told.kind:<9}{told.state:<14}{what}  {progress_text(told)}".rstrip()
 
 
 def _listed(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ...], ...] | None:

@@ -40,13 +40,13 @@ def doctor(
     Exit status 3 while the source cannot be captured, 2 if only what the definition says of its sinks is wrong, 4 if
     all can be done and the slot may soon be lost.
     """
-    from cdc.capture.startup_checks import mask_problems, rule_problems, tables_of
-    from cdc.capture.startup_checks import problems as problems_of
+    from cdc.capture.startup_checks import defined_tables, mask_problems, rule_problems
+    from cdc.capture.startup_checks import find_problems as problems_of
     from cdc.config import exposed, load, placed
     from cdc.stores.sink_preflight import judged
 
     definition = load(config)
-    problems, tables = problems_of(definition), [] if sql else tables_of(definition)
+    problems, tables = problems_of(definition), [] if sql else defined_tables(definition)
     found = [*judged(definition, tables), *exposed(definition)]
     stores = [_of_store(one.error) for one in found if isinstance(one.error, SinkUnavailable)]
     # a store that does not answer is reported once

@@ -188,7 +188,7 @@ def _print_status(
 def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
     from cdc.cli.retention import kept
     from cdc.service.status import RUNNING
-    from cdc.snapshot.backfill_progress import said, tables_of
+    from cdc.snapshot.backfill_progress import progress_text, tables_text
 
     line(LineMark.GOOD if found.state == RUNNING else LineMark.BAD, summary)
     for problem in found.problems:
@@ -215,19 +215,21 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
         echo(f"    {verified.topic:<32}{verified.sink:<10}verified through {through}{apart}")
     for backfill in found.backfills:
         if backfill.pending:
-            what = tables_of(backfill.request)
-            echo(f"  {backfill.kind:<9} {backfill.id:>4}  {backfill.state:<14}{what}  {said(backfill)}".rstrip())
+            what = tables_text(backfill.request)
+            echo(
+                f"  {backfill.kind:<9} {backfill.id:>4}  {backfill.state:<14}{what}  {progress_text(backfill)}".rstrip()
+            )
 
 
 def _print_tables(found: PipelineStatus, file: Path) -> None:
     from cdc.remedy import literal
     from cdc.service.status import FAILED_STATES
-    from cdc.snapshot.backfill_progress import said
+    from cdc.snapshot.backfill_progress import progress_text
 
     for table in found.tables:
         where, counted = (table.sink, "merged") if table.sink else ("source", "copied")
         echo(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")
-        if table.progress is not None and (words := said(table.progress)):
+        if table.progress is not None and (words := progress_text(table.progress)):
             echo(f"      {words}")
         # parked keys, another hand in the target; why a table stands still is told among the problems
         if table.reason and table.state not in FAILED_STATES:

@@ -112,7 +112,7 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     The reader must be stopped. Killed in the middle the command can be run again; a new epoch that was begun is also
     ended by the reader's next start. Tables of --resync are marked needs_resync; --new-epoch copies them.
     """
-    from cdc.capture.recovery import begin_epoch, skip
+    from cdc.capture.recovery import begin_epoch, skip_to_lsn
     from cdc.config import load
     from cdc.lsn import Lsn
 
@@ -136,7 +136,7 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     else:
         lsn = Lsn.parse(skip_to or "")
         confirm(f"move slot {definition.source.slot.name!r} to {lsn} and lose what lies before it", yes=yes)
-        done = skip(definition, lsn, resync or [])
+        done = skip_to_lsn(definition, lsn, resync or [])
         summary = f"slot moved to {done['slot_at']}, {len(done['marked'])} tables marked needs_resync; start the reader"
     audit(definition, "slots.recover", definition.source.slot.name, done, json=json)
     emit("slots recover", json=json, summary=summary, result=done)
@@ -173,7 +173,7 @@ def adopt(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: J
 
     The log then begins at the slot's position and copies every table beside the stream. Nobody else may read the slot.
     """
-    from cdc.capture.recovery import adopt as adopt_slot
+    from cdc.capture.recovery import adopt_slot
     from cdc.config import load
 
     definition = load(config)

@@ -111,11 +111,11 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
 
     from cdc.catalog import Catalog
     from cdc.config import load
-    from cdc.snapshot.table_requests import ask_skip
+    from cdc.snapshot.table_requests import request_skip
 
     definition = load(config)
     with Catalog.open(definition.catalog.url) as catalog:
-        job, topics = ask_skip(definition, catalog, tables, getuser())
+        job, topics = request_skip(definition, catalog, tables, getuser())
         said = _answer(catalog, definition.name, job)
     result: dict[str, Any] = {"id": job, "tables": topics, "reader": _told(said)}
     failed = (_told(said) or {}).get("error")
@@ -175,13 +175,13 @@ def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
     """What keeps tables out that the rules match already: as a running reader finds it now, else as it last did."""
     from cdc.catalog import Catalog
     from cdc.catalog.tables import REFUSED
-    from cdc.snapshot.table_requests import ask_look
+    from cdc.snapshot.table_requests import request_table_check
     from cdc.table import matches
 
     try:
         with Catalog.open(definition.catalog.url) as catalog:
             if _runs(catalog, definition.name):
-                said = _answer(catalog, definition.name, ask_look(catalog, definition.name))
+                said = _answer(catalog, definition.name, request_table_check(catalog, definition.name))
                 if said is not None:
                     return _refused(_told(said), tables)
             known = [table for table in catalog.tables.ls(definition.name) if table.state == REFUSED]
@@ -195,14 +195,14 @@ def _look(command: str, definition: Definition, tables: list[str]) -> tuple[Comm
     from getpass import getuser
 
     from cdc.catalog import Catalog
-    from cdc.snapshot.table_requests import ask_look
+    from cdc.snapshot.table_requests import request_table_check
 
     try:
         with Catalog.open(definition.catalog.url) as catalog:
             catalog.audit.write(getuser(), command, definition.name, {"tables": tables})
             if not _runs(catalog, definition.name):
                 return None, LATER
-            said = _answer(catalog, definition.name, ask_look(catalog, definition.name))
+            said = _answer(catalog, definition.name, request_table_check(catalog, definition.name))
     except CdcError as error:
         return None, f"{error.message}: a running reader looks by itself within half a minute"
     return said, None if said else "the reader has not answered yet: it may wait for transactions that are open"
@@ -210,9 +210,9 @@ def _look(command: str, definition: Definition, tables: list[str]) -> tuple[Comm
 
 def _answer(catalog: Catalog, pipeline: str, job: int) -> Command | None:
     """What a running reader makes of a command; None if none runs, or it takes longer."""
-    from cdc.snapshot.table_requests import answer
+    from cdc.snapshot.table_requests import wait_for_answer
 
-    return answer(catalog, job) if _runs(catalog, pipeline) else None
+    return wait_for_answer(catalog, job) if _runs(catalog, pipeline) else None
 
 
 def _runs(catalog: Catalog, pipeline: str) -> bool:
@@ -266,12 +266,12 @@ def _print_answer(told: dict[str, Any] | None, refused: dict[str, str], trouble:
 
 def _print(table: TableLine, file: str) -> None:
     from cdc.remedy import literal
-    from cdc.snapshot.backfill_progress import said
+    from cdc.snapshot.backfill_progress import progress_text
 
     number = "–" if table.relation is None else str(table.relation)
     sinks = "  ".join(f"{sink.sink} {sink.state}" for sink in table.sinks)
     echo(f"  {table.topic:<32}{number:>8}  {table.state:<14}{table.rows:>12,} copied  {sinks}".rstrip())
-    if table.progress is not None and (words := said(table.progress)):
+    if table.progress is not None and (words := progress_text(table.progress)):
         echo(f"      {words}")
     for where, reason in (("", table.reason), *((f"{sink.sink}: ", sink.reason) for sink in table.sinks)):
         if reason:

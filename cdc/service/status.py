@@ -35,7 +35,7 @@ from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
 from cdc.service.source_observation import SourceObservation
 from cdc.service.verification_status import VerifiedStatus, mismatches, verified_statuses
-from cdc.snapshot.backfill_progress import BackfillStatus, listing
+from cdc.snapshot.backfill_progress import BackfillStatus, list_backfills
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog
@@ -162,7 +162,7 @@ def pipeline_status(
     durable = figures.get("reader", StatusInputs(())).get(LOG_POSITION)
     applied = figures.get("apply", StatusInputs(()))
     sinks = tuple(_sink(progress, applied, durable, silence["apply"]) for progress in catalog.sinks.ls(name))
-    backfills = tuple(listing(catalog, name))
+    backfills = tuple(list_backfills(catalog, name))
     tables = table_statuses(catalog.tables.ls(name), backfills)
     log = None if log is None else _log(log, source, applied)
     told = () if log is None else log.problems

@@ -26,23 +26,23 @@ from cdc.postgres.publication import wait_for_older
 from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.where_clause import check_predicate
 from cdc.snapshot.backfill_state import BackfillRequest, BackfillState, TableBackfillState
-from cdc.snapshot.chunk_plan import ByBlocks, ByKey, ByList, ChunkPlan, ChunkResult
+from cdc.snapshot.chunk_plan import BlockPlan, ChunkPlan, ChunkResult, KeyListPlan, KeyRangePlan
 from cdc.snapshot.chunk_reader import ChunkBudget, ChunkReader, CopyContext, CopyStopped
-from cdc.snapshot.missing_bases import moved_from, without_base
-from cdc.snapshot.schema_rows import ending, in_state, renewed, said
+from cdc.snapshot.missing_bases import keys_without_base, moved_keys_without_base
+from cdc.snapshot.schema_rows import end_of_copy_chunk, schema_chunk, schema_from_catalog, with_state
 from cdc.snapshot.watermark_window import Chunk
 from cdc.table import ADDED, CAPTURED, TableSchema, TableState
 from cdc.thread_priority import give_way
 
-LOOK_EVERY: Final = 0.3
+CHECK_EVERY: Final = 0.3
 """Seconds between two questions whether to go on; what became durable is recorded at once."""
 
 
-OLDER: Final = 10.0
+OLDER_TRANSACTIONS_WITHIN: Final = 10.0
 """Seconds to wait for transactions that may have written a table before it was published; then it is tried again."""
 
 
-class Verdict(Enum):
+class BackfillDirective(Enum):
     """What becomes of work that runs."""
 
     GO_ON = auto()
@@ -54,7 +54,7 @@ class Verdict(Enum):
 class BackfillControl:
     """To whom a backfill answers."""
 
-    verdict: Callable[[], Verdict]
+    verdict: Callable[[], BackfillDirective]
     """Asked by the thread that called run alone."""
     record: Callable[[BackfillState], None]
     """Told by that thread alone."""
@@ -135,7 +135,7 @@ class Backfill:
     def _by_parts(self, schema: TableSchema, done: TableBackfillState) -> None:
         around, resync = self._around, self._request.resync
         if schema.reason == ADDED:
-            wait_for_older(self._conns[0], OLDER)
+            wait_for_older(self._conns[0], OLDER_TRANSACTIONS_WITHIN)
         if resync and done.began is None:
             done.began = int(
                 around.stream.place(schema.relation, lambda version: self._beginning(version or schema)).position
@@ -147,47 +147,49 @@ class Backfill:
             self._record()
         cut = self._cut(schema, done)
         self._copy(schema, done, cut)
-        if not isinstance(cut, ByList):
-            self._complete(schema, done, Position(since), moved=isinstance(cut, ByKey))
+        if not isinstance(cut, KeyListPlan):
+            self._complete(schema, done, Position(since), moved=isinstance(cut, KeyRangePlan))
         if done.began is not None:
             began = Position(done.began)
             self._go_on()
-            around.stream.place(schema.relation, lambda version: ending(version or schema, began))
+            around.stream.place(schema.relation, lambda version: end_of_copy_chunk(version or schema, began))
 
     def _complete(self, schema: TableSchema, done: TableBackfillState, since: Position, *, moved: bool) -> None:
         """Read once more what the parts may have passed by; a row may move to another key while that is done."""
         stream, log, after = self._around.stream, self._around.log, since
         upto = stream.durable
-        bare = without_base(log, schema.relation, after, upto, moved=moved)
+        bare = keys_without_base(log, schema.relation, after, upto, moved=moved)
         while bare:
             self._go_on()  # a pause may have come with the last part
-            self._copy(schema, done, ByList(bare))
+            self._copy(schema, done, KeyListPlan(bare))
             after, upto = upto, stream.durable
-            bare = moved_from(log, schema.relation, after, upto, bare)
+            bare = moved_keys_without_base(log, schema.relation, after, upto, bare)
 
     def _cut(self, schema: TableSchema, done: TableBackfillState) -> ChunkPlan:
         request, limits = self._request, self._around.limits
         if request.keys is not None:
             done.rows, done.seconds = 0, 0.0  # a list is begun anew
-            return ByList(request.keys, gone=True)
+            return KeyListPlan(request.keys, gone=True)
         if request.where is None and request.first is None and request.last is None:
             stored = leaves(self._conns[0], schema.oid)
             if stored is not None:
-                return ByBlocks(done, stored, limits)
-        return ByKey(done, Bounds(first=request.first, last=request.last, where=request.where), limits)
+                return BlockPlan(done, stored, limits)
+        return KeyRangePlan(done, Bounds(first=request.first, last=request.last, where=request.where), limits)
 
     def _beginning(self, version: TableSchema) -> Chunk:
         """What a full copy begins with: the version that the stream is read by, anew if that is in doubt."""
         if version.state not in CAPTURED:
             now = published_schema(self._conns[0], version.oid, self._around.publication)
-            version = renewed(version, now, self._around.stream.durable.epoch)
-        return said(in_state(version, TableState.SNAPSHOTTING))
+            version = schema_from_catalog(version, now, self._around.stream.durable.epoch)
+        return schema_chunk(with_state(version, TableState.SNAPSHOTTING))
 
     def _whole(self, schema: TableSchema, done: TableBackfillState) -> None:
         """A table without a key begins anew with all its rows at once."""
         epoch = self._around.stream.durable.epoch
         reader = self._chunks(schema, 0)
-        placed = reader.whole(lambda version, now: in_state(renewed(version, now, epoch), TableState.LIVE))
+        placed = reader.whole(
+            lambda version, now: with_state(schema_from_catalog(version, now, epoch), TableState.LIVE)
+        )
         done.rows = placed.rows
         self._office.count(schema.topic, placed.rows)
 
@@ -225,10 +227,10 @@ class Backfill:
             future.add_done_callback(lambda _: self._news.set())
         asked = time.monotonic()
         while running:
-            self._news.wait(LOOK_EVERY)
+            self._news.wait(CHECK_EVERY)
             self._news.clear()
             self._record()
-            if time.monotonic() - asked >= LOOK_EVERY:
+            if time.monotonic() - asked >= CHECK_EVERY:
                 self._look()
                 asked = time.monotonic()
             for future in [future for future in running if future.done()]:
@@ -237,7 +239,7 @@ class Backfill:
 
     def _cut_off(self, running: set[Future[None]]) -> None:
         """End what is read for nobody any more: by a predicate a chunk may take long."""
-        while wait(running, LOOK_EVERY).not_done:
+        while wait(running, CHECK_EVERY).not_done:
             for conn in self._conns:
                 cancel(conn)
 
@@ -247,17 +249,17 @@ class Backfill:
     def _go_on(self) -> None:
         """Wait while it is paused; raises Stopped when it is to end."""
         while not self._look():
-            self._around.stop.wait(LOOK_EVERY)
+            self._around.stop.wait(CHECK_EVERY)
 
     def _look(self) -> bool:
         """Whether it may be read now; raises Stopped when it is to end."""
         verdict = self._office.verdict()
-        if verdict is Verdict.END:
+        if verdict is BackfillDirective.END:
             raise CopyStopped
         reason = self._around.pace.holds()
-        self._work.state = "paused" if verdict is Verdict.PAUSE else "snapshotting"
+        self._work.state = "paused" if verdict is BackfillDirective.PAUSE else "snapshotting"
         self._work.reason = reason
-        may = verdict is Verdict.GO_ON and reason is None
+        may = verdict is BackfillDirective.GO_ON and reason is None
         self._around.gate.set(is_open=may)
         self._record()
         return may

@@ -15,13 +15,13 @@ from cdc.table import matches, named
 
 ENDED_SHOWN: Final = 20
 """Of those that ended, so many of the newest stand in a listing that is not asked for more."""
-_RESTING: Final = frozenset({"paused", "cancelled", "failed"})
+_STOPPED: Final = frozenset({"paused", "cancelled", "failed"})
 """States in which nothing is left to wait for."""
-_TELLING: Final = 0.05
+_SHARE_FOR_ESTIMATE: Final = 0.05
 """Share of a table from which on the rows so far tell how many there are."""
 KEYS_SHOWN: Final = 20
 """Of a list of keys, so many are shown."""
-_NAMED: Final = 4
+_TABLES_SHOWN: Final = 4
 """Tables in a line."""
 _MINUTE: Final = 60
 _HOUR: Final = 3600
@@ -82,16 +82,16 @@ def backfill_status(command: Command) -> BackfillStatus:
     state = work.state
     if command.state is CommandState.DONE:
         state = "done"
-    elif command.state is CommandState.FAILED and state not in _RESTING:
+    elif command.state is CommandState.FAILED and state not in _STOPPED:
         state = "failed"
     part = is_part(request)
-    resting = state in _RESTING
-    whole = _whole(state, list(work.tables.values()), part=part)
+    resting = state in _STOPPED
+    whole = _total_progress(state, list(work.tables.values()), part=part)
     return BackfillStatus(
         id=command.id,
         kind=_kind(request),
         request=request if request.keys is None else replace(request, keys=request.keys[:KEYS_SHOWN]),
-        tables={topic: _table(table, part=part, resting=resting) for topic, table in work.tables.items()},
+        tables={topic: _table_progress(table, part=part, resting=resting) for topic, table in work.tables.items()},
         reason=work.reason if command.state is CommandState.PENDING else None,
         error=(command.result or {}).get("error"),
         posted_at=command.posted_at.isoformat(),
@@ -102,7 +102,7 @@ def backfill_status(command: Command) -> BackfillStatus:
     )
 
 
-def found(catalog: Catalog, pipeline: str, job: int) -> BackfillStatus:
+def find_backfill(catalog: Catalog, pipeline: str, job: int) -> BackfillStatus:
     """The backfill of that number; raises UnknownName."""
     command = catalog.commands.get(job)
     if command is None or command.kind != BACKFILL or command.pipeline != pipeline:
@@ -112,7 +112,7 @@ def found(catalog: Catalog, pipeline: str, job: int) -> BackfillStatus:
     return backfill_status(command)
 
 
-def listing(catalog: Catalog, pipeline: str, ended: int = ENDED_SHOWN) -> list[BackfillStatus]:
+def list_backfills(catalog: Catalog, pipeline: str, ended: int = ENDED_SHOWN) -> list[BackfillStatus]:
     """All that are on their way and the newest of those that ended, newest first."""
     commands = {command.id: command for command in catalog.commands.pending(pipeline, BACKFILL)}
     newest = catalog.commands.ls(pipeline, BACKFILL, limit=ended + len(commands))
@@ -147,13 +147,13 @@ def command_of(request: BackfillRequest) -> str:
     return shlex.join(words) + " -c FILE"
 
 
-def tables_of(request: BackfillRequest) -> str:
+def tables_text(request: BackfillRequest) -> str:
     """What it is about, in a few words however much that is."""
-    named, more = request.tables[:_NAMED], len(request.tables) - _NAMED
+    named, more = request.tables[:_TABLES_SHOWN], len(request.tables) - _TABLES_SHOWN
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 
 
-def said(progress: CopyProgress) -> str:
+def progress_text(progress: CopyProgress) -> str:
     """Rows, share, pace and what is left, in one line; empty for what has not begun."""
     if progress.state == "queued" and not progress.rows:
         return ""
@@ -176,7 +176,7 @@ def _kind(request: BackfillRequest) -> str:
     return "resync" if request.resync else "backfill"
 
 
-def _table(table: TableBackfillState, *, part: bool, resting: bool) -> CopyProgress:
+def _table_progress(table: TableBackfillState, *, part: bool, resting: bool) -> CopyProgress:
     share = _share(table, part=part)
     known = share is not None and not (resting and table.state != "done")
     return CopyProgress(
@@ -189,11 +189,11 @@ def _table(table: TableBackfillState, *, part: bool, resting: bool) -> CopyProgr
     )
 
 
-def _whole(state: str, tables: list[TableBackfillState], *, part: bool) -> CopyProgress:
+def _total_progress(state: str, tables: list[TableBackfillState], *, part: bool) -> CopyProgress:
     estimates = [_estimate(table, part=part) for table in tables]
     rows, seconds = sum(table.rows for table in tables), sum(table.seconds for table in tables)
     share = 1.0 if state == "done" else _mean_share(tables, estimates, part=part)
-    left = seconds * (1 - share) / share if share and state not in _RESTING else None
+    left = seconds * (1 - share) / share if share and state not in _STOPPED else None
     return CopyProgress(
         state=state,
         rows=rows,
@@ -220,7 +220,7 @@ def _estimate(table: TableBackfillState, *, part: bool) -> int | None:
     if table.state == "done":
         return table.rows
     share = _share(table, part=part)
-    if share is not None and share >= _TELLING:
+    if share is not None and share >= _SHARE_FOR_ESTIMATE:
         return round(table.rows / share)
     return None if part or not table.estimate else max(table.estimate, table.rows)
 

@@ -20,15 +20,15 @@ from cdc.log.reader import LogReader
 from cdc.postgres.connection import connect
 from cdc.postgres.keys import check_keys
 from cdc.postgres.where_clause import check_predicate
-from cdc.snapshot.backfill_progress import BackfillStatus, covers, found
+from cdc.snapshot.backfill_progress import BackfillStatus, covers, find_backfill
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, check_request
 from cdc.table import TableSchema
 
 OUTCOME_WITHIN: Final = 5.0
 """Seconds in which a running reader has begun a backfill that no other is in front of, and ended a small one."""
-_LOOK_EVERY: Final = 0.1
+_POLL_EVERY: Final = 0.1
 """Seconds between two looks at the catalog."""
-_ASKING: Final = 10.0
+_LEASE_SECONDS: Final = 10.0
 """Seconds after which who died while asking holds nobody up."""
 
 
@@ -41,7 +41,9 @@ class RequestedBackfill:
     """Topics that it is about now."""
 
 
-def ask(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
+def request_backfill(
+    definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str
+) -> RequestedBackfill:
     """Take a request on if it can be done.
 
     Raises ConfigError for what cannot, StateConflict if a table of it is in another backfill already, LogError without
@@ -56,21 +58,21 @@ def ask(definition: Definition, catalog: Catalog, request: BackfillRequest, acto
     if request.keys is not None:
         with connect(definition.source.current_dsn(), application_name="cdc backfill") as conn:
             check_keys(conn, tables[0], request.keys)
-    return _taken_on(definition, catalog, request, tables, actor)
+    return _post_request(definition, catalog, request, tables, actor)
 
 
-def ask_for_keys(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
+def request_keys(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
     """As ask, for keys that came from the source: it is not asked whether it could have them."""
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
-    return _taken_on(definition, catalog, request, tables, actor)
+    return _post_request(definition, catalog, request, tables, actor)
 
 
-def _taken_on(
+def _post_request(
     definition: Definition, catalog: Catalog, request: BackfillRequest, tables: list[TableSchema], actor: str
 ) -> RequestedBackfill:
     topics = tuple(sorted(schema.topic for schema in tables))
-    with _alone(catalog, definition.name):
+    with _request_lease(catalog, definition.name):
         _refuse_overlap(catalog, definition.name, topics)
         job = catalog.commands.post(definition.name, BACKFILL, request.to_json())
     action = "tables resync" if request.resync else "backfill"
@@ -78,12 +80,12 @@ def _taken_on(
     return RequestedBackfill(job, topics)
 
 
-def say(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction, actor: str) -> BackfillStatus:
+def send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction, actor: str) -> BackfillStatus:
     """Tell the reader something about a backfill; raises UnknownName, or StateConflict if it has ended.
 
     Hands back how it stands: the reader hears it within a second.
     """
-    status = found(catalog, pipeline, job)
+    status = find_backfill(catalog, pipeline, job)
     if not status.pending:
         raise StateConflict(f"backfill {job} is {status.state} already", remedy="ask for another one")
     catalog.commands.post(pipeline, verb.kind, {"id": job})
@@ -91,14 +93,16 @@ def say(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction, actor: 
     return status
 
 
-def outcome(catalog: Catalog, pipeline: str, job: int, patience: float | None = OUTCOME_WITHIN) -> BackfillStatus:
+def wait_for_backfill(
+    catalog: Catalog, pipeline: str, job: int, patience: float | None = OUTCOME_WITHIN
+) -> BackfillStatus:
     """The backfill once it has ended, or as it is after so many seconds; None: however long it takes."""
     deadline, never = None if patience is None else time.monotonic() + patience, Event()
     while True:
-        status = found(catalog, pipeline, job)
+        status = find_backfill(catalog, pipeline, job)
         if not status.pending or (deadline is not None and time.monotonic() >= deadline):
             return status
-        never.wait(_LOOK_EVERY)
+        never.wait(_POLL_EVERY)
 
 
 def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) -> None:
@@ -113,10 +117,10 @@ def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) ->
 
 
 @contextmanager
-def _alone(catalog: Catalog, pipeline: str) -> Iterator[None]:
+def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
     """Nobody else takes a request on meanwhile: two at the same moment would not see each other."""
     lease, holder = f"asking/{pipeline}", uuid4().hex
-    if not catalog.leases.acquire(lease, holder, _ASKING):
+    if not catalog.leases.acquire(lease, holder, _LEASE_SECONDS):
         raise StateConflict("another request is being taken on at this moment", remedy="ask again")
     try:
         yield

@@ -21,25 +21,25 @@ from cdc.errors import CatalogUnavailable, CdcError, Reaction
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.text_repair import line_mender
-from cdc.snapshot.backfill import Backfill, BackfillControl, Verdict
+from cdc.snapshot.backfill import Backfill, BackfillControl, BackfillDirective
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, BackfillState, check_request
 from cdc.snapshot.chunk_plan import ChunkLimits
-from cdc.snapshot.chunk_reader import AHEAD, CopyContext, CopyStopped, PauseGate
+from cdc.snapshot.chunk_reader import CHUNKS_AHEAD, CopyContext, CopyStopped, PauseGate
 from cdc.snapshot.chunk_sender import ChunkSender
 from cdc.snapshot.publication_sync import PublicationSync
-from cdc.snapshot.publication_sync_worker import PublicationSyncWorker, doubled
+from cdc.snapshot.publication_sync_worker import PublicationSyncWorker, duplicate_topics
 from cdc.snapshot.rate_limit import CopyRateLimit
 from cdc.snapshot.signals import Signals
-from cdc.snapshot.unconfirmed_xids import hidden_in_log
+from cdc.snapshot.unconfirmed_xids import unconfirmed_xids
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableState, matches
 
 POLL: Final = 1.0
 """Seconds between two looks at the catalog: each costs a millisecond or two, and most find nothing."""
 
-IN_HAND: Final = 16 * 1024 * 1024
+CHUNK_MEMORY: Final = 16 * 1024 * 1024
 """Bytes of the rows, as Arrow, of all chunks that are in memory, about."""
-AS_ROWS: Final = 2
+CHUNKS_AS_ROWS: Final = 2
 """Of the chunks on their way so many are in memory as rows, about: what is encoded is small."""
 
 log = structlog.get_logger("backfill")
@@ -104,7 +104,7 @@ class BackfillWorker(Thread):
         """Post what the log says has to be copied and nobody has asked for, once per epoch."""
         versions = self._placing.versions()
         # of a name that two have, one is gone, and will be marked in a moment
-        wanted = {s.topic for s in versions if s.state is TableState.SNAPSHOTTING} - doubled(versions)
+        wanted = {s.topic for s in versions if s.state is TableState.SNAPSHOTTING} - duplicate_topics(versions)
         if not wanted:
             return
         epoch = self._placing.reached.position.epoch
@@ -176,7 +176,7 @@ class BackfillWorker(Thread):
                 limits=_limits(definition.snapshot),
                 pace=CopyRateLimit(request.rate, definition.snapshot.max_source_load, stream, self._stop_event),
                 gate=PauseGate(),
-                in_hand=definition.snapshot.parallel + AHEAD,
+                in_hand=definition.snapshot.parallel + CHUNKS_AHEAD,
                 log=root,
                 stop=self._stop_event,
             )
@@ -187,7 +187,7 @@ class BackfillWorker(Thread):
             )
             self._wait_for(self._placing.track(on=True))
             try:
-                self._placing.add_received(hidden_in_log(conns[0], root))
+                self._placing.add_received(unconfirmed_xids(conns[0], root))
                 Backfill(request, work, conns, around, office).run(tables)
             finally:
                 self._placing.track(on=False)
@@ -198,10 +198,10 @@ class BackfillWorker(Thread):
             if self._stop_event.is_set():
                 raise CopyStopped
 
-    def _verdict(self, catalog: Catalog, job: int) -> Verdict:
+    def _verdict(self, catalog: Catalog, job: int) -> BackfillDirective:
         if self._stop_event.is_set() or self._heard(catalog, job):
-            return Verdict.END
-        return Verdict.PAUSE if self._paused.get(job) else Verdict.GO_ON
+            return BackfillDirective.END
+        return BackfillDirective.PAUSE if self._paused.get(job) else BackfillDirective.GO_ON
 
     def _heard(self, catalog: Catalog, job: int) -> bool:
         """Take in what was said about the job; whether it is cancelled."""
@@ -217,4 +217,4 @@ class BackfillWorker(Thread):
 
 
 def _limits(snapshot: Snapshot) -> ChunkLimits:
-    return ChunkLimits(snapshot.chunk_rows, IN_HAND // (snapshot.parallel + AS_ROWS))
+    return ChunkLimits(snapshot.chunk_rows, CHUNK_MEMORY // (snapshot.parallel + CHUNKS_AS_ROWS))

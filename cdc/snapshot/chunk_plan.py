@@ -28,9 +28,9 @@ GROWTH: Final = 8
 """By how much a part may be larger than the one before."""
 LIST_KEYS: Final = 1_000
 """Keys of one part of a list."""
-CALM: Final = 3
+IDLE_FACTOR: Final = 3
 """By how much parts are larger while the stream is quiet: each costs a commit."""
-LINES: Final = (*range(0, 300, 20), 1 << 14)
+LINE_CUTS: Final = (*range(0, 300, 20), 1 << 14)
 """Where a block of rows too wide for one part is cut: one of 8 kB has room for 291, none for more than 16,384."""
 NO_LIMIT: Final = 1 << 31
 
@@ -106,7 +106,7 @@ class ChunkPlan(Protocol):
         """The log holds it: note it in the table's work."""
 
 
-class ByKey:
+class KeyRangePlan:
     """A range, in the order of the key."""
 
     parallel = False
@@ -142,7 +142,7 @@ class ByKey:
         self._done.after = self._done.after if read.last is None else list(read.last)
 
 
-class ByList:
+class KeyListPlan:
     """Listed keys: their rows, and with `gone` a deletion of those that have none."""
 
     parallel = True
@@ -175,7 +175,7 @@ class ByList:
         """See Cut; nothing is noted: after a crash a list is read again, which costs little and changes nothing."""
 
 
-class ByBlocks:
+class BlockPlan:
     """A whole table, as it lies on disk."""
 
     parallel = True
@@ -183,7 +183,7 @@ class ByBlocks:
     def __init__(self, done: TableBackfillState, leaves: Sequence[Leaf], limits: ChunkLimits) -> None:
         self._done, self._limits, self._lock = done, limits, Lock()
         self._leaves = {leaf.oid: leaf for leaf in leaves}
-        self._left = _left(done, leaves)
+        self._left = _unread_blocks(done, leaves)
         self._returned: list[BlockRange] = []
         self._reading: set[BlockRange] = set()
         self._size = max(1, min(FIRST_BLOCKS, limits.rows // ROWS_PER_BLOCK))
@@ -207,21 +207,21 @@ class ByBlocks:
 
     def came(self, read: ChunkResult) -> None:
         """See Cut."""
-        span, limits = _span(read.part), self._limits
+        span, limits = _block_range(read.part), self._limits
         if span.lines is not None:
             return
         blocks = span.end - span.first
-        nbytes = limits.nbytes * (CALM if read.quiet else 1)
+        nbytes = limits.nbytes * (IDLE_FACTOR if read.quiet else 1)
         fits = min(limits.rows * blocks // max(1, read.rows), nbytes * blocks // max(1, read.nbytes))
         with self._lock:
             self._size = max(1, min(fits, blocks * GROWTH))
 
     def too_large(self, part: ChunkRange) -> None:
         """See Cut."""
-        span = _span(part)
+        span = _block_range(part)
         with self._lock:
             self._reading.discard(span)
-            self._returned += reversed(_smaller(span))
+            self._returned += reversed(_split(span))
             self._size = max(1, (span.end - span.first) // GROWTH)
 
     def again(self, read: ChunkResult) -> ChunkRange:
@@ -231,7 +231,7 @@ class ByBlocks:
     def durable(self, read: ChunkResult) -> None:
         """See Cut; what others read before it and after it is no matter."""
         with self._lock:
-            self._reading.discard(_span(read.part))
+            self._reading.discard(_block_range(read.part))
             self._note()
 
     def _note(self) -> None:
@@ -241,17 +241,17 @@ class ByBlocks:
         self._done.blocks = [Blocks(*span) for span in sorted(waiting)] + [replace(part) for part in self._left]
 
 
-def _smaller(span: BlockRange) -> list[BlockRange]:
+def _split(span: BlockRange) -> list[BlockRange]:
     """What takes the place of a span, in its order."""
     if span.end - span.first > 1:
         middle = (span.first + span.end) // 2
         return [replace(span, end=middle), replace(span, first=middle)]
     low, high = span.lines or (0, 0)
-    bounds = (low, (low + high) // 2, high) if span.lines else LINES
+    bounds = (low, (low + high) // 2, high) if span.lines else LINE_CUTS
     return [replace(span, lines=lines) for lines in pairwise(bounds)]
 
 
-def _left(done: TableBackfillState, leaves: Sequence[Leaf]) -> list[Blocks]:
+def _unread_blocks(done: TableBackfillState, leaves: Sequence[Leaf]) -> list[Blocks]:
     """What is to be read: of leaves that were begun and not rewritten since, the rest."""
     left = list[Blocks]()
     for leaf in leaves:
@@ -268,6 +268,6 @@ def _bounds(part: ChunkRange) -> Bounds:
     return part.rows
 
 
-def _span(part: ChunkRange) -> BlockRange:
+def _block_range(part: ChunkRange) -> BlockRange:
     assert isinstance(part.rows, BlockRange)  # noqa: S101 - a cut gets back what it gave out
     return part.rows

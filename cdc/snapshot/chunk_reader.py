@@ -29,24 +29,24 @@ from cdc.postgres.keys import absent
 from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.text_repair import MendLines
 from cdc.postgres.where_clause import reading_by
-from cdc.snapshot.chunk_plan import CALM, ChunkLimits, ChunkPlan, ChunkRange, ChunkResult
-from cdc.snapshot.chunk_sender import PATIENCE, ChunkSender
-from cdc.snapshot.missing_keys import gone
+from cdc.snapshot.chunk_plan import IDLE_FACTOR, ChunkLimits, ChunkPlan, ChunkRange, ChunkResult
+from cdc.snapshot.chunk_sender import WATERMARK_TIMEOUT, ChunkSender
+from cdc.snapshot.missing_keys import deletion_rows
 from cdc.snapshot.rate_limit import CopyRateLimit
-from cdc.snapshot.schema_rows import became, renewed, said
+from cdc.snapshot.schema_rows import not_copyable_error, schema_chunk, schema_from_catalog
 from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import CAPTURED, TableSchema
 
-AHEAD: Final = 8
+CHUNKS_AHEAD: Final = 8
 """Chunks on their way to the log beside those that connections read: some share a commit, and all are read again after
 a crash."""
 SLOT_PAUSE: Final = 0.1
 """Seconds until a connection without a slot looks whether it may still read."""
-TRIES: Final = 100
+KEYLESS_ATTEMPTS: Final = 100
 """Times that a table without a key is read before it is left for a quieter moment."""
-HIDDEN_PAUSE: Final = 0.05
+VISIBILITY_PAUSE: Final = 0.05
 """Seconds before another snapshot when one does not see what the stream has brought already."""
-WHOLE_BYTES: Final = 128 * 1024 * 1024
+KEYLESS_BYTES: Final = 128 * 1024 * 1024
 """Of the rows of a table without a key, as Arrow, which all go into one transaction."""
 
 
@@ -134,7 +134,7 @@ class CopyContext:
 
 
 @dataclass(frozen=True, slots=True)
-class _OnItsWay:
+class _SentChunk:
     """A part whose watermark was sent."""
 
     token: str
@@ -148,8 +148,8 @@ class ChunkReader:
     def __init__(self, conn: Any, around: CopyContext, relation: int, address: str | None) -> None:
         self._conn, self._around = conn, around
         self._relation, self._address = relation, address
-        self._waiting: deque[_OnItsWay] = deque()
-        self._landed: deque[_OnItsWay] = deque()
+        self._waiting: deque[_SentChunk] = deque()
+        self._landed: deque[_SentChunk] = deque()
         self._streamed, self._quiet = 0, True
 
     def copy(self, cut: ChunkPlan, slots: ChunkBudget, note: Callable[[ChunkResult, int], None]) -> None:
@@ -200,11 +200,11 @@ class ChunkReader:
         around = self._around
         if is_standby(self._conn):
             raise ConfigError("a table has no key, and a standby does not tell which transactions its snapshot sees")
-        for _ in range(TRIES):
+        for _ in range(KEYLESS_ATTEMPTS):
             if not around.gate.through():
                 raise CopyStopped
             token = uuid4().hex
-            known = around.stream.placing.open(token, self._relation, PATIENCE, whole=True)
+            known = around.stream.placing.open(token, self._relation, WATERMARK_TIMEOUT, whole=True)
             if known is None:
                 raise ConfigError("the table is unknown")
             with around.stream.placing.closing(token), snapshot(self._conn, known) as visibility:
@@ -212,7 +212,7 @@ class ChunkReader:
                 seen = around.stream.placing.sees_all(token, visibility)
                 rows = self._everything(schema) if seen else LOG_SCHEMA.empty_table()
             if not seen:
-                around.stop.wait(HIDDEN_PAUSE)
+                around.stop.wait(VISIBILITY_PAUSE)
                 continue
             hit("chunk_read")
             chunk = Chunk(self._relation, schema.topic, rows, schema, "here", self._address, visibility)
@@ -221,19 +221,19 @@ class ChunkReader:
             if not placed.again:
                 around.stream.await_durable(placed.position)
                 return placed
-        raise SnapshotVoid(f"the table changed faster than it could be read, {TRIES} times")
+        raise SnapshotVoid(f"the table changed faster than it could be read, {KEYLESS_ATTEMPTS} times")
 
     def _everything(self, schema: TableSchema) -> pa.Table:
         try:
             query = whole_query(self._conn, schema, self._around.publication)
-            return self._rows(schema, query, WHOLE_BYTES)[0]
+            return self._rows(schema, query, KEYLESS_BYTES)[0]
         except ChunkTooLarge:
             raise ConfigError(
-                f"{schema.topic!r} has no key and more than {WHOLE_BYTES >> 20} MiB of rows: that is too much at once",
+                f"{schema.topic!r} has no key and more than {KEYLESS_BYTES >> 20} MiB of rows: too much for one copy",
                 remedy="give it a primary key, or copy everything with 'cdc slots recover --new-epoch'",
             ) from None
 
-    def _land(self, sent: _OnItsWay, cut: ChunkPlan) -> _OnItsWay:
+    def _land(self, sent: _SentChunk, cut: ChunkPlan) -> _SentChunk:
         """The part once it was placed, after another read where the first was worthless."""
         while True:
             placed = self._around.stream.outcome(sent.token)
@@ -249,28 +249,28 @@ class ChunkReader:
             note(landed.read, landed.placed.rows if landed.placed else 0)
             hit("chunk_durable")
 
-    def _send(self, part: ChunkRange) -> _OnItsWay:
+    def _send(self, part: ChunkRange) -> _SentChunk:
         around, leaf = self._around, part.rows.leaf if isinstance(part.rows, BlockRange) else None
         while True:
             if not around.gate.through():
                 raise CopyStopped
             token = uuid4().hex
-            schema = around.stream.placing.open(token, self._relation, PATIENCE)
+            schema = around.stream.placing.open(token, self._relation, WATERMARK_TIMEOUT)
             if schema is None or schema.state not in CAPTURED:
-                raise became(schema)
+                raise not_copyable_error(schema)
             with around.stream.placing.closing(token), snapshot(self._conn, schema, leaf) as visibility:
                 known = has_columns(self._conn, schema)
                 seen = around.stream.placing.sees_all(token, visibility)
                 rows, nbytes = self._read(schema, part) if seen and known else (LOG_SCHEMA.empty_table(), 0)
             if seen and known:
                 break
-            around.stop.wait(HIDDEN_PAUSE) if known else self._renew()
+            around.stop.wait(VISIBILITY_PAUSE) if known else self._renew()
         hit("chunk_read")
         around.stream.send(token, Chunk(schema.relation, schema.topic, rows, address=self._address))
         around.pace.spend(rows.num_rows, nbytes)
         before, self._streamed = self._streamed, around.stream.placing.streamed
         self._quiet = self._streamed == before
-        return _OnItsWay(token, ChunkResult.of(part, rows, quiet=self._quiet))
+        return _SentChunk(token, ChunkResult.of(part, rows, quiet=self._quiet))
 
     def _renew(self) -> None:
         """Tell the version that the catalogue shows, which the stream will not before a row follows it."""
@@ -278,23 +278,23 @@ class ChunkReader:
 
         def made(version: TableSchema | None) -> Chunk:
             if version is None or version.state not in CAPTURED:
-                raise became(version)
+                raise not_copyable_error(version)
             now = published_schema(self._conn, version.oid, self._around.publication)
-            seen = renewed(version, now, stream.durable.epoch)
-            return said(replace(seen, state=version.state, reason=version.reason))
+            seen = schema_from_catalog(version, now, stream.durable.epoch)
+            return schema_chunk(replace(seen, state=version.state, reason=version.reason))
 
         stream.place(self._relation, made)
 
     def _read(self, schema: TableSchema, part: ChunkRange) -> tuple[pa.Table, int]:
         """The rows, and how many bytes of text they were."""
         conn, publication, asked = self._conn, self._around.publication, part.rows
-        limit = None if part.is_smallest else (CALM + 1) * self._around.limits.nbytes
+        limit = None if part.is_smallest else (IDLE_FACTOR + 1) * self._around.limits.nbytes
         if isinstance(asked, BlockRange):
             return self._rows(schema, span_query(conn, schema, asked, publication), limit)
         with reading_by(conn, schema, asked.where):
             rows, nbytes = self._rows(schema, keyed_query(conn, schema, asked, part.limit, publication), limit)
         if part.gone and asked.keys is not None:
-            rows = pa.concat_tables([rows, gone(schema, absent(conn, schema, asked.keys, publication))])
+            rows = pa.concat_tables([rows, deletion_rows(schema, absent(conn, schema, asked.keys, publication))])
         return rows, nbytes
 
     def _rows(self, schema: TableSchema, query: Any, limit: int | None) -> tuple[pa.Table, int]:
@@ -311,6 +311,6 @@ class ChunkReader:
         return pa.Table.from_batches(batches, LOG_SCHEMA), text
 
 
-def _position(landed: _OnItsWay) -> Position:
+def _position(landed: _SentChunk) -> Position:
     assert landed.placed is not None  # noqa: S101 - it landed
     return landed.placed.position

@@ -20,9 +20,9 @@ from cdc.postgres.heartbeat import emit
 from cdc.snapshot.watermark_window import Chunk, PlacedRows, WatermarkWindows
 from cdc.table import TableSchema
 
-LOOK: Final = 0.1
+STOP_CHECK_EVERY: Final = 0.1
 """Seconds between two looks at whether the reader stops."""
-PATIENCE: Final = 30.0
+WATERMARK_TIMEOUT: Final = 30.0
 """Seconds without anything new from the stream after which a chunk that waits for its watermark is read again."""
 
 
@@ -39,7 +39,7 @@ class ChunkSender:
         """Place what is made of the version that the stream has reached, and wait until it is durable."""
         while True:
             token = uuid4().hex
-            version = self.placing.open(token, relation, PATIENCE, lasting=True)
+            version = self.placing.open(token, relation, WATERMARK_TIMEOUT, lasting=True)
             with self.placing.closing(token):
                 self.send(token, made(version))
                 placed = self.outcome(token)
@@ -55,7 +55,7 @@ class ChunkSender:
 
     def outcome(self, token: str) -> PlacedRows:
         """What became of it; raises SnapshotVoid if that takes too long."""
-        return self.placing.outcome(token, PATIENCE)
+        return self.placing.outcome(token, WATERMARK_TIMEOUT)
 
     @property
     def durable(self) -> Position:
@@ -64,10 +64,10 @@ class ChunkSender:
 
     def await_durable(self, position: Position) -> None:
         """Wait for the log to hold it; raises SnapshotVoid if the log does not get on for so long."""
-        before, deadline = self.durable, time.monotonic() + PATIENCE
-        while not self.placing.reached.wait(position, LOOK):
+        before, deadline = self.durable, time.monotonic() + WATERMARK_TIMEOUT
+        while not self.placing.reached.wait(position, STOP_CHECK_EVERY):
             if (durable := self.durable) != before:
-                before, deadline = durable, time.monotonic() + PATIENCE
+                before, deadline = durable, time.monotonic() + WATERMARK_TIMEOUT
             if time.monotonic() > deadline or self._stop.is_set():
                 raise SnapshotVoid("the log did not take the chunk")
 

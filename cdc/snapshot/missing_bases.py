@@ -19,7 +19,9 @@ from cdc.position import Position
 _COLUMNS = ["relation", "key", "old_key", "partial"]
 
 
-def without_base(root: Root, relation: int, after: Position, upto: Position, *, moved: bool) -> list[tuple[str, ...]]:
+def keys_without_base(
+    root: Root, relation: int, after: Position, upto: Position, *, moved: bool
+) -> list[tuple[str, ...]]:
     """Keys of partial images in (after, upto], distinct; with moved only of those that came from another key."""
     log, keys = LogReader(root), set[tuple[str, ...]]()
     for file in log.files(after, upto):
@@ -33,7 +35,7 @@ def without_base(root: Root, relation: int, after: Position, upto: Position, *, 
     return sorted(keys)
 
 
-def moved_from(
+def moved_keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, keys: Collection[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
     """Keys that rows of `keys` moved to in (after, upto] before their base was there, one move after another."""

@@ -20,7 +20,7 @@ _BLANK: Final[dict[str, Any]] = dict.fromkeys(LOG_SCHEMA.names) | {
 """Its place is given to a row when it is placed."""
 
 
-def gone(schema: TableSchema, keys: Sequence[tuple[str, ...]]) -> pa.Table:
+def deletion_rows(schema: TableSchema, keys: Sequence[tuple[str, ...]]) -> pa.Table:
     """One `d` row (LOG_SCHEMA) per key, as the stream tells of a row that is deleted: its old image is its key."""
     said = _BLANK | {"relation": schema.relation, "topic": schema.topic, "op": Operation.DELETE.value}
     places = [(column.id, column.key) for column in schema.sent if column.key is not None]

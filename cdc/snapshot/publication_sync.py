@@ -28,19 +28,19 @@ from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.tables import TableName, match_tables, read_schema, unfit_tables
 from cdc.remedy import literal
 from cdc.snapshot.chunk_sender import ChunkSender
-from cdc.snapshot.schema_rows import in_state, renewed, said
+from cdc.snapshot.schema_rows import schema_chunk, schema_from_catalog, with_state
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import ADDED, REMOVED, TableSchema, TableState
 
-LOOK_EVERY: Final = 30.0
+SYNC_EVERY: Final = 30.0
 """Seconds between two looks."""
-GONE: Final = "the table is no longer at the source"
+TABLE_GONE: Final = "the table is no longer at the source"
 
 log = structlog.get_logger("tables")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TableDifference:
     """What the definition asks for and the stream does not have, and the other way round."""
 
     added: Mapping[int, TableName]
@@ -66,15 +66,15 @@ class SyncResult:
         return asdict(self)
 
 
-def difference(
+def compare_tables(
     known: list[TableSchema], wanted: Mapping[int, TableName], existing: Mapping[int, TableName]
-) -> Difference:
+) -> TableDifference:
     """Compare the versions of the stream with the tables that rules match, and with all that exist."""
     captured = {schema.oid: schema for schema in known if schema.state is not TableState.DROPPED}
     added = {oid: name for oid, name in wanted.items() if oid not in captured}
     removed = tuple(s for oid, s in captured.items() if oid in existing and oid not in wanted)
     missing = tuple(s for oid, s in captured.items() if oid not in existing)
-    return Difference(added, removed, missing)
+    return TableDifference(added, removed, missing)
 
 
 class PublicationSync:
@@ -102,13 +102,13 @@ class PublicationSync:
             return None
         with closing(connect(source.current_dsn(), application_name="cdc tables")) as conn:
             wanted = dict(match_tables(conn, definition.patterns, definition.excludes))
-            found = difference(known, wanted, dict(match_tables(conn, ["*"])))
+            found = compare_tables(known, wanted, dict(match_tables(conn, ["*"])))
             gone = [schema for schema in found.missing if read_schema(conn, schema.oid) is None]
             fit, wrong = self._fit(found.added)
             captured = {schema.oid for schema in known if schema.state is not TableState.DROPPED}
             unfit = unfit_tables(conn, definition.patterns, definition.excludes)
             refused = self._refuse(
-                wrong | {str(t.name): _reason(t.name, t.reason, t.sql) for t in unfit if t.oid not in captured}
+                wrong | {str(t.name): _refusal_text(t.name, t.reason, t.sql) for t in unfit if t.oid not in captured}
             )
             if not fit and not found.removed and not gone:
                 return SyncResult(refused=refused, unread=unread)
@@ -116,7 +116,7 @@ class PublicationSync:
                 stream = ChunkSender(telling, self._placing, self._stop)
                 # one that was made anew under the name is copied by it: the two must not be mixed up
                 for schema in gone:
-                    self._mark(stream, schema, GONE)
+                    self._mark(stream, schema, TABLE_GONE)
                 added = self._add(conn, telling, stream, fit)
                 for schema in found.removed:
                     self._remove(telling, stream, schema)
@@ -136,8 +136,8 @@ class PublicationSync:
                 at_hand = version or chosen
                 if at_hand.state is TableState.NEEDS_RESYNC:
                     now = published_schema(conn, at_hand.oid, source.publication.name)
-                    at_hand = renewed(at_hand, now, epoch)
-                return said(in_state(at_hand, TableState.LIVE), Position(0))
+                    at_hand = schema_from_catalog(at_hand, now, epoch)
+                return schema_chunk(with_state(at_hand, TableState.LIVE), Position(0))
 
             made(chosen)  # what cannot be made raises before anything waits for it
             stream.place(chosen.relation, made)
@@ -159,7 +159,7 @@ class PublicationSync:
         names = list(map(str, added.values()))
         wrong = self._wrong(names) if names else {}
         fit = {oid: name for oid, name in added.items() if str(name) not in wrong}
-        return fit, {str(name): _reason(name, *wrong[str(name)]) for oid, name in added.items() if oid not in fit}
+        return fit, {str(name): _refusal_text(name, *wrong[str(name)]) for oid, name in added.items() if oid not in fit}
 
     def _refuse(self, refused: Mapping[str, str]) -> Mapping[str, str]:
         """The tables that are refused, each logged once."""
@@ -203,10 +203,10 @@ class PublicationSync:
             if schema is None:
                 continue
             if self._definition.snapshot.mode is SnapshotMode.NO_DATA:
-                stream.place(relation, lambda _, schema=schema: said(schema, Position(0)))  # type: ignore[misc]
+                stream.place(relation, lambda _, schema=schema: schema_chunk(schema, Position(0)))  # type: ignore[misc]
             else:
                 begun = schema.flagged(TableState.SNAPSHOTTING, ADDED)
-                stream.place(relation, lambda _, begun=begun: said(begun))  # type: ignore[misc]
+                stream.place(relation, lambda _, begun=begun: schema_chunk(begun))  # type: ignore[misc]
             log.info("table added", table=str(name))
             told.append(str(name))
         return tuple(told)
@@ -220,11 +220,13 @@ class PublicationSync:
 
     def _mark(self, stream: ChunkSender, schema: TableSchema, reason: str) -> None:
         """Say that nothing more comes of the table; behind all rows that it had."""
-        stream.place(schema.relation, lambda version: said((version or schema).flagged(TableState.DROPPED, reason)))
+        stream.place(
+            schema.relation, lambda version: schema_chunk((version or schema).flagged(TableState.DROPPED, reason))
+        )
         log.info("table removed", table=schema.topic, reason=reason)
 
 
-def _reason(table: TableName, message: str, statement: str | None) -> str:
+def _refusal_text(table: TableName, message: str, statement: str | None) -> str:
     """Why a table is refused, with the next step."""
     step = statement or literal("exclude it: 'cdc tables remove TABLE'", topic=str(table))
     return f"{PreflightFailed.code} {message} → {step}"

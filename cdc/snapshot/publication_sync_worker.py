@@ -16,21 +16,21 @@ import structlog
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
 from cdc.errors import CatalogUnavailable, CdcError, Reaction
-from cdc.snapshot.publication_sync import LOOK_EVERY, PublicationSync
-from cdc.snapshot.table_requests import LOOK, SKIP, refuse_copying
+from cdc.snapshot.publication_sync import SYNC_EVERY, PublicationSync
+from cdc.snapshot.table_requests import CHECK_TABLES, SKIP_TABLES, check_not_copying
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableSchema, TableState, matches
 
 POLL: Final = 1.0
 """Seconds between two looks at the catalog: each costs a millisecond or two, and most find nothing."""
 
-SOON: Final = 2.0
+SYNC_EVERY_DUPLICATE: Final = 2.0
 """Seconds to the next look while two tables have one name."""
 
 log = structlog.get_logger("tables")
 
 
-def doubled(versions: Iterable[TableSchema]) -> set[str]:
+def duplicate_topics(versions: Iterable[TableSchema]) -> set[str]:
     """Topics that more than one table has that is not marked as gone."""
     counted = Counter(schema.topic for schema in versions if schema.state is not TableState.DROPPED)
     return {topic for topic, count in counted.items() if count > 1}
@@ -61,8 +61,8 @@ class PublicationSyncWorker(Thread):
 
     def _look(self, catalog: Catalog) -> None:
         """Hold the tables against the definition, when it is time or somebody asks."""
-        asked = catalog.commands.pending(self._pipeline, LOOK)
-        pause = SOON if doubled(self._placing.versions()) else LOOK_EVERY
+        asked = catalog.commands.pending(self._pipeline, CHECK_TABLES)
+        pause = SYNC_EVERY_DUPLICATE if duplicate_topics(self._placing.versions()) else SYNC_EVERY
         if not asked and time.monotonic() < self._looked_at + pause:
             return
         self._looked_at = time.monotonic()
@@ -77,12 +77,12 @@ class PublicationSyncWorker(Thread):
         self._carry_out(catalog, asked, looked)
 
     def _skip(self, catalog: Catalog) -> None:
-        for command in catalog.commands.pending(self._pipeline, SKIP):
+        for command in catalog.commands.pending(self._pipeline, SKIP_TABLES):
 
             def skipped(tables: list[str] = command.payload["tables"]) -> Mapping[str, Any] | None:
                 versions = self._placing.versions()
                 meant = [s for s in versions if matches(s.topic, tables) and s.state is not TableState.DROPPED]
-                refuse_copying(catalog, self._pipeline, [schema.topic for schema in meant])
+                check_not_copying(catalog, self._pipeline, [schema.topic for schema in meant])
                 for schema in meant:
                     self._membership.skip(schema)
                 return {"skipped": [schema.topic for schema in meant]} if versions else None

@@ -9,7 +9,7 @@ from typing import Final
 from cdc.config.definition import SourceLoad, StandbyLimit
 from cdc.snapshot.chunk_sender import ChunkSender
 
-LOOK_EVERY: Final = 1.0
+CHECK_STANDBY_EVERY: Final = 1.0
 """Seconds between two questions how far a standby is."""
 
 
@@ -38,12 +38,12 @@ class CopyRateLimit:
             return None
         with self._lock:
             if time.monotonic() >= self._look_due:
-                self._look_due = time.monotonic() + LOOK_EVERY
-                self._said = _behind(standby, self._stream.lag(standby.name))
+                self._look_due = time.monotonic() + CHECK_STANDBY_EVERY
+                self._said = _standby_problem(standby, self._stream.lag(standby.name))
             return self._said
 
 
-def _behind(limit: StandbyLimit, lag: int | None) -> str | None:
+def _standby_problem(limit: StandbyLimit, lag: int | None) -> str | None:
     if lag is None:
         return f"standby {limit.name!r} is not connected"
     return f"standby {limit.name!r} lags by {lag:,} bytes" if lag > limit.lag else None

@@ -12,7 +12,7 @@ from cdc.snapshot.watermark_window import Chunk
 from cdc.table import TableSchema, TableState
 
 
-def renewed(version: TableSchema, now: TableSchema | None, epoch: int) -> TableSchema:
+def schema_from_catalog(version: TableSchema, now: TableSchema | None, epoch: int) -> TableSchema:
     """A table as the catalogue shows it, with the log's own numbers; raises ConfigError where they cannot be told."""
     if now is None:
         raise ConfigError(f"{version.topic!r} is no longer at the source")
@@ -26,24 +26,24 @@ def renewed(version: TableSchema, now: TableSchema | None, epoch: int) -> TableS
     return replace(version, standing=now.standing)
 
 
-def in_state(version: TableSchema, state: TableState) -> TableSchema:
+def with_state(version: TableSchema, state: TableState) -> TableSchema:
     """The version in a state that needs no reason."""
     return replace(version, state=state, reason=None)
 
 
-def said(version: TableSchema, generation: Position | None = None) -> Chunk:
+def schema_chunk(version: TableSchema, generation: Position | None = None) -> Chunk:
     """A chunk without rows that tells a version, and closes a full copy if a generation ends."""
     return Chunk(version.relation, version.topic, LOG_SCHEMA.empty_table(), version, generation)
 
 
-def ending(version: TableSchema, began: Position) -> Chunk:
+def end_of_copy_chunk(version: TableSchema, began: Position) -> Chunk:
     """What closes a full copy that began at a position: everything older is gone."""
     if version.state is not TableState.SNAPSHOTTING:
-        raise became(version)
-    return said(in_state(version, TableState.LIVE), began)
+        raise not_copyable_error(version)
+    return schema_chunk(with_state(version, TableState.LIVE), began)
 
 
-def became(version: TableSchema | None) -> ConfigError:
+def not_copyable_error(version: TableSchema | None) -> ConfigError:
     """The end of a copy whose table is in a state in which none goes on."""
     if version is None:
         return ConfigError("the table is unknown")

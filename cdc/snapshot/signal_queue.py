@@ -30,11 +30,11 @@ from cdc.table import TableSchema
 
 FOLDER: Final = "_signals"
 """Under the log's root."""
-LIMIT: Final = 1000
+SIGNALS_LIMIT: Final = 1000
 """Signals that wait at most: anybody who may connect can write a message, and each costs a file."""
 CONTENT_LIMIT: Final = 64 * 1024
 """Bytes of one signal."""
-SHOWN: Final = 100
+LOGGED_CHARACTERS: Final = 100
 """Characters of its id or type that are repeated in a log line."""
 
 log = structlog.get_logger("signals")
@@ -122,7 +122,7 @@ class SignalQueue:
     def message(self, seen: SignalSeen) -> None:
         """Keep a signal that came as `{"id": …, "type": …, "data": {…}}`, where data may be a text of JSON as well."""
         try:
-            fields = parsed(seen.content)
+            fields = parse_json_object(seen.content)
         except ConfigError as exc:
             log.warning("a signal is ignored", reason=exc.message, position=str(seen.position))
             return
@@ -134,13 +134,13 @@ class SignalQueue:
     def _keep(self, place: tuple[int, int], channel: Channel, name: str, kind: str, body: str) -> None:
         if kind in _WINDOWS:
             return
-        shown = {"id": name[:SHOWN], "type": kind[:SHOWN], "channel": channel.value}
+        shown = {"id": name[:LOGGED_CHARACTERS], "type": kind[:LOGGED_CHARACTERS], "channel": channel.value}
         if kind not in _TYPES:
             log.warning("a signal of an unknown type is ignored", **shown)
         elif len(name) + len(body) > CONTENT_LIMIT:
             log.warning("a signal is too large and ignored", **shown)
         elif self._has_room():
-            with _disk():
+            with _as_log_errors():
                 self._arrived += 1
                 signal = Signal(*place, self._arrived, channel, name, SignalType(kind), body)
                 self._folder.mkdir(exist_ok=True)
@@ -149,9 +149,9 @@ class SignalQueue:
             hit("signal_kept")
 
     def _has_room(self) -> bool:
-        full = sum(1 for _ in self._files()) >= LIMIT
+        full = sum(1 for _ in self._files()) >= SIGNALS_LIMIT
         if full and not self._full:
-            log.warning("signals are ignored until some of those that wait are carried out", waiting=LIMIT)
+            log.warning("signals are ignored until some of those that wait are carried out", waiting=SIGNALS_LIMIT)
         self._full = full
         return not full
 
@@ -169,7 +169,7 @@ class SignalQueue:
 
     def remove(self, signal: Signal) -> None:
         """Forget one that was carried out."""
-        with _disk():
+        with _as_log_errors():
             (self._folder / f"{signal.key}.json").unlink(missing_ok=True)
             atomic_file.sync(self._folder)
 
@@ -178,7 +178,7 @@ class SignalQueue:
         return (path for path in self._folder.glob("*.json") if not path.name.startswith("."))
 
 
-def parsed(content: bytes | str) -> dict[str, Any]:
+def parse_json_object(content: bytes | str) -> dict[str, Any]:
     """A JSON object; raises ConfigError for anything else, and for text that no Postgres could hold."""
     if len(content) > CONTENT_LIMIT:
         raise ConfigError(f"expected a JSON object of at most {CONTENT_LIMIT} bytes, got {len(content)}")
@@ -202,7 +202,7 @@ def _read(path: Root) -> Signal:
 
 
 @contextmanager
-def _disk() -> Iterator[None]:
+def _as_log_errors() -> Iterator[None]:
     try:
         yield
     except OSError as exc:

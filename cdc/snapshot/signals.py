@@ -23,9 +23,17 @@ from cdc.failpoint import hit
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.backfill_progress import covers
-from cdc.snapshot.backfill_requests import say
+from cdc.snapshot.backfill_requests import send_action
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, check_request
-from cdc.snapshot.signal_queue import LIMIT, SHOWN, Channel, Signal, SignalQueue, SignalType, parsed
+from cdc.snapshot.signal_queue import (
+    LOGGED_CHARACTERS,
+    SIGNALS_LIMIT,
+    Channel,
+    Signal,
+    SignalQueue,
+    SignalType,
+    parse_json_object,
+)
 from cdc.table import TableSchema, TableState, exactly, parted
 
 SIGNAL: Final = "signal"
@@ -66,7 +74,7 @@ class Signals:
             log.warning("signals wait", code=exc.code, message=exc.message)
 
     def _take_up(self, catalog: Catalog, signal: Signal) -> None:
-        noted = catalog.commands.ls(self._definition.name, SIGNAL, limit=LIMIT)
+        noted = catalog.commands.ls(self._definition.name, SIGNAL, limit=SIGNALS_LIMIT)
         command = next((c for c in noted if c.payload["key"] == signal.key), None)
         told = {"id": signal.id, "type": signal.type.value, "channel": signal.channel.value}
         if command is None:
@@ -76,7 +84,7 @@ class Signals:
         else:
             number = command.id
         if command is None or command.state is CommandState.PENDING:
-            shown = told | {"id": signal.id[:SHOWN]}
+            shown = told | {"id": signal.id[:LOGGED_CHARACTERS]}
             self._finish(catalog, number, signal, shown)
         self.inbox.remove(signal)
 
@@ -96,13 +104,13 @@ class Signals:
 
     def _execute(self, catalog: Catalog, number: int, signal: Signal) -> dict[str, Any]:
         """One backfill per table; raises ConfigError if there is not a single one that can be."""
-        fields = _incremental(signal)
+        fields = _snapshot_fields(signal)
         if str(fields.get("surrogate-key") or "").strip():
             raise ConfigError(
                 "'surrogate-key' is not supported: chunks are read and settled with the stream by the table's own key",
                 remedy="leave it out",
             )
-        entries = _texts(fields, "data-collections")
+        entries = _text_list(fields, "data-collections")
         if not entries:
             raise ConfigError("'data-collections' is missing or empty: expected a list of names or regular expressions")
         filters = _filters(fields)
@@ -112,10 +120,10 @@ class Signals:
                 remedy="send it as a row of the table that 'snapshot.signals' names, or cdc backfill --where",
             )
         tables = self._tables()
-        refused = {entry: "no table of the log matches" for entry in entries if not _meant(entry, tables)}
+        refused = {entry: "no table of the log matches" for entry in entries if not _tables_of_entry(entry, tables)}
         possible: dict[str, BackfillRequest] = {}
-        for schema in _any_of(entries, tables):
-            where = next((where for entry, where in filters if schema in _meant(entry, tables)), None)
+        for schema in _matching_tables(entries, tables):
+            where = next((where for entry, where in filters if schema in _tables_of_entry(entry, tables)), None)
             request = BackfillRequest((exactly(schema.topic),), where=where)
             try:
                 check_request(request, {schema.relation: schema}, {})
@@ -147,9 +155,9 @@ class Signals:
         are named, the ones whose tables all are. A full copy that was cut off would leave a table half copied.
         """
         name, verb = self._definition.name, _VERBS[signal.type]
-        entries = _texts(_incremental(signal), "data-collections") if verb is BackfillAction.CANCEL else []
+        entries = _text_list(_snapshot_fields(signal), "data-collections") if verb is BackfillAction.CANCEL else []
         tables = self._tables(with_signals=True)
-        named = {schema.topic for schema in _any_of(entries, tables)}
+        named = {schema.topic for schema in _matching_tables(entries, tables)}
         said = {c.payload.get("id") for c in catalog.commands.ls(name, verb.kind) if c.id > number}
         spoken_to, left = [], []
         for command in catalog.commands.pending(name, BACKFILL):
@@ -160,7 +168,7 @@ class Signals:
                 left += [command.id] if kept or topics & named else []
                 continue
             if command.id not in said:
-                _say(catalog, name, command.id, verb, _actor(signal))
+                _send_action(catalog, name, command.id, verb, _actor(signal))
             spoken_to.append(command.id)
         return {"backfills": spoken_to, "left": left}
 
@@ -172,16 +180,16 @@ class Signals:
         return sorted(there, key=lambda schema: schema.topic)
 
 
-def _say(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction, actor: str) -> None:
+def _send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction, actor: str) -> None:
     try:
-        say(catalog, pipeline, job, verb, actor)
+        send_action(catalog, pipeline, job, verb, actor)
     except StateConflict:
         log.info("it had ended by then", backfill=job)
 
 
-def _incremental(signal: Signal) -> dict[str, Any]:
+def _snapshot_fields(signal: Signal) -> dict[str, Any]:
     """What the signal says in detail; raises ConfigError unless it is about incremental snapshots."""
-    fields = parsed(signal.body) if signal.body.strip() else {}
+    fields = parse_json_object(signal.body) if signal.body.strip() else {}
     kind = str(fields.get("type") or "incremental").lower()
     if kind == "blocking":
         raise ConfigError(
@@ -189,11 +197,11 @@ def _incremental(signal: Signal) -> dict[str, Any]:
             remedy="ask for type 'incremental', which gives the same rows, with a filter that is a condition",
         )
     if kind != "incremental":
-        raise ConfigError(f"unknown type of snapshot {kind[:SHOWN]!r}: expected 'incremental'")
+        raise ConfigError(f"unknown type of snapshot {kind[:LOGGED_CHARACTERS]!r}: expected 'incremental'")
     return fields
 
 
-def _texts(fields: Mapping[str, Any], key: str) -> list[str]:
+def _text_list(fields: Mapping[str, Any], key: str) -> list[str]:
     found = fields.get(key) or []
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
         raise ConfigError(f"{key!r} is not a list of texts")
@@ -218,13 +226,13 @@ def _filters(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-def _any_of(entries: Iterable[str], tables: list[TableSchema]) -> list[TableSchema]:
+def _matching_tables(entries: Iterable[str], tables: list[TableSchema]) -> list[TableSchema]:
     """The tables that at least one entry means, in their order."""
-    meant = {schema.topic for entry in entries for schema in _meant(entry, tables)}
+    meant = {schema.topic for entry in entries for schema in _tables_of_entry(entry, tables)}
     return [schema for schema in tables if schema.topic in meant]
 
 
-def _meant(entry: str, tables: list[TableSchema]) -> list[TableSchema]:
+def _tables_of_entry(entry: str, tables: list[TableSchema]) -> list[TableSchema]:
     """The table of that very name, or else those whose `schema.table` the regular expression matches, as a whole and
     whatever its case. The expressions are RE2's: anybody can send one, and none takes longer than its text is long.
     """
@@ -235,9 +243,9 @@ def _meant(entry: str, tables: list[TableSchema]) -> list[TableSchema]:
     try:
         found = pc.match_substring_regex(names, rf"\A(?:{entry})\z", ignore_case=True).to_pylist()
     except pa.ArrowInvalid:
-        raise ConfigError(f"{entry[:SHOWN]!r} is neither a table nor a regular expression of RE2") from None
+        raise ConfigError(f"{entry[:LOGGED_CHARACTERS]!r} is neither a table nor a regular expression of RE2") from None
     return [schema for schema, matches in zip(tables, found, strict=True) if matches]
 
 
 def _actor(signal: Signal) -> str:
-    return f"signal {signal.id[:SHOWN]}".strip()
+    return f"signal {signal.id[:LOGGED_CHARACTERS]}".strip()

@@ -19,21 +19,21 @@ from cdc.snapshot.backfill_progress import covers
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.table import TableSchema, TableState, exactly, named
 
-LOOK: Final = "tables.look"
+CHECK_TABLES: Final = "tables.look"
 """The kind that asks to hold the tables against the definition now; its result has `added`, `removed`, `refused`."""
-SKIP: Final = "tables.skip"
+SKIP_TABLES: Final = "tables.skip"
 """The kind that asks to take tables for exact as they are; the payload has their globs as `tables`."""
 ANSWER_WITHIN: Final = 10.0
 """Seconds that a running reader is waited for."""
-_ASK_EVERY: Final = 0.1
+_POLL_EVERY: Final = 0.1
 
 
-def ask_look(catalog: Catalog, pipeline: str) -> int:
+def request_table_check(catalog: Catalog, pipeline: str) -> int:
     """Ask for a look; hands back the command's number."""
-    return catalog.commands.post(pipeline, LOOK, {})
+    return catalog.commands.post(pipeline, CHECK_TABLES, {})
 
 
-def ask_skip(definition: Definition, catalog: Catalog, tables: Sequence[str], actor: str) -> tuple[int, list[str]]:
+def request_skip(definition: Definition, catalog: Catalog, tables: Sequence[str], actor: str) -> tuple[int, list[str]]:
     """Ask to take tables for exact as they are, without a copy; hands back the command's number and the topics.
 
     `tables` are globs, of which those that need no skipping are left out. Raises UnknownName for what the log does not
@@ -42,15 +42,15 @@ def ask_skip(definition: Definition, catalog: Catalog, tables: Sequence[str], ac
     known = [s for s in LogReader(definition.log.root).schemas().values() if s.state is not TableState.DROPPED]
     chosen: dict[str, TableSchema] = {}
     for glob in tables:
-        chosen |= {schema.topic: schema for schema in _meant(known, glob)}
-    refuse_copying(catalog, definition.name, sorted(chosen))
+        chosen |= {schema.topic: schema for schema in _inexact_tables(known, glob)}
+    check_not_copying(catalog, definition.name, sorted(chosen))
     topics = sorted(chosen)
-    job = catalog.commands.post(definition.name, SKIP, {"tables": [exactly(topic) for topic in topics]})
+    job = catalog.commands.post(definition.name, SKIP_TABLES, {"tables": [exactly(topic) for topic in topics]})
     catalog.audit.write(actor, "tables skip", definition.name, {"id": job, "tables": topics})
     return job, topics
 
 
-def refuse_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) -> None:
+def check_not_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) -> None:
     """Raise StateConflict if a copy of one of the tables is on its way."""
     for command in catalog.commands.pending(pipeline, BACKFILL):
         request = BackfillRequest.from_json(command.payload)
@@ -62,7 +62,7 @@ def refuse_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) -> No
             )
 
 
-def answer(catalog: Catalog, job: int, patience: float = ANSWER_WITHIN) -> Command | None:
+def wait_for_answer(catalog: Catalog, job: int, patience: float = ANSWER_WITHIN) -> Command | None:
     """The command once it is finished; None after so many seconds."""
     deadline, never = time.monotonic() + patience, Event()
     while True:
@@ -71,10 +71,10 @@ def answer(catalog: Catalog, job: int, patience: float = ANSWER_WITHIN) -> Comma
             return command
         if time.monotonic() >= deadline:
             return None
-        never.wait(_ASK_EVERY)
+        never.wait(_POLL_EVERY)
 
 
-def _meant(known: Sequence[TableSchema], glob: str) -> list[TableSchema]:
+def _inexact_tables(known: Sequence[TableSchema], glob: str) -> list[TableSchema]:
     found = [schema for schema in known if named(schema.topic, [glob])]
     if not found:
         listed = ", ".join(sorted(schema.topic for schema in known)[:10]) or "none"

@@ -18,7 +18,7 @@ SLACK: Final = timedelta(minutes=1)
 """By how much commit times may go back from one commit to the next."""
 
 
-def hidden_in_log(conn: Any, root: Root) -> np.ndarray:
+def unconfirmed_xids(conn: Any, root: Root) -> np.ndarray:
     """Xids (int64, distinct) of the log that a snapshot of now does not see; mostly none.
 
     A transaction that is not seen has not ended for others, so it began no earlier than the oldest open one, and

@@ -24,10 +24,18 @@ from cdc.pgoutput.decoder_events import Decoded, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility
 from cdc.snapshot.signal_queue import SignalQueue
-from cdc.snapshot.window_merge import KEPT, WHOLE, brings_version, placed, settle, unseen, window_of
+from cdc.snapshot.window_merge import (
+    KEYED_COLUMNS,
+    KEYLESS_COLUMNS,
+    has_schema_change,
+    merge_keyed,
+    rows_at_position,
+    rows_of_relation,
+    unseen_rows,
+)
 from cdc.table import TableSchema
 
-TAIL_LIMIT: Final = 8 * 1024 * 1024
+OPEN_TRANSACTION_LIMIT: Final = 8 * 1024 * 1024
 """Bytes of an unfinished transaction that are kept for a window which may open in its middle; above it windows wait."""
 WINDOW_LIMIT: Final = 32 * 1024 * 1024
 """Bytes of a relation's rows in one window; above it the chunk is read again."""
@@ -83,9 +91,11 @@ class _Window:
         """Keep what concerns the relation, until the chunk is placed."""
         if self.outcome is not None:
             return
-        found = window_of(batch, self.relation, int(self.after), WHOLE if self.whole else KEPT)
+        found = rows_of_relation(
+            batch, self.relation, int(self.after), KEYLESS_COLUMNS if self.whole else KEYED_COLUMNS
+        )
         self.nbytes += found.nbytes
-        self.versioned = self.versioned or brings_version(found)
+        self.versioned = self.versioned or has_schema_change(found)
         if self.nbytes > WINDOW_LIMIT:
             self.rows.clear()
         else:
@@ -103,14 +113,14 @@ class _Window:
             return [chunk.rows]
         window = pa.concat_tables(self.rows)
         if chunk.visibility is None:
-            rows = settle(chunk.rows, window)
+            rows = merge_keyed(chunk.rows, window)
             return None if rows is None else [rows]
-        follows = unseen(window, chunk.visibility)
+        follows = unseen_rows(window, chunk.visibility)
         return None if follows is None else [chunk.rows, follows]
 
 
 @dataclass(slots=True)
-class _Tail:
+class _OpenTransaction:
     """Rows of the transaction that is not finished yet."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
@@ -127,7 +137,7 @@ class WatermarkWindows:
         self._received = Position(0)
         self._tracking = False
         self._xids: list[np.ndarray] = []
-        self._tail = _Tail()
+        self._tail = _OpenTransaction()
         self._windows: dict[str, _Window] = {}
         self._versions: dict[int, TableSchema] = {}
         self.streamed = 0
@@ -142,7 +152,7 @@ class WatermarkWindows:
     def begin(self, after: Position, known: Mapping[int, TableSchema]) -> None:
         """A session streams from behind this position, with these versions known; what was on its way is void."""
         with self._changed:
-            self._streaming, self._received, self._tail = True, after, _Tail()
+            self._streaming, self._received, self._tail = True, after, _OpenTransaction()
             self._versions = dict(known)
             self._windows.clear()
             self._changed.notify_all()
@@ -170,7 +180,7 @@ class WatermarkWindows:
                 window.add(rows)
             if decoded.last is not None:
                 self._received = decoded.last
-                self._tail = _Tail()
+                self._tail = _OpenTransaction()
             if complete < rows.num_rows:
                 self._keep(rows.slice(complete), decoded.nbytes)
             self._changed.notify_all()
@@ -191,7 +201,7 @@ class WatermarkWindows:
             if chunk.schema is not None:
                 self._versions[chunk.relation] = chunk.schema
             place = RowOrder(int(seen.position), seen.ordinal, seen.xid, seen.committed_at)
-            return chunk.schema, _told(chunk, settled, place, window.after)
+            return chunk.schema, _batches_at(chunk, settled, place, window.after)
 
     # the copying threads
 
@@ -227,7 +237,7 @@ class WatermarkWindows:
         with self._changed:
             if not self._changed.wait_for(lambda: self._streaming and not self._tail.lost, patience):
                 raise SnapshotVoid("nothing streams, so nothing can be placed")
-            window = _Window(relation, self._received, _joined(self._xids), whole, lasting)
+            window = _Window(relation, self._received, _distinct_of_all(self._xids), whole, lasting)
             for batch in self._tail.batches:
                 window.add(batch)
             self._windows[token] = window
@@ -252,7 +262,7 @@ class WatermarkWindows:
             window = self._windows.get(token)
             if window is None:
                 raise SnapshotVoid("the session ended meanwhile")
-            known = _joined(self._xids)  # what one snapshot sees every later one sees as well
+            known = _distinct_of_all(self._xids)  # what one snapshot sees every later one sees as well
             self._xids = [known[~visibility.sees(known)]]
             if all_seen := bool(visibility.sees(window.xids).all()):
                 window.xids = window.xids[:0]
@@ -291,13 +301,13 @@ class WatermarkWindows:
 
     def _keep(self, rows: pa.RecordBatch, nbytes: int) -> None:
         self._tail.nbytes += nbytes
-        if self._tail.nbytes > TAIL_LIMIT:
-            self._tail = _Tail(nbytes=self._tail.nbytes, lost=True)
+        if self._tail.nbytes > OPEN_TRANSACTION_LIMIT:
+            self._tail = _OpenTransaction(nbytes=self._tail.nbytes, lost=True)
         elif not self._tail.lost:
             self._tail.batches.append(rows)
 
 
-def _joined(xids: list[np.ndarray]) -> np.ndarray:
+def _distinct_of_all(xids: list[np.ndarray]) -> np.ndarray:
     return np.unique(np.concatenate(xids)) if xids else np.empty(0, np.int64)
 
 
@@ -307,17 +317,17 @@ def _distinct(xids: pa.Array) -> np.ndarray:
     return values[np.concatenate(([True], values[1:] != values[:-1]))]
 
 
-def _told(chunk: Chunk, settled: list[pa.Table], place: RowOrder, after: Position) -> Iterator[pa.RecordBatch]:
+def _batches_at(chunk: Chunk, settled: list[pa.Table], place: RowOrder, after: Position) -> Iterator[pa.RecordBatch]:
     """All that the chunk says at the place, ordinals counting on, made while it is asked for; LOG_SCHEMA.
 
     `settled` by a window that began behind `after`.
     """
-    for rows, address in _parts(chunk, settled, place, after):
-        yield from placed(rows, place, address)
+    for rows, address in _tables_at(chunk, settled, place, after):
+        yield from rows_at_position(rows, place, address)
         place = replace(place, ordinal=place.ordinal + rows.num_rows)
 
 
-def _parts(
+def _tables_at(
     chunk: Chunk, settled: list[pa.Table], place: RowOrder, after: Position
 ) -> Iterator[tuple[pa.Table, str | None]]:
     """What stands at the place, in its order, and the sink that each part is for."""

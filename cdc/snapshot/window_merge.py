@@ -37,50 +37,50 @@ import pyarrow.compute as pc
 from cdc.change import LOG_SCHEMA, Operation, RowOrder
 from cdc.postgres.chunk_snapshot import Visibility
 
-KEPT: Final = ("op", "key", "after", "partial")
+KEYED_COLUMNS: Final = ("op", "key", "after", "partial")
 """Columns of the stream's rows that a window needs to settle a chunk."""
-WHOLE: Final = tuple(
+KEYLESS_COLUMNS: Final = tuple(
     name for name in LOG_SCHEMA.names if name not in {"position", "ordinal", "committed_at", "address"}
 )
 """Columns that it needs where rows may be told once more, at another place."""
 
 
-def settle(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
+def merge_keyed(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
     """The chunk's rows (LOG_SCHEMA, `r` or `d`, with keys) as they are at the end of the window; None: read it again.
 
     `window` has the KEPT columns of the relation's rows in (R, H], in the order of the log.
     """
-    if brings_version(window):
+    if has_schema_change(window):
         return None
     if _any(pc.equal(window["op"], Operation.TRUNCATE.value)):
         return chunk.slice(0, 0)
     rows = window.filter(pc.is_valid(window["key"]))
     if not rows.num_rows or not chunk.num_rows:
         return chunk
-    keys = _texts(rows["key"])
+    keys = _key_texts(rows["key"])
     deleted = pc.equal(rows["op"], Operation.DELETE.value)
     decided = keys.filter(pc.or_(deleted, pc.invert(rows["partial"])))
-    own = _texts(chunk["key"])
+    own = _key_texts(chunk["key"])
     overruled = pc.is_in(own, decided.combine_chunks())
     gone = pc.equal(chunk["op"], Operation.DELETE.value)
     if _any(gone):
         overruled = pc.or_(overruled, pc.and_(gone, pc.is_in(own, keys.combine_chunks())))
     chunk = chunk.filter(pc.invert(overruled))
     partial = rows.filter(pc.and_(rows["partial"], pc.invert(pc.is_in(keys, decided.combine_chunks()))))
-    return _overlaid(chunk, partial) if partial.num_rows else chunk
+    return _overlay_partial(chunk, partial) if partial.num_rows else chunk
 
 
-def unseen(window: pa.Table, visibility: Visibility) -> pa.Table | None:
+def unseen_rows(window: pa.Table, visibility: Visibility) -> pa.Table | None:
     """The rows of transactions that a snapshot did not see, in the order of the log; None: read it again.
 
     `window` has the WHOLE columns of the relation's rows in (R, H].
     """
-    if brings_version(window):
+    if has_schema_change(window):
         return None
     return window.filter(pa.array(~visibility.sees(window["xid"].to_numpy())))
 
 
-def placed(rows: pa.Table, first: RowOrder, address: str | None = None) -> Iterator[pa.RecordBatch]:
+def rows_at_position(rows: pa.Table, first: RowOrder, address: str | None = None) -> Iterator[pa.RecordBatch]:
     """The rows (WHOLE columns or more) at the first one's place, ordinals counting up, for one sink or for all.
 
     Gives LOG_SCHEMA.
@@ -97,35 +97,37 @@ def placed(rows: pa.Table, first: RowOrder, address: str | None = None) -> Itera
     yield from pa.table(columns, schema=LOG_SCHEMA).to_batches()
 
 
-def _overlaid(chunk: pa.Table, partial: pa.Table) -> pa.Table:
+def _overlay_partial(chunk: pa.Table, partial: pa.Table) -> pa.Table:
     """Chunk rows with the partial images of their keys laid over them; few, so one by one."""
     sent: dict[str, dict[int, str | None]] = {}
-    for key, image in zip(_texts(partial["key"]).to_pylist(), partial["after"].to_pylist(), strict=True):
+    for key, image in zip(_key_texts(partial["key"]).to_pylist(), partial["after"].to_pylist(), strict=True):
         sent.setdefault(key, {}).update(image or ())
-    keys = _texts(chunk["key"])
+    keys = _key_texts(chunk["key"])
     touched = pc.is_in(keys, pa.array(list(sent), pa.string()))
     rows = chunk.filter(touched)
     images = [
         list((dict(image) | sent[key]).items())
-        for key, image in zip(_texts(rows["key"]).to_pylist(), rows["after"].to_pylist(), strict=True)
+        for key, image in zip(_key_texts(rows["key"]).to_pylist(), rows["after"].to_pylist(), strict=True)
     ]
     place = rows.column_names.index("after")
     rows = rows.set_column(place, LOG_SCHEMA.field("after"), pa.array(images, LOG_SCHEMA.field("after").type))
     return pa.concat_tables([chunk.filter(pc.invert(touched)), rows])
 
 
-def window_of(rows: pa.RecordBatch, relation: int, after: int, columns: Sequence[str] = KEPT) -> pa.Table:
+def rows_of_relation(
+    rows: pa.RecordBatch, relation: int, after: int, columns: Sequence[str] = KEYED_COLUMNS
+) -> pa.Table:
     """Those columns of one relation's rows behind a position."""
     wanted = pc.and_(pc.equal(rows["relation"], relation), pc.greater(rows["position"], after))
     return pa.Table.from_batches([rows.select(columns).filter(wanted)])
 
 
-def brings_version(window: pa.Table) -> bool:
+def has_schema_change(window: pa.Table) -> bool:
     """Whether a new version of the schema is in it, which makes a chunk worthless."""
     return _any(pc.equal(window["op"], Operation.SCHEMA.value))
 
 
-def _texts(keys: pa.ChunkedArray) -> pa.ChunkedArray:
+def _key_texts(keys: pa.ChunkedArray) -> pa.ChunkedArray:
     """Keys as one text each; Postgres text never holds a NUL."""
     return pc.binary_join(keys, "\0")
 

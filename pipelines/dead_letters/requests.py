@@ -17,7 +17,7 @@ from cdc.catalog import Catalog, CommandState, DeadLetter
 from cdc.catalog.dead_letter_requests import DLQ, DeadLetterAction, DeadLetterOutcome
 from cdc.config import Definition
 from cdc.errors import CdcError, StateConflict
-from cdc.snapshot.backfill_requests import ask_for_keys
+from cdc.snapshot.backfill_requests import request_keys
 from cdc.snapshot.backfill_state import KEYS, BackfillRequest
 from cdc.stores.dead_letter_rows import Key, ParkedRow
 from cdc.table import exactly
@@ -115,7 +115,7 @@ class DeadLetterCommands:
                 return
         request = BackfillRequest((exactly(topic),), sink=self._sink, keys=tuple(keys))
         try:
-            job = ask_for_keys(self._definition, self._catalog, request, "apply").id
+            job = request_keys(self._definition, self._catalog, request, "apply").id
         except CdcError as exc:
             # it is copied, or read again, already: that may bring the rows as well
             if not isinstance(exc, StateConflict):

@@ -19,8 +19,8 @@ from cdc.config import Definition, DeltaSinkDefinition
 from cdc.config.verify_options import VerifyMode
 from cdc.errors import ConfigError, CutNotReached, StateConflict
 from cdc.position import Position
-from cdc.snapshot.backfill_progress import found
-from cdc.snapshot.backfill_requests import ask
+from cdc.snapshot.backfill_progress import find_backfill
+from cdc.snapshot.backfill_requests import request_backfill
 from cdc.snapshot.backfill_state import BACKFILL, KEYS, BackfillRequest
 from cdc.table import exactly
 from pipelines.verification.compare_rows import LISTED
@@ -152,7 +152,7 @@ class RepairRun:
 
     def _ask(self, catalog: Catalog, one: RepairResult, keys: list[Key]) -> RepairResult:
         try:
-            asked = ask(self._definition, catalog, _request(one, keys), getuser())
+            asked = request_backfill(self._definition, catalog, _request(one, keys), getuser())
         except StateConflict as exc:
             return replace(one, reason=f"{exc.message} → {exc.fix}")
         except ConfigError as exc:  # a key that the source cannot have, say
@@ -171,7 +171,7 @@ class RepairRun:
         command = self._wait(catalog, one.backfills[-1])
         if command.state is CommandState.DONE:
             return one
-        status = found(catalog, self._definition.name, command.id)
+        status = find_backfill(catalog, self._definition.name, command.id)
         why = f": {status.error['message']}" if status.error else ""
         return replace(one, reason=f"backfill {command.id} was {status.state}{why} → {self._rebuild(one)}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc.capture.commit_batcher import CHUNKS, OPEN_LIMIT, CommitBatch, CommitBatcher
+from cdc.capture.commit_batcher import CHUNKS_PER_COMMIT, OPEN_LIMIT, CommitBatch, CommitBatcher
 from cdc.log.durable_position import DurablePosition
 from cdc.pgoutput.decoder_events import Decoded
 from cdc.position import Position
@@ -109,11 +109,11 @@ def test_so_many_chunks_that_somebody_waits_for_are_a_commit_whatever_else_arriv
     rows = gathering(reached=reached)
     dues: list[float | None] = []
     reached.on_wait(lambda: dues.append(rows.due(FREE, more=True)))
-    for chunk in range(CHUNKS):
+    for chunk in range(CHUNKS_PER_COMMIT):
         rows.take(decoded(5 + chunk, copied=True))
         assert told(list(rows.batches(FREE, FREE, more=True))) == [(1, None)]
         reached.wait(Position(5), 0)
-    assert dues == [FREE + LINGER] * (CHUNKS - 1) + [0.0]
+    assert dues == [FREE + LINGER] * (CHUNKS_PER_COMMIT - 1) + [0.0]
 
 
 def test_a_large_open_transaction_goes_out_in_parts_behind_what_has_ended():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.capture.resume_checks import INVALIDATED, check_source, confirmable, lineage_of
+from cdc.capture.resume_checks import INVALIDATED, check_source, lineage_of, lsn_to_confirm
 from cdc.errors import (
     CdcError,
     PublicationByLeaf,
@@ -78,7 +78,7 @@ def test_a_log_that_cannot_be_right_is_not_continued(
 
 
 def test_postgres_is_told_one_more_than_the_durable_position():
-    assert confirmable(Lsn(1000)) == 1001
+    assert lsn_to_confirm(Lsn(1000)) == 1001
 
 
 @pytest.mark.parametrize(

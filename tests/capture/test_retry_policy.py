@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from cdc.capture.process import JITTER
-from cdc.capture.retry_policy import POISON_ATTEMPTS, pause
+from cdc.capture.retry_policy import UNDECODABLE_ATTEMPTS, retry_pause
 from cdc.errors import LogUnwritable, SlotInUse, SlotMissing, SourceRefuses, SourceUnreachable, UndecodableWal
 
 
 def pauses(error: Exception, attempts: int) -> list[float | None]:
-    return [pause(error, n) for n in range(1, attempts + 1)]
+    return [retry_pause(error, n) for n in range(1, attempts + 1)]
 
 
 def test_what_cannot_be_decoded_is_tried_four_times_in_half_a_minute_and_then_left_to_a_person() -> None:
-    found = pauses(UndecodableWal("poison"), POISON_ATTEMPTS)
+    found = pauses(UndecodableWal("poison"), UNDECODABLE_ATTEMPTS)
     waits = [wait for wait in found if wait is not None]
     assert (len(waits), found[-1]) == (3, None)
     assert 10 < sum(waits) * (1 + JITTER) < 30
@@ -41,4 +41,4 @@ def test_a_refused_login_is_asked_for_less_often_than_a_lost_connection() -> Non
 
 @pytest.mark.parametrize("error", [SlotMissing("x"), ValueError("x"), KeyboardInterrupt()])
 def test_what_a_person_has_to_mend_is_not_tried_again(error: BaseException) -> None:
-    assert pause(error, 1) is None
+    assert retry_pause(error, 1) is None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.resume_checks import confirmable
+from cdc.capture.resume_checks import lsn_to_confirm
 from cdc.catalog import Catalog
 from cdc.postgres.connection import connect
 from cdc.postgres.replication import ReplicationStream, StreamOptions
@@ -77,7 +77,7 @@ def test_what_is_not_said_clearly_is_a_usage_error_and_changes_nothing(
 def test_a_slot_that_somebody_streams_from_is_left_alone(
     held: Captured, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    stream = StreamOptions(slot=held.slot, publication="cdc_held_pub", start=confirmable(0))
+    stream = StreamOptions(slot=held.slot, publication="cdc_held_pub", start=lsn_to_confirm(0))
     with ReplicationStream.open(held.dsn, stream):
         outcome = run(capsys, "slots", *options, "-c", held.path)
         assert outcome.status != 0

@@ -15,7 +15,7 @@ from cdc.catalog import Catalog, ProcessReport
 from cdc.catalog.commands import CommandState
 from cdc.config import load
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
-from cdc.snapshot.table_requests import LOOK, SKIP
+from cdc.snapshot.table_requests import CHECK_TABLES, SKIP_TABLES
 from cdc.table import TableState
 from tests.cli.command import Outcome
 from tests.cli.test_backfill import Command
@@ -84,7 +84,7 @@ def test_without_a_reader_the_file_changes_and_the_rest_comes_at_its_start(
     assert cdc("tables", "remove", "public.u").status == 0
     assert load(held.path).patterns == ["public.t"]
     assert [line.action for line in catalog.audit.ls()] == ["tables remove", "tables add"]
-    assert catalog.commands.ls("held", LOOK) == []
+    assert catalog.commands.ls("held", CHECK_TABLES) == []
 
 
 def test_a_dry_run_prints_the_change_and_makes_none(held: Captured, cdc: Command, catalog: Catalog) -> None:
@@ -157,7 +157,7 @@ def test_what_cannot_be_done_is_a_usage_error_and_changes_nothing(
     outcome = cdc("tables", *arguments)
     assert (outcome.status, "→" in outcome.errors) == (2, True)
     assert held.path.read_bytes() == before
-    assert (catalog.audit.ls(), catalog.commands.ls("held", SKIP)) == ([], [])
+    assert (catalog.audit.ls(), catalog.commands.ls("held", SKIP_TABLES)) == ([], [])
 
 
 def test_a_table_in_doubt_is_skipped_but_not_while_a_copy_of_it_is_on_its_way(
@@ -169,7 +169,7 @@ def test_a_table_in_doubt_is_skipped_but_not_while_a_copy_of_it_is_on_its_way(
     assert (refused.status, f"cdc backfill cancel {job}" in refused.errors) == (2, True)
     catalog.commands.finish(job, {"state": "cancelled"}, ok=False)
     assert cdc.result("tables", "skip", "t")["tables"] == ["public.t"]
-    (asked,) = catalog.commands.pending("held", SKIP)
+    (asked,) = catalog.commands.pending("held", SKIP_TABLES)
     with Running(held) as running:
         assert running.ended(asked.id).result == {"skipped": ["public.t"]}
     assert [schema.state for schema in held.log.schemas().values()] == [TableState.LIVE]

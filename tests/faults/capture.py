@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from cdc import metrics
-from cdc.capture.initial_snapshot import prepare
+from cdc.capture.initial_snapshot import ensure_initial_snapshot
 from cdc.capture.reader import Reader
 from cdc.capture.settings import reader_settings
 from cdc.change import Operation
@@ -67,7 +67,7 @@ class Captured:
         writer = LogWriter.open(
             settings.log, LogIdentity(system_id=found.system_id, database=found.database), settings.limits
         )
-        prepare(settings.source, settings.log, writer, metrics.Metrics())
+        ensure_initial_snapshot(settings.source, settings.log, writer, metrics.Metrics())
         assert writer.durable is not None
         return writer.durable
 

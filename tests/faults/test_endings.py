@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.process import outcome
-from cdc.capture.resume_checks import confirmable
+from cdc.capture.process import exit_error
+from cdc.capture.resume_checks import lsn_to_confirm
 from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.errors import (
     CatalogUnusable,
@@ -75,7 +75,7 @@ def test_a_failure_of_the_reader_is_in_the_last_report(held: Captured) -> None:
 
 
 def test_a_reader_that_is_stopped_while_it_waits_keeps_the_reason(held: Captured) -> None:
-    options = StreamOptions(slot=held.slot, publication="cdc_held_pub", start=confirmable(0))
+    options = StreamOptions(slot=held.slot, publication="cdc_held_pub", start=lsn_to_confirm(0))
     with ReplicationStream.open(held.dsn, options), ReaderProcess(held) as reader:
         until(lambda: reports(held, "waiting"), reader.output)
         reader.child.terminate()
@@ -116,7 +116,7 @@ def test_a_reader_that_drained_well_says_stopped_and_nothing_more(held: Captured
 def test_the_outcome_is_the_verdict_then_the_failure_that_no_retry_repairs(
     verdict: PublicationNarrowed | None, failure: Exception | None, expected: type
 ) -> None:
-    assert type(outcome(verdict, failure)) is expected
+    assert type(exit_error(verdict, failure)) is expected
 
 
 def copied_rows(held: Captured) -> dict[str, int]:

@@ -14,7 +14,7 @@ from cdc.config.definition import Snapshot
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.backfill_state import BACKFILL
-from cdc.snapshot.chunk_reader import AHEAD
+from cdc.snapshot.chunk_reader import CHUNKS_AHEAD
 from tests.cli.command import spawn
 from tests.faults.capture import fold
 from tests.fixtures.pipeline import Pipeline
@@ -66,7 +66,7 @@ def test_a_reader_killed_in_a_resync_reads_again_only_what_was_on_its_way(pipeli
         if row["op"] == Operation.READ.value
     )
     again = sum(times - 2 for times in read.values() if times > 2)  # once by the copy, once by the resync
-    assert again <= (AHEAD + Snapshot().parallel) * CHUNK_ROWS
+    assert again <= (CHUNKS_AHEAD + Snapshot().parallel) * CHUNK_ROWS
 
 
 def job(pipeline: Pipeline) -> Command:

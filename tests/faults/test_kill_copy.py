@@ -20,7 +20,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_state import BACKFILL
-from cdc.snapshot.chunk_reader import AHEAD
+from cdc.snapshot.chunk_reader import CHUNKS_AHEAD
 from cdc.stores.lake import read_target
 from cdc.table import TableState
 from tests.cli.command import spawn
@@ -164,7 +164,7 @@ def exact(pipeline: Pipeline, killed: int) -> None:
     assert ends == {"shop.t": 1, "shop.emptied": 1}
     read = Counter(row["key"][0] for row in rows if (row["op"], row["topic"]) == (Operation.READ.value, "shop.t"))
     again = sum(read[str(row)] - 1 for row in range(STILL, ROWS + 1, STILL))
-    assert 0 <= again <= killed * (AHEAD + PARALLEL) * CHUNK_ROWS * ABOUT / STILL
+    assert 0 <= again <= killed * (CHUNKS_AHEAD + PARALLEL) * CHUNK_ROWS * ABOUT / STILL
 
 
 @pytest.mark.parametrize("point", [pytest.param(p, marks=[] if p in QUICK else pytest.mark.slow) for p in POINTS])

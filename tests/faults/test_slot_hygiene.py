@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.resume_checks import confirmable
+from cdc.capture.resume_checks import lsn_to_confirm
 from cdc.errors import ExitCode, PublicationMissing, SlotBlocked, SourceError, WalBudgetExceeded
 from cdc.lsn import Lsn
 from cdc.position import Position
@@ -105,7 +105,7 @@ def test_a_reader_that_comes_back_is_sent_nothing_that_the_log_holds(held: Captu
 
 def sent_again(held: Captured) -> list[bytes]:
     """Rows that the server sends from where it was told to be."""
-    options = StreamOptions(slot=held.slot, publication="cdc_held_pub", start=confirmable(0))
+    options = StreamOptions(slot=held.slot, publication="cdc_held_pub", start=lsn_to_confirm(0))
     with ReplicationStream.open(held.dsn, options) as stream:
         frames = stream.receive(1.0)
     return [bytes(f) for f in frames or [] if bytes(f)[25:26] in {b"I", b"U", b"D"}]

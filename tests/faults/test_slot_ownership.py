@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.recovery import adopt, begin_epoch
-from cdc.capture.startup_checks import check_log, problems
+from cdc.capture.recovery import adopt_slot, begin_epoch
+from cdc.capture.startup_checks import check_log, find_problems
 from cdc.catalog import Catalog, SinkProgress
 from cdc.errors import ConfigError, ExitCode, LogError, SlotInTheWay, SlotInUse, SlotNotCreated, SlotNotOurs, SourceGap
 from cdc.failpoint import VARIABLE
@@ -72,7 +72,7 @@ def make_slot(held: Captured) -> None:
 def stays(held: Captured, code: str) -> str:
     """The reader ends with the code, doctor says it before, and the slot stays as it is; what the reader printed."""
     before = place_of(held)
-    assert code in {problem.code for problem in problems(held.definition) if problem.fatal}
+    assert code in {problem.code for problem in find_problems(held.definition) if problem.fatal}
     ended = spawn("reader", "-c", held.path)
     assert ended.status not in {0, None}
     assert code in ended.errors
@@ -298,7 +298,7 @@ def test_an_adopted_slot_begins_the_log_and_is_moved_only_by_it(
     make_slot(held)
     run_sql(held.dsn, "INSERT INTO t VALUES (2, 'between')", "CREATE TABLE later (a int)")
     run_sql(held.dsn, "ALTER TABLE later REPLICA IDENTITY FULL", "INSERT INTO later VALUES (7)")
-    assert run(capsys, "slots", "adopt", "-c", held.path, "--yes").status == 0
+    assert run(capsys, "slots", "adopt_slot", "-c", held.path, "--yes").status == 0
     with ReaderProcess(held) as process:
         run_sql(held.dsn, "UPDATE t SET v = 'after' WHERE id = 1")
         until(lambda: is_copied(held), process.output)
@@ -322,4 +322,4 @@ def test_a_slot_is_adopted_only_where_the_reader_may_not_create_one(tmp_path: Pa
     held = begun(tmp_path, database)
     make_slot(held)
     with pytest.raises(ConfigError, match=r"source\.slot\.create is true"):
-        adopt(held.definition)
+        adopt_slot(held.definition)

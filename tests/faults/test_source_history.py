@@ -13,7 +13,7 @@ from threading import Event
 import pytest
 
 from cdc.capture.recovery import begin_epoch
-from cdc.capture.startup_checks import check_log, problems
+from cdc.capture.startup_checks import check_log, find_problems
 from cdc.errors import (
     CdcError,
     PublicationMissing,
@@ -61,7 +61,7 @@ def refused(held: Captured, error: type[CdcError], says: str) -> CdcError:
     before = held.log.durable
     with pytest.raises(error, match=says) as caught:
         check_log(held.definition)
-    assert error.code in {problem.code for problem in problems(held.definition) if problem.fatal}
+    assert error.code in {problem.code for problem in find_problems(held.definition) if problem.fatal}
     with pytest.raises(CdcError):
         held.stream()
     assert held.log.durable == before

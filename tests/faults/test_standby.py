@@ -10,7 +10,7 @@ from typing import LiteralString
 
 import pytest
 
-from cdc.capture.startup_checks import problems
+from cdc.capture.startup_checks import find_problems
 from cdc.errors import LogError
 from cdc.postgres.chunk_snapshot import replay_lag
 from cdc.postgres.connection import connect
@@ -56,7 +56,7 @@ def test_rows_of_the_primary_come_through_the_standby(
 ) -> None:
     primary, standby = pair
     held = Captured(tmp_path, standby.dsn())
-    assert problems(held.definition) == []
+    assert find_problems(held.definition) == []
     held.write(slot="s_standby", more=f"  heartbeat: 300ms\n  primary: '{primary.dsn()}'\n")
     with ReaderProcess(held) as reader:
         until(lambda: folds_to(held, ("1", "one")), reader.output)

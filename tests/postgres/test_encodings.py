@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from cdc.capture.decode_stage import DecodeStage
-from cdc.capture.initial_snapshot import CopySource, prepare
+from cdc.capture.initial_snapshot import CopySource, ensure_initial_snapshot
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.spool import Spool
 from cdc.config.definition import Undecodable
@@ -182,7 +182,7 @@ def test_the_policy_holds_from_the_first_copy_to_the_stream(
     insert_raw(encoded)
     source, told = source_of(encoded, policy), TOLD[policy]
     with log_of(source, tmp_path) as writer:
-        prepare(source, tmp_path, writer, Metrics())
+        ensure_initial_snapshot(source, tmp_path, writer, Metrics())
         copied = [row for row in logged(tmp_path) if row["op"] == "r"]
         assert [[value for _, value in row["after"]] for row in copied] == [told]
         after = writer.durable
@@ -229,7 +229,7 @@ def test_a_refused_value_stops_the_first_copy_and_leaves_the_log_empty(encoded: 
     source = source_of(encoded, Undecodable.FAIL)
     with log_of(source, tmp_path) as writer:
         with pytest.raises(UndecodableValue, match=r"column 'a' of 'public.t' in row 0 of its copy"):
-            prepare(source, tmp_path, writer, Metrics())
+            ensure_initial_snapshot(source, tmp_path, writer, Metrics())
         assert LogReader(tmp_path).durable is None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from cdc import errors
-from cdc.capture.retry_policy import pause
+from cdc.capture.retry_policy import retry_pause
 from cdc.errors import CdcError, Reaction
 from cdc.postgres.sqlstate import RULES, ErrorCourse, Rule, classify_message
 
@@ -86,5 +86,5 @@ def test_each_line_of_the_table_has_a_case_and_a_course_that_its_error_follows(r
     assert rule in cases
     assert rule.course in COURSES.get(rule.error, {ErrorCourse.OPERATOR})
     retried = rule.course in {ErrorCourse.RETRY_FAST, ErrorCourse.RETRY_SLOW}
-    assert (pause(rule.error("it failed"), 1) is not None) == retried
+    assert (retry_pause(rule.error("it failed"), 1) is not None) == retried
     assert rule.course is not ErrorCourse.RESYNC or "cdc slots recover" in (rule.remedy or rule.error.remedy)

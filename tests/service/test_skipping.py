@@ -14,7 +14,7 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.service.api.app import create_app
 from cdc.snapshot.backfill_state import BackfillRequest
-from cdc.snapshot.table_requests import SKIP
+from cdc.snapshot.table_requests import SKIP_TABLES
 from cdc.table import TableState
 from tests.log.rows import LIMITS, info, row, table
 from tests.service.pipeline import NAME, copying, definition, fill, write_log
@@ -48,7 +48,7 @@ def client(catalog: Catalog, tmp_path: Path) -> Iterator[httpx.Client]:
 
 def test_a_table_in_doubt_is_skipped_and_who_asked_stands_in_the_audit(client: httpx.Client, catalog: Catalog) -> None:
     answer = client.post(f"{TABLES}/shop.orders/skip", json={})
-    (command,) = catalog.commands.pending(NAME, SKIP)
+    (command,) = catalog.commands.pending(NAME, SKIP_TABLES)
     assert (answer.status_code, answer.json()) == (202, {"id": command.id, "table": "shop.orders"})
     assert command.payload == {"tables": ["shop.orders"]}
     assert [(line.actor, line.action) for line in catalog.audit.ls()] == [("api from 127.0.0.1", "tables skip")]
@@ -61,7 +61,7 @@ def test_a_table_that_is_live_unknown_or_being_copied_is_not_skipped(client: htt
     answer = client.post(f"{TABLES}/shop.orders/skip", json={})
     assert code(answer) == (409, "CDC-1006")
     assert f"cdc backfill cancel {job}" in answer.json()["suggestion"]
-    assert catalog.commands.ls(NAME, SKIP) == []
+    assert catalog.commands.ls(NAME, SKIP_TABLES) == []
 
 
 def test_the_description_says_where_tables_are_added(client: httpx.Client) -> None:

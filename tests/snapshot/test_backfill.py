@@ -20,7 +20,7 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.where_clause import READ_WITHIN
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, check_request
-from cdc.snapshot.table_requests import LOOK
+from cdc.snapshot.table_requests import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import rows_of, run_sql
@@ -213,7 +213,7 @@ def test_a_paused_backfill_stays_so_when_the_reader_starts_again(held: Captured)
         job = catalog.commands.post("held", BACKFILL, BackfillRequest(("public.t",)).to_json())
         catalog.commands.record(job, {"state": "paused", "tables": {}})
     with Running(held) as running:
-        look = running.catalog.commands.post("held", LOOK, {})
+        look = running.catalog.commands.post("held", CHECK_TABLES, {})
         assert running.ended(look).state == "done"
         assert running.state(job) == "paused"
         for kind in (BackfillAction.RESUME.kind, BackfillAction.PAUSE.kind, BackfillAction.RESUME.kind):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Command, CommandState
-from cdc.snapshot.backfill_progress import BackfillStatus, backfill_status, said, tables_of
+from cdc.snapshot.backfill_progress import BackfillStatus, backfill_status, progress_text, tables_text
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest, BackfillState, Blocks, TableBackfillState
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -37,13 +37,13 @@ def test_what_has_not_begun_is_queued_and_nothing_is_known_of_it() -> None:
         None,
         True,
     )
-    assert said(status) == ""
+    assert progress_text(status) == ""
 
 
 def test_share_pace_and_what_is_left_follow_from_the_rows() -> None:
     status = one(TableBackfillState("snapshotting", rows=25_000, estimate=100_000, seconds=5.0)).tables["shop.orders"]
     assert (status.share, status.rows_per_second, status.seconds_left) == (0.25, 5_000, 15.0)
-    assert said(status) == "25,000 rows of about 100,000 · 25% · 5,000 rows/s · 15 s left"
+    assert progress_text(status) == "25,000 rows of about 100,000 · 25% · 5,000 rows/s · 15 s left"
 
 
 def test_blocks_that_were_read_correct_an_estimate_that_was_wrong() -> None:
@@ -58,7 +58,7 @@ def test_blocks_that_were_read_correct_an_estimate_that_was_wrong() -> None:
 def test_rows_beyond_the_estimate_are_no_hundred_percent(estimate: int) -> None:
     status = one(TableBackfillState("snapshotting", rows=900, estimate=estimate, seconds=1.0))
     assert (status.share, status.seconds_left) == (None, None)
-    assert "%" not in said(status)
+    assert "%" not in progress_text(status)
 
 
 @pytest.mark.parametrize("part", [{"where": "a > 1"}, {"first": ("1",)}, {"last": ("9",)}])
@@ -92,7 +92,7 @@ def test_what_is_done_says_how_many_rows_and_no_more() -> None:
     work = BackfillState("done", {"shop.orders": TableBackfillState("done", rows=1_000, estimate=900, seconds=2.0)})
     status = told(BackfillRequest(("shop.orders",)), work, CommandState.DONE)
     assert (status.state, status.share, status.estimate, status.pending) == ("done", 1.0, 1_000, False)
-    assert said(status) == "1,000 rows · 500 rows/s"
+    assert progress_text(status) == "1,000 rows · 500 rows/s"
 
 
 def test_a_failure_carries_its_error() -> None:
@@ -102,8 +102,8 @@ def test_a_failure_carries_its_error() -> None:
 
 
 def test_many_tables_are_said_in_a_few_words() -> None:
-    assert tables_of(BackfillRequest(("a", "b"))) == "a, b"
-    assert tables_of(BackfillRequest(tuple("abcdefg"))) == "a, b, c, d and 3 more"
+    assert tables_text(BackfillRequest(("a", "b"))) == "a, b"
+    assert tables_text(BackfillRequest(tuple("abcdefg"))) == "a, b, c, d and 3 more"
 
 
 def test_the_command_asks_for_the_same_in_a_shell() -> None:

@@ -13,7 +13,7 @@ import pytest
 from cdc.postgres.chunk_snapshot import BlockRange, Leaf
 from cdc.postgres.tables import TableName
 from cdc.snapshot.backfill_state import TableBackfillState
-from cdc.snapshot.chunk_plan import ByBlocks, ChunkLimits, ChunkRange, ChunkResult
+from cdc.snapshot.chunk_plan import BlockPlan, ChunkLimits, ChunkRange, ChunkResult
 
 LIMITS = ChunkLimits(rows=60, nbytes=1 << 20)
 LEAVES = [Leaf(number, TableName("shop", f"leaf{number}"), 7, 90 + number) for number in (1, 2)]
@@ -34,7 +34,7 @@ def told_again(done: TableBackfillState) -> TableBackfillState:
 def test_a_reader_that_goes_on_reads_what_was_not_durable_and_nothing_else(seed: int) -> None:
     random, done, durable = Random(seed), TableBackfillState(), Counter[tuple[int, int]]()
     for _ in range(4):
-        cut, taken = ByBlocks(done, LEAVES, LIMITS), list[ChunkRange]()
+        cut, taken = BlockPlan(done, LEAVES, LIMITS), list[ChunkRange]()
         for _ in range(random.randrange(60)):
             if random.random() < 0.6 and (part := cut.take()) is not None:
                 cut.came(ChunkResult(part, random.randrange(200), 8_000, None, quiet=False))
@@ -46,7 +46,7 @@ def test_a_reader_that_goes_on_reads_what_was_not_durable_and_nothing_else(seed:
         done = told_again(done)
         assert done.share == pytest.approx(durable.total() / sum(leaf.blocks for leaf in LEAVES))
 
-    cut = ByBlocks(done, LEAVES, LIMITS)
+    cut = BlockPlan(done, LEAVES, LIMITS)
     while (part := cut.take()) is not None:
         durable.update((oid, block) for oid, block, _ in blocks_of(part))
 
@@ -55,7 +55,7 @@ def test_a_reader_that_goes_on_reads_what_was_not_durable_and_nothing_else(seed:
 
 def test_a_block_in_pieces_is_left_until_all_of_them_are_durable() -> None:
     leaf, done = replace(LEAVES[0], blocks=1), TableBackfillState()
-    cut = ByBlocks(done, [leaf], LIMITS)
+    cut = BlockPlan(done, [leaf], LIMITS)
     whole = cut.take()
     assert whole is not None
     cut.too_large(whole)
@@ -63,21 +63,21 @@ def test_a_block_in_pieces_is_left_until_all_of_them_are_durable() -> None:
 
     for piece in pieces[1:]:
         cut.durable(ChunkResult.of(piece, NOTHING))
-    left = ByBlocks(told_again(done), [leaf], LIMITS).take()
+    left = BlockPlan(told_again(done), [leaf], LIMITS).take()
     cut.durable(ChunkResult.of(pieces[0], NOTHING))
 
     assert left is not None
     assert blocks_of(left) == [(leaf.oid, 0, None)]
-    assert ByBlocks(told_again(done), [leaf], LIMITS).take() is None
+    assert BlockPlan(told_again(done), [leaf], LIMITS).take() is None
 
 
 def test_a_leaf_that_was_rewritten_is_begun_anew() -> None:
     done = TableBackfillState()
-    cut = ByBlocks(done, LEAVES, LIMITS)
+    cut = BlockPlan(done, LEAVES, LIMITS)
     while (part := cut.take()) is not None:
         cut.durable(ChunkResult.of(part, NOTHING))
 
-    again = ByBlocks(told_again(done), [LEAVES[0], replace(LEAVES[1], file=8)], LIMITS).take()
+    again = BlockPlan(told_again(done), [LEAVES[0], replace(LEAVES[1], file=8)], LIMITS).take()
 
     assert again is not None
     assert blocks_of(again)[0] == (2, 0, None)

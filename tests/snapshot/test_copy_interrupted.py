@@ -16,7 +16,7 @@ from cdc.change import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest
-from cdc.snapshot.table_requests import LOOK
+from cdc.snapshot.table_requests import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.faults.test_given_up_file import given_up
@@ -189,7 +189,7 @@ def test_a_table_that_no_rule_matches_any_more_stops_no_other(held: Captured) ->
     held.path.write_text(text)
     in_full_speed(held)
     with Running(held) as running:
-        running.catalog.commands.post("held", LOOK, {})
+        running.catalog.commands.post("held", CHECK_TABLES, {})
         eventually(running, lambda: is_exact(held, "u"))
 
 
@@ -241,7 +241,7 @@ def test_a_paused_copy_stays_so_when_the_reader_starts_anew(held: Captured) -> N
     in_full_speed(held)
     with Running(held) as running:
         for _ in range(2):  # the second is looked at after the copy had its turn
-            running.ended(running.catalog.commands.post("held", LOOK, {}))
+            running.ended(running.catalog.commands.post("held", CHECK_TABLES, {}))
         found = running.catalog.commands.get(job)
         assert found is not None
         assert (found.state, (found.result or {})["state"]) == ("pending", "paused")
@@ -272,7 +272,7 @@ def test_a_cancelled_copy_says_so_and_a_resync_makes_it_whole(held: Captured, mo
     run_sql(held.dsn, "DELETE FROM t WHERE id % 2 = 0", "UPDATE t SET v = 'new' WHERE id % 3 = 0")
     in_full_speed(held)
     with Running(held) as running:
-        running.ended(running.catalog.commands.post("held", LOOK, {}))
+        running.ended(running.catalog.commands.post("held", CHECK_TABLES, {}))
         assert {s.state for s in held.log.schemas().values()} == {TableState.SNAPSHOTTING}
         assert len(copies(running)) == 1
         assert running.ended(running.ask(BackfillRequest(("public.*",), resync=True))).state == "done"

@@ -12,7 +12,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.change import Operation
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest
-from cdc.snapshot.table_requests import LOOK
+from cdc.snapshot.table_requests import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
@@ -146,7 +146,7 @@ def test_a_queued_copy_hears_what_is_said_before_it_reads_anything(held: Capture
         catalog.commands.post("held", verb.kind, {"id": job})
     with Running(held) as running:
         running.until(lambda: running.state(job) in {"paused", "cancelled"})
-        running.ended(running.catalog.commands.post("held", LOOK, {}))
+        running.ended(running.catalog.commands.post("held", CHECK_TABLES, {}))
         assert not read_rows(held)
         if verb is BackfillAction.PAUSE:
             say(running, BackfillAction.RESUME, job)

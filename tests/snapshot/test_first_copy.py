@@ -15,7 +15,7 @@ from cdc.change import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
-from cdc.snapshot.table_requests import LOOK
+from cdc.snapshot.table_requests import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
@@ -154,7 +154,7 @@ def test_tables_that_a_rule_begins_to_match_are_copied_and_others_not_touched(tm
             "CREATE TABLE later (id int PRIMARY KEY, v text)",
             "INSERT INTO later SELECT i, 'v' FROM generate_series(1, 100) i",
         )
-        look = running.catalog.commands.post("held", LOOK, {})
+        look = running.catalog.commands.post("held", CHECK_TABLES, {})
         assert running.ended(look).state == "done"
         copied(running)
         run_sql(database, "UPDATE later SET v = 'new' WHERE id = 7")

@@ -24,7 +24,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.heartbeat import emit
-from cdc.snapshot.unconfirmed_xids import hidden_in_log
+from cdc.snapshot.unconfirmed_xids import unconfirmed_xids
 from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import TableSchema
 from tests.faults.capture import Captured, Reading
@@ -56,7 +56,7 @@ class Beside(Reading):
         super().__enter__()
         self._conn = connect(self.held.dsn)
         self._wait_for(self.placing.track(on=True))
-        self.placing.add_received(hidden_in_log(self._conn, self.held.folder / "log"))
+        self.placing.add_received(unconfirmed_xids(self._conn, self.held.folder / "log"))
         return self
 
     def __exit__(

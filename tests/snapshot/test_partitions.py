@@ -9,7 +9,7 @@ from typing import LiteralString
 import pytest
 
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
-from cdc.snapshot.table_requests import LOOK
+from cdc.snapshot.table_requests import CHECK_TABLES
 from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
@@ -178,7 +178,7 @@ def test_whatever_partitions_do_every_table_is_exact_or_marked_and_a_resync_repa
     else:
         run_sql(database, *move.run)
     with Running(held) as running:
-        running.ended(running.catalog.commands.post("held", LOOK, {}))
+        running.ended(running.catalog.commands.post("held", CHECK_TABLES, {}))
         running.until(lambda: has_settled(held, running, move), "the marks")
         for table in move.marked:
             assert running.ended(running.ask(BackfillRequest((f"public.{table}",), resync=True))).state == "done"
@@ -199,7 +199,7 @@ def test_a_table_that_is_attached_and_detached_again_is_captured_as_a_new_one(tm
         running.until(lambda: has_settled(held, running, MOVES["a captured table is attached"]))
     run_sql(database, "ALTER TABLE t DETACH PARTITION alone", "INSERT INTO alone VALUES (43, 4, 'own')")
     with Running(held) as running:
-        running.ended(running.catalog.commands.post("held", LOOK, {}))
+        running.ended(running.catalog.commands.post("held", CHECK_TABLES, {}))
         running.until(lambda: "alone" in in_state(held, TableState.LIVE))
         assert {command.state for command in running.catalog.commands.ls("held", BACKFILL)} <= {"done"}
         run_sql(database, "UPDATE alone SET v = 'last'")

@@ -12,7 +12,7 @@ from cdc.capture.startup_checks import check_log
 from cdc.errors import PreflightFailed, PublicationByLeaf
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import SourceRequirements, preflight
-from cdc.snapshot.table_requests import LOOK
+from cdc.snapshot.table_requests import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
@@ -134,7 +134,7 @@ def test_every_kind_of_publication_is_captured_exactly(tmp_path: Path, source: s
         check_log(held.definition)
         with Running(held) as running:
             run_sql(source, *changes)
-            done = running.ended(running.catalog.commands.post("held", LOOK, {}))
+            done = running.ended(running.catalog.commands.post("held", CHECK_TABLES, {}))
             running.caught_up()
             assert (done.result or {})["refused"] == {}
 

@@ -13,8 +13,8 @@ import pytest
 from cdc.catalog.commands import CommandState
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
-from cdc.snapshot.publication_sync import LOOK_EVERY
-from cdc.snapshot.table_requests import LOOK
+from cdc.snapshot.publication_sync import SYNC_EVERY
+from cdc.snapshot.table_requests import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured, fold
 from tests.fixtures.postgres import rows_of, run_sql
@@ -40,7 +40,7 @@ def rules(held: Captured, text: str) -> None:
 
 def look(running: Running) -> dict[str, Any]:
     """Have it look, and give what it says."""
-    done = running.ended(running.catalog.commands.post("held", LOOK, {}))
+    done = running.ended(running.catalog.commands.post("held", CHECK_TABLES, {}))
     assert done.state is CommandState.DONE, done.result
     assert done.result is not None
     return done.result
@@ -113,7 +113,7 @@ def test_a_new_table_is_found_within_a_minute_though_nobody_says_a_word(held: Ca
         look(running)
         run_sql(held.dsn, "CREATE TABLE later (id int PRIMARY KEY, v text)")
         with writing(held.dsn, "later"):
-            until(lambda: "public.later" in states(held), "the table in the log", seconds=2 * LOOK_EVERY)
+            until(lambda: "public.later" in states(held), "the table in the log", seconds=2 * SYNC_EVERY)
             copied(running, 1)
         running.caught_up()
     assert is_exact(held, "later")

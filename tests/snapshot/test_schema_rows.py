@@ -6,7 +6,7 @@ import pytest
 
 from cdc.errors import ConfigError
 from cdc.position import Position
-from cdc.snapshot.schema_rows import ending
+from cdc.snapshot.schema_rows import end_of_copy_chunk
 from cdc.table import TableState
 from tests.log.rows import schema_of
 
@@ -14,11 +14,11 @@ from tests.log.rows import schema_of
 def test_a_copy_whose_table_needs_a_resync_ends_with_the_command_that_asks_for_it() -> None:
     marked = schema_of(7, "note").flagged(TableState.NEEDS_RESYNC, "rows were lost")
     with pytest.raises(ConfigError, match=r"'shop\.orders' became needs_resync: rows were lost") as told:
-        ending(marked, Position(8))
+        end_of_copy_chunk(marked, Position(8))
     assert told.value.fix == "copy it anew: cdc tables resync 'shop.orders'"
 
 
 def test_of_a_table_that_is_gone_it_asks_for_no_copy() -> None:
     with pytest.raises(ConfigError) as told:
-        ending(schema_of(7).flagged(TableState.DROPPED, "gone"), Position(8))
+        end_of_copy_chunk(schema_of(7).flagged(TableState.DROPPED, "gone"), Position(8))
     assert "resync" not in told.value.fix

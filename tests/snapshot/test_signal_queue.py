@@ -14,7 +14,16 @@ from structlog.testing import capture_logs
 from cdc.errors import ConfigError, LogCorrupt, LogUnwritable
 from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.position import Position
-from cdc.snapshot.signal_queue import CONTENT_LIMIT, FOLDER, LIMIT, Channel, Signal, SignalQueue, SignalType, parsed
+from cdc.snapshot.signal_queue import (
+    CONTENT_LIMIT,
+    FOLDER,
+    SIGNALS_LIMIT,
+    Channel,
+    Signal,
+    SignalQueue,
+    SignalType,
+    parse_json_object,
+)
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.log.rows import row, table
 
@@ -202,13 +211,13 @@ def test_a_flood_is_cut_off_with_one_line_and_heard_again_once_there_is_room(tmp
     inbox.message(seen(PAUSE, 1))
     (first,) = inbox.waiting()
     (kept,) = (tmp_path / FOLDER).iterdir()
-    for number in range(LIMIT - 1):
+    for number in range(SIGNALS_LIMIT - 1):
         (kept.parent / f"{number}.json").write_bytes(kept.read_bytes())
     with capture_logs() as lines:
         for position in (2, 3):
             inbox.message(seen(PAUSE, position))
     assert len(lines) == 1
-    assert len(inbox.waiting()) == LIMIT
+    assert len(inbox.waiting()) == SIGNALS_LIMIT
     inbox.remove(first)
     inbox.message(seen(PAUSE, 4))
     assert [signal.position for signal in inbox.waiting()].count(4) == 1
@@ -237,6 +246,6 @@ def test_a_disk_that_takes_nothing_is_an_error_that_is_tried_again(tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["[1]", "1", "{", '{"a": "\\ud800"}'])
 def test_only_objects_of_proper_text_are_parsed(text: str) -> None:
-    assert parsed('{"a": "é"}') == {"a": "é"}
+    assert parse_json_object('{"a": "é"}') == {"a": "é"}
     with pytest.raises(ConfigError, match="expected a JSON object"):
-        parsed(text)
+        parse_json_object(text)

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from cdc import metrics
-from cdc.capture.recovery import skip
+from cdc.capture.recovery import skip_to_lsn
 from cdc.catalog import Catalog
 from cdc.catalog.commands import CommandState
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
-from cdc.snapshot.table_requests import SKIP, ask_skip
+from cdc.snapshot.table_requests import SKIP_TABLES, request_skip
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord, TargetState
 from cdc.table import TableState
@@ -32,7 +32,7 @@ def lose_changes(held: Captured) -> None:
     """What is in the WAL so far is passed over, and the table marked for it; no reader runs."""
     run_sql(held.dsn, "SELECT pg_logical_emit_message(true, 'cdc.test', 'somewhere to go')")
     end = Lsn.parse(rows_of(held.dsn, "SELECT pg_current_wal_flush_lsn()::text")[0][0])
-    skip(held.definition, end, ["public.t"])
+    skip_to_lsn(held.definition, end, ["public.t"])
 
 
 def applied(held: Captured, catalog: Catalog) -> tuple[TableRecord, list[dict[str, Any]]]:
@@ -68,7 +68,7 @@ def test_a_sink_that_had_stopped_goes_on_with_what_it_has(tmp_path: Path, databa
             running.caught_up()
         assert applied(held, catalog)[0].state == TargetState.FAILED
         with Running(held) as running:
-            job, topics = ask_skip(held.definition, catalog, ["public.*"], "test")
+            job, topics = request_skip(held.definition, catalog, ["public.*"], "test")
             assert running.ended(job).state is CommandState.DONE
             run_sql(database, "INSERT INTO t VALUES (4, 'four')", "DELETE FROM t WHERE id = 2")
             running.caught_up()
@@ -91,11 +91,11 @@ def test_a_first_copy_that_was_given_up_is_skipped_and_one_on_its_way_is_not(tmp
         # one that takes its time, so that the copy nobody asked for is not begun
         asked = running.ask(BackfillRequest(("public.t",), resync=True, rate=100, epoch=0))
         running.until(lambda: running.state(asked) == "snapshotting")
-        refused = running.ended(running.catalog.commands.post("held", SKIP, {"tables": ["public.t"]}))
+        refused = running.ended(running.catalog.commands.post("held", SKIP_TABLES, {"tables": ["public.t"]}))
         assert (refused.state, (refused.result or {})["error"]["code"]) == (CommandState.FAILED, "CDC-1006")
         running.catalog.commands.post("held", "backfill.cancel", {"id": asked})
         running.ended(asked)
-        done = running.ended(running.catalog.commands.post("held", SKIP, {"tables": ["public.t"]}))
+        done = running.ended(running.catalog.commands.post("held", SKIP_TABLES, {"tables": ["public.t"]}))
         assert done.state is CommandState.DONE
         run_sql(database, "UPDATE t SET v = 'later' WHERE id = 500")
         running.caught_up()

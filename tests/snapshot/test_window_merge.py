@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA, RowOrder
-from cdc.snapshot.missing_keys import gone
-from cdc.snapshot.window_merge import placed, settle, window_of
+from cdc.snapshot.missing_keys import deletion_rows
+from cdc.snapshot.window_merge import merge_keyed, rows_at_position, rows_of_relation
 from cdc.table import Column, ReplicaIdentity, TableSchema
 
 RELATION = 7
@@ -93,7 +93,7 @@ def chunk_of(state: dict[str, Row]) -> pa.Table:
 def list_of(state: dict[str, Row], keys: set[str]) -> pa.Table:
     """What a copy of listed keys gives under a snapshot of that state: their rows, and deletions of the others."""
     rows = chunk_of({key: row for key, row in state.items() if key in keys})
-    return pa.concat_tables([rows, gone(SCHEMA, [(key,) for key in sorted(keys - state.keys())])])
+    return pa.concat_tables([rows, deletion_rows(SCHEMA, [(key,) for key in sorted(keys - state.keys())])])
 
 
 def replayed(rows: list[dict[str, Any]], held: dict[str, Row] | None = None) -> dict[str, Row]:
@@ -149,9 +149,9 @@ def test_a_target_that_knew_the_rows_before_equals_the_source_at_the_watermark(c
     source = lived(changes)
     received, seen, watermark = moments(data, source)
     told = [row for row in source.told if row["position"] <= watermark]
-    settled = settle(chunk_of(source.states[seen]), window(told, received))
+    settled = merge_keyed(chunk_of(source.states[seen]), window(told, received))
     assert settled is not None
-    rows = [row for batch in placed(settled, RowOrder(watermark, 100, 1, 0)) for row in batch.to_pylist()]
+    rows = [row for batch in rows_at_position(settled, RowOrder(watermark, 100, 1, 0)) for row in batch.to_pylist()]
     assert replayed([*told, *rows]) == source.states[watermark]
 
 
@@ -162,9 +162,9 @@ def test_a_target_that_knew_nothing_has_every_row_of_the_chunk_whole(changes, da
     source = lived(changes)
     received, seen, watermark = moments(data, source)
     behind = [row for row in source.told if received < row["position"] <= watermark]
-    settled = settle(chunk_of(source.states[seen]), window(behind, received))
+    settled = merge_keyed(chunk_of(source.states[seen]), window(behind, received))
     assert settled is not None
-    rows = [row for batch in placed(settled, RowOrder(watermark, 100, 1, 0)) for row in batch.to_pylist()]
+    rows = [row for batch in rows_at_position(settled, RowOrder(watermark, 100, 1, 0)) for row in batch.to_pylist()]
     found, moved = replayed([*behind, *rows]), {row["key"][0] for row in behind if row["old_key"]}
     for key, row in source.states[watermark].items():
         if key not in moved:
@@ -180,9 +180,9 @@ def test_listed_keys_leave_a_true_target_true_and_mend_whatever_another_hand_did
     received, seen, watermark = moments(data, source)
     keys = data.draw(st.sets(st.sampled_from("abcdxyz"), min_size=1))
     behind = [row for row in source.told if received < row["position"] <= watermark]
-    settled = settle(list_of(source.states[seen], keys), window(behind, received))
+    settled = merge_keyed(list_of(source.states[seen], keys), window(behind, received))
     assert settled is not None
-    rows = [row for batch in placed(settled, RowOrder(watermark, 100, 1, 0)) for row in batch.to_pylist()]
+    rows = [row for batch in rows_at_position(settled, RowOrder(watermark, 100, 1, 0)) for row in batch.to_pylist()]
     true = source.states[received]
     assert replayed([*behind, *rows], true) == source.states[watermark]
 
@@ -198,7 +198,7 @@ def test_listed_keys_leave_a_true_target_true_and_mend_whatever_another_hand_did
 
 
 def test_a_deletion_of_a_listed_key_is_told_as_the_stream_tells_one():
-    (row,) = gone(SCHEMA, [("7",)]).to_pylist()
+    (row,) = deletion_rows(SCHEMA, [("7",)]).to_pylist()
     assert (row["relation"], row["topic"], row["op"]) == (RELATION, "t.t", "d")
     assert (row["key"], row["before"], row["after"], row["partial"]) == (["7"], [(1, "7")], None, False)
 
@@ -210,27 +210,27 @@ def test_what_the_window_says_of_a_key_that_was_not_found_decides(said):
         source.change(kind, "a", "x")
     told = window(source.told, 1)
     assert told.num_rows == 1
-    settled = settle(list_of({}, {"a"}), told)
+    settled = merge_keyed(list_of({}, {"a"}), told)
     assert settled is not None
     assert settled.num_rows == 0
 
 
 def window(rows: list[dict[str, Any]], received: int) -> pa.Table:
-    return window_of(pa.RecordBatch.from_pylist(rows, LOG_SCHEMA), RELATION, received)
+    return rows_of_relation(pa.RecordBatch.from_pylist(rows, LOG_SCHEMA), RELATION, received)
 
 
 def test_a_new_version_of_the_schema_asks_for_another_read():
     source = Source()
     source.change("full", "a", "x")
     rows = [*source.told, {**source.told[0], "op": "s", "key": None, "after": None, "position": 2}]
-    assert settle(chunk_of(source.states[1]), window(rows, 1)) is None
+    assert merge_keyed(chunk_of(source.states[1]), window(rows, 1)) is None
 
 
 def test_rows_of_other_relations_decide_nothing():
     source = Source()
     source.change("full", "a", "x")
     others = [{**row, "relation": RELATION + 1, "op": "d", "position": 2} for row in source.told]
-    settled = settle(chunk_of(source.states[1]), window(others, 1))
+    settled = merge_keyed(chunk_of(source.states[1]), window(others, 1))
     assert settled is not None
     assert settled.num_rows == 1
 
@@ -240,7 +240,7 @@ def test_rows_stand_behind_each_other_at_the_watermark(address):
     source = Source()
     for key in "abc":
         source.change("full", key, "x")
-    (batch,) = placed(chunk_of(source.states[-1]), RowOrder(900, 4, 31, 5), address)
+    (batch,) = rows_at_position(chunk_of(source.states[-1]), RowOrder(900, 4, 31, 5), address)
     assert batch["position"].to_pylist() == [900] * 3
     assert batch["ordinal"].to_pylist() == [4, 5, 6]
     assert batch["xid"].to_pylist() == [31] * 3

@@ -18,7 +18,7 @@ from cdc.config import Definition
 from cdc.errors import UnknownName
 from cdc.service.replay_jobs import ReplayJobs, ReplayRequest, ReplayStatus
 from cdc.snapshot import backfill_state
-from cdc.snapshot.backfill_progress import BackfillStatus, found, listing
+from cdc.snapshot.backfill_progress import BackfillStatus, find_backfill, list_backfills
 from cdc.table import exactly
 
 ACCEPTED = 202
@@ -125,7 +125,7 @@ class CopyRoutes:
     def take_on(self, request: backfill_state.BackfillRequest, actor: str) -> BackfillStatus:
         """Ask for it, and say how it stands."""
         asked = _asking().ask(self.definition, self.catalog, request, actor)
-        return found(self.catalog, self.definition.name, asked.id)
+        return find_backfill(self.catalog, self.definition.name, asked.id)
 
     def skip(self, table: str, actor: str) -> Skip:
         """Ask the reader to take a table for exact as it is."""
@@ -171,13 +171,13 @@ def _backfill_routes(desk: CopyRoutes) -> APIRouter:
     def backfills(pipeline: PipelinePath, ended: EndedQuery = 100) -> list[BackfillStatus]:
         """Those on their way and the newest that ended, newest first (`cdc backfill ls`)."""
         desk.check(pipeline)
-        return listing(desk.catalog, pipeline, ended)
+        return list_backfills(desk.catalog, pipeline, ended)
 
     @routes.get("/backfills/{job}")
     def backfill_of(pipeline: PipelinePath, job: JobPath) -> BackfillStatus:
         """How far one has come, table by table (`cdc backfill show`)."""
         desk.check(pipeline)
-        return found(desk.catalog, pipeline, job)
+        return find_backfill(desk.catalog, pipeline, job)
 
     @routes.post("/tables/{table:path}/resync", status_code=ACCEPTED)
     def resync(pipeline: PipelinePath, table: TablePath, asked: ResyncBody, request: Request) -> BackfillStatus:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from cdc.service import number_format
 from cdc.service.page.state_badge import pill
-from cdc.snapshot.backfill_progress import BackfillStatus, CopyProgress, is_part, said, tables_of
+from cdc.snapshot.backfill_progress import BackfillStatus, CopyProgress, is_part, progress_text, tables_text
 
 ENDED_SHOWN: Final = 5
 """The newest; the command and the API have more."""
@@ -34,7 +34,7 @@ def table(pipeline: str, backfills: Sequence[BackfillStatus], definition: str, *
 
 def bar(progress: CopyProgress) -> str:
     """How far it has come, as a line and in words."""
-    words = said(progress).replace(",", number_format.THIN)
+    words = progress_text(progress).replace(",", number_format.THIN)
     if not words:
         return ""
     line = ""
@@ -62,7 +62,7 @@ def _what(backfill: BackfillStatus) -> str:
     asked = backfill.request
     part = ", some rows" if is_part(asked) else ""
     sink = "" if asked.sink is None else f", for {asked.sink} alone"
-    return f"{backfill.kind} of {tables_of(asked)}{part}{sink}"
+    return f"{backfill.kind} of {tables_text(asked)}{part}{sink}"
 
 
 def _acts(pipeline: str, backfill: BackfillStatus, definition: str) -> str:
