@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from cdc.back_off import BackOff
 from cdc.errors import CdcError, Reaction, SlotInUse, SourceRefuses, UndecodableWal
 
 UNDECODABLE_ATTEMPTS: Final = 4
 """Attempts at a transaction that the server cannot decode. What decodes at the second or third attempt exists (a cache
 of the server, a file that it makes again), but a value that is too large stays so: a person should read of it within a
 minute. With POISON's pauses the attempts take 15 s and what the server needs to come to that transaction."""
-
-
-@dataclass(frozen=True, slots=True)
-class BackOff:
-    """Seconds between attempts: the first, doubled each time up to the most."""
-
-    first: float
-    most: float
-
-    def after(self, failures: int) -> float:
-        """The pause after so many failures in a row, from 1."""
-        return min(self.most, self.first * 2 ** min(failures - 1, 30))
 
 
 FAST: Final = BackOff(0.2, 30.0)
@@ -43,9 +31,9 @@ def retry_pause(error: BaseException, failures: int) -> float | None:
     only those that failed with it.
     """
     if isinstance(error, UndecodableWal):
-        return UNDECODABLE.after(failures) if failures < UNDECODABLE_ATTEMPTS else None
+        return UNDECODABLE.seconds(failures) if failures < UNDECODABLE_ATTEMPTS else None
     if not isinstance(error, CdcError) or error.reaction is not Reaction.RETRY:
         return None
     if isinstance(error, SlotInUse):
-        return SLOT_IN_USE.after(failures)
-    return (REFUSED if isinstance(error, SourceRefuses) else FAST).after(failures)
+        return SLOT_IN_USE.seconds(failures)
+    return (REFUSED if isinstance(error, SourceRefuses) else FAST).seconds(failures)

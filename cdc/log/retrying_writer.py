@@ -17,6 +17,7 @@ from typing import Final, NoReturn, TypeVar
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from cdc.back_off import BackOff
 from cdc.errors import LogCorrupt, LogError, LogFenced, LogUnreachable, LogUnwritable
 from cdc.failpoint import hit
 from cdc.log.layout import CHANGES, CommitInfo, LogIdentity
@@ -31,8 +32,7 @@ FULL: Final = frozenset({
     errno.EACCES, errno.EPERM,
 })  # fmt: skip
 """What a person or time mends without the reader; anything else is a fault of its own."""
-FIRST_PAUSE: Final = 0.1
-LONGEST_PAUSE: Final = 5.0
+PAUSES: Final = BackOff(0.1, 5.0)
 """Seconds: soon enough to be noticed when there is room again, seldom enough to cost nothing."""
 
 
@@ -106,24 +106,23 @@ class RetryingWriter:
             raise LogFenced(f"another writer committed to the log after {before!s}")
 
     def _until_it_works(self, action: Callable[[], _T]) -> _T:
-        wait, failed = FIRST_PAUSE, False
+        failures = 0
         while True:
             try:
                 done = action()
             except (OSError, DeltaError, pa.ArrowException, LogError) as exc:
                 if not is_storage(exc):
                     self._give_up(exc)
-                if not failed:
-                    failed = True
+                if not failures:
                     self._blocked(True)
                 reopened = False
                 while not reopened:  # an old writer does not know whether its commit is in the log
-                    if self._stop.wait(wait):
+                    failures += 1
+                    if self._stop.wait(PAUSES.seconds(failures)):
                         raise LogUnwritable(f"the log's storage takes no more: {_reason(exc)}") from exc
-                    wait = min(LONGEST_PAUSE, wait * 2)
                     reopened = self._reopen()
             else:
-                if failed:
+                if failures:
                     self._blocked(False)
                 return done
 

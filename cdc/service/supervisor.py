@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -30,8 +29,7 @@ from threading import Event, Thread
 from types import FrameType
 from typing import IO, Any, Final, Protocol
 
-from tenacity import RetryCallState, Retrying, wait_exponential, wait_random
-
+from cdc.back_off import BackOff
 from cdc.errors import ChildFailed, ExitCode
 
 HEALTHY_AFTER: Final = 60.0
@@ -75,11 +73,10 @@ class RestartPolicy:
         """Seconds before the next start after so many falls in a row, the newest with this status."""
         if exit_code == ExitCode.HALTED:
             return self.halted
-        calls = RetryCallState(Retrying(), None, (), {})
-        calls.attempt_number = max(1, falls)
-        grown = wait_exponential(multiplier=self.first, max=self.most) + wait_random(0, self.jitter)
-        floor = ENVIRONMENT_WAIT if exit_code == ExitCode.ENVIRONMENT else 0.0
-        return min(self.most, max(floor + random.uniform(0, self.jitter), grown(calls)))  # noqa: S311 - spreads restarts, guards nothing
+        pause = BackOff(self.first, self.most, self.jitter).seconds(falls)
+        if exit_code == ExitCode.ENVIRONMENT:
+            return max(pause, BackOff(ENVIRONMENT_WAIT, self.most, self.jitter).seconds(1))
+        return pause
 
 
 class Triggers(Protocol):
