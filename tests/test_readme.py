@@ -1,4 +1,4 @@
-"""The walk-through of the README, executed as it is written, and the steps of deploy/README.md against the unit.
+"""The commands of the documents: the guide for an own Postgres, and the steps of deploy/README.md against the unit.
 
 Two things are put in place of what a workstation has: `sudo` runs the command, as the superuser's socket, and
 `systemctl restart postgresql` restarts the test's server.
@@ -100,10 +100,10 @@ def done(ended: subprocess.CompletedProcess[str]) -> str:
     return ended.stdout
 
 
-def test_a_new_user_with_an_own_postgres_follows_the_readme_to_the_rows(
+def test_a_new_user_with_an_own_postgres_follows_the_guide_to_the_rows(
     tmp_path: Path, server: EmbeddedPostgres
 ) -> None:
-    settings, role, definition, start, look, undo = blocks("README.md", "## Your own Postgres in five minutes")
+    settings, role, definition, start, look, undo = blocks("deploy/guides/own-postgres.md", "## Steps")
     shell = Shell(tmp_path / "home", server)
     assert settings.endswith(RESTART)
     done(shell.run(settings.removesuffix(RESTART)))
