@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cdc import DEFAULT_CONFIG
 from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
-from cdc.config import Definition, load, placed
+from cdc.config import Definition, issues_in_file, load_definition
 from cdc.config.units import seconds
 from cdc.config.verify_options import Against, VerifyMode
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, status_of_process
@@ -113,7 +113,7 @@ def _replay_parser(verbs: Any) -> argparse.ArgumentParser:
 
 
 def _apply(asked: argparse.Namespace) -> int:
-    whole = load(asked.config)
+    whole = load_definition(asked.config)
     definition = _narrowed(whole, asked.sink, asked.trigger)
     # late: verify must not wait for Spark, apply not for what verify reads with
     driver, checking = import_module("pipelines.driver"), import_module("pipelines.preflight")
@@ -122,7 +122,7 @@ def _apply(asked: argparse.Namespace) -> int:
 
 
 def _check(asked: argparse.Namespace) -> int:
-    definition, checking = load(asked.config), import_module("pipelines.preflight")
+    definition, checking = load_definition(asked.config), import_module("pipelines.preflight")
     starting, there = (
         import_module("pipelines.runtime.session"),
         import_module("cdc.capture.startup_checks").tables_of(definition),
@@ -140,7 +140,7 @@ def _check(asked: argparse.Namespace) -> int:
 
         found = checking.unresolved(tables, session)
     if found:
-        raise InvalidDefinition.of(placed(asked.config, found))
+        raise InvalidDefinition.of(issues_in_file(asked.config, found))
     emit("check", json=asked.json, summary=f"rules of {len(tables)} targets resolved", result={"flaws": []})
     return int(ExitCode.OK.value)
 
@@ -165,7 +165,7 @@ def _replay(asked: argparse.Namespace) -> int:
     )
     say = (lambda _text: None) if asked.json else (lambda text: line(LineMark.GOOD, text))
     carry_out = import_module("pipelines.submitted.replay_progress").replayed if asked.submitted else replay.replay
-    report = carry_out(load(asked.config), options, say)
+    report = carry_out(load_definition(asked.config), options, say)
     if asked.json:
         error = None if report.ok else ErrorReport.of(SinkError(report.summary))
         summary, result = report.summary, report.to_json()
@@ -176,7 +176,7 @@ def _replay(asked: argparse.Namespace) -> int:
 
 
 def _compact(asked: argparse.Namespace) -> int:
-    definition, job = load(asked.config), import_module("pipelines.compaction.compact")
+    definition, job = load_definition(asked.config), import_module("pipelines.compaction.compact")
     root, session = definition.log.root, None
     # whoever submits it wants executors to do it, however little there is
     limits = job.Limits(large=0) if asked.submitted else job.Limits()

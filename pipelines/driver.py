@@ -26,8 +26,8 @@ from pyspark.sql.streaming import StreamingQuery
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition, settings_of
-from cdc.config.sinks import HistoryMode, settings_under
+from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition, table_settings
+from cdc.config.sinks import HistoryMode, settings_with_rule
 from cdc.errors import (
     CdcError,
     LogCorrupt,
@@ -540,10 +540,10 @@ def keeps_history(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Callabl
     """Of which tables, by topic, a sink wants every change; None: of none."""
     if not isinstance(wanted, DeltaSinkDefinition):
         return None
-    latest = (settings_under(wanted, rule).keeping is HistoryMode.LATEST for rule in (None, *wanted.rules))
+    latest = (settings_with_rule(wanted, rule).keeping is HistoryMode.LATEST for rule in (None, *wanted.rules))
     if all(latest):
         return None
-    return lambda topic: settings_of(topic, wanted, wanted.rules).keeping is not HistoryMode.LATEST
+    return lambda topic: table_settings(topic, wanted, wanted.rules).keeping is not HistoryMode.LATEST
 
 
 def delta_settings(wanted: DeltaSinkDefinition) -> DeltaSettings:

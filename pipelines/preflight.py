@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cdc.config import Definition, DeltaSinkDefinition, Transform, placed
-from cdc.config.columns import ColumnMismatch, kept, misfits
+from cdc.config import Definition, DeltaSinkDefinition, Transform, issues_in_file
+from cdc.config.columns import ColumnMismatch, column_mismatches, with_target_columns
 from cdc.config.sinks import Sink
 from cdc.config.yaml_document import Key
 from cdc.errors import InvalidDefinition, SinkUnavailable, TransformRefused
@@ -58,7 +58,7 @@ class Beginning:
             *unresolved(fed(self.definition, tables, new), session),
         ]
         if found:
-            raise InvalidDefinition.of(placed(self.config, found))
+            raise InvalidDefinition.of(issues_in_file(self.config, found))
 
 
 def _is_new(sink: Sink) -> bool:
@@ -77,8 +77,8 @@ def unresolved(tables: Iterable[SinkTables], session: Asking) -> list[ColumnMism
 
 
 def _refusals(one: SinkTables, session: Asking) -> Iterator[ColumnMismatch]:
-    rule, schema = one.rule, kept(one.schema, one.settings)
-    if rule is None or any(misfits(one.schema, rule, one.settings)):
+    rule, schema = one.rule, with_target_columns(one.schema, one.settings)
+    if rule is None or any(column_mismatches(one.schema, rule, one.settings)):
         return
     policy = DeltaSettings(one.sink.name, one.sink.path, table=one.sink, rules=one.sink.rules).types_of(schema.topic)
     if rule.transform is not None and (found := list(_of_transform(rule.transform, schema, policy, session))):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.postgres.embedded import EmbeddedPostgres
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
@@ -171,7 +171,7 @@ def test_the_steps_of_deploy_copy_files_that_there_are() -> None:
 def test_the_example_of_deploy_keeps_to_the_state_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_DSN", "postgresql://cdc@db/shop")
     monkeypatch.setenv("CDC_HOME", "/var/lib/cdc/shop")
-    definition = load(ROOT / "config" / "shop.yaml")
+    definition = load_definition(ROOT / "config" / "shop.yaml")
     places = [definition.log.path, definition.spark.checkpoint, *(sink.path for sink in definition.sinks)]
     assert [place for place in places if not place.startswith("/var/lib/cdc/")] == []
     assert definition.catalog.url.startswith("sqlite:////var/lib/cdc/")

@@ -25,13 +25,13 @@ from cdc.pgoutput.kernel import BEGIN
 from cdc.pgoutput.lsn_check import LsnCheck
 from cdc.pgoutput.messages import BeginMessage, Keepalive
 from cdc.pgoutput.parse import parse_frame
-from cdc.pgoutput.streamed import marks, next_of, readonly
+from cdc.pgoutput.streamed import kind_set, next_of, readonly_arrays
 from cdc.position import Position
-from cdc.postgres.text_repair import MendFrames, frame_mender, unchanged
+from cdc.postgres.text_repair import RepairFrames, frame_text_repair, unchanged
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableSchema
 
-_BEGINS: Final = marks(bytes([BEGIN]))
+_BEGINS: Final = kind_set(bytes([BEGIN]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class DecodeStage:
         relations: SchemaTracker,
         after: Position,
         placing: WatermarkWindows,
-        mend: MendFrames = unchanged,
+        mend: RepairFrames = unchanged,
     ) -> None:
         self.spool = spool
         self._mend = mend
@@ -100,7 +100,7 @@ class DecodeStage:
             relations,
             after,
             placing,
-            frame_mender(source.dsn, source.undecodable, after),
+            frame_text_repair(source.dsn, source.undecodable, after),
         )
 
     def expect_from(self, confirmed: Lsn, last: LastTransaction) -> None:
@@ -141,7 +141,7 @@ class DecodeStage:
         was confirmed is too low as well, and the server sends the transaction again.
         """
         place = -1
-        while self._last and (place := next_of(*readonly(frames), place + 1, _BEGINS)) < len(frames):
+        while self._last and (place := next_of(*readonly_arrays(frames), place + 1, _BEGINS)) < len(frames):
             begin = parse_frame(frames[place])
             if not isinstance(begin, BeginMessage) or begin.final_lsn <= self._after.lsn:
                 continue

@@ -19,7 +19,7 @@ from cdc.errors import (
     UndecodableWal,
 )
 from cdc.log.reader import LogReader
-from cdc.postgres.connection import ANSWER_WITHIN, connect
+from cdc.postgres.connection import ANSWER_TIMEOUT, connect
 from cdc.postgres.slot import SlotStatus, slot_status
 
 ERRORS_WITH_POSITIONS: Final = (UndecodableWal, PublicationMissing, PublicationNarrowed, PublicationReplaced)
@@ -31,7 +31,7 @@ def add_positions(exc: Located, definition: Definition) -> Located:
     """The error with the positions of slot and log; as it is if the source does not answer or has no such slot."""
     source = definition.source
     try:
-        with connect(source.current_dsn(), application_name="cdc identify", patience=ANSWER_WITHIN) as conn:
+        with connect(source.current_dsn(), application_name="cdc identify", patience=ANSWER_TIMEOUT) as conn:
             slot = slot_status(conn, source.slot.name)
     except CdcError:
         return exc

@@ -37,15 +37,15 @@ from cdc.pgoutput.copy_decoder import CopyDecoder, Lines
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import table_sizes
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import begin_snapshot, hold_tables
+from cdc.postgres.copy import begin_snapshot, lock_tables
 from cdc.postgres.publication import PublicationControl, ensure_publication
 from cdc.postgres.publication_columns import published_rows, published_schemas
-from cdc.postgres.replication import SystemIdentity, identify
-from cdc.postgres.slot import ExportedSnapshot, SlotStatus, create_recorded_slot, drop_slot, exclusive, slot_status
-from cdc.postgres.source_identity import source_state
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.replication import SystemIdentity, identify_system
+from cdc.postgres.slot import ExportedSnapshot, SlotStatus, copy_lock, create_recorded_slot, drop_slot, slot_status
+from cdc.postgres.source_identity import read_source_state
+from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import match_tables
-from cdc.postgres.text_repair import line_mender
+from cdc.postgres.text_repair import copy_text_repair
 from cdc.table import TableSchema, TableState
 
 STAGE_BYTES: Final = 64 * 1024 * 1024
@@ -114,7 +114,7 @@ def take_initial_snapshot(
 
     Raises SlotInUse while another reader copies from the same source.
     """
-    with connect(source.dsn, application_name="cdc snapshot") as conn, exclusive(conn, source.slot):
+    with connect(source.dsn, application_name="cdc snapshot") as conn, copy_lock(conn, source.slot):
         if LogReader(root).durable != writer.durable:
             raise LogFenced(f"another writer committed to the log after {writer.durable!s}")
         tables = match_tables(conn, source.patterns, source.exclude)
@@ -122,7 +122,7 @@ def take_initial_snapshot(
             raise PreflightFailed(
                 f"no table matches {list(source.patterns)!r}", remedy="correct 'tables' in the definition"
             )
-        beginning = _StartingSlot(source, SlotClaim.of(root, writer), identify(source.dsn))
+        beginning = _StartingSlot(source, SlotClaim.of(root, writer), identify_system(source.dsn))
         adopted = beginning.check(conn)
         ensure_publication(conn, source.publication, [name for _, name in tables], control=source.control)
         with ExitStack() as opened:
@@ -132,7 +132,7 @@ def take_initial_snapshot(
                 snapshot = opened.enter_context(beginning.create(conn))
                 begin_snapshot(reading, snapshot.name)
                 point = snapshot.consistent_point
-            hold_tables(reading, tables)
+            lock_tables(reading, tables)
             schemas = list(published_schemas(reading, [oid for oid, _ in tables], source.publication).values())
             plan = continue_relations(past, schemas, {str(name) for _, name in match_tables(reading, ["*"])})
             position = Position.of(point - 1, past.epoch)
@@ -141,7 +141,7 @@ def take_initial_snapshot(
             if adopted is not None:
                 later = {schema.relation for schema in plan.copied}
             _copy_tables(copy, plan, later, reading)
-            state = source_state(source.dsn, source.slot, source.publication, ())
+            state = read_source_state(source.dsn, source.slot, source.publication, ())
             copy.commit(lineage_of(state))
     return copy.summary(later)
 
@@ -151,15 +151,15 @@ def _try_copy_table(reading: Any, copy: _SnapshotCommit, schema: TableSchema, ch
 
     The rows that came are true, and stay.
     """
-    with mapped():
+    with map_errors():
         reading.execute("SAVEPOINT copied_so_far")
     try:
         copy.table(schema, chunks)
     except UnreadableRow:
-        with mapped():
+        with map_errors():
             reading.execute("ROLLBACK TO SAVEPOINT copied_so_far")
         return False
-    with mapped():
+    with map_errors():
         reading.execute("RELEASE SAVEPOINT copied_so_far")
     return True
 
@@ -167,7 +167,7 @@ def _try_copy_table(reading: Any, copy: _SnapshotCommit, schema: TableSchema, ch
 def _copy_tables(copy: _SnapshotCommit, plan: Continuation, later: set[int], reading: Any) -> None:
     """Take every table of the plan into the copy; `later` are the relations that are only marked."""
     source = copy.source
-    mend, rows_of = line_mender(source.dsn, source.undecodable), published_rows(reading, source.publication)
+    mend, rows_of = copy_text_repair(source.dsn, source.undecodable), published_rows(reading, source.publication)
     for schema in plan.copied:
         if source.snapshot.mode is SnapshotMode.NO_DATA:
             copy.mark(schema, ended=True)

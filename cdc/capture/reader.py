@@ -34,8 +34,8 @@ from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.load_kernels import load_kernels
 from cdc.position import Position
-from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
-from cdc.postgres.source_identity import source_state
+from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
+from cdc.postgres.source_identity import read_source_state
 from cdc.postgres.wal_bound import WalBound
 from cdc.snapshot.watermark_window import WatermarkWindows
 
@@ -85,7 +85,7 @@ class Reader:
         """Copy what exists if the log is empty, then stream until stop is set."""
         use_system_allocators()
         source = self._settings.source
-        identity = identify(source.dsn)
+        identity = identify_system(source.dsn)
         expected = LogIdentity(system_id=identity.system_id, database=identity.database)
         writer = LogWriter.open(self._settings.log, expected, self._settings.limits)
         copied = ensure_initial_snapshot(source, self._settings.log, writer, self._figures)
@@ -141,7 +141,7 @@ class Reader:
         self._writer = RetryingWriter(self._settings.log, self._settings.limits, self._ending, blocked)
         last = self._writer.last_commit
         assert last is not None, "the initial copy has committed"  # noqa: S101
-        state = source_state(source.dsn, source.slot, source.publication, captured_oids(known))
+        state = read_source_state(source.dsn, source.slot, source.publication, captured_oids(known))
         claim = SlotClaim.of(self._settings.log, reading)
         check_slot_name(claim, state.slot)
         check_source(self._writer.identity, last, state)

@@ -33,8 +33,8 @@ from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.replication import identify
-from cdc.postgres.slot import SlotStatus, advance_slot, exclusive, slot_status
+from cdc.postgres.replication import identify_system
+from cdc.postgres.slot import SlotStatus, advance_slot, copy_lock, slot_status
 from cdc.table import TableSchema, TableState, matches
 
 EMPTY: Final = "start the reader: its first copy needs no recovery"
@@ -69,8 +69,8 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
 def _record_slot_for_replacement(settings: ReaderSettings, writer: LogWriter) -> None:
     """Record the slot exactly as it is, so that the copy may drop it; a slot that changes later stays."""
     source, claim = settings.source, SlotClaim.of(settings.log, writer)
-    identity = identify(source.dsn)
-    with connect(source.dsn, application_name="cdc slots") as conn, exclusive(conn, source.slot):
+    identity = identify_system(source.dsn)
+    with connect(source.dsn, application_name="cdc slots") as conn, copy_lock(conn, source.slot):
         slot = slot_status(conn, source.slot)
         if not source.create_slot:
             check_adopted(slot, source.slot, claim, identity)
@@ -88,7 +88,7 @@ def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
     source, log = settings.source, LogReader(settings.log)
     if log.durable is None:
         raise exc
-    claim, identity = SlotClaim.of(settings.log, log), identify(source.dsn)
+    claim, identity = SlotClaim.of(settings.log, log), identify_system(source.dsn)
     with connect(source.dsn, application_name="cdc slots") as conn:
         slot = slot_status(conn, source.slot)
     if not source.create_slot:
@@ -109,8 +109,8 @@ def adopt_slot(definition: Definition) -> dict[str, Any]:
         raise ConfigError(
             "source.slot.create is true: the reader makes a slot of its own", remedy="set source.slot.create to false"
         )
-    identity = identify(source.dsn)
-    with connect(source.dsn, application_name="cdc slots") as conn, exclusive(conn, source.slot):
+    identity = identify_system(source.dsn)
+    with connect(source.dsn, application_name="cdc slots") as conn, copy_lock(conn, source.slot):
         slot = slot_status(conn, source.slot)
         if slot is None:
             raise slot_missing_error(source.slot)
@@ -143,7 +143,9 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
     slot = _idle_slot(definition)
     if slot is None:
         raise SlotMissing(f"there is no slot to move; the log is at {last.last}")
-    check_written_from(slot, SlotClaim.of(definition.log.root, writer), identify(definition.source.current_dsn()))
+    check_written_from(
+        slot, SlotClaim.of(definition.log.root, writer), identify_system(definition.source.current_dsn())
+    )
     if lsn > slot.wal_end or (slot.confirmed_flush is not None and lsn <= slot.confirmed_flush):
         raise ConfigError(
             f"lsn out of range: expected one after {slot.confirmed_flush} and up to {slot.wal_end}, got {lsn}",
@@ -154,7 +156,7 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
     chosen = [s for s in known if matches(s.topic, tables) and s.state is not TableState.DROPPED]
     if not chosen:
         raise ConfigError(f"no table of the log matches {list(tables)!r}", remedy="'cdc log inspect' lists the tables")
-    with connect(source.dsn.reveal(), application_name="cdc slots") as conn, exclusive(conn, slot.name):
+    with connect(source.dsn.reveal(), application_name="cdc slots") as conn, copy_lock(conn, slot.name):
         position = Position.of(lsn - 1, last.last.epoch)
         if position > last.last:
             _mark_for_resync(writer, chosen, last, position)

@@ -18,11 +18,11 @@ import structlog
 from cdc.errors import CdcError, SourceUnreachable
 from cdc.pgoutput.messages import Relation
 from cdc.position import Position
-from cdc.postgres.column_identity import marked, tell
-from cdc.postgres.connection import ANSWER_WITHIN, connect
-from cdc.postgres.ddl_messages import read, typed
-from cdc.postgres.rewrite_detection import CatalogState, divergence, look
-from cdc.postgres.tables import CatalogView, resolve, view
+from cdc.postgres.column_identity import schema_from_ddl, with_state
+from cdc.postgres.connection import ANSWER_TIMEOUT, connect
+from cdc.postgres.ddl_messages import parse_ddl_message, with_types
+from cdc.postgres.rewrite_detection import CatalogState, find_divergence, read_catalog_states
+from cdc.postgres.tables import CatalogView, read_catalog_view, resolve_relation
 from cdc.table import ADDED, PARTITION_OF, TableSchema, TableState, matches, topic
 
 CATALOG_CHECK_EVERY: Final = 30.0
@@ -96,7 +96,7 @@ class SchemaTracker:
             seen = self._view_of(conn, message.oid, position)
             if before is None and seen.is_partition(message.oid):
                 return None
-            schema = resolve(conn, message, known, self._epoch, seen)
+            schema = resolve_relation(conn, message, known, self._epoch, seen)
             sight = seen.sights.get(message.oid)
             return schema if sight is None else _compared(schema, sight)
 
@@ -117,12 +117,12 @@ class SchemaTracker:
     def _view_of(self, conn: Any, oid: int, position: Position) -> CatalogView:
         """A view no older than the message: for the first one of a table in what waited at the start, one of all."""
         if self._view is None:
-            self._view = view(conn, [*self._known, oid], self._publication)
+            self._view = read_catalog_view(conn, [*self._known, oid], self._publication)
         first = oid not in self._seen and oid in self._view.tables
         self._seen.add(oid)
         if first and position.lsn <= self._view.upto:
             return self._view
-        return view(conn, [oid], self._publication)
+        return read_catalog_view(conn, [oid], self._publication)
 
     def _asked(self, question: Callable[[Any], _T]) -> _T:
         """The answer over one connection that is kept; it is made anew if it broke in between."""
@@ -131,7 +131,7 @@ class SchemaTracker:
                 return question(self._conn)
             except SourceUnreachable:
                 self.close()
-        self._conn = connect(self._dsn, application_name="cdc catalogue", patience=ANSWER_WITHIN)
+        self._conn = connect(self._dsn, application_name="cdc catalogue", patience=ANSWER_TIMEOUT)
         return question(self._conn)
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class SchemaTracker:
 
     def told(self, content: bytes) -> Iterator[TableSchema]:
         """The version that a message of the event trigger tells, if it is of a known table and news."""
-        message = read(content)
+        message = parse_ddl_message(content)
         if message is None:
             log.warning("a message with the event trigger's prefix cannot be read", bytes=len(content))
             return
@@ -151,8 +151,8 @@ class SchemaTracker:
             return
         if message.table is not None:
             table = message.table
-            facts = self._asked(lambda conn: typed(conn, table))
-            schema = tell(facts, known, message.oid, self._epoch)
+            facts = self._asked(lambda conn: with_types(conn, table))
+            schema = schema_from_ddl(facts, known, message.oid, self._epoch)
             if known is None:
                 # its first rows will say whether it is published at all
                 self._unannounced[message.oid] = schema
@@ -162,7 +162,7 @@ class SchemaTracker:
         elif message.dropped:
             schema = known.flagged(TableState.DROPPED, f"dropped at the source by {message.command}")
         elif message.rewrite is not None:
-            schema = marked(known, known, f"rewritten by {message.command} for {message.rewrite}")
+            schema = with_state(known, known, f"rewritten by {message.command} for {message.rewrite}")
         else:
             return
         yield from self._news(schema, known)
@@ -187,8 +187,8 @@ class SchemaTracker:
             self._look = self._looker.submit(self._ask, list(self._looked_at))
 
     def _ask(self, oids: list[int]) -> dict[int, CatalogState]:
-        with connect(self._dsn, application_name="cdc drift", patience=ANSWER_WITHIN) as conn:
-            return look(conn, oids, self._publication)
+        with connect(self._dsn, application_name="cdc drift", patience=ANSWER_TIMEOUT) as conn:
+            return read_catalog_states(conn, oids, self._publication)
 
     def _news(self, schema: TableSchema, before: TableSchema) -> Iterator[TableSchema]:
         if schema == before:
@@ -225,4 +225,4 @@ def _after_catalog_check(schema: TableSchema, sight: CatalogState | None) -> Tab
 
 
 def _compared(schema: TableSchema, sight: CatalogState) -> TableSchema:
-    return replace(marked(schema, schema, divergence(schema, sight)), standing=sight.standing)
+    return replace(with_state(schema, schema, find_divergence(schema, sight)), standing=sight.standing)

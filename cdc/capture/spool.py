@@ -34,11 +34,11 @@ from cdc.pgoutput.streamed import (
     StreamAbort,
     StreamCommit,
     StreamStart,
-    control_of,
     kind_of,
-    marks,
+    kind_set,
     next_of,
-    readonly,
+    parse_control,
+    readonly_arrays,
     unwrap,
     without_xid,
     xid_and_oid,
@@ -48,9 +48,9 @@ BATCH: Final = 4 << 20
 """Bytes at least that are replayed at once, as much as one receive gives."""
 
 _CONTROLS: Final = bytes([START, STOP, ABORT, COMMIT])
-_QUIET: Final = marks(_CONTROLS)
-_BETWEEN: Final = marks(_CONTROLS + bytes([RELATION]))
-_INSIDE: Final = marks(_CONTROLS + bytes([RELATION, KEEPALIVE]))
+_QUIET: Final = kind_set(_CONTROLS)
+_BETWEEN: Final = kind_set(_CONTROLS + bytes([RELATION]))
+_INSIDE: Final = kind_set(_CONTROLS + bytes([RELATION, KEEPALIVE]))
 
 
 class _SpooledRelation(NamedTuple):
@@ -166,7 +166,7 @@ class Spool:
         Any split of the stream into whole frames gives the same. Raises MalformedFrame, and LogUnwritable when the
         disk is full.
         """
-        buffer, offsets = readonly(frames)
+        buffer, offsets = readonly_arrays(frames)
         start = at = 0
         while (at := next_of(buffer, offsets, at, self._marked)) < len(frames):
             frame = frames[at]
@@ -206,7 +206,7 @@ class Spool:
         hit("mid_spool")
 
     def _turn(self, frame: bytes) -> Iterator[FrameBatch]:
-        control = control_of(frame)
+        control = parse_control(frame)
         if (self._inside is not None) != (kind_of(frame) == STOP):
             raise malformed(frame, "a stream message that is out of place")
         match control:

@@ -19,8 +19,8 @@ from cdc.capture.resume_checks import captured_oids, check_source
 from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
 from cdc.catalog.write_check import check_catalog_writable, is_made
-from cdc.config import Definition, DeltaSinkDefinition, rule_of, settings_of
-from cdc.config.columns import kept
+from cdc.config import Definition, DeltaSinkDefinition, rule_of, table_settings
+from cdc.config.columns import with_target_columns
 from cdc.config.names import fixed_part, is_remote
 from cdc.config.sinks import Sink
 from cdc.errors import (
@@ -54,9 +54,9 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import PreflightProblem, SourceRequirements, preflight
-from cdc.postgres.replication import identify
-from cdc.postgres.slot import exclusive, slot_status
-from cdc.postgres.source_identity import source_state
+from cdc.postgres.replication import identify_system
+from cdc.postgres.slot import copy_lock, slot_status
+from cdc.postgres.source_identity import read_source_state
 from cdc.postgres.tables import match_tables, matched_schemas
 from cdc.private_files import is_exposed
 from cdc.remedy import literal
@@ -216,7 +216,9 @@ def _hidden_columns(sink: Sink, schema: TableSchema) -> set[str]:
     if not isinstance(sink, DeltaSinkDefinition):
         return set()
     rule, all_columns = rule_of(schema.topic, sink.rules), {column.name for column in schema.columns}
-    there = {column.name for column in kept(schema, settings_of(schema.topic, sink, sink.rules)).columns}
+    there = {
+        column.name for column in with_target_columns(schema, table_settings(schema.topic, sink, sink.rules)).columns
+    }
     transform = None if rule is None else rule.transform
     return all_columns - there | (set() if transform is None else {*transform.mask, *transform.drop})
 
@@ -283,11 +285,11 @@ def _existing_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
             return
         try:
             # a reader that copies has a slot and an empty log for a while
-            with exclusive(conn, source.slot.name):
+            with copy_lock(conn, source.slot.name):
                 log = CheckSubject.of(subject.definition).log
                 slot = slot_status(conn, source.slot.name)
                 if slot is not None and (log is None or log.durable == (subject.log and subject.log.durable)):
-                    check_replaceable(slot, SlotClaim.of(root, log), identify(source.current_dsn()), seen)
+                    check_replaceable(slot, SlotClaim.of(root, log), identify_system(source.current_dsn()), seen)
         except SlotInUse as exc:
             yield _problem_of(exc, f"slot {source.slot.name}", fatal=False)
 
@@ -300,7 +302,7 @@ def _adopted_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
     with connect(source.current_dsn(), application_name="cdc preflight") as conn:
         slot = slot_status(conn, source.slot.name)
     claim = SlotClaim.of(subject.definition.log.root, subject.log)
-    check_adopted(slot, source.slot.name, claim, identify(source.current_dsn()))
+    check_adopted(slot, source.slot.name, claim, identify_system(source.current_dsn()))
     yield from ()
 
 
@@ -312,7 +314,7 @@ def _continuity(subject: CheckSubject) -> Iterator[PreflightProblem]:
         return
     source, root = definition.source, definition.log.root
     tables = captured_oids(log.schemas())
-    state = source_state(source.current_dsn(), source.slot.name, source.publication.name, tables)
+    state = read_source_state(source.current_dsn(), source.slot.name, source.publication.name, tables)
     check_slot_name(SlotClaim.of(root, log), state.slot)
     check_source(log.identity, last, state, LogReader(root).durable)
     yield from ()

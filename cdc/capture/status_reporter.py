@@ -27,7 +27,7 @@ from cdc.config.definition import OnWalBudget
 from cdc.errors import CdcError, LogError, LogUnwritable, SlotInUse, SourceError, WalBudgetExceeded
 from cdc.log.reader import LogReader
 from cdc.postgres import heartbeat
-from cdc.postgres.connection import ANSWER_WITHIN, connect
+from cdc.postgres.connection import ANSWER_TIMEOUT, connect
 from cdc.postgres.slot import SlotStatus, slot_status
 from cdc.postgres.source_identity import publication_status
 
@@ -223,7 +223,7 @@ class StatusReporter(Thread):
             return
         try:
             if self._source is None:
-                self._source = connect(source.current_dsn(), application_name="cdc reporter", patience=ANSWER_WITHIN)
+                self._source = connect(source.current_dsn(), application_name="cdc reporter", patience=ANSWER_TIMEOUT)
                 self._open.callback(self._source.close)
             if source.heartbeat and time.monotonic() >= self._beat_due:
                 self._beat()
@@ -244,12 +244,12 @@ class StatusReporter(Thread):
         source = self._definition.source
         if source.primary is None:
             if not heartbeat.is_standby(self._source):
-                heartbeat.emit(self._source, HEARTBEAT_PREFIX, self._definition.name)
+                heartbeat.emit_message(self._source, HEARTBEAT_PREFIX, self._definition.name)
             return
         if self._primary is None:
-            self._primary = connect(source.current_primary(), application_name="cdc heartbeat", patience=ANSWER_WITHIN)
+            self._primary = connect(source.current_primary(), application_name="cdc heartbeat", patience=ANSWER_TIMEOUT)
             self._open.callback(self._primary.close)
-        heartbeat.emit(self._primary, HEARTBEAT_PREFIX, self._definition.name)
+        heartbeat.emit_message(self._primary, HEARTBEAT_PREFIX, self._definition.name)
         heartbeat.log_standby_snapshot(self._primary)
 
     def _look_at_publication(self) -> None:

@@ -100,10 +100,10 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """List the backfills, newest first."""
     from cdc.catalog import Catalog
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.snapshot.backfill_progress import list_backfills
 
-    definition = load(config)
+    definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
         told = list_backfills(catalog, definition.name, ended=100)
     summary = f"{len(told)} backfills"
@@ -118,10 +118,10 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 def show(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Say how far one has come, table by table."""
     from cdc.catalog import Catalog
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.snapshot.backfill_progress import find_backfill, progress_text
 
-    definition = load(config)
+    definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
         told = find_backfill(catalog, definition.name, job)
     if json:
@@ -155,10 +155,10 @@ def ask_for(request: BackfillRequest, *, command: str, config: Path, wait: bool,
     from getpass import getuser
 
     from cdc.catalog import Catalog
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.snapshot.backfill_requests import OUTCOME_WITHIN, request_backfill, wait_for_backfill
 
-    definition = load(config)
+    definition = load_definition(config)
     with Catalog.open(definition.catalog.url) as catalog:
         asked = request_backfill(definition, catalog, request, getuser())
         reader = reader_state(catalog, definition.name)
@@ -214,11 +214,11 @@ def _say(job: int, verb: str, *, config: Path, json: bool) -> None:
     from getpass import getuser
 
     from cdc.catalog import Catalog
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.snapshot.backfill_requests import send_action
     from cdc.snapshot.backfill_state import BackfillAction
 
-    definition = load(config)
+    definition = load_definition(config)
     with Catalog.open(definition.catalog.url) as catalog:
         send_action(catalog, definition.name, job, BackfillAction(verb), getuser())
         reader = reader_state(catalog, definition.name)

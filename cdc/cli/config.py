@@ -28,11 +28,10 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Print a valid definition, as written or resolved; never the value of a secret."""
-    from cdc.config import check, load
-    from cdc.config import resolved as view
+    from cdc.config import check_definition, load_definition, printable_definition
 
-    definition, written = load(config), check(config).written
-    values = view(definition, written) if resolved else _plain(written)
+    definition, written = load_definition(config), check_definition(config).written
+    values = printable_definition(definition, written) if resolved else _plain(written)
     if json:
         emit("config show", json=True, summary=f"definition {definition.name!r}", result=values)
     else:

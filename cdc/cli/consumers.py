@@ -60,11 +60,11 @@ def forget(
     """
     from datetime import UTC, datetime
 
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.log import consumers
     from cdc.service.log_status_reader import LATELY, consumer_named, seen_ago
 
-    definition = load(config)
+    definition = load_definition(config)
     consumer = consumer_named(definition.log.root, name)
     ago = seen_ago(consumer, datetime.now(UTC))
     if ago <= LATELY:

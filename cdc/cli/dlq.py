@@ -42,9 +42,9 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """List what is parked, oldest change first, as the apply process last told it."""
     from cdc.catalog import Catalog
     from cdc.catalog.dead_letter_requests import to_json
-    from cdc.config import load
+    from cdc.config import load_definition
 
-    definition = load(config)
+    definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
         letters = catalog.dead_letters.ls(definition.name)
     summary = "1 key is parked" if len(letters) == 1 else f"{len(letters):,} keys are parked"
@@ -60,9 +60,9 @@ def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
     """Show one: why and since when it is parked, and its row as the log has it."""
     from cdc.catalog import Catalog
     from cdc.catalog.dead_letter_requests import letters_of, to_json
-    from cdc.config import load
+    from cdc.config import load_definition
 
-    definition = load(config)
+    definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
         (found,) = letters_of(catalog, definition.name, [letter])
     row, names = _row(definition, found)
@@ -121,9 +121,9 @@ def _say(names: list[str] | None, verb: DeadLetterAction, reason: str | None, *,
 
     from cdc.catalog import Catalog
     from cdc.catalog.dead_letter_requests import DeadLetterRequest, answers, letters_of, say
-    from cdc.config import load
+    from cdc.config import load_definition
 
-    definition = load(config)
+    definition = load_definition(config)
     with Catalog.open(definition.catalog.url) as catalog:
         known = catalog.dead_letters.ls(definition.name)
         letters = known if names is None else letters_of(catalog, definition.name, names)

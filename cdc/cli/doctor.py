@@ -42,17 +42,17 @@ def doctor(
     """
     from cdc.capture.startup_checks import defined_tables, mask_problems, rule_problems
     from cdc.capture.startup_checks import find_problems as problems_of
-    from cdc.config import exposed, load, placed
+    from cdc.config import issues_in_file, load_definition, unprotected_service
     from cdc.stores.sink_preflight import judged
 
-    definition = load(config)
+    definition = load_definition(config)
     problems, tables = problems_of(definition), [] if sql else defined_tables(definition)
-    found = [*judged(definition, tables), *exposed(definition)]
+    found = [*judged(definition, tables), *unprotected_service(definition)]
     stores = [_of_store(one.error) for one in found if isinstance(one.error, SinkUnavailable)]
     # a store that does not answer is reported once
     ruled = [one for one in rule_problems(definition, str(config)) if not stores or one.code != SinkUnavailable.code]
     problems += [*ruled, *mask_problems(definition, tables), *stores]
-    flaws = list(placed(config, [one for one in found if not isinstance(one.error, SinkUnavailable)]))
+    flaws = list(issues_in_file(config, [one for one in found if not isinstance(one.error, SinkUnavailable)]))
     if rules and tables:
         unresolved, failed = _by_spark(config)
         flaws = sorted([*flaws, *unresolved], key=lambda flaw: (flaw.line, flaw.column))

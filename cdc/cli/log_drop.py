@@ -29,10 +29,10 @@ def drop_file(
     """
     from dataclasses import asdict
 
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.log.audit.damaged_file import Damaged
 
-    definition = load(config)
+    definition = load_definition(config)
     damaged = Damaged.find(definition.log.root, file)
     confirm(_asked(damaged), yes=yes)
     done = damaged.drop()

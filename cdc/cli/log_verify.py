@@ -38,11 +38,11 @@ def verify(
     May run beside the reader and the apply process, and changes nothing. With --tables transactions are not asked
     whether they are whole.
     """
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.log.audit.verify import AuditScope
     from cdc.log.audit.verify import verify as look
 
-    definition = load(config)
+    definition = load_definition(config)
     scope = AuditScope(
         globs=tuple(tables or ()),
         system_id=_system_id(definition) if source else None,
@@ -82,6 +82,6 @@ def _progress() -> Callable[[int, int], None]:
 
 
 def _system_id(definition: Definition) -> str:
-    from cdc.postgres.replication import identify
+    from cdc.postgres.replication import identify_system
 
-    return identify(definition.source.dsn.reveal()).system_id
+    return identify_system(definition.source.dsn.reveal()).system_id

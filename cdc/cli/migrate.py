@@ -66,9 +66,9 @@ def down(
 def sql(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Print the statements of all revisions for somebody else to run."""
     from cdc.catalog import revision
-    from cdc.config import load
+    from cdc.config import load_definition
 
-    text = revision.sql(load(config).catalog.url)
+    text = revision.sql(load_definition(config).catalog.url)
     if json:
         emit("migrate sql", json=True, summary="statements of all revisions", result={"sql": text})
     else:
@@ -80,10 +80,10 @@ def log(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None
 
     In place; positions and changes stay as they are. Killed, it is run again.
     """
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.log.migrate import migrate
 
-    done = migrate(load(config).log.root)
+    done = migrate(load_definition(config).log.root)
     what = "is already of" if done.before == done.after else f"went from format {done.before} to"
     result = {"before": done.before, "after": done.after}
     emit("migrate log", json=json, summary=f"the log {what} format {done.after}", result=result)
@@ -103,6 +103,6 @@ def _move(config: ConfigOption, verb: str, move: Callable[[Database, str], None]
 
 def _database(config: ConfigOption) -> Database:
     from cdc.catalog.database import Database
-    from cdc.config import load
+    from cdc.config import load_definition
 
-    return Database(load(config).catalog.url)
+    return Database(load_definition(config).catalog.url)

@@ -50,10 +50,10 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     json: JsonOption = False,
 ) -> None:
     """Run a SELECT over the Delta tables of the pipeline; nothing can be written."""
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.stores.landlock import deny_file_writes
 
-    definition = load(config)
+    definition = load_definition(config)
     if context.obj.owns_process:
         deny_file_writes()  # the second barrier; the first is the engine's parser
     from cdc.stores.lake import Lake, ReadAt, parse_at

@@ -91,10 +91,10 @@ def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, jso
 
 def opened(config: Path) -> tuple[Definition, LogReader]:
     """The definition, and a view of its log; raises LogError without one."""
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.log.reader import LogReader
 
-    definition = load(config)
+    definition = load_definition(config)
     return definition, LogReader(definition.log.root)
 
 

@@ -77,12 +77,12 @@ def run(
     ^C and SIGTERM let each finish its batch; a second ^C ends them at once. With snapshot.mode initial_only the reader
     ends when everything is copied, and the others go on.
     """
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.config.definition import SnapshotMode
     from cdc.service.restart_triggers import RestartTriggers
     from cdc.service.supervisor import Supervisor, pipeline_children
 
-    definition = load(config)
+    definition = load_definition(config)
     copies_only = definition.snapshot.mode is SnapshotMode.INITIAL_ONLY
     parts = [part.value for part in only or []]
     if (exposure := definition.service.exposure) is not None and (not only or ProcessName.SERVER in only):
@@ -106,11 +106,11 @@ def run(
 def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = LogLineFormat.CONSOLE) -> None:
     """Capture changes from Postgres into the log; one of the processes of `cdc run`."""
     from cdc.capture.process import main
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.process_logs import LogFormat, configure
 
     configure(LogFormat(log_format.value), file=str(config))
-    raise typer.Exit(main(load(config), again=lambda: load(config)))
+    raise typer.Exit(main(load_definition(config), again=lambda: load_definition(config)))
 
 
 def server(
@@ -121,12 +121,12 @@ def server(
     ] = False,
 ) -> None:
     """Serve API, metrics and page; one of the processes of `cdc run`."""
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.process_logs import LogFormat, configure
     from cdc.service.api.server import main
 
     configure(LogFormat(log_format.value), file=str(config))
-    raise typer.Exit(main(load(config), config.resolve(), strict_port=strict_port))
+    raise typer.Exit(main(load_definition(config), config.resolve(), strict_port=strict_port))
 
 
 def status(
@@ -142,12 +142,12 @@ def status(
     import sys
 
     from cdc.catalog import Catalog
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.service.log_sampler import LogSampler
     from cdc.service.source_sampler import SourceSampler
     from cdc.service.status import DOWN, RUNNING
 
-    definition = load(config)
+    definition = load_definition(config)
     log, source = LogSampler(definition.log.root, str(config)), SourceSampler(definition)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
         source.latest()  # it answers while the log is looked at

@@ -33,10 +33,10 @@ def search(
     json: JsonOption = False,
 ) -> None:
     """Find rows of a table by their words, best first."""
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.position import Position
 
-    index, topic = _found(load(config), table)
+    index, topic = _found(load_definition(config), table)
     found = index.search(topic, words, limit)
     position = None if index.published is None else str(Position(index.published.position))
     summary = f"{len(found)} rows of {topic} at {position}"

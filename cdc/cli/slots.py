@@ -49,15 +49,15 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     Exit status 4 when ours may soon be lost, or is: the WAL that is left is measured, for a second.
     """
     from cdc.capture.startup_checks import check_log
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.postgres.connection import connect
-    from cdc.postgres.slot import every_slot, slot_limits
+    from cdc.postgres.slot import all_slots, slot_limits
     from cdc.service.source_sampler import SourceSampler
 
-    definition = load(config)
+    definition = load_definition(config)
     ours = definition.source.slot.name
     with connect(definition.source.dsn.reveal(), application_name="cdc slots") as conn:
-        slots, limits = every_slot(conn), slot_limits(conn)
+        slots, limits = all_slots(conn), slot_limits(conn)
     trouble: CdcError | None = None
     try:
         check_log(definition)
@@ -113,10 +113,10 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     ended by the reader's next start. Tables of --resync are marked needs_resync; --new-epoch copies them.
     """
     from cdc.capture.recovery import begin_epoch, skip_to_lsn
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.lsn import Lsn
 
-    definition = load(config)
+    definition = load_definition(config)
     if new_epoch == (skip_to is not None):
         raise ConfigError(
             "expected either --new-epoch or --skip-to LSN", remedy="'cdc slots ls' says what is wrong and what mends it"
@@ -148,13 +148,13 @@ def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: Js
     Refuses a slot of another kind or database, and one that a reader streams from or copies for.
     """
     from cdc.capture.resume_checks import check_slot_kind
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.postgres.connection import connect
-    from cdc.postgres.slot import drop_slot, exclusive, slot_status
+    from cdc.postgres.slot import copy_lock, drop_slot, slot_status
 
-    definition = load(config)
+    definition = load_definition(config)
     name = definition.source.slot.name
-    with connect(definition.source.dsn.reveal(), application_name="cdc slots") as conn, exclusive(conn, name):
+    with connect(definition.source.dsn.reveal(), application_name="cdc slots") as conn, copy_lock(conn, name):
         found = slot_status(conn, name)
         if found is not None:
             check_slot_kind(found, conn.info.dbname)
@@ -174,9 +174,9 @@ def adopt(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: J
     The log then begins at the slot's position and copies every table beside the stream. Nobody else may read the slot.
     """
     from cdc.capture.recovery import adopt_slot
-    from cdc.config import load
+    from cdc.config import load_definition
 
-    definition = load(config)
+    definition = load_definition(config)
     name = definition.source.slot.name
     confirm(f"assign slot {name!r} to {definition.name!r} alone, which will move it", yes=yes)
     done = adopt_slot(definition)

@@ -36,17 +36,17 @@ def remove(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, jso
 
 
 def _carry_out(config: ConfigOption, name: str, *, show: bool, json: bool) -> None:
-    from cdc.postgres.ddl_messages import carry_out, script
+    from cdc.postgres.ddl_messages import run_trigger_script, trigger_script
 
     if show:
         if json:
-            emit(f"source {name}", json=True, summary=f"{name}.sql", result={"sql": script(name)})
+            emit(f"source {name}", json=True, summary=f"{name}.sql", result={"sql": trigger_script(name)})
         else:
-            echo_source(script(name))
+            echo_source(trigger_script(name))
         return
-    from cdc.config import load
+    from cdc.config import load_definition
 
-    definition = load(config)
-    carry_out(definition.source.dsn.reveal(), name)
+    definition = load_definition(config)
+    run_trigger_script(definition.source.dsn.reveal(), name)
     done = "made" if name == "install" else "taken away"
     emit(f"source {name}", json=json, summary=f"event triggers of {definition.name!r} {done}", result={})

@@ -16,7 +16,7 @@ from cdc.terminal_output import echo_source
 
 if TYPE_CHECKING:
     from cdc.cluster.job import SparkJob
-    from cdc.cluster.submit import Launcher
+    from cdc.cluster.submit import SparkSubmit
 
 SinkOption = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be repeated.")]
 TriggerOption = Annotated[
@@ -99,10 +99,10 @@ def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     Secrets come from a Secret named cdc-PIPELINE: one key per variable or file that the definition refers to.
     """
-    from cdc.cluster.kubernetes import Pods, manifest
+    from cdc.cluster.kubernetes import PodSettings, manifest
 
     claims = dict(_parted(text) for text in claim or ())
-    pods = Pods(image=image, executors=executors, claims=claims, schedule=schedule)
+    pods = PodSettings(image=image, executors=executors, claims=claims, schedule=schedule)
     _print(manifest(replace(_job(config, words, sink, trigger, schedule), more=tuple(env or ())), pods))
 
 
@@ -129,9 +129,9 @@ def _job(
     config: Path, words: list[str] | None, sinks: list[str] | None, trigger: str | None, schedule: str | None = None
 ) -> SparkJob:
     from cdc.cluster.job import SparkAction, SparkJob, checked_trigger, chosen_sinks
-    from cdc.config import check, load
+    from cdc.config import check_definition, load_definition
 
-    definition = load(config)
+    definition = load_definition(config)
     verb, *told = words or ["apply"]
     said = options_of(verb, told, definition)
     if verb != "apply" and (sinks or trigger):
@@ -139,7 +139,7 @@ def _job(
     chosen_sinks(definition, sinks or ())
     job = SparkJob(
         definition=definition,
-        written=check(config).written,
+        written=check_definition(config).written,
         config=config,
         sinks=(said["sink"],) if verb == "replay" else tuple(sinks or ()),
         verb=SparkAction(verb),
@@ -152,12 +152,12 @@ def _job(
     return job
 
 
-def _launcher(python: str | None) -> Launcher:
+def _launcher(python: str | None) -> SparkSubmit:
     import sys
 
-    from cdc.cluster.submit import Launcher
+    from cdc.cluster.submit import SparkSubmit
 
-    return Launcher(
+    return SparkSubmit(
         home=_folder_of("pyspark"),
         main=_folder_of("pipelines") / "submitted" / "job.py",
         python=sys.executable,

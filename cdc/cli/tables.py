@@ -38,11 +38,11 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     from datetime import UTC, datetime
 
     from cdc.catalog import Catalog
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.service.status import pipeline_status
     from cdc.service.table_status import table_lines
 
-    definition = load(config)
+    definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
         status = pipeline_status(catalog, definition.name, datetime.now(UTC))
     tables = table_lines(status, definition.log.root)
@@ -110,10 +110,10 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
     from getpass import getuser
 
     from cdc.catalog import Catalog
-    from cdc.config import load
+    from cdc.config import load_definition
     from cdc.snapshot.table_requests import request_skip
 
-    definition = load(config)
+    definition = load_definition(config)
     with Catalog.open(definition.catalog.url) as catalog:
         job, topics = request_skip(definition, catalog, tables, getuser())
         said = _answer(catalog, definition.name, job)
@@ -137,7 +137,7 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
 
 def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, json: bool) -> None:
     """Write the edit, have the reader look, and say what came of it."""
-    from cdc.config.yaml_edit import write
+    from cdc.config.yaml_edit import write_edit
 
     definition, changes = edit.definition, list(edit.done)
     absent = _absent(definition, tables) if command == "tables add" else []
@@ -155,7 +155,7 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
         if refused:
             raise typer.Exit(ExitCode.FINDING.value)
         return
-    write(edit)
+    write_edit(edit)
     said, trouble = _look(command, definition, tables)
     told = _told(said)
     refused = _refused(told, tables)

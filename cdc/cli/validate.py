@@ -41,10 +41,10 @@ def validate(paths: Paths = None, config: Named = None, json: JsonOption = False
 
 
 def _flaws(file: Path) -> list[ConfigIssue]:
-    from cdc.config import check, exposed, placed
+    from cdc.config import check_definition, issues_in_file, unprotected_service
 
-    checked = check(file)
-    found = [] if checked.definition is None else placed(file, exposed(checked.definition))
+    checked = check_definition(file)
+    found = [] if checked.definition is None else issues_in_file(file, unprotected_service(checked.definition))
     return [*checked.flaws, *found]
 
 

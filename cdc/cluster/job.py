@@ -16,13 +16,13 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
-from cdc.config import Definition, resolved
+from cdc.config import Definition, printable_definition
 from cdc.config.interpolation import Interpolated
 from cdc.config.names import fixed_part, is_remote
 from cdc.config.secret import Secret
 from cdc.config.sinks import Sink
 from cdc.config.units import seconds
-from cdc.config.yaml_document import Key, dotted
+from cdc.config.yaml_document import Key, dotted_key
 from cdc.errors import ConfigError, InvalidDefinition
 
 SPARK_VERSION: Final = "4.2.0"
@@ -34,7 +34,7 @@ SHIPPED_BY_SPARK: Final = (
     "com.github.luben:*,org.xerial.snappy:*,org.roaringbitmap:*,org.locationtech.jts:*,io.airlift:*,io.unitycatalog:*"
 )
 """What Delta's package names as well; Spark has it, often newer."""
-QUIET: Final = {"spark.log.level": "WARN"}
+DEFAULT_CONF: Final = {"spark.log.level": "WARN"}
 """Else Spark says a hundred lines for every batch."""
 
 ONCE: Final = "once"
@@ -102,9 +102,9 @@ class SparkJob:
     @property
     def conf(self) -> dict[str, str]:
         """The settings of Spark that may be shown, by name."""
-        shown = resolved(self.definition, self.written)["spark"]["conf"]
+        shown = printable_definition(self.definition, self.written)["spark"]["conf"]
         said = {name: text for name, text in shown.items() if text == self.definition.spark.conf[name]}
-        return dict(sorted((QUIET | said).items()))
+        return dict(sorted((DEFAULT_CONF | said).items()))
 
     def arguments(self, config: str) -> list[str]:
         """What `pipelines/submitted/job.py` is called with; config: where it finds the definition."""
@@ -138,8 +138,8 @@ class SparkJob:
         if catalog and kind == "sqlite" and not (sqlite and _within(file, shared)):
             raise InvalidDefinition("catalog.url is a file of this machine: expected a database that all machines see")
         if with_password := [key for key, text in _texts(self.written) if _PASSWORD.search(text)]:
-            raise InvalidDefinition(f"{dotted(with_password[0])} holds a password: write ${{VAR}}")
-        shown = resolved(wanted, self.written)["spark"]["conf"]
+            raise InvalidDefinition(f"{dotted_key(with_password[0])} holds a password: write ${{VAR}}")
+        shown = printable_definition(wanted, self.written)["spark"]["conf"]
         if hidden := sorted(name for name, text in shown.items() if text == "***"):
             raise InvalidDefinition(f"spark.conf {hidden[0]!r} holds a secret: write ${{VAR}}")
 

@@ -24,7 +24,7 @@ MEMORY: Final = "2g"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pods:
+class PodSettings:
     """Where the job is to run."""
 
     image: str
@@ -38,7 +38,7 @@ class Pods:
     """When a job that ends is started, as cron says it."""
 
 
-def manifest(job: SparkJob, pods: Pods) -> list[dict[str, Any]]:
+def manifest(job: SparkJob, pods: PodSettings) -> list[dict[str, Any]]:
     """The objects to apply; raises InvalidDefinition if the definition names what pods cannot have."""
     job.check_elsewhere(pods.claims.values())
     text = job.config.read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def manifest(job: SparkJob, pods: Pods) -> list[dict[str, Any]]:
     return [definition | {"data": {job.config.name: text}}, _application(job, pods)]
 
 
-def _application(job: SparkJob, pods: Pods) -> dict[str, Any]:
+def _application(job: SparkJob, pods: PodSettings) -> dict[str, Any]:
     head = {"apiVersion": API, "kind": "SparkApplication", "metadata": {"name": job.entry}}
     if pods.schedule is None:
         return head | {"spec": _spec(job, pods)}
@@ -55,7 +55,7 @@ def _application(job: SparkJob, pods: Pods) -> dict[str, Any]:
     return head | {"kind": "ScheduledSparkApplication", "spec": spec}
 
 
-def _spec(job: SparkJob, pods: Pods) -> dict[str, Any]:
+def _spec(job: SparkJob, pods: PodSettings) -> dict[str, Any]:
     jars, conf = job.definition.spark.delta_jars, job.conf
     fetched = {"packages": [DELTA_PACKAGE], "excludePackages": SHIPPED_BY_SPARK.split(",")}
     secrets = [file for file in job.files if PurePosixPath(file).is_absolute()]
@@ -92,11 +92,11 @@ def _spec(job: SparkJob, pods: Pods) -> dict[str, Any]:
     }
 
 
-def _shared(pods: Pods) -> list[dict[str, Any]]:
+def _shared(pods: PodSettings) -> list[dict[str, Any]]:
     return [{"name": claim, "mountPath": path} for claim, path in pods.claims.items()]
 
 
-def _volumes(job: SparkJob, pods: Pods, secrets: list[str]) -> list[dict[str, Any]]:
+def _volumes(job: SparkJob, pods: PodSettings, secrets: list[str]) -> list[dict[str, Any]]:
     sources: list[dict[str, Any]] = [{"configMap": {"name": job.name}}]
     if beside := sorted(set(job.files) - set(secrets)):
         items = [{"key": PurePosixPath(file).name, "path": file} for file in beside]

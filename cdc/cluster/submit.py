@@ -11,7 +11,7 @@ from cdc.cluster.job import DELTA_PACKAGE, SHIPPED_BY_SPARK, SparkJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
+class SparkSubmit:
     """The machine's Spark and Python."""
 
     home: Path

@@ -1,8 +1,8 @@
 """Definitions: YAML files that say what a pipeline watches, where its log is and what it feeds."""
 
 from cdc.config.definition import Definition, Spark, TableRule
-from cdc.config.load import CheckedDefinition, check, exposed, load, placed
-from cdc.config.resolved import resolved
+from cdc.config.load import CheckedDefinition, check_definition, issues_in_file, load_definition, unprotected_service
+from cdc.config.resolved import printable_definition
 from cdc.config.secret import Secret
 from cdc.config.sinks import (
     DeadLetterSettings,
@@ -16,7 +16,7 @@ from cdc.config.sinks import (
     TypeSettings,
     WriterChoice,
     rule_of,
-    settings_of,
+    table_settings,
 )
 from cdc.config.transform import Transform
 
@@ -37,11 +37,11 @@ __all__ = [
     "Transform",
     "TypeSettings",
     "WriterChoice",
-    "check",
-    "exposed",
-    "load",
-    "placed",
-    "resolved",
+    "check_definition",
+    "issues_in_file",
+    "load_definition",
+    "printable_definition",
     "rule_of",
-    "settings_of",
+    "table_settings",
+    "unprotected_service",
 ]

@@ -13,7 +13,7 @@ from cdc.errors import CdcError, SchemaNotApplicable, TransformRefused
 from cdc.naming import column_name
 from cdc.table import TableSchema
 
-MEND: Final = "mend the sink's rule in the definition and start again"
+CORRECT_RULE: Final = "mend the sink's rule in the definition and start again"
 _LISTS: Final = ("column_list", "except_column_list", "track_history_column_list", "track_history_except_column_list")
 
 
@@ -26,7 +26,7 @@ class ColumnMismatch(NamedTuple):
     """What the table would stop with."""
 
 
-def kept(schema: TableSchema, settings: TableSettings) -> TableSchema:
+def with_target_columns(schema: TableSchema, settings: TableSettings) -> TableSchema:
     """The table with the columns alone that its target has; a name that it does not have says nothing here."""
     wanted, unwanted = set(settings.column_list), set(settings.except_column_list)
     if not wanted and not unwanted:
@@ -35,37 +35,37 @@ def kept(schema: TableSchema, settings: TableSettings) -> TableSchema:
     return replace(schema, columns=columns)
 
 
-def misfits(schema: TableSchema, rule: SinkRule | None, settings: TableSettings) -> Iterator[ColumnMismatch]:
+def column_mismatches(schema: TableSchema, rule: SinkRule | None, settings: TableSettings) -> Iterator[ColumnMismatch]:
     """All of them but what takes Spark to find; settings: what rule and sink come to for the table."""
-    yield from misnamed(schema, rule)
-    yield from unkeyed(schema, settings)
-    yield from unkept(schema, settings.keeping)
+    yield from unknown_columns(schema, rule)
+    yield from left_out_key_columns(schema, settings)
+    yield from missing_key(schema, settings.keeping)
     if rule is not None and rule.transform is not None:
-        for key, error in unfit(rule.transform, kept(schema, settings)):
+        for key, error in transform_mismatches(rule.transform, with_target_columns(schema, settings)):
             yield ColumnMismatch(("transform", *key), error)
 
 
-def misnamed(schema: TableSchema, rule: SinkRule | None) -> Iterator[ColumnMismatch]:
+def unknown_columns(schema: TableSchema, rule: SinkRule | None) -> Iterator[ColumnMismatch]:
     """Names in the lists of a table's rule that none of its columns has."""
     known = {column.name for column in schema.sent}
     for name in _LISTS if rule is not None else ():
         for unknown in sorted(set(getattr(rule, name)) - known):
             told = f"{name}: table {schema.topic!r} has no column {unknown!r}"
-            yield ColumnMismatch((name,), SchemaNotApplicable(told, remedy=MEND))
+            yield ColumnMismatch((name,), SchemaNotApplicable(told, remedy=CORRECT_RULE))
 
 
-def unkeyed(schema: TableSchema, settings: TableSettings) -> Iterator[ColumnMismatch]:
+def left_out_key_columns(schema: TableSchema, settings: TableSettings) -> Iterator[ColumnMismatch]:
     """Columns of the key that the target would not have."""
     if not settings.column_list and not settings.except_column_list:
         return
-    there = {column.name for column in kept(schema, settings).columns}
+    there = {column.name for column in with_target_columns(schema, settings).columns}
     for name in (column.name for column in schema.key if column.name not in there):
         key = "except_column_list" if name in settings.except_column_list else "column_list"
         told = f"column {name!r} is of the key of table {schema.topic!r}: it cannot be left out"
-        yield ColumnMismatch((key,), SchemaNotApplicable(told, remedy=MEND))
+        yield ColumnMismatch((key,), SchemaNotApplicable(told, remedy=CORRECT_RULE))
 
 
-def unkept(schema: TableSchema, keeping: HistoryMode) -> Iterator[ColumnMismatch]:
+def missing_key(schema: TableSchema, keeping: HistoryMode) -> Iterator[ColumnMismatch]:
     """A table without a key whose rows would have to be told apart."""
     if keeping in {HistoryMode.VERSIONS, HistoryMode.MARKED} and not schema.key:
         told = f"table {schema.topic!r} has no key, by which {keeping.value!r} would know its rows"
@@ -76,8 +76,11 @@ def unkept(schema: TableSchema, keeping: HistoryMode) -> Iterator[ColumnMismatch
         )
 
 
-def unfit(rule: Transform, schema: TableSchema) -> Iterator[ColumnMismatch]:
-    """What a transform names that the table does not have, and what would undo its key; schema: as `kept`."""
+def transform_mismatches(rule: Transform, schema: TableSchema) -> Iterator[ColumnMismatch]:
+    """Mismatches between a transform and a table: unknown columns, and columns of the key that would be lost.
+
+    schema: the table with the target's columns, as `with_target_columns` returns it.
+    """
     topic, known = schema.topic, {column.name for column in schema.sent}
     keys = {column.name for column in schema.key}
     for kind, named in (("drop", rule.drop), ("rename", rule.rename), ("mask", rule.mask)):

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from cdc.config.definition import Definition
 from cdc.config.names import fixed_part, is_remote, placeholders
 from cdc.config.sinks import (
-    INSTEAD,
+    EXCLUSIVE_KEYS,
     DeltaSinkDefinition,
     DroppedColumns,
     HistoryMode,
@@ -16,9 +16,9 @@ from cdc.config.sinks import (
     SearchSinkDefinition,
     SinkRule,
     TableSettings,
-    settings_under,
+    settings_with_rule,
 )
-from cdc.config.storage import taken_by
+from cdc.config.storage import storage_keys
 from cdc.config.yaml_document import Key
 from cdc.table import matches
 
@@ -30,7 +30,7 @@ a column, and no other type."""
 
 _FOLLOWING: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.TRY_EVOLVE})
 """By which of them a target may lose a column: of the others one stops, and by the rest it keeps what it has."""
-_OF_COLUMNS: Final = frozenset({"dropped_columns", "schema_changes", "merge_tables", "transform", *INSTEAD[0]})
+_OF_COLUMNS: Final = frozenset({"dropped_columns", "schema_changes", "merge_tables", "transform", *EXCLUSIVE_KEYS[0]})
 """What has to go together where columns are dropped."""
 
 
@@ -79,7 +79,7 @@ def _signals(definition: Definition) -> Iterator[Disagreement]:
 def _storage(definition: Definition) -> Iterator[Disagreement]:
     log, key = definition.log, ("log", "storage")
     said, scheme = log.storage.model_fields_set, log.path.partition("://")[0]
-    for name in sorted(said - taken_by(scheme)):
+    for name in sorted(said - storage_keys(scheme)):
         store = f"a store of {scheme}://" if is_remote(log.path) else "a directory, which is what log.path names"
         yield Disagreement((*key, name), f"is nothing for {store}")
     if (log.storage.endpoint or "").startswith("http://") and not log.storage.allow_http:
@@ -110,7 +110,7 @@ def _modes(definition: Definition) -> Iterator[Disagreement]:
             yield from _kept(sink, sink, ("sinks", place))
             for number, rule in enumerate(sink.rules):
                 key: Key = ("sinks", place, "rules", number)
-                meant = settings_under(sink, rule)
+                meant = settings_with_rule(sink, rule)
                 yield from _kept(rule, meant, key)
                 if rule.merge_tables:
                     yield from _merged(meant, (*key, "merge_tables"))
@@ -125,7 +125,7 @@ def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disag
                 found = f"cannot stand beside {meant.keeping.value!r}: it needs a target of the latest state of rows"
                 yield Disagreement((*key, "transform", name), found)
     yield from _dropping(said, meant, key)
-    for group in INSTEAD:
+    for group in EXCLUSIVE_KEYS:
         both = sorted(name for name in group & said.model_fields_set if getattr(said, name))
         if len(both) > 1:
             yield Disagreement((*key, both[0]), f"cannot stand beside {both[1]}: keep one of them")

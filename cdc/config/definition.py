@@ -31,14 +31,14 @@ from cdc.config.names import (
     SlotName,
     Switch,
     Whole,
-    beside,
+    absolute_path,
+    invalid,
     is_remote,
-    located,
-    wrong,
+    sibling_path,
 )
 from cdc.config.secret import HIDDEN, Secret
 from cdc.config.sinks import Sink
-from cdc.config.storage import Storage, root_at
+from cdc.config.storage import Storage, log_root
 from cdc.config.units import Bytes, Seconds
 from cdc.errors import ServiceUnprotected
 from cdc.log.object_path import Root
@@ -57,9 +57,9 @@ class Undecodable(StrEnum):
 
 
 def _source_dsn(secret: Secret) -> Secret:
-    dsn.check(secret.reveal())
-    if secret.reference == HIDDEN and dsn.holds_password(secret.reveal()):
-        raise wrong("a password stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
+    dsn.check_dsn(secret.reveal())
+    if secret.reference == HIDDEN and dsn.contains_password(secret.reveal()):
+        raise invalid("a password stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
     return secret
 
 
@@ -140,7 +140,7 @@ class Source(Model):
 def _current(secret: Secret) -> str:
     found = secret.current()
     try:
-        dsn.check(found)
+        dsn.check_dsn(found)
     except PydanticCustomError:
         return secret.reveal()
     return found
@@ -189,7 +189,7 @@ class SourceLoad(Model):
 def _table_name(text: str) -> str:
     schema, name = parted(text)
     if not schema:
-        raise wrong("expected schema.table, for example public.debezium_signal")
+        raise invalid("expected schema.table, for example public.debezium_signal")
     return topic(schema, name)
 
 
@@ -269,7 +269,7 @@ class Log(Model):
     @property
     def root(self) -> Root:
         """Where it lies, with all that is needed to read and write there."""
-        return root_at(self.path, self.storage)
+        return log_root(self.path, self.storage)
 
 
 class Spark(Model):
@@ -293,7 +293,7 @@ def _catalog_url(url: str, info: ValidationInfo) -> str:
     if scheme == "postgresql":
         return f"postgresql+psycopg://{rest}"
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
-        return "sqlite:///" + located(rest[1:], info)
+        return "sqlite:///" + absolute_path(rest[1:], info)
     return url
 
 
@@ -314,9 +314,9 @@ SHORTEST_TOKEN: Final = 16
 
 def _token(secret: Secret) -> Secret:
     if secret.reference == HIDDEN:
-        raise wrong("a token stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
+        raise invalid("a token stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
     if not _is_token(secret.reveal()):
-        raise wrong("expected at least 16 characters of ASCII without spaces, for example of 'openssl rand -hex 32'")
+        raise invalid("expected at least 16 characters of ASCII without spaces, for example of 'openssl rand -hex 32'")
     return secret
 
 
@@ -364,7 +364,7 @@ def is_loopback(host: str) -> bool:
 
 def _beside_the_log(log: str) -> str:
     """The catalog's default; empty where the log is not on this machine, for SQLite cannot follow it there."""
-    return "" if is_remote(log) else "sqlite:///" + beside(log.removeprefix("file://"), "catalog.db")
+    return "" if is_remote(log) else "sqlite:///" + sibling_path(log.removeprefix("file://"), "catalog.db")
 
 
 class Definition(Model):
@@ -407,7 +407,9 @@ class Definition(Model):
         source = self.source
         slot = source.slot.model_copy(update={"name": source.slot.name or f"cdc_{self.name}"})
         publication = source.publication.model_copy(update={"name": source.publication.name or f"cdc_{self.name}_pub"})
-        checkpoint = self.spark.checkpoint or ("" if is_remote(self.log.path) else beside(self.log.path, "checkpoint"))
+        checkpoint = self.spark.checkpoint or (
+            "" if is_remote(self.log.path) else sibling_path(self.log.path, "checkpoint")
+        )
         return self.model_copy(
             update={
                 "source": source.model_copy(update={"slot": slot, "publication": publication}),

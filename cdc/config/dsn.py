@@ -6,7 +6,7 @@ import re
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
-from cdc.config.names import wrong
+from cdc.config.names import invalid
 
 SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 _URL: Final = re.compile(
@@ -16,14 +16,14 @@ _PAIR: Final = re.compile(r"\s*([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s'\\]*(?:\\
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
-def check(dsn: str) -> None:
+def check_dsn(dsn: str) -> None:
     """Raise a validation error, free of any part of the DSN, if libpq would not understand it."""
     options = _url_options(dsn) if dsn.startswith(("postgres://", "postgresql://")) else _pairs(dsn)
     if options.get("sslmode", "prefer") not in SSL_MODES:
-        raise wrong("sslmode is none of {modes}", modes=", ".join(SSL_MODES))
+        raise invalid("sslmode is none of {modes}", modes=", ".join(SSL_MODES))
 
 
-def holds_password(dsn: str) -> bool:
+def contains_password(dsn: str) -> bool:
     """Whether a DSN of good form carries a password."""
     if not dsn.startswith(("postgres://", "postgresql://")):
         return bool(_pairs(dsn).get("password"))
@@ -33,15 +33,15 @@ def holds_password(dsn: str) -> bool:
 
 def _url_options(dsn: str) -> dict[str, str]:
     if re.search(r"\s", dsn):
-        raise wrong("the DSN holds white space: write it as %20")
+        raise invalid("the DSN holds white space: write it as %20")
     if _BAD_ESCAPE.search(dsn):
-        raise wrong("the DSN holds a '%' that starts no escape: write it as %25")
+        raise invalid("the DSN holds a '%' that starts no escape: write it as %25")
     match = _URL.match(dsn)
     if match is None:
-        raise wrong("malformed DSN: write @ / ? # in user or password as %40 %2F %3F %23")
+        raise invalid("malformed DSN: write @ / ? # in user or password as %40 %2F %3F %23")
     for port in re.findall(r":([^,:\]]*)(?:,|\Z)", re.sub(r"\[[^\]]*\]", "", match["host"])):
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):  # noqa: PLR2004 - of TCP
-            raise wrong("the port in the DSN is no number from 1 to 65535")
+            raise invalid("the port in the DSN is no number from 1 to 65535")
     return {name: unquote(value) for name, value in parse_qsl(match["query"] or "", keep_blank_values=True)}
 
 
@@ -50,9 +50,9 @@ def _pairs(dsn: str) -> dict[str, str]:
     while at < len(dsn.rstrip()):
         match = _PAIR.match(dsn, at)
         if match is None or not match[0]:
-            raise wrong("malformed DSN: expected postgresql://user@host/database or host=… dbname=…")
+            raise invalid("malformed DSN: expected postgresql://user@host/database or host=… dbname=…")
         options[match[1]] = match[2].strip("'")
         at = match.end()
     if not options:
-        raise wrong("malformed DSN: expected postgresql://user@host/database or host=… dbname=…")
+        raise invalid("malformed DSN: expected postgresql://user@host/database or host=… dbname=…")
     return options

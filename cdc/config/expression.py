@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
-from cdc.config.names import wrong
+from cdc.config.names import invalid
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)|(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")"""
@@ -55,7 +55,7 @@ _CHANGING: Final = BARE | {
 _CLOSES: Final = {")": "(", "]": "[", "}": "{"}
 
 
-def names(expression: str) -> Iterator[tuple[int, str, bool]]:
+def named_in(expression: str) -> Iterator[tuple[int, str, bool]]:
     """(place, name, whether it is called) of what is named in an expression; texts and numbers name nothing."""
     tokens = _tokens(expression)
     for token, following in zip_longest(tokens, tokens[1:]):
@@ -73,24 +73,24 @@ def _paired(text: str) -> str:
     for token in _tokens(text):
         sign, place = token["sign"] or "", token.start() + 1
         if sign and sign in "'\"`;":
-            raise wrong("character {place}: expected one expression, whose quotes pair", place=place)
+            raise invalid("character {place}: expected one expression, whose quotes pair", place=place)
         if sign in _CLOSES.values():
             opened.append((sign, place))
         elif sign in _CLOSES and (not opened or opened.pop()[0] != _CLOSES[sign]):
-            raise wrong("character {place}: nothing was opened that this closes", place=place)
+            raise invalid("character {place}: nothing was opened that this closes", place=place)
     if opened:
-        raise wrong("character {place}: what is opened here is not closed", place=opened[-1][1])
+        raise invalid("character {place}: what is opened here is not closed", place=opened[-1][1])
     return text
 
 
 def _over_one_row(text: str) -> str:
     if not _tokens(text):
-        raise wrong("expected an expression of Spark SQL")
-    for start, name, called in names(text):
+        raise invalid("expected an expression of Spark SQL")
+    for start, name, called in named_in(text):
         if called and name.lower() in _CHANGING:
-            raise wrong("character {place}: its value would change when the row comes again", place=start + 1)
+            raise invalid("character {place}: its value would change when the row comes again", place=start + 1)
         if name.lower() == "select" or (called and name.lower() == "over"):
-            raise wrong("character {place}: an expression sees one row: no queries, no windows", place=start + 1)
+            raise invalid("character {place}: an expression sees one row: no queries, no windows", place=start + 1)
     return text
 
 

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from cdc.config.columns import MEND, ColumnMismatch
+from cdc.config.columns import CORRECT_RULE, ColumnMismatch
 from cdc.config.cross_checks import disagreements
 from cdc.config.definition import Definition
-from cdc.config.pydantic_errors import flaws_of
-from cdc.config.yaml_document import FAULTY, Key, YamlDocument, read
+from cdc.config.pydantic_errors import issues_of
+from cdc.config.yaml_document import FAULTY, Key, YamlDocument, read_document
 from cdc.errors import ConfigIssue, InvalidDefinition, TransformRefused, UnsetVariable
 
 _BY_SPARK: Final = {"transform", "partition_by", "cluster_by"}
@@ -32,13 +32,13 @@ class CheckedDefinition:
     """The plain values of the file; text with variables keeps what was written."""
 
 
-def load(path: Path, environment: Mapping[str, str] | None = None) -> Definition:
+def load_definition(path: Path, environment: Mapping[str, str] | None = None) -> Definition:
     """The definition in the file; paths in it are relative to the file's directory.
 
     Raises InvalidDefinition with all flaws (UnsetVariable if they are nothing but that). Reads the
     file, the environment (the process' own by default) and the secret files that it names.
     """
-    checked = check(path, environment)
+    checked = check_definition(path, environment)
     if checked.definition is not None:
         return checked.definition
     fatal = tuple(flaw for flaw in checked.flaws if flaw.fatal)
@@ -46,10 +46,12 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Definition
     raise (UnsetVariable if unset else InvalidDefinition).of(fatal)
 
 
-def check(path: Path, environment: Mapping[str, str] | None = None, content: bytes | None = None) -> CheckedDefinition:
+def check_definition(
+    path: Path, environment: Mapping[str, str] | None = None, content: bytes | None = None
+) -> CheckedDefinition:
     """As load, but hands the flaws back instead of raising them; `content` is what is going to stand in the file."""
     environment = os.environ if environment is None else environment
-    document = read(path, environment, content)
+    document = read_document(path, environment, content)
     definition = None
     if isinstance(document.values, dict):
         definition = _validated(document, path, environment)
@@ -60,15 +62,15 @@ def check(path: Path, environment: Mapping[str, str] | None = None, content: byt
     return CheckedDefinition(definition if sound else None, flaws, document.values)
 
 
-def placed(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[ConfigIssue, ...]:
+def issues_in_file(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[ConfigIssue, ...]:
     """What was found once the tables were known, at its places in the file, in the order of the file."""
     found = list(misfits)
     if not found:
         return ()
-    document, flaws = read(path, os.environ), list[ConfigIssue]()
+    document, flaws = read_document(path, os.environ), list[ConfigIssue]()
     for key, error in found:
         # before anything is written there is nothing to start or to build again
-        mend = "mend the rule" if error.fix in {MEND, TransformRefused.remedy} else error.fix
+        mend = "mend the rule" if error.fix in {CORRECT_RULE, TransformRefused.remedy} else error.fix
         again = "cdc doctor --rules" if _BY_SPARK & set(key) else "cdc doctor"
         fix = f"{mend}, then see that '{again} -c {path}' finds nothing more"
         # the key stands before the message already
@@ -76,7 +78,7 @@ def placed(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[ConfigIssue, 
     return tuple(sorted(flaws, key=lambda flaw: (flaw.line, flaw.column)))
 
 
-def exposed(definition: Definition) -> list[ColumnMismatch]:
+def unprotected_service(definition: Definition) -> list[ColumnMismatch]:
     """The address of a service that other machines reach without a token; commands but the server do without it."""
     error = definition.service.exposure
     return [] if error is None else [ColumnMismatch(("service", "host"), error)]
@@ -88,7 +90,7 @@ def _validated(document: YamlDocument, path: Path, environment: Mapping[str, str
     try:
         definition = Definition.model_validate(document.values, context=context)
     except ValidationError as error:
-        found = list(flaws_of(error.errors(include_url=False), document, Definition.model_json_schema()))
+        found = list(issues_of(error.errors(include_url=False), document, Definition.model_json_schema()))
         explained = {flaw.key for flaw in document.flaws} | set(_misspelt(found))
         document.flaws.extend(flaw for flaw in found if flaw.key not in explained)
         return None

@@ -20,14 +20,14 @@ _GLOB: Final = re.compile(r"[^\x00-\x1f\x7f]+\.[^\x00-\x1f\x7f]+\Z")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
-def wrong(message: str, **context: Any) -> PydanticCustomError:
+def invalid(message: str, **context: Any) -> PydanticCustomError:
     """An error of validation; the message is fixed text, only context of ours may be put in."""
-    return PydanticCustomError("wrong", message, context or None)
+    return PydanticCustomError("invalid", message, context or None)
 
 
 def _glob(text: str) -> str:
     if not _GLOB.match(text):
-        raise wrong("expected a glob over schema.table, for example shop.*")
+        raise invalid("expected a glob over schema.table, for example shop.*")
     return text
 
 
@@ -35,7 +35,7 @@ def _whole(value: Any) -> Any:
     if isinstance(value, Interpolated) and value.isascii() and value.isdigit():
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise wrong("expected a whole number")
+        raise invalid("expected a whole number")
     return value
 
 
@@ -44,7 +44,7 @@ def _share(value: Any) -> Any:
         with suppress(ValueError):
             value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong("expected a number: 0.05")
+        raise invalid("expected a number: 0.05")
     return value
 
 
@@ -52,22 +52,22 @@ def _switch(value: Any) -> Any:
     if isinstance(value, Interpolated) and value in {"true", "false"}:
         return value == "true"
     if not isinstance(value, bool):
-        raise wrong("expected true or false")
+        raise invalid("expected true or false")
     return value
 
 
 def _location(text: str, info: ValidationInfo) -> str:
     if not text.strip() or not text.isprintable():
-        raise wrong("expected a path")
+        raise invalid("expected a path")
     scheme = _SCHEME.match(text)
     if scheme is not None:
         if scheme[1] not in SCHEMES:
-            raise wrong("expected a local path or one of {schemes}", schemes=", ".join(f"{s}://" for s in SCHEMES))
+            raise invalid("expected a local path or one of {schemes}", schemes=", ".join(f"{s}://" for s in SCHEMES))
         return text.rstrip("/")
-    return located(text, info)
+    return absolute_path(text, info)
 
 
-def located(path: str, info: ValidationInfo) -> str:
+def absolute_path(path: str, info: ValidationInfo) -> str:
     """A local path, made absolute if the definition's directory is known."""
     directory = (info.context or {}).get("directory", "")
     return os.path.normpath(Path(directory, Path(path).expanduser()))
@@ -78,7 +78,7 @@ def placeholders(text: str) -> list[str]:
     try:
         return [name for _, name, _, _ in Formatter().parse(text) if name is not None]
     except ValueError:
-        raise wrong("braces do not pair: expected {schema} and {table}") from None
+        raise invalid("braces do not pair: expected {schema} and {table}") from None
 
 
 def fixed_part(path: str) -> str:
@@ -93,7 +93,7 @@ def is_remote(path: str) -> bool:
     return scheme is not None and scheme[1] != "file"
 
 
-def beside(path: str, name: str) -> str:
+def sibling_path(path: str, name: str) -> str:
     """The place called name in the directory that holds the path."""
     return f"{path.rpartition('/')[0] or '.'}/{name}"
 

@@ -13,7 +13,7 @@ from cdc.config.yaml_document import Key, YamlDocument
 from cdc.errors import ConfigIssue, UnsetVariable
 
 
-def flaws_of(errors: list[ErrorDetails], document: YamlDocument, schema: Mapping[str, Any]) -> Iterator[ConfigIssue]:
+def issues_of(errors: list[ErrorDetails], document: YamlDocument, schema: Mapping[str, Any]) -> Iterator[ConfigIssue]:
     """One flaw per error; `schema` is the definition's JSON schema, which knows what could stand at a key."""
     for error in errors:
         if error["type"] == "too_short" and any(_within(other["loc"], error["loc"]) for other in errors):
@@ -125,7 +125,7 @@ def _own(error: ErrorDetails) -> str:
     return error["msg"] if error["type"] in _OURS else f"not valid here ({error['type']})"
 
 
-_OURS: Final = {"wrong", "secret", "unset", "duration", "size"}
+_OURS: Final = {"invalid", "secret", "unset", "duration", "size"}
 _SHAPES: Final = {
     "^[a-z][a-z0-9_]{0,39}$": "expected at most 40 of a-z, 0-9 and _, a letter first",
     "^[a-z0-9_]{1,63}$": "expected 1 to 63 of a-z, 0-9 and _, as Postgres names slots",

@@ -17,7 +17,7 @@ _DURATIONS: Final = (("cuts", "retain"), ("upkeep", "every"), ("upkeep", "vacuum
 """Of a sink."""
 
 
-def resolved(definition: Definition, written: Any) -> dict[str, Any]:
+def printable_definition(definition: Definition, written: Any) -> dict[str, Any]:
     """Plain values for printing; `written` is what the file says, and shown where a password may be."""
     view = definition.model_dump(mode="json")
     source, log, spark = view["source"], view["log"], view["spark"]

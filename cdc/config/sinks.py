@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.model import Model
-from cdc.config.names import Glob, Identifier, Location, Name, Share, Switch, placeholders, wrong
+from cdc.config.names import Glob, Identifier, Location, Name, Share, Switch, invalid, placeholders
 from cdc.config.transform import Transform
 from cdc.config.units import Bytes, Seconds
 from cdc.table import matches
@@ -109,15 +109,15 @@ class TargetMode(StrEnum):
 def _table_path(path: str) -> str:
     names = placeholders(path)
     if set(names) - {"schema", "table"}:
-        raise wrong("a placeholder is neither {schema} nor {table}")
+        raise invalid("a placeholder is neither {schema} nor {table}")
     if "table" not in names:
-        raise wrong("expected {table} in the path, for every table has its own directory")
+        raise invalid("expected {table} in the path, for every table has its own directory")
     return path
 
 
 def _index_path(path: str) -> str:
     if set(placeholders(path)) - {"schema", "table"}:
-        raise wrong("a placeholder is neither {schema} nor {table}")
+        raise invalid("a placeholder is neither {schema} nor {table}")
     return path
 
 
@@ -130,17 +130,17 @@ def _pattern(text: str) -> str:
     try:
         compiled = re.compile(text)
     except re.error as exc:
-        raise wrong("character {place}: not a regular expression", place=(exc.pos or 0) + 1) from None
+        raise invalid("character {place}: not a regular expression", place=(exc.pos or 0) + 1) from None
     if any(re.fullmatch("[a-z]+", name) is None or name in {"schema", "table"} for name in compiled.groupindex):
-        raise wrong("expected groups called by letters a-z, other than schema and table")
+        raise invalid("expected groups called by letters a-z, other than schema and table")
     return text
 
 
 def _property(name: str) -> str:
     if not name.startswith("delta.") or name.startswith(_OURS):
-        raise wrong("expected a property of Delta that is not decided elsewhere: delta.<name>")
+        raise invalid("expected a property of Delta that is not decided elsewhere: delta.<name>")
     if name.startswith(_FEATURED):
-        raise wrong("expected a property without a table feature of its own, which targets are not made with")
+        raise invalid("expected a property without a table feature of its own, which targets are not made with")
     return name
 
 
@@ -214,17 +214,17 @@ class SinkRule(TableSettings):
         groups = set(re.compile(self.pattern or "").groupindex)
         used = set(placeholders(self.path or ""))
         if unknown := used - groups - {"schema", "table"}:
-            raise wrong("no group of the pattern is called {name}, as path has it", name=repr(min(unknown)))
+            raise invalid("no group of the pattern is called {name}, as path has it", name=repr(min(unknown)))
         if self.merge_tables and self.path is None:
-            raise wrong("merge_tables needs a path, where the tables of the rule are to come together")
+            raise invalid("merge_tables needs a path, where the tables of the rule are to come together")
         if self.pattern is not None and not used & groups:
-            raise wrong("pattern is nothing for a rule whose path has none of its groups")
+            raise invalid("pattern is nothing for a rule whose path has none of its groups")
         if both := sorted(set(self.partition_by) & set(self.cluster_by)):
-            raise wrong("cluster_by names {name}, by which partition_by parts the files already", name=repr(both[0]))
+            raise invalid("cluster_by names {name}, by which partition_by parts the files already", name=repr(both[0]))
         return self
 
 
-INSTEAD: Final = (
+EXCLUSIVE_KEYS: Final = (
     frozenset({"stored_as_scd_type", "mode"}),
     frozenset({"column_list", "except_column_list"}),
     frozenset({"track_history_column_list", "track_history_except_column_list"}),
@@ -237,17 +237,17 @@ def rule_of(topic: str, rules: Sequence[SinkRule]) -> SinkRule | None:
     return next((rule for rule in rules if matches(topic, (rule.match,))), None)
 
 
-def settings_of(topic: str, sink: TableSettings, rules: Sequence[SinkRule]) -> TableSettings:
+def table_settings(topic: str, sink: TableSettings, rules: Sequence[SinkRule]) -> TableSettings:
     """How one table is kept: what its rule says, over what the sink says."""
-    return settings_under(sink, rule_of(topic, rules))
+    return settings_with_rule(sink, rule_of(topic, rules))
 
 
-def settings_under(sink: TableSettings, rule: SinkRule | None) -> TableSettings:
+def settings_with_rule(sink: TableSettings, rule: SinkRule | None) -> TableSettings:
     """The settings of the tables of one rule; None: of those that no rule matches."""
     fields = TableSettings.model_fields.keys()
     own = {name: getattr(sink, name) for name in sink.model_fields_set & fields}
     said = {} if rule is None else {name: getattr(rule, name) for name in rule.model_fields_set & fields}
-    replaced = {name for group in INSTEAD if group & said.keys() for name in group}
+    replaced = {name for group in EXCLUSIVE_KEYS if group & said.keys() for name in group}
     own = {name: value for name, value in own.items() if name not in replaced}
     return TableSettings.model_construct(**(own | said))
 

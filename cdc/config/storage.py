@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from cdc.config.interpolation import interpolate
 from cdc.config.model import Model
-from cdc.config.names import Location, Switch, wrong
+from cdc.config.names import Location, Switch, invalid
 from cdc.config.secret import HIDDEN, Secret
 from cdc.errors import InvalidDefinition
 from cdc.log.object_path import Root, located
@@ -41,7 +41,7 @@ _OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 
 def _referenced(secret: Secret) -> Secret:
     if secret.reference == HIDDEN:
-        raise wrong("a key stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
+        raise invalid("a key stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
     return secret
 
 
@@ -99,11 +99,11 @@ class Storage(Model):
         return tuple(sorted(options.items()))
 
 
-def root_at(path: str, storage: Storage) -> Root:
+def log_root(path: str, storage: Storage) -> Root:
     """Where a log lies, with all that is needed to read and write there."""
     return located(path, storage.options(path.partition("://")[0]))
 
 
-def taken_by(scheme: str) -> frozenset[str]:
+def storage_keys(scheme: str) -> frozenset[str]:
     """The fields of Storage that mean something for a URL of that scheme."""
     return frozenset(_OPTIONS.get(scheme, ()))

@@ -11,7 +11,7 @@ from cdc.naming import target_uri
 from cdc.table import TableSchema
 
 
-def routed(template: str, rules: Sequence[SinkRule], schema: TableSchema) -> str:
+def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -> str:
     """Where the target of a table lies; raises TransformRefused for a table that the rule's pattern does not match."""
     rule = rule_of(schema.topic, rules)
     if rule is None or rule.path is None:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.expression import Expression
 from cdc.config.model import Model
-from cdc.config.names import Identifier, wrong
+from cdc.config.names import Identifier, invalid
 from cdc.config.secret import HIDDEN, Secret
 
 SHA256: Final = "sha256"
@@ -28,13 +28,13 @@ _MASK: Final = re.compile(rf"{SHA256}|{REDACT}|{KEEP_LAST}:[1-9]\d?")
 
 def _mask(text: str) -> str:
     if not _MASK.fullmatch(text):
-        raise wrong("expected sha256, redact, or keep_last:N with N from 1 to 99")
+        raise invalid("expected sha256, redact, or keep_last:N with N from 1 to 99")
     return text
 
 
 def _salt(secret: Secret) -> Secret:
     if secret.reference == HIDDEN:
-        raise wrong("a salt stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
+        raise invalid("a salt stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
     return secret
 
 
@@ -82,12 +82,12 @@ class Transform(Model):
     def _agrees(self) -> Self:
         for name in self.drop:
             if name in self.rename or name in self.mask:
-                raise wrong("column {name} is dropped: it can be neither renamed nor masked", name=repr(name))
+                raise invalid("column {name} is dropped: it can be neither renamed nor masked", name=repr(name))
         made = [*self.rename.values(), *self.computed]
         if twice := {name for name in made if made.count(name) > 1}:
-            raise wrong("two columns would be called {name}", name=repr(min(twice)))
+            raise invalid("two columns would be called {name}", name=repr(min(twice)))
         if hashed := [name for name, how in self.mask.items() if how == SHA256 and self.salt is None]:
-            raise wrong("required key is missing: salt, with which sha256 hides {name}", name=repr(hashed[0]))
+            raise invalid("required key is missing: salt, with which sha256 hides {name}", name=repr(hashed[0]))
         if self.salt is not None and SHA256 not in self.mask.values():
-            raise wrong("salt is nothing for a rule that masks no column with sha256")
+            raise invalid("salt is nothing for a rule that masks no column with sha256")
         return self

@@ -53,7 +53,7 @@ class YamlDocument:
         """A flaw at the key, or at the nearest place above it that exists."""
         place = next(self.places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.places)
         return ConfigIssue(
-            path=self.path, line=place.line, column=place.column, key=dotted(key), message=message, **more
+            path=self.path, line=place.line, column=place.column, key=dotted_key(key), message=message, **more
         )
 
     def note(self, key: Key, message: str, **more: Any) -> None:
@@ -61,12 +61,12 @@ class YamlDocument:
         self.flaws.append(self.flaw(key, message, **more))
 
 
-def dotted(key: Key) -> str:
+def dotted_key(key: Key) -> str:
     """`sinks.0.path`; a part that is not shaped like a key is not shown, it may be a misplaced secret."""
     return ".".join(str(part) if _SHOWN.match(str(part)) else "…" for part in key)
 
 
-def read(path: Path, environment: Mapping[str, str], content: bytes | None = None) -> YamlDocument:
+def read_document(path: Path, environment: Mapping[str, str], content: bytes | None = None) -> YamlDocument:
     """The file's values with variables filled in; flaws are kept in the document, none is raised.
 
     `content` is what would stand in the file, for one that is not written yet.
@@ -136,7 +136,7 @@ def _problem(error: MarkedYAMLError) -> str:
 
 def _note_at(document: YamlDocument, place: SourceLocation, message: str, key: Key = ()) -> None:
     document.flaws.append(
-        ConfigIssue(path=document.path, line=place.line, column=place.column, key=dotted(key), message=message)
+        ConfigIssue(path=document.path, line=place.line, column=place.column, key=dotted_key(key), message=message)
     )
 
 

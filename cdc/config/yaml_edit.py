@@ -22,7 +22,7 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from cdc import atomic_file
 from cdc.config.definition import Definition
-from cdc.config.load import check, load
+from cdc.config.load import check_definition, load_definition
 from cdc.errors import ConfigError
 from cdc.table import exactly, matches
 
@@ -69,7 +69,7 @@ def remove_tables(path: Path, tables: Sequence[str]) -> YamlEdit:
     return _edited(path, tables, _remove)
 
 
-def write(edit: YamlEdit) -> None:
+def write_edit(edit: YamlEdit) -> None:
     """Put the new text in the file's place in one step; raises ConfigError, and then the file is as it was."""
     path = edit.path.resolve()
     try:
@@ -100,7 +100,7 @@ def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _S
     for table in tables:
         if not _GLOB.match(table):
             raise ConfigError(f"malformed table {table!r}", remedy="write schema.table, or a glob over it as shop.*")
-    load(path)  # an invalid definition is not edited
+    load_definition(path)  # an invalid definition is not edited
     content = path.read_bytes()
     before = text = content.decode()
     done: list[str] = []
@@ -110,8 +110,8 @@ def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _S
         text = step.text
         done += [step.done] if step.done else []
         by_hand += [step.by_hand] if step.by_hand else []
-    definition = check(path, content=text.encode()).definition
-    if definition is None or not _means(definition, load(path), tables, wanted=change is _add):
+    definition = check_definition(path, content=text.encode()).definition
+    if definition is None or not _means(definition, load_definition(path), tables, wanted=change is _add):
         raise ConfigError(
             f"{path} is written in a way that cannot be edited safely", remedy=f"by hand: {'; '.join(by_hand)}"
         )
@@ -167,7 +167,7 @@ class _Text:
 
     def __init__(self, path: Path, text: str) -> None:
         self.path, self.text = path, text
-        found = check(path, content=text.encode()).definition
+        found = check_definition(path, content=text.encode()).definition
         try:
             self._root: Node | None = YAML(typ="safe", pure=True).compose(text.removeprefix(_BOM))
         except YAMLError:

@@ -17,7 +17,7 @@ from cdc.demo.terminal import Terminal
 from cdc.demo.wal_marker import mark
 from cdc.errors import UnknownName
 from cdc.postgres.connection import connect
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.sqlstate import map_errors
 
 TABLE: Final = "shop.orders"
 BESIDE: Final = "changed beside a row that is parked"
@@ -101,7 +101,7 @@ class DeadLetterStep:
 
     def _run(self, name: str, **parameters: object) -> tuple[Any, ...]:
         """One statement in a transaction of its own: the row that it hands back."""
-        with connect(self.dsn, application_name="cdc demo") as connection, mapped():
+        with connect(self.dsn, application_name="cdc demo") as connection, map_errors():
             cursor = connection.execute(self._sql[name], parameters)
             row: Any = cursor.fetchone() if cursor.description else None
         return tuple(row or ())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from cdc.change import HEARTBEAT_PREFIX
 from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
-from cdc.postgres.heartbeat import emit
+from cdc.postgres.heartbeat import emit_message
 
 
 def mark(dsn: str, why: str) -> Lsn:
     """Where it ends: who stands there has everything of before. why: its content."""
     with connect(dsn, application_name="cdc demo") as connection:
-        return emit(connection, HEARTBEAT_PREFIX, why)
+        return emit_message(connection, HEARTBEAT_PREFIX, why)

@@ -42,7 +42,7 @@ def new_values(width: int) -> Values:
     return Values(np.zeros(width, np.uint8), np.zeros(width, np.int64), np.zeros(width, np.int64))
 
 
-def pack(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
+def pack_layouts(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
     """The kernels' form of (layout, its topic's place)."""
     layouts = sorted(layouts, key=lambda pair: pair[0].oid)
     shapes = [layout for layout, _ in layouts]
@@ -58,7 +58,7 @@ def pack(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
     )
 
 
-def without(layouts: Layouts, oid: int) -> Layouts:
+def without_layout(layouts: Layouts, oid: int) -> Layouts:
     """The kernels' form of all layouts but that of the OID, if there is one; costs copies, no loop."""
     at = int(np.searchsorted(layouts.oid, oid))
     if at == len(layouts.oid) or layouts.oid[at] != oid:
@@ -76,9 +76,9 @@ def without(layouts: Layouts, oid: int) -> Layouts:
     )
 
 
-def beside(layouts: Layouts, layout: TupleLayout, topic: int) -> Layouts:
+def with_layout(layouts: Layouts, layout: TupleLayout, topic: int) -> Layouts:
     """The kernels' form of all layouts and this one, which takes the place of another with its OID."""
-    layouts, one = without(layouts, layout.oid), pack([(layout, topic)])
+    layouts, one = without_layout(layouts, layout.oid), pack_layouts([(layout, topic)])
     at = int(np.searchsorted(layouts.oid, layout.oid))
     first, key = layouts.first[at], layouts.key_first[at]
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from cdc.change import DDL_PREFIX, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.errors import SourceError, UnknownRelation
 from cdc.pgoutput import kernel
-from cdc.pgoutput.buffers import Capacity, RowBuffers, beside, new_state, new_values, pack, without
+from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, new_values, pack_layouts, with_layout, without_layout
 from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import (
@@ -56,7 +56,7 @@ class ColumnarDecoder:
         self._announced: dict[int, TableSchema] = {}
         self._topics: dict[str, int] = {}
         self._names = pa.array([], pa.string())
-        self._packed = pack([])
+        self._packed = pack_layouts([])
         self._old, self._new = new_values(0), new_values(0)
 
     @property
@@ -163,7 +163,7 @@ class ColumnarDecoder:
 
     def _read_as(self, layout: TupleLayout) -> None:
         self._layouts[layout.oid] = layout
-        self._packed = beside(self._packed, layout, self._topic(layout.topic))
+        self._packed = with_layout(self._packed, layout, self._topic(layout.topic))
         if len(layout.ids) > len(self._old.kind):
             self._old, self._new = new_values(len(layout.ids)), new_values(len(layout.ids))
 
@@ -203,7 +203,7 @@ class ColumnarDecoder:
 
     def _remember(self, message: Relation) -> None:
         if self._layouts.pop(message.oid, None) is not None:
-            self._packed = without(self._packed, message.oid)
+            self._packed = without_layout(self._packed, message.oid)
         self._remembered[message.oid] = message
 
     def _announce(self) -> None:

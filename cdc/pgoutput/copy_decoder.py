@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from cdc.errors import MalformedFrame
 from cdc.pgoutput import kernel
-from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, pack
+from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, pack_layouts
 from cdc.pgoutput.tuple_layout import TupleLayout
 from cdc.position import Position
 from cdc.table import TableSchema
@@ -29,7 +29,7 @@ class CopyDecoder:
         self, schema: TableSchema, *, position: Position, xid: int, committed_at: int, first_ordinal: int
     ) -> None:
         self._layout = TupleLayout.of(schema)
-        self._packed = pack([(self._layout, 0)])
+        self._packed = pack_layouts([(self._layout, 0)])
         self._topics = pa.array([schema.topic], pa.string())
         self._state = new_state()
         self._state[kernel.POSITION] = position

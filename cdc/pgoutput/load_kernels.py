@@ -13,7 +13,7 @@ from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.lsn_check import LsnCheck
-from cdc.pgoutput.streamed import marks, next_of, readonly, unwrap
+from cdc.pgoutput.streamed import kind_set, next_of, readonly_arrays, unwrap
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
 
@@ -30,7 +30,7 @@ _TABLE = TableSchema(
 
 def load_kernels() -> None:
     """Compile on the first call on a machine (about 20 s of CPU), load from disk on the first one in a process."""
-    next_of(*readonly(_NONE), 0, marks(b""))
+    next_of(*readonly_arrays(_NONE), 0, kind_set(b""))
     unwrap(_NONE, np.empty(0, np.int64))
     LsnCheck(Lsn(0)).checked(_NONE)
     for _ in ColumnarDecoder().decode(_NONE):

@@ -29,7 +29,7 @@ from cdc.errors import ContradictoryLsn
 from cdc.lsn import Lsn
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.kernel import BEGIN, BEGIN_SIZE, COMMIT, COMMIT_SIZE, HEADER, WAL, kernel
-from cdc.pgoutput.streamed import readonly
+from cdc.pgoutput.streamed import readonly_arrays
 
 _MESSAGE: Final = ord("M")
 _LSN_SIZE: Final = 8
@@ -58,7 +58,7 @@ class LsnCheck:
 
     def checked(self, frames: FrameBatch) -> FrameBatch:
         """The same frames; raises ContradictoryLsn. Frames of another size than theirs are left to the decoder."""
-        place = int(_first_broken(*readonly(frames), self._state))
+        place = int(_first_broken(*readonly_arrays(frames), self._state))
         if place < len(frames):
             frame = frames[place]
             broken, floor = _BROKEN[int(self._state[_RULE])], Lsn(int(self._state[_FLOOR]))

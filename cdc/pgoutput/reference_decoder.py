@@ -45,7 +45,7 @@ from cdc.pgoutput.tuple_layout import IGNORED, TupleLayout
 from cdc.position import Position
 from cdc.table import TableSchema
 
-__all__ = ["Decoded", "PlainDecoder", "RelationSeen", "RowImage", "expand", "parse_frame"]
+__all__ = ["Decoded", "ReferenceDecoder", "RelationSeen", "RowImage", "expand", "parse_frame"]
 
 VALUE_LIMIT: Final = 16 << 20
 """Bytes of values after which a Decoded ends early; where exactly is not promised."""
@@ -142,7 +142,7 @@ class _Pending:
         return Decoded(rows, self.complete, self.last, self.committed_at, self.transactions)
 
 
-class PlainDecoder:
+class ReferenceDecoder:
     """Same interface and same events as ColumnarDecoder, one object per change. After an error it is spent."""
 
     def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
@@ -361,13 +361,13 @@ def _items(image: Image | None) -> list[tuple[int, str | None]] | None:
     return None if image is None else list(image.items())
 
 
-_TAKERS: Final[dict[type, Callable[[PlainDecoder, bytes, Any], None]]] = {
-    Relation: PlainDecoder._relation,  # noqa: SLF001 - the class's own table
-    BeginMessage: PlainDecoder._begin,  # noqa: SLF001
-    CommitMessage: PlainDecoder._commit,  # noqa: SLF001
-    Insert: PlainDecoder._change,  # noqa: SLF001
-    Update: PlainDecoder._change,  # noqa: SLF001
-    Delete: PlainDecoder._change,  # noqa: SLF001
-    Truncate: PlainDecoder._truncate,  # noqa: SLF001
-    Message: PlainDecoder._message,  # noqa: SLF001
+_TAKERS: Final[dict[type, Callable[[ReferenceDecoder, bytes, Any], None]]] = {
+    Relation: ReferenceDecoder._relation,  # noqa: SLF001 - the class's own table
+    BeginMessage: ReferenceDecoder._begin,  # noqa: SLF001
+    CommitMessage: ReferenceDecoder._commit,  # noqa: SLF001
+    Insert: ReferenceDecoder._change,  # noqa: SLF001
+    Update: ReferenceDecoder._change,  # noqa: SLF001
+    Delete: ReferenceDecoder._change,  # noqa: SLF001
+    Truncate: ReferenceDecoder._truncate,  # noqa: SLF001
+    Message: ReferenceDecoder._message,  # noqa: SLF001
 }

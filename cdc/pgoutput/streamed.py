@@ -72,7 +72,7 @@ class StreamCommit:
 Control: TypeAlias = StreamStart | StreamStop | StreamAbort | StreamCommit
 
 
-def marks(kinds: bytes) -> np.ndarray:
+def kind_set(kinds: bytes) -> np.ndarray:
     """The set of kinds, as next_of wants it."""
     marked = np.zeros(256, np.bool_)
     marked[list(kinds)] = True
@@ -146,7 +146,7 @@ def unwrap(frames: FrameBatch, aborted: np.ndarray) -> FrameBatch:
     A frame that is too short for its xid stays as it is, so that the decoder says what is wrong with it.
     """
     out, ends = np.empty(frames.nbytes, np.uint8), np.zeros(len(frames) + 1, np.int64)
-    count = _unwrap(*readonly(frames), aborted, out, ends)
+    count = _unwrap(*readonly_arrays(frames), aborted, out, ends)
     return FrameBatch(out[: ends[count]], ends[: count + 1])
 
 
@@ -162,7 +162,7 @@ def without_xid(frame: bytes) -> bytes:
     return frame[:_BODY] + frame[_CARRYING:]
 
 
-def control_of(frame: bytes) -> Control:
+def parse_control(frame: bytes) -> Control:
     """The control message in a `w` frame of kind START, STOP, ABORT or COMMIT; raises MalformedFrame."""
     kind, body = kind_of(frame), frame[_BODY:]
     try:
@@ -185,7 +185,7 @@ def control_of(frame: bytes) -> Control:
     return StreamStop()
 
 
-def readonly(frames: FrameBatch) -> tuple[np.ndarray, np.ndarray]:
+def readonly_arrays(frames: FrameBatch) -> tuple[np.ndarray, np.ndarray]:
     """Buffer and offsets in the one kind of array that the kernels are compiled for."""
     buffer, offsets = np.ascontiguousarray(frames.buffer).view(), np.ascontiguousarray(frames.offsets).view()
     buffer.flags.writeable = offsets.flags.writeable = False

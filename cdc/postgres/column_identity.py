@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cdc.pgoutput.messages import Relation, RelationColumn
-from cdc.postgres.system_catalog import Attribute, Catalogued, TypeFacts, unknown_type
+from cdc.postgres.system_catalog import Attribute, CatalogTable, TypeFacts, unknown_type
 from cdc.table import CAPTURED, Column, ReplicaIdentity, TableSchema, TableState
 
 EPOCH_SHIFT: Final = 32
@@ -37,8 +37,8 @@ class _Ids:
     """Why this is no proof; None if it is one."""
 
 
-def align(
-    message: Relation, now: Catalogued | None, known: TableSchema | None, facts: Mapping[int, TypeFacts], epoch: int
+def identify_columns(
+    message: Relation, now: CatalogTable | None, known: TableSchema | None, facts: Mapping[int, TypeFacts], epoch: int
 ) -> TableSchema:
     """The version that the message announces; NEEDS_RESYNC with the reason if it is not proved.
 
@@ -64,11 +64,11 @@ def align(
         witness=known.witness if known and told else None,
     )
     schema = _with_generated(schema, live)
-    doubt = found.doubt or (unseen(known, schema, live) if known else None)
-    return marked(schema, known, doubt or _lacking(schema, now))
+    doubt = found.doubt or (find_unstreamed_change(known, schema, live) if known else None)
+    return with_state(schema, known, doubt or _lacking(schema, now))
 
 
-def tell(told: Catalogued, known: TableSchema | None, oid: int, epoch: int) -> TableSchema:
+def schema_from_ddl(told: CatalogTable, known: TableSchema | None, oid: int, epoch: int) -> TableSchema:
     """The version that the event trigger told at its place in the WAL."""
     numbered = known is None or (known.oid == oid and known.relation >> EPOCH_SHIFT == epoch)
     live = _live_ids(told, None if numbered else known)
@@ -88,13 +88,13 @@ def tell(told: Catalogued, known: TableSchema | None, oid: int, epoch: int) -> T
         # by name across epochs: that is no telling
         witness=told.witness if numbered else None,
     )
-    doubt = unseen(known, schema, {}) if known else None
+    doubt = find_unstreamed_change(known, schema, {}) if known else None
     if known and not numbered and {c.id for c in known.columns} - set(live):
         doubt = "a column went in an epoch after the first, where columns are known by name: it may be renamed"
-    return marked(schema, known, doubt)
+    return with_state(schema, known, doubt)
 
 
-def marked(schema: TableSchema, known: TableSchema | None, doubt: str | None) -> TableSchema:
+def with_state(schema: TableSchema, known: TableSchema | None, doubt: str | None) -> TableSchema:
     """The version with the mark of the one before, which only a resync takes away, or with the doubt as its own."""
     if known is not None and known.state not in CAPTURED:
         return schema.flagged(known.state, known.reason or "marked before")
@@ -107,7 +107,7 @@ def _wire(column: RelationColumn | Column) -> Wire:
     return column.name, column.type_oid, column.typmod
 
 
-def _live_ids(now: Catalogued | None, known: TableSchema | None) -> dict[int, Attribute]:
+def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, Attribute]:
     """The live attributes by id: their number, or by the names of a version from an earlier epoch."""
     if now is None:
         return {}
@@ -140,7 +140,7 @@ def _named(message: Relation, known: TableSchema | None, live: Mapping[int, Attr
 
 
 def _identify(
-    message: Relation, now: Catalogued | None, known: TableSchema | None, live: Mapping[int, Attribute]
+    message: Relation, now: CatalogTable | None, known: TableSchema | None, live: Mapping[int, Attribute]
 ) -> _Ids:
     wire = [_wire(column) for column in message.columns]
     before = {c.id: _wire(c) for c in known.sent} if known else {}
@@ -173,7 +173,7 @@ class _Span:
     """Of those created: still there."""
 
 
-def _span(now: Catalogued, known: TableSchema | None, wire: Sequence[Wire]) -> _Span:
+def _span(now: CatalogTable, known: TableSchema | None, wire: Sequence[Wire]) -> _Span:
     before = {c.id for c in known.sent} if known else set()
     seen = {c.id for c in known.columns} if known else set()
     # a computed column is sent only where the publication says so, and then it is in the message
@@ -252,7 +252,7 @@ def _columns(message: Relation, ids: Sequence[int], facts: _Facts) -> tuple[Colu
 
 
 def _key_orders(
-    now: Catalogued | None, live: Mapping[int, Attribute], known: TableSchema | None
+    now: CatalogTable | None, live: Mapping[int, Attribute], known: TableSchema | None
 ) -> list[tuple[int, ...]]:
     """Ids of the key as the catalogue has it now, and as it was before."""
     ids = {attribute.number: i for i, attribute in live.items()}
@@ -271,7 +271,7 @@ def _key(message: Relation, ids: Sequence[int], orders: Sequence[tuple[int, ...]
     return next((order for order in orders if set(order) == set(flagged)), flagged)
 
 
-def _lacking(schema: TableSchema, now: Catalogued | None) -> str | None:
+def _lacking(schema: TableSchema, now: CatalogTable | None) -> str | None:
     """Why rows are not known by the key that the message says; None if they are."""
     if now is None or schema.replica_identity in {ReplicaIdentity.FULL, ReplicaIdentity.NOTHING}:
         return None
@@ -294,7 +294,7 @@ def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> Table
     return replace(schema, columns=tuple(together if in_order else [*schema.columns, *unsent]))
 
 
-def unseen(known: TableSchema, schema: TableSchema, live: Mapping[int, Attribute]) -> str | None:
+def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mapping[int, Attribute]) -> str | None:
     """What changed in the rows that are stored already, without a row in the stream; None if nothing did.
 
     `live` is empty for a version that was told: a rewrite that fills a new column is told as well.

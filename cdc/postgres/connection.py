@@ -44,7 +44,7 @@ _LINK: Final[dict[str, Any]] = {
     # the same for a peer that vanished while it owes us an acknowledgement, where no keepalive is sent; milliseconds
     "tcp_user_timeout": 60_000,
 }
-ANSWER_WITHIN: Final = 30.0
+ANSWER_TIMEOUT: Final = 30.0
 """Seconds that a look at the catalogue may take, which else takes milliseconds: behind a proxy that forgot the
 connection an answer never comes, and TCP does not notice."""
 
@@ -114,18 +114,18 @@ def connect(
     raise failure
 
 
-def cancel(conn: psycopg.Connection) -> None:
+def cancel_statement(conn: psycopg.Connection) -> None:
     """Have the server end the statement that another thread waits for, if it runs one; nothing if that fails."""
     with suppress(psycopg.Error):
         conn.cancel_safe()
 
 
-def is_raw(conn: psycopg.Connection) -> bool:
+def is_sql_ascii(conn: psycopg.Connection) -> bool:
     """Whether the database declares no encoding (SQL_ASCII): its text is bytes that nobody has checked."""
     return conn.info.parameter_status("server_encoding") == _RAW
 
 
-def send_raw(conn: psycopg.Connection) -> None:
+def disable_encoding_conversion(conn: psycopg.Connection) -> None:
     """Let text come as it is stored, where the server would refuse what is not UTF-8; only for a raw database.
 
     Text that psycopg reads in this session comes as bytes until `SET client_encoding TO UTF8`.

@@ -10,10 +10,10 @@ from psycopg import generators, pq, sql
 
 from cdc.errors import CdcError, SnapshotVoid, UndecodableWal, UnknownRelation, UnreadableRow
 from cdc.postgres import libpq
-from cdc.postgres.connection import is_raw, send_raw
+from cdc.postgres.connection import disable_encoding_conversion, is_sql_ascii
 from cdc.postgres.quoting import identifier
-from cdc.postgres.replication import failure_of
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.replication import error_from_result
+from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName
 from cdc.remedy import literal as remedy_of
 from cdc.table import TableSchema
@@ -43,7 +43,7 @@ def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
     The caller ends it, and holds the tables that it will read; raises SourceError if the snapshot's connection
     went on or is gone.
     """
-    with mapped():
+    with map_errors():
         if conn.autocommit:
             conn.execute("BEGIN")
         try:
@@ -54,13 +54,13 @@ def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
             raise
 
 
-def hold_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]]) -> None:
+def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]]) -> None:
     """Keep tables from being truncated or rewritten until the transaction of begin_snapshot ends.
 
     Raises SnapshotVoid when one of them was before the lock was held: it would read as empty. Readers and writers
     of rows are not held up (ACCESS SHARE, as pg_dump takes).
     """
-    with mapped():
+    with map_errors():
         for _, name in tables:
             conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(*name)))
         found = conn.execute(_REWRITTEN, [[oid for oid, _ in tables]]).fetchall()
@@ -76,18 +76,18 @@ def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memory
     `cdc.pgoutput.text_repair`). Leaving early cancels the statement. Raises PreflightFailed
     without the right to read, UnknownRelation if the table is gone.
     """
-    with mapped():
-        query = rows_of_table(conn, schema)
+    with map_errors():
+        query = select_table(conn, schema)
     yield from copy_rows(conn, query, schema)
 
 
-def rows_of_table(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
+def select_table(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
     """SELECT of the sent columns, in their order, of what pgoutput sends as the table's; raises UnknownRelation."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
-    return sql.SQL("SELECT {} FROM {}").format(columns, source_of(conn, schema))
+    return sql.SQL("SELECT {} FROM {}").format(columns, from_clause(conn, schema))
 
 
-def source_of(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
+def from_clause(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
     """What stands behind FROM for the rows that pgoutput sends as the table's; raises UnknownRelation."""
     row = conn.execute(_KIND, [schema.oid]).fetchone()
     if row is None:
@@ -103,13 +103,13 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema
     send a row.
     """
     statement = sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(conn)
-    with mapped():
-        if is_raw(conn):
-            send_raw(conn)
+    with map_errors():
+        if is_sql_ascii(conn):
+            disable_encoding_conversion(conn)
         conn.pgconn.send_query(statement.encode())
         answer = conn.wait(generators.execute(conn.pgconn))[-1]
     if answer.status != pq.ExecStatus.COPY_OUT:
-        raise _of_table(failure_of(answer), schema)
+        raise _of_table(error_from_result(answer), schema)
     status, drain = libpq.PENDING, libpq.LineDrain(conn.pgconn)
     try:
         for status in _statuses(drain):
@@ -121,8 +121,10 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema
             for _ in _statuses(drain):
                 drain.take()
         failures = _finish(conn)
-        if is_raw(conn) and conn.info.transaction_status in _USABLE:  # a failed transaction takes the SET back itself
-            with mapped():
+        if (
+            is_sql_ascii(conn) and conn.info.transaction_status in _USABLE
+        ):  # a failed transaction takes the SET back itself
+            with map_errors():
                 conn.execute("SET client_encoding TO UTF8")
     if failures:
         raise _of_table(failures[0], schema)
@@ -157,7 +159,7 @@ def _statuses(drain: libpq.LineDrain) -> Iterator[int]:
     """What each gathering says, until the copy ended."""
     status = libpq.PENDING
     while status >= libpq.PENDING:
-        with mapped():
+        with map_errors():
             status = drain.gather(CHUNK)
         yield status
 
@@ -167,5 +169,5 @@ def _finish(conn: psycopg.Connection) -> list[CdcError]:
     failures: list[CdcError] = []
     while (answer := conn.pgconn.get_result()) is not None:
         if answer.status == pq.ExecStatus.FATAL_ERROR:
-            failures.append(failure_of(answer))
+            failures.append(error_from_result(answer))
     return failures

@@ -15,8 +15,8 @@ from typing import Any, Final
 import psycopg
 
 from cdc.postgres.connection import connect
-from cdc.postgres.sqlstate import mapped
-from cdc.postgres.system_catalog import Attribute, Catalogued, TypeFacts, types
+from cdc.postgres.sqlstate import map_errors
+from cdc.postgres.system_catalog import Attribute, CatalogTable, TypeFacts, read_types
 from cdc.table import ReplicaIdentity
 
 REWRITES: Final = {
@@ -33,12 +33,12 @@ class DdlMessage:
 
     oid: int
     command: str
-    table: Catalogued | None
+    table: CatalogTable | None
     dropped: bool
     rewrite: str | None
 
 
-def read(content: bytes) -> DdlMessage | None:
+def parse_ddl_message(content: bytes) -> DdlMessage | None:
     """The message; None if it is none of ours."""
     try:
         fields = json.loads(content)
@@ -53,7 +53,7 @@ def read(content: bytes) -> DdlMessage | None:
         return None
 
 
-def _table(fields: Mapping[str, Any]) -> Catalogued:
+def _table(fields: Mapping[str, Any]) -> CatalogTable:
     attributes = []
     for *plain, missing in fields["attributes"] or ():
         number, name, dropped, type_oid, typmod, not_null, generated, has_default, default = plain
@@ -72,7 +72,7 @@ def _table(fields: Mapping[str, Any]) -> Catalogued:
                 missing=missing,
             )
         )
-    return Catalogued(
+    return CatalogTable(
         schema=str(fields["schema"]),
         name=str(fields["name"]),
         replica_identity=ReplicaIdentity(fields["identity"]),
@@ -83,19 +83,19 @@ def _table(fields: Mapping[str, Any]) -> Catalogued:
     )
 
 
-def typed(conn: psycopg.Connection, table: Catalogued) -> Catalogued:
+def with_types(conn: psycopg.Connection, table: CatalogTable) -> CatalogTable:
     """The told table with the names and kinds of its types, as far as they still exist."""
-    with mapped():
-        known: dict[int, TypeFacts] = types(conn, [a.type_oid for a in table.live])
+    with map_errors():
+        known: dict[int, TypeFacts] = read_types(conn, [a.type_oid for a in table.live])
     return replace(table, attributes=tuple(replace(a, type=known.get(a.type_oid)) for a in table.attributes))
 
 
-def carry_out(dsn: str, name: str) -> None:
+def run_trigger_script(dsn: str, name: str) -> None:
     """Run that script at the source; raises PreflightFailed for a role that may not."""
-    with connect(dsn, application_name="cdc source") as conn, mapped():
-        conn.execute(script(name).encode())
+    with connect(dsn, application_name="cdc source") as conn, map_errors():
+        conn.execute(trigger_script(name).encode())
 
 
-def script(name: str) -> str:
+def trigger_script(name: str) -> str:
     """The SQL that makes (`install`) or takes away (`remove`) the event triggers in the watched database."""
     return files("migrations").joinpath("source", f"{name}.sql").read_text(encoding="utf-8")

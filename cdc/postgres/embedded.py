@@ -27,7 +27,7 @@ from urllib.parse import quote
 from psycopg import pq
 
 from cdc.errors import EmbeddedUnavailable
-from cdc.postgres.binaries import Account, account, find_programs, reachable
+from cdc.postgres.binaries import Account, find_binaries, is_reachable, server_account
 
 SETTINGS: Final[Mapping[str, str]] = {
     "wal_level": "logical",
@@ -171,8 +171,8 @@ class EmbeddedPostgres:
         return self._root
 
     def _prepare(self) -> None:
-        self._account = account()
-        self._programs = self._reachable_programs(find_programs(self.version))
+        self._account = server_account()
+        self._programs = self._reachable_programs(find_binaries(self.version))
         self._root = self._root_within_reach()
         self.socket_directory.mkdir(mode=0o700)
         self._own(self.socket_directory)
@@ -185,7 +185,7 @@ class EmbeddedPostgres:
             raise EmbeddedUnavailable(f"initdb of postgres {self.version} failed: {self._log_tail()}")
 
     def _reachable_programs(self, programs: Path) -> Path:
-        if reachable(programs / "postgres", self._account):
+        if is_reachable(programs / "postgres", self._account):
             return programs
         root = self._temporary_folder()
         tree = programs.parent
@@ -206,7 +206,7 @@ class EmbeddedPostgres:
         socket_file = wanted / f"postgres-{self.version}" / "s" / ".s.PGSQL.65535"
         too_long = len(os.fsencode(socket_file)) > SOCKET_PATH or "," in str(wanted) or '"' in str(wanted)
         parent = next(p for p in (wanted, *wanted.parents) if p.exists())
-        if too_long or (self._account is not None and not reachable(parent, self._account)):
+        if too_long or (self._account is not None and not is_reachable(parent, self._account)):
             return self._temporary_folder()
         missing = [p for p in (wanted, *wanted.parents) if not p.exists()]
         wanted.mkdir(parents=True, exist_ok=True)

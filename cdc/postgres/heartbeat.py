@@ -7,15 +7,15 @@ from contextlib import suppress
 import psycopg
 
 from cdc.lsn import Lsn
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.sqlstate import map_errors
 
 
-def emit(conn: psycopg.Connection, prefix: str, content: str) -> Lsn:
+def emit_message(conn: psycopg.Connection, prefix: str, content: str) -> Lsn:
     """Send one message in a transaction of its own; gives the LSN of the message, below that of its commit.
 
     Under `synchronous_commit = local`: a synchronous standby that hangs must not stop the reader.
     """
-    with mapped(), conn.transaction():
+    with map_errors(), conn.transaction():
         conn.execute("SET LOCAL synchronous_commit = local")
         row = conn.execute("SELECT pg_logical_emit_message(true, %s, %s)::text", [prefix, content]).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
@@ -24,11 +24,11 @@ def emit(conn: psycopg.Connection, prefix: str, content: str) -> Lsn:
 
 def is_standby(conn: psycopg.Connection) -> bool:
     """Whether nothing can be written there."""
-    with mapped():
+    with map_errors():
         return conn.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
 
 
 def log_standby_snapshot(conn: psycopg.Connection) -> None:
     """Tell standbys which transactions run, so that a slot on one can begin; nothing without the right to."""
-    with mapped(), suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
+    with map_errors(), suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
         conn.execute("SELECT pg_log_standby_snapshot()")

@@ -16,9 +16,9 @@ import psycopg
 from psycopg import sql
 
 from cdc.postgres.chunk_snapshot import row_filter
-from cdc.postgres.connection import is_raw
-from cdc.postgres.copy import copy_rows, rows_of_table, source_of
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.connection import is_sql_ascii
+from cdc.postgres.copy import copy_rows, from_clause, select_table
+from cdc.postgres.sqlstate import map_errors
 from cdc.table import TableSchema
 
 # what is built in ('b', since version 17) orders by code point; to_jsonb: databases have a provider since 15
@@ -81,8 +81,8 @@ def range_query(
     conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None
 ) -> sql.Composed:
     """SELECT of the sent columns of the rows that the publication sends of a range; for copy_rows."""
-    with mapped():
-        return rows_of_table(conn, schema) + _where(conn, schema, publication, within)
+    with map_errors():
+        return select_table(conn, schema) + _where(conn, schema, publication, within)
 
 
 def range_rows(
@@ -94,9 +94,9 @@ def range_rows(
 
 def count_rows(conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None = None) -> int:
     """How many rows the publication sends of a range; None is the whole table."""
-    with mapped():
+    with map_errors():
         query = sql.SQL("SELECT count(*) FROM {}{}").format(
-            source_of(conn, schema), _where(conn, schema, publication, within)
+            from_clause(conn, schema), _where(conn, schema, publication, within)
         )
         row = conn.execute(query).fetchone()
     return int(row[0]) if row else 0
@@ -104,7 +104,7 @@ def count_rows(conn: psycopg.Connection, schema: TableSchema, publication: str, 
 
 def can_digest(conn: psycopg.Connection) -> bool:
     """Whether the server knows in which encoding its text is; else it has no common form."""
-    return not is_raw(conn)
+    return not is_sql_ascii(conn)
 
 
 def digest_rows(
@@ -122,7 +122,7 @@ def digest_rows(
     names = [sql.Identifier(f"c{place}") for place in range(len(columns))]
     field = "CASE WHEN {0} IS NULL THEN '-' ELSE char_length({0}) || ':' || {0} END"
     fields = [sql.SQL(field).format(name) for name in names]
-    with mapped():
+    with map_errors():
         query = sql.SQL(
             "SELECT count(*), coalesce(sum(('x' || left(d, 16))::bit(64)::bigint), 0),"
             " coalesce(sum(('x' || substr(d, 17, 16))::bit(64)::bigint), 0) FROM ("
@@ -132,7 +132,7 @@ def digest_rows(
         ).format(
             sql.SQL(" || ").join(fields),
             sql.SQL(", ").join(sql.SQL("{} AS {}").format(*pair) for pair in zip(texts, names, strict=True)),
-            source_of(conn, schema),
+            from_clause(conn, schema),
             _where(conn, schema, publication, within),
         )
         row = conn.execute(query).fetchone()
@@ -140,19 +140,19 @@ def digest_rows(
     return Digest(int(row[0]), int(row[1]) & _WORD, int(row[2]) & _WORD)
 
 
-def ordered_by_bytes(conn: psycopg.Connection, schema: TableSchema, column: str) -> bool:
+def is_ordered_by_bytes(conn: psycopg.Connection, schema: TableSchema, column: str) -> bool:
     """Whether text of a column is in the order of its bytes, in the column's own index too."""
-    with mapped():
+    with map_errors():
         row = conn.execute(_COLLATION, [schema.oid, column]).fetchone()
     return row is not None and bool(row[0])
 
 
-def next_start(conn: psycopg.Connection, schema: TableSchema, after: KeyRange, rows: int) -> str | None:
+def next_range_start(conn: psycopg.Connection, schema: TableSchema, after: KeyRange, rows: int) -> str | None:
     """Where the range ends that begins at `after.first` and has about so many rows; None: at the end of the table."""
     column = sql.Identifier(after.column)
     start = [sql.SQL("{} >= {}").format(column, sql.Literal(after.first))] if after.first is not None else []
-    with mapped():
-        table = source_of(conn, schema)
+    with map_errors():
+        table = from_clause(conn, schema)
         found = conn.execute(_nth(column, table, start, rows)).fetchone()
         if found is not None and found[0] == after.first:  # a key that begins with the same in that many rows
             start = [sql.SQL("{} > {}").format(column, sql.Literal(after.first))]

@@ -14,8 +14,8 @@ from psycopg import sql
 
 from cdc.errors import ConfigError, UnknownRelation
 from cdc.postgres.chunk_snapshot import row_filter
-from cdc.postgres.copy import source_of
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.copy import from_clause
+from cdc.postgres.sqlstate import map_errors
 from cdc.table import TableSchema
 
 Key = tuple[str, ...]
@@ -31,7 +31,7 @@ _WRONG: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingE
 
 def check_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key]) -> None:
     """Raise ConfigError if a key is none that the table can have, naming the first found; reads nothing of it."""
-    with mapped():
+    with map_errors():
         listed = _Listed(conn, schema)
         said = listed.refusal(keys)
         while said is not None and len(keys) > 1:
@@ -46,16 +46,16 @@ def check_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key
         )
 
 
-def absent(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key], publication: str) -> list[Key]:
+def missing_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key], publication: str) -> list[Key]:
     """Keys that no row has which the publication sends, each once, in the text in which the stream would show them."""
-    with mapped():
+    with map_errors():
         equal = [
             sql.SQL("{} = {}").format(sql.Identifier(column.name), sql.Identifier("_asked", f"k{place}"))
             for place, column in enumerate(schema.key)
         ]
         held = sql.SQL(" AND ").join([*equal, *row_filter(conn, schema, publication)])
         query = sql.SQL("{} WHERE NOT EXISTS (SELECT FROM {} AS _held WHERE {})").format(
-            _Listed(conn, schema).query(keys), source_of(conn, schema), held
+            _Listed(conn, schema).query(keys), from_clause(conn, schema), held
         )
         found = _texts(conn, query)
     width = len(schema.key)

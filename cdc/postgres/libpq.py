@@ -130,7 +130,7 @@ class CopyDrain:
 
     def __init__(self, pgconn: Any) -> None:
         self._pgconn = pgconn
-        self._functions = functions()
+        self._functions = load_functions()
         self._hint = _FIRST_BUFFER
 
     def take(self, limit: int = LIMIT) -> Drained:
@@ -153,7 +153,7 @@ class LineDrain:
 
     def __init__(self, pgconn: Any) -> None:
         self._pgconn = pgconn
-        self._functions = functions()
+        self._functions = load_functions()
         self._buffer, self._offsets = _room(_FIRST_BUFFER)
         self._count = 0
 
@@ -224,7 +224,7 @@ def _plain(pgconn: Any, limit: int) -> Drained:
 
 
 @lru_cache(maxsize=1)
-def functions() -> tuple[int, ...] | None:
+def load_functions() -> tuple[int, ...] | None:
     """Addresses of what is called here, in the order of _gather, in this process; None where they cannot be told."""
     try:
         library, standard = ctypes.CDLL(_loaded_libpq()), ctypes.CDLL(None)

@@ -22,20 +22,20 @@ from cdc.errors import (
 )
 from cdc.postgres.connection import connect
 from cdc.postgres.publication import (
-    NOT_OURS,
+    NOT_ALTERED,
     PublicationControl,
     addition_sql,
     comment_sql,
     creation_sql,
     missing_tables,
-    partitioned,
+    partitioned_tables,
     read_publication,
     via_root_sql,
 )
 from cdc.postgres.publication_columns import COMPUTED_SENT
 from cdc.postgres.slot import PLUGIN, SlotStatus, slot_status
-from cdc.postgres.sqlstate import mapped
-from cdc.postgres.tables import TableName, match_tables, unfit_tables
+from cdc.postgres.sqlstate import map_errors
+from cdc.postgres.tables import TableName, match_tables, uncapturable_tables
 
 OLDEST: Final = 140000
 """Server version from which on pgoutput sends logical messages."""
@@ -142,7 +142,7 @@ def preflight(dsn: str, wants: SourceRequirements) -> list[PreflightProblem]:
     """
     problems = list(_slot_name(wants))
     try:
-        with connect(dsn, application_name="cdc doctor") as conn, mapped():
+        with connect(dsn, application_name="cdc doctor") as conn, map_errors():
             source = _read(conn, wants)
             problems += [problem for check in CHECKS for problem in check(source)]
     except (SourceError, ConfigError) as error:
@@ -249,7 +249,7 @@ def _tables(source: _Source) -> Iterator[PreflightProblem]:
         yield _failed("tables", f"no table matches {list(source.wants.patterns)!r}")
     for oid, table in source.tables:
         yield from _table(source, table, source.rights[oid])
-    for unfit in unfit_tables(source.conn, source.wants.patterns, source.wants.exclude):
+    for unfit in uncapturable_tables(source.conn, source.wants.patterns, source.wants.exclude):
         yield _failed(str(unfit.name), f"{unfit.reason}; it is not captured", unfit.sql, fatal=False)
 
 
@@ -307,7 +307,9 @@ def _publication(source: _Source) -> Iterator[PreflightProblem]:
     may_change = allowed and found.owned and not source.standby
     lacking = [] if found.everything else missing_tables(source.conn, wants.publication, names)
     if lacking and not (may_change and all(_owned(source, table) for table in lacking)):
-        why = f", and role {source.role!r} does not own publication and tables" if allowed else f", and it {NOT_OURS}"
+        why = (
+            f", and role {source.role!r} does not own publication and tables" if allowed else f", and it {NOT_ALTERED}"
+        )
         listed = ", ".join(map(str, lacking))
         yield _failed(subject, f"lacks {listed}{why}", addition_sql(wants.publication, lacking))
     if not found.operations:
@@ -318,7 +320,7 @@ def _publication(source: _Source) -> Iterator[PreflightProblem]:
             statement.format(sql.Identifier(wants.publication)),
         )
     if not found.via_root and not may_change:
-        for table in partitioned(source.conn, names):
+        for table in partitioned_tables(source.conn, names):
             what = f"is partitioned, and {subject} publishes partitions under their own names, which are not captured"
             yield _failed(str(table), what, via_root_sql(wants.publication))
 

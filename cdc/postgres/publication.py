@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from cdc.errors import PreflightFailed, SlotBlocked
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName
 
 _PUBLICATION: Final = """
@@ -76,7 +76,7 @@ class PublicationFacts:
     def is_made_for(self, pipeline: str) -> bool:
         """Whether this pipeline made it; see the top of the module."""
         if self.comment is not None:
-            return self.comment == made_for(pipeline)
+            return self.comment == ownership_comment(pipeline)
         return self.name == f"cdc_{pipeline}_pub" and self.via_root and not self.everything
 
     def is_alterable(self, control: PublicationControl) -> bool:
@@ -86,14 +86,14 @@ class PublicationFacts:
         return control.create and self.is_made_for(control.pipeline)
 
 
-def made_for(pipeline: str) -> str:
+def ownership_comment(pipeline: str) -> str:
     """The comment of a publication that this pipeline made."""
     return f"made by cdc for pipeline {pipeline}"
 
 
 def read_publication(conn: psycopg.Connection, name: str) -> PublicationFacts | None:
     """The publication of that name; None if there is none."""
-    with mapped():
+    with map_errors():
         row = conn.execute(_PUBLICATION, [name]).fetchone()
     return None if row is None else PublicationFacts(name, *row)
 
@@ -114,17 +114,17 @@ def ensure_publication(
     seconds; it can be called again.
     """
     _publish(conn, name, tables, control)
-    wait_for_older(conn, patience)
+    wait_for_older_transactions(conn, patience)
 
 
-def wait_for_older(conn: psycopg.Connection, patience: float) -> None:
+def wait_for_older_transactions(conn: psycopg.Connection, patience: float) -> None:
     """Wait for the end of every transaction that has an xid now.
 
     What one of them wrote in a table before it was published is not sent, though it commits later; a snapshot taken
     while it is open would not have it either. Locking the tables would do as well, and hold up their writers.
     """
     deadline = time.monotonic() + patience
-    with mapped():
+    with map_errors():
         _, horizon = _xids(conn)
         while (oldest := _xids(conn)[0]) < horizon:
             if time.monotonic() >= deadline:
@@ -142,12 +142,12 @@ def _xids(conn: psycopg.Connection) -> tuple[int, int]:
 
 def _publish(conn: psycopg.Connection, name: str, tables: Sequence[TableName], control: PublicationControl) -> None:
     found = read_publication(conn, name)
-    with mapped():
+    with map_errors():
         if found is None:
             _make(conn, name, tables, control)
             return
         lacking = [] if found.everything else missing_tables(conn, name, tables)
-        by_leaf = [] if found.via_root else partitioned(conn, tables)
+        by_leaf = [] if found.via_root else partitioned_tables(conn, tables)
         if not found.is_alterable(control):
             _refuse(name, lacking, by_leaf)
             return
@@ -171,22 +171,24 @@ def _refuse(name: str, lacking: Sequence[TableName], by_leaf: Sequence[TableName
     """Raise PreflightFailed if a publication that may not be altered does not send what is wanted."""
     if lacking:
         listed = ", ".join(map(str, lacking))
-        raise PreflightFailed(f"publication {name!r} {NOT_OURS} and lacks {listed}", remedy=addition_sql(name, lacking))
+        raise PreflightFailed(
+            f"publication {name!r} {NOT_ALTERED} and lacks {listed}", remedy=addition_sql(name, lacking)
+        )
     if by_leaf:
         listed = ", ".join(map(str, by_leaf))
         raise PreflightFailed(
-            f"publication {name!r} {NOT_OURS} and publishes the partitions of {listed} under their own names",
+            f"publication {name!r} {NOT_ALTERED} and publishes the partitions of {listed} under their own names",
             remedy=via_root_sql(name),
         )
 
 
-NOT_OURS: Final = "is not altered by this pipeline (source.publication.manage)"
+NOT_ALTERED: Final = "is not altered by this pipeline (source.publication.manage)"
 """Why something about a publication is left to its owner."""
 
 
-def partitioned(conn: psycopg.Connection, tables: Sequence[TableName]) -> list[TableName]:
+def partitioned_tables(conn: psycopg.Connection, tables: Sequence[TableName]) -> list[TableName]:
     """Those of the tables that are partitioned."""
-    with mapped():
+    with map_errors():
         found = {TableName(*row) for row in conn.execute(_PARTITIONED)}
     return [table for table in tables if table in found]
 
@@ -200,9 +202,9 @@ def missing_tables(conn: psycopg.Connection, name: str, tables: Sequence[TableNa
     return [table for table in tables if table not in listed and table.schema not in schemas]
 
 
-def withdraw(conn: psycopg.Connection, name: str, table: TableName) -> None:
+def drop_table(conn: psycopg.Connection, name: str, table: TableName) -> None:
     """Take a table out of the publication; nothing if it is not listed there."""
-    with mapped():
+    with map_errors():
         if table in {TableName(*row) for row in conn.execute(_LISTED, [name])}:
             statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE ONLY {}")
             conn.execute(statement.format(sql.Identifier(name), sql.Identifier(*table)))
@@ -219,7 +221,9 @@ def comment_sql(name: str, pipeline: str) -> str:
 
 
 def _comment(name: str, pipeline: str) -> sql.Composed:
-    return sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(sql.Identifier(name), sql.Literal(made_for(pipeline)))
+    return sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(
+        sql.Identifier(name), sql.Literal(ownership_comment(pipeline))
+    )
 
 
 def addition_sql(name: str, tables: Sequence[TableName]) -> str:

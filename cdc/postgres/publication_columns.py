@@ -11,9 +11,9 @@ from typing import Final
 
 import psycopg
 
-from cdc.postgres.chunk_snapshot import whole_query
+from cdc.postgres.chunk_snapshot import table_query
 from cdc.postgres.copy import copy_rows, copy_table
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName, read_schemas
 from cdc.table import Column, ReplicaIdentity, TableSchema
 
@@ -43,7 +43,7 @@ def published_schema(
 def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication: str) -> dict[int, TableSchema]:
     """Tables as the catalogue shows them now, by OID, as `read_schemas` gives them; whole where they are not in it."""
     schemas = read_schemas(conn, oids, publication=publication)
-    with mapped():
+    with map_errors():
         found = conn.execute(_SENT, [publication, list(oids)]).fetchall()
     listed = {oid: columns for oid, columns in found if columns is not None}
     computed = conn.info.server_version >= COMPUTED_SENT
@@ -57,14 +57,14 @@ def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication
 
 def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[TableSchema], Iterator[memoryview]]:
     """Reads the rows that it sends of a table, as copy_table gives them; which tables it filters is asked once."""
-    with mapped():
+    with map_errors():
         filtered = {TableName(*row) for row in conn.execute(_FILTERED, [publication])}
 
     def rows_of(schema: TableSchema) -> Iterator[memoryview]:
         if (schema.schema, schema.name) not in filtered:
             return copy_table(conn, schema)
-        with mapped():
-            query = whole_query(conn, schema, publication)
+        with map_errors():
+            query = table_query(conn, schema, publication)
         return copy_rows(conn, query, schema)
 
     return rows_of

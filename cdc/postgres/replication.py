@@ -34,9 +34,9 @@ from cdc.errors import CdcError, PreflightFailed, SourceUnreachable
 from cdc.lsn import Lsn
 from cdc.pgoutput.frames import FrameBatch
 from cdc.postgres import libpq
-from cdc.postgres.connection import ANSWER_WITHIN, connect, is_raw, send_raw
+from cdc.postgres.connection import ANSWER_TIMEOUT, connect, disable_encoding_conversion, is_sql_ascii
 from cdc.postgres.quoting import identifier, literal, publication_names
-from cdc.postgres.sqlstate import classify_message, mapped
+from cdc.postgres.sqlstate import classify_message, map_errors
 
 REST: Final = 0.001
 """Seconds from waking up to the read, so that a transaction of a few rows comes whole instead of message by message."""
@@ -135,9 +135,9 @@ class StreamOptions:
         return f"START_REPLICATION SLOT {identifier(self.slot)} LOGICAL {self.start} ({options})"
 
 
-def identify(dsn: str) -> SystemIdentity:
+def identify_system(dsn: str) -> SystemIdentity:
     """Ask the cluster who it is."""
-    with connect(dsn, replication=True, application_name="cdc identify", patience=ANSWER_WITHIN) as conn, mapped():
+    with connect(dsn, replication=True, application_name="cdc identify", patience=ANSWER_TIMEOUT) as conn, map_errors():
         row = conn.execute(b"IDENTIFY_SYSTEM").fetchone()
     assert row is not None  # noqa: S101 - the protocol promises one row
     return SystemIdentity(str(row[0]), int(row[1]), Lsn.parse(row[2]), str(row[3]))
@@ -163,17 +163,17 @@ class ReplicationStream:
     @classmethod
     def open(cls, dsn: str, options: StreamOptions) -> Self:
         """Connect and start streaming; raises SlotInUse, SlotMissing, SlotInvalidated and their kin."""
-        libpq.functions()
-        conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}", patience=ANSWER_WITHIN)
+        libpq.load_functions()
+        conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}", patience=ANSWER_TIMEOUT)
         try:
             interval, silence = _intervals(conn, options)
             floor = _confirmed_flush(conn, options.slot)
-            if is_raw(conn):
-                with mapped():
-                    send_raw(conn)
+            if is_sql_ascii(conn):
+                with map_errors():
+                    disable_encoding_conversion(conn)
             answer = conn.pgconn.exec_(options.command(conn.info.server_version).encode())
             if answer.status != pq.ExecStatus.COPY_BOTH:
-                raise failure_of(answer)  # noqa: TRY301 - the connection has to be closed
+                raise error_from_result(answer)  # noqa: TRY301 - the connection has to be closed
             conn.pgconn.nonblocking = 1
             _narrow(conn.pgconn.socket)
             stream = cls(conn, floor, interval, silence)
@@ -302,7 +302,7 @@ class ReplicationStream:
         if self._pgconn.status == pq.ConnStatus.OK:
             while (answer := self._pgconn.get_result()) is not None:
                 if answer.status == pq.ExecStatus.FATAL_ERROR:
-                    return failure_of(answer)
+                    return error_from_result(answer)
                 if answer.status in {pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_BOTH}:
                     break
             return SourceUnreachable("the server ended the stream")
@@ -319,7 +319,7 @@ def _narrow(descriptor: int) -> None:
 
 def _intervals(conn: psycopg.Connection, options: StreamOptions) -> tuple[float, float]:
     """Seconds between updates, at most a third of the server's patience, and of silence, at least its patience."""
-    with mapped():
+    with map_errors():
         # in milliseconds, where SHOW gives a unit
         timeout = conn.execute(b"SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'").fetchone()
     patience = int(timeout[0]) / 1000 if timeout else 0
@@ -331,12 +331,12 @@ def _intervals(conn: psycopg.Connection, options: StreamOptions) -> tuple[float,
 def _confirmed_flush(conn: psycopg.Connection, slot: str) -> Lsn:
     """Where the slot stands; 0 if there is none, which the start will tell."""
     query = f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = {literal(slot)}"
-    with mapped():
+    with map_errors():
         row = conn.execute(query.encode()).fetchone()
     return Lsn.parse(row[0]) if row and row[0] else Lsn(0)
 
 
-def failure_of(answer: pq.abc.PGresult) -> CdcError:
+def error_from_result(answer: pq.abc.PGresult) -> CdcError:
     """Our error for a failed result."""
     sqlstate = (answer.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     message = (answer.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")

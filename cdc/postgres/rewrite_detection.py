@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.system_catalog import WITNESS
 from cdc.table import CatalogFingerprint, TableSchema
 
@@ -111,12 +111,14 @@ class CatalogState:
     witness: str | None
 
 
-def look(conn: psycopg.Connection, oids: Sequence[int], publication: str | None) -> dict[int, CatalogState]:
+def read_catalog_states(
+    conn: psycopg.Connection, oids: Sequence[int], publication: str | None
+) -> dict[int, CatalogState]:
     """The tables that still exist, by OID, in one statement and so at one moment."""
     schema = _OF_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else "NULL"
     published_schema = _IN_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else ""
     query = _SIGHTS.replace("{schema}", schema).replace("{published_schema}", published_schema)
-    with mapped():
+    with map_errors():
         rows = conn.execute(query.encode(), {"oids": list(oids), "publication": publication}).fetchall()
     return {row[0]: _sight(row[1:], publication or "") for row in rows}
 
@@ -148,7 +150,7 @@ def _sight(row: Sequence[Any], publication: str) -> CatalogState:
     )
 
 
-def divergence(known: TableSchema, now: CatalogState) -> str | None:
+def find_divergence(known: TableSchema, now: CatalogState) -> str | None:
     """Why rows of the log may not be those of the source any more; None if nothing speaks for it.
 
     `known.standing` is the look before; without one only what can be seen at once is said.

@@ -18,8 +18,8 @@ from cdc.failpoint import hit
 from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
 from cdc.postgres.quoting import identifier
-from cdc.postgres.replication import failure_of
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.replication import error_from_result
+from cdc.postgres.sqlstate import map_errors
 
 PLUGIN: Final = "pgoutput"
 
@@ -96,14 +96,14 @@ def slot_status(conn: psycopg.Connection, name: str) -> SlotStatus | None:
     return next(iter(_statuses(conn, name)), None)
 
 
-def every_slot(conn: psycopg.Connection) -> list[SlotStatus]:
+def all_slots(conn: psycopg.Connection) -> list[SlotStatus]:
     """All slots of the cluster, physical ones too, by name."""
     return _statuses(conn, None)
 
 
 def slot_limits(conn: psycopg.Connection) -> dict[str, str]:
     """The server's settings that can cost a slot its WAL, those that this version has, with their units."""
-    with mapped():
+    with map_errors():
         return {str(name): str(value) for name, value in conn.execute(_LIMITS)}
 
 
@@ -112,7 +112,7 @@ def drop_slot(conn: psycopg.Connection, name: str, *, confirmed: Lsn | None = No
 
     confirmed: the only confirmed position at which it may be dropped; None for any.
     """
-    with mapped():
+    with map_errors():
         conn.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "
             "WHERE slot_name = %s AND (%s::pg_lsn IS NULL OR confirmed_flush_lsn = %s::pg_lsn)",
@@ -125,7 +125,7 @@ def advance_slot(conn: psycopg.Connection, name: str, upto: Lsn) -> Lsn:
 
     Raises SlotInUse while somebody streams, SlotInvalidated and SourceError as the server says.
     """
-    with mapped():
+    with map_errors():
         row = conn.execute(
             "SELECT end_lsn::text FROM pg_replication_slot_advance(%s, %s)", [name, str(upto)]
         ).fetchone()
@@ -134,19 +134,19 @@ def advance_slot(conn: psycopg.Connection, name: str, upto: Lsn) -> Lsn:
 
 
 @contextmanager
-def exclusive(conn: psycopg.Connection, name: str) -> Iterator[None]:
+def copy_lock(conn: psycopg.Connection, name: str) -> Iterator[None]:
     """Hold the right to copy for a slot, by an advisory lock that goes with the connection.
 
     Raises SlotInUse while another session holds it.
     """
-    with mapped():
+    with map_errors():
         row = conn.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [f"cdc copy {name}"]).fetchone()
     if row is None or not row[0]:
         raise SlotInUse(f"another reader copies for slot {name!r}")
     try:
         yield
     finally:
-        with mapped():
+        with map_errors():
             conn.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", [f"cdc copy {name}"])
 
 
@@ -185,7 +185,7 @@ def create_recorded_slot(
             raise SlotMissing(f"temporary slot {draft!r} is gone")
         record(replace(made, name=name, active=False, active_pid=None))
         hit("slot_recorded")
-        with mapped():
+        with map_errors():
             conn.execute("SELECT FROM pg_copy_logical_replication_slot(%s, %s, false)", [draft, name])
         hit("slot_created")
         if failover:
@@ -195,13 +195,13 @@ def create_recorded_slot(
 
 def _follow(dsn: str, name: str) -> None:
     """Let standbys follow the slot: a copied slot does not have that property of its original."""
-    with connect(dsn, replication=True, application_name="cdc slot") as conn, mapped():
+    with connect(dsn, replication=True, application_name="cdc slot") as conn, map_errors():
         conn.execute(f"ALTER_REPLICATION_SLOT {identifier(name)} (FAILOVER)".encode())
 
 
 def _create(conn: psycopg.Connection, dsn: str, command: str, patience: float) -> ExportedSnapshot:
     deadline = time.monotonic() + patience
-    with mapped():
+    with map_errors():
         conn.pgconn.send_query(command.encode())
         while conn.pgconn.is_busy():
             remaining = deadline - time.monotonic()
@@ -214,7 +214,7 @@ def _create(conn: psycopg.Connection, dsn: str, command: str, patience: float) -
             pass
     assert answer is not None  # noqa: S101 - every command is answered
     if answer.status != pq.ExecStatus.TUPLES_OK:
-        raise failure_of(answer)
+        raise error_from_result(answer)
     point, snapshot = (answer.get_value(0, place) or b"" for place in (1, 2))
     return ExportedSnapshot(Lsn.parse(point.decode()), snapshot.decode())
 
@@ -227,7 +227,7 @@ def _wait_readable(conn: psycopg.Connection, seconds: float) -> None:
 
 def _blocked(conn: psycopg.Connection, dsn: str, patience: float) -> SlotBlocked:
     """The error that names who is waited for; the command is cancelled, which takes the half-made slot away."""
-    with connect(dsn, application_name="cdc slot") as asking, mapped():
+    with connect(dsn, application_name="cdc slot") as asking, map_errors():
         rows = asking.execute(_BLOCKERS, {"own": conn.info.backend_pid}).fetchall()
     conn.cancel_safe()
     while conn.pgconn.get_result() is not None:
@@ -237,7 +237,7 @@ def _blocked(conn: psycopg.Connection, dsn: str, patience: float) -> SlotBlocked
 
 
 def _statuses(conn: psycopg.Connection, name: str | None) -> list[SlotStatus]:
-    with mapped():
+    with map_errors():
         rows = conn.execute(_STATUS, [name, name]).fetchall()
     return [_status(list(row)) for row in rows]
 

@@ -9,7 +9,7 @@ import psycopg
 
 from cdc.lsn import Lsn
 from cdc.postgres.slot import SlotStatus, slot_status
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.sqlstate import map_errors
 
 # to_jsonb: inactive_since came with version 17. pg_stat_replication shows a role its own walsenders.
 _USE: Final = """
@@ -37,10 +37,10 @@ class SlotUse:
     """Since the slot was last streamed from; from version 17."""
 
 
-def slot_use(conn: psycopg.Connection, name: str) -> SlotUse:
+def read_slot_use(conn: psycopg.Connection, name: str) -> SlotUse:
     """Ask the server: two short queries, which take no lock."""
     slot = slot_status(conn, name)
-    with mapped():
+    with map_errors():
         row = conn.execute(_USE, [name]).fetchone()
     assert row is not None  # noqa: S101 - a join of one row to the left of others
     wal_end, reply_at, reply_age, inactive = row

@@ -8,10 +8,10 @@ from typing import Final
 
 import psycopg
 
-from cdc.postgres.connection import ANSWER_WITHIN, connect
-from cdc.postgres.replication import SystemIdentity, identify
+from cdc.postgres.connection import ANSWER_TIMEOUT, connect
+from cdc.postgres.replication import SystemIdentity, identify_system
 from cdc.postgres.slot import SlotStatus, slot_status
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.sqlstate import map_errors
 from cdc.table import topic
 
 _PUBLICATION: Final = "SELECT oid FROM pg_publication WHERE pubname = %s"
@@ -60,16 +60,16 @@ class SourceState:
     publication: PublicationStatus | None
 
 
-def source_state(dsn: str, slot: str, publication: str, tables: Collection[int]) -> SourceState:
+def read_source_state(dsn: str, slot: str, publication: str, tables: Collection[int]) -> SourceState:
     """Look at the source; `tables` are the OIDs that the log captures."""
-    identity = identify(dsn)
-    with connect(dsn, application_name="cdc identify", patience=ANSWER_WITHIN) as conn:
+    identity = identify_system(dsn)
+    with connect(dsn, application_name="cdc identify", patience=ANSWER_TIMEOUT) as conn:
         return SourceState(identity, slot_status(conn, slot), publication_status(conn, publication, tables))
 
 
 def publication_status(conn: psycopg.Connection, name: str, tables: Collection[int]) -> PublicationStatus | None:
     """The publication of that name; None if there is none."""
-    with mapped():
+    with map_errors():
         # the publication is looked for last: if it is dropped between the two, it is gone and not merely narrowed
         asked = {"tables": sorted(tables), "name": name}
         missing = [topic(*row) for row in conn.execute(_UNPUBLISHED, asked)]

@@ -27,7 +27,7 @@ class ErrorCourse(StrEnum):
     RESYNC = "resync"
 
 
-class Rule(NamedTuple):
+class ErrorRule(NamedTuple):
     """One line of the table: the first whose SQLSTATE prefix and text fit decides."""
 
     sqlstate: str
@@ -48,54 +48,58 @@ _TOO_LARGE: Final = (
 )
 
 RULES: Final = (
-    Rule("55006", "", _FAST, errors.SlotInUse),
-    Rule("42704", "replication slot", _RESYNC, errors.SlotMissing),
-    Rule("42704", "publication", _RESYNC, errors.PublicationReplaced),
-    Rule("55000", "invalidated", _RESYNC, errors.SlotInvalidated),
-    Rule("55000", "can no longer", _RESYNC, errors.SlotInvalidated),
-    Rule("55000", "was not created in this database", _OPERATOR, errors.SlotUnsuitable, _OWN_DATABASE),
-    Rule("55000", "physical replication slot", _OPERATOR, errors.SlotUnsuitable),
-    Rule("55000", "wal_level", _OPERATOR, errors.PreflightFailed, "set wal_level = logical and restart the server"),
-    Rule("55000", "", _OPERATOR, errors.SourceError),
-    Rule(
+    ErrorRule("55006", "", _FAST, errors.SlotInUse),
+    ErrorRule("42704", "replication slot", _RESYNC, errors.SlotMissing),
+    ErrorRule("42704", "publication", _RESYNC, errors.PublicationReplaced),
+    ErrorRule("55000", "invalidated", _RESYNC, errors.SlotInvalidated),
+    ErrorRule("55000", "can no longer", _RESYNC, errors.SlotInvalidated),
+    ErrorRule("55000", "was not created in this database", _OPERATOR, errors.SlotUnsuitable, _OWN_DATABASE),
+    ErrorRule("55000", "physical replication slot", _OPERATOR, errors.SlotUnsuitable),
+    ErrorRule(
+        "55000", "wal_level", _OPERATOR, errors.PreflightFailed, "set wal_level = logical and restart the server"
+    ),
+    ErrorRule("55000", "", _OPERATOR, errors.SourceError),
+    ErrorRule(
         "53400",
         "",
         _OPERATOR,
         errors.PreflightFailed,
         "raise max_replication_slots (now in use: SELECT slot_name FROM pg_replication_slots), or drop a slot",
     ),
-    Rule("0A000", "proto_version", _OPERATOR, errors.PreflightFailed, _NEWER),
-    Rule("22023", "", _OPERATOR, errors.SlotUnsuitable),
-    Rule("42501", "", _OPERATOR, errors.PreflightFailed),
-    Rule(
+    ErrorRule("0A000", "proto_version", _OPERATOR, errors.PreflightFailed, _NEWER),
+    ErrorRule("22023", "", _OPERATOR, errors.SlotUnsuitable),
+    ErrorRule("42501", "", _OPERATOR, errors.PreflightFailed),
+    ErrorRule(
         "42602",
         "",
         _OPERATOR,
         errors.InvalidDefinition,
         "name the slot with lower-case letters, digits and underscores",
     ),
-    Rule("25006", "", _OPERATOR, errors.PreflightFailed, "point source.dsn at the primary"),
-    Rule("28", "", _SLOW, errors.SourceRefuses),
-    Rule("3D000", "", _SLOW, errors.SourceRefuses, "correct the database's name in source.dsn"),
-    Rule("08", "", _FAST, errors.SourceUnreachable),
-    Rule("53300", "", _SLOW, errors.SourceRefuses, "raise max_wal_senders or max_connections, or end idle sessions"),
-    Rule("53", "", _FAST, errors.SourceUnreachable),
-    Rule("57P", "", _FAST, errors.SourceUnreachable),
-    Rule("57014", "", _FAST, errors.SourceUnreachable),
-    Rule("40", "", _FAST, errors.SourceUnreachable),
-    Rule("55P03", "", _FAST, errors.SourceUnreachable),
+    ErrorRule("25006", "", _OPERATOR, errors.PreflightFailed, "point source.dsn at the primary"),
+    ErrorRule("28", "", _SLOW, errors.SourceRefuses),
+    ErrorRule("3D000", "", _SLOW, errors.SourceRefuses, "correct the database's name in source.dsn"),
+    ErrorRule("08", "", _FAST, errors.SourceUnreachable),
+    ErrorRule(
+        "53300", "", _SLOW, errors.SourceRefuses, "raise max_wal_senders or max_connections, or end idle sessions"
+    ),
+    ErrorRule("53", "", _FAST, errors.SourceUnreachable),
+    ErrorRule("57P", "", _FAST, errors.SourceUnreachable),
+    ErrorRule("57014", "", _FAST, errors.SourceUnreachable),
+    ErrorRule("40", "", _FAST, errors.SourceUnreachable),
+    ErrorRule("55P03", "", _FAST, errors.SourceUnreachable),
     # files that the server loses when it restarts while it decodes: it makes them anew
-    Rule("", "spill file", _FAST, errors.SourceUnreachable),
-    Rule("", "snapbuild", _FAST, errors.SourceUnreachable),
-    Rule("XX000", "unrecognized pgoutput option", _OPERATOR, errors.PreflightFailed, _NEWER),
-    Rule("XX000", "invalid memory alloc request size", _SLOW, errors.UndecodableWal, _TOO_LARGE),
-    Rule("XX", "", _SLOW, errors.UndecodableWal),
+    ErrorRule("", "spill file", _FAST, errors.SourceUnreachable),
+    ErrorRule("", "snapbuild", _FAST, errors.SourceUnreachable),
+    ErrorRule("XX000", "unrecognized pgoutput option", _OPERATOR, errors.PreflightFailed, _NEWER),
+    ErrorRule("XX000", "invalid memory alloc request size", _SLOW, errors.UndecodableWal, _TOO_LARGE),
+    ErrorRule("XX", "", _SLOW, errors.UndecodableWal),
     # a message of 1 GiB; "out of memory", as the server words it, is another state
-    Rule("54000", "", _SLOW, errors.UndecodableWal, _TOO_LARGE),
-    Rule("22021", "", _SLOW, errors.UndecodableWal),
+    ErrorRule("54000", "", _SLOW, errors.UndecodableWal, _TOO_LARGE),
+    ErrorRule("22021", "", _SLOW, errors.UndecodableWal),
     # a character of the database's encoding that UTF-8 does not have
-    Rule("22P05", "", _SLOW, errors.UndecodableWal),
-    Rule("58", "", _FAST, errors.SourceUnreachable),
+    ErrorRule("22P05", "", _SLOW, errors.UndecodableWal),
+    ErrorRule("58", "", _FAST, errors.SourceUnreachable),
 )
 """The whole table; what fits no line is for a person."""
 
@@ -149,7 +153,7 @@ def connection_failure(error: psycopg.Error, *, secrets: Sequence[str] = ()) -> 
 
 
 @contextmanager
-def mapped() -> Iterator[None]:
+def map_errors() -> Iterator[None]:
     """Raise our errors in place of psycopg's, with those as the cause."""
     try:
         yield

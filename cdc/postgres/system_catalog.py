@@ -149,7 +149,7 @@ class Attribute:
 
 
 @dataclass(frozen=True, slots=True)
-class Catalogued:
+class CatalogTable:
     """One table as the catalogue shows it."""
 
     schema: str
@@ -172,17 +172,17 @@ class Catalogued:
         return tuple(a for a in self.attributes if not a.dropped)
 
 
-def look_up(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, Catalogued]:
+def read_catalog_tables(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, CatalogTable]:
     """The tables now, by OID; one that is gone or of another kind is not among them."""
     rows = conn.execute(_TABLES, {"relations": list(oids)}).fetchall()
     return {oid: _catalogued([row[1:] for row in of_table]) for oid, of_table in groupby(rows, itemgetter(0))}
 
 
-def _catalogued(rows: Sequence[tuple[Any, ...]]) -> Catalogued:
+def _catalogued(rows: Sequence[tuple[Any, ...]]) -> CatalogTable:
     schema, name, identity, places, size, root, listed, witness = rows[0][:8]
     attributes = tuple(_attribute(row[8:]) for row in rows if row[8] is not None)
     # int2vector starts at 0, so its text has bounds that the array loader has dropped
-    return Catalogued(
+    return CatalogTable(
         schema=schema,
         name=name,
         replica_identity=ReplicaIdentity(identity),
@@ -201,6 +201,6 @@ def _attribute(row: tuple[Any, ...]) -> Attribute:
     return Attribute(*fields)
 
 
-def types(conn: psycopg.Connection, oids: list[int]) -> dict[int, TypeFacts]:
+def read_types(conn: psycopg.Connection, oids: list[int]) -> dict[int, TypeFacts]:
     """The types of those OIDs that still exist."""
     return {row[0]: TypeFacts.of(row[1:]) for row in conn.execute(_TYPES, [oids]).fetchall()}

@@ -15,11 +15,11 @@ from psycopg import sql
 
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import Relation
-from cdc.postgres.column_identity import align
+from cdc.postgres.column_identity import identify_columns
 from cdc.postgres.connection import connect
-from cdc.postgres.rewrite_detection import CatalogState, look
-from cdc.postgres.sqlstate import mapped
-from cdc.postgres.system_catalog import Catalogued, look_up, types
+from cdc.postgres.rewrite_detection import CatalogState, read_catalog_states
+from cdc.postgres.sqlstate import map_errors
+from cdc.postgres.system_catalog import CatalogTable, read_catalog_tables, read_types
 from cdc.table import TableSchema, matches, topic
 
 # partitions are published as their root; unlogged and temporary tables write no WAL
@@ -50,7 +50,7 @@ class CatalogView:
 
     upto: Lsn
     """What had written to a table and committed up to here saw no later catalogue than this one."""
-    tables: Mapping[int, Catalogued]
+    tables: Mapping[int, CatalogTable]
     """By OID."""
     sights: Mapping[int, CatalogState]
 
@@ -71,7 +71,7 @@ class TableName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class UnfitTable:
+class UncapturableTable:
     """A table that a rule matches and that can never be captured as it is."""
 
     oid: int
@@ -81,12 +81,14 @@ class UnfitTable:
     """What makes it one that can; None if no SQL does."""
 
 
-def unfit_tables(conn: psycopg.Connection, patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[UnfitTable]:
+def uncapturable_tables(
+    conn: psycopg.Connection, patterns: Sequence[str], exclude: Sequence[str] = ()
+) -> list[UncapturableTable]:
     """Unlogged and foreign tables that a pattern matches and no exclusion does, and partitions without their root.
 
     A partition is left out if a rule matches or excludes its root: then that one was meant.
     """
-    with mapped():
+    with map_errors():
         found = conn.execute(_UNFIT).fetchall()
     unfit = []
     for oid, schema, name, kind, *root in found:
@@ -94,9 +96,9 @@ def unfit_tables(conn: psycopg.Connection, patterns: Sequence[str], exclude: Seq
         if not matches(str(table), patterns) or matches(str(table), exclude):
             continue
         if root[0] is None:
-            unfit.append(UnfitTable(oid, table, *_unfit(table, kind)))
+            unfit.append(UncapturableTable(oid, table, *_unfit(table, kind)))
         elif not matches(over := str(TableName(*root)), [*patterns, *exclude]):
-            unfit.append(UnfitTable(oid, table, f"is a partition of {over}: name that in 'tables'", None))
+            unfit.append(UncapturableTable(oid, table, f"is a partition of {over}: name that in 'tables'", None))
     return unfit
 
 
@@ -114,7 +116,7 @@ def match_tables(
 
     Patterns are globs on the topic, `schema.table`, upper and lower case told apart. Never a partition.
     """
-    with mapped():
+    with map_errors():
         found = [(row[0], TableName(row[1], row[2])) for row in conn.execute(_TABLES)]
     return [(oid, table) for oid, table in found if matches(str(table), patterns) and not matches(str(table), exclude)]
 
@@ -123,7 +125,7 @@ def matched_schemas(dsn: str, patterns: Sequence[str], exclude: Sequence[str] = 
     """The tables that match_tables finds, by name, as read_schemas reads them."""
     with connect(dsn, application_name="cdc tables") as conn:
         oids = [oid for oid, _ in match_tables(conn, patterns, exclude)]
-        with mapped():
+        with map_errors():
             found = read_schemas(conn, oids)
     return [found[oid] for oid in oids if oid in found]
 
@@ -144,15 +146,15 @@ def read_schemas(
     conn: psycopg.Connection, oids: Sequence[int], *, publication: str | None = None
 ) -> dict[int, TableSchema]:
     """The same for many tables at once, by OID, each numbered by its OID; those that are gone are left out."""
-    seen = view(conn, oids, publication)
+    seen = read_catalog_view(conn, oids, publication)
     return {
-        oid: replace(shape(seen.tables[oid], oid, oid), standing=seen.sights[oid].standing)
+        oid: replace(table_schema(seen.tables[oid], oid, oid), standing=seen.sights[oid].standing)
         for oid in oids
         if oid in seen.tables and oid in seen.sights
     }
 
 
-def shape(now: Catalogued, oid: int, relation: int) -> TableSchema:
+def table_schema(now: CatalogTable, oid: int, relation: int) -> TableSchema:
     """The schema of a catalogued table, attribute numbers as ids."""
     places = {number: place for place, number in enumerate(now.key)}
     return TableSchema(
@@ -167,16 +169,16 @@ def shape(now: Catalogued, oid: int, relation: int) -> TableSchema:
     )
 
 
-def view(conn: psycopg.Connection, oids: Sequence[int], publication: str | None) -> CatalogView:
+def read_catalog_view(conn: psycopg.Connection, oids: Sequence[int], publication: str | None) -> CatalogView:
     """The tables now, with all that is said of them and their standing in the publication."""
-    with mapped():
+    with map_errors():
         row = conn.execute(_INSERTED).fetchone()
-        tables = look_up(conn, oids)
+        tables = read_catalog_tables(conn, oids)
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
-    return CatalogView(Lsn.parse(row[0]), tables, look(conn, oids, publication))
+    return CatalogView(Lsn.parse(row[0]), tables, read_catalog_states(conn, oids, publication))
 
 
-def resolve(
+def resolve_relation(
     conn: psycopg.Connection,
     message: Relation,
     known: TableSchema | None,
@@ -189,9 +191,9 @@ def resolve(
     a view that has the table, by default a new one. A version that cannot be proved comes back as NEEDS_RESYNC
     with the reason; its columns without proof have ids that no attribute can have.
     """
-    now = (seen or view(conn, [message.oid], None)).tables.get(message.oid)
+    now = (seen or read_catalog_view(conn, [message.oid], None)).tables.get(message.oid)
     facts = {a.type_oid: a.type for a in now.live if a.type is not None} if now else {}
     if lacking := [column.type_oid for column in message.columns if column.type_oid not in facts]:
-        with mapped():
-            facts |= types(conn, lacking)
-    return align(message, now, known, facts, epoch)
+        with map_errors():
+            facts |= read_types(conn, lacking)
+    return identify_columns(message, now, known, facts, epoch)

@@ -8,14 +8,14 @@ from typing import TypeAlias, TypeVar
 from cdc.config.definition import Undecodable
 from cdc.pgoutput.copy_decoder import Lines
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.text_repair import CopyMender, FrameMender
+from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair
 from cdc.position import Position
-from cdc.postgres.connection import connect, is_raw
+from cdc.postgres.connection import connect, is_sql_ascii
 from cdc.table import TableSchema
 
 T = TypeVar("T")
-MendFrames: TypeAlias = Callable[[FrameBatch], FrameBatch]
-MendLines: TypeAlias = Callable[[TableSchema], Callable[[Lines], Lines]]
+RepairFrames: TypeAlias = Callable[[FrameBatch], FrameBatch]
+RepairLines: TypeAlias = Callable[[TableSchema], Callable[[Lines], Lines]]
 
 
 def unchanged(value: T) -> T:
@@ -23,14 +23,14 @@ def unchanged(value: T) -> T:
     return value
 
 
-def frame_mender(dsn: str, policy: Undecodable, after: Position) -> MendFrames:
+def frame_text_repair(dsn: str, policy: Undecodable, after: Position) -> RepairFrames:
     """What every batch of plain frames goes through before it is decoded; asks the server for its encoding once."""
     with connect(dsn, application_name="cdc encoding") as conn:
-        return FrameMender(policy, after) if is_raw(conn) else unchanged
+        return FrameTextRepair(policy, after) if is_sql_ascii(conn) else unchanged
 
 
-def line_mender(dsn: str, policy: Undecodable) -> MendLines:
+def copy_text_repair(dsn: str, policy: Undecodable) -> RepairLines:
     """The same for the lines of a copy, one mender for each table."""
     with connect(dsn, application_name="cdc encoding") as conn:
-        raw = is_raw(conn)
-    return lambda schema: CopyMender(policy, schema) if raw else unchanged
+        raw = is_sql_ascii(conn)
+    return lambda schema: CopyTextRepair(policy, schema) if raw else unchanged

@@ -28,8 +28,8 @@ from psycopg import pq
 
 from cdc.errors import PositionBeyondWal, SourceUnreachable
 from cdc.lsn import Lsn
-from cdc.postgres.connection import ANSWER_WITHIN, connect
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.connection import ANSWER_TIMEOUT, connect
+from cdc.postgres.sqlstate import map_errors
 
 _WAL_END: Final = """
     SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text
@@ -90,7 +90,7 @@ class WalBound:
         self._conn.close()
 
     def _connected(self) -> psycopg.Connection:
-        return connect(self._dsn, application_name="cdc wal bound", patience=ANSWER_WITHIN)
+        return connect(self._dsn, application_name="cdc wal bound", patience=ANSWER_TIMEOUT)
 
     def _current_wal_end(self) -> Lsn:
         with self._lock:
@@ -102,7 +102,7 @@ class WalBound:
                 return self._query()
 
     def _query(self) -> Lsn:
-        with mapped():
+        with map_errors():
             found = self._conn.execute(_WAL_END).fetchone()
         assert found is not None  # noqa: S101 - the query gives one row
         return Lsn.parse(found[0])

@@ -66,7 +66,7 @@ def check_predicate(
 
 
 @contextmanager
-def reading_by(
+def bounded_read(
     conn: psycopg.Connection, schema: TableSchema, where: str | None, *, within: float = READ_WITHIN
 ) -> Iterator[None]:
     """Bound the statements of the block, in a read-only transaction, if they read by a predicate.

@@ -120,7 +120,7 @@ class SourceSampler:
                 self._connection = postgres.connect(
                     self._source.current_dsn(), application_name="cdc server", patience=ANSWER_WITHIN
                 )
-            return self._observation(reading.slot_use(self._connection, self._slot))
+            return self._observation(reading.read_slot_use(self._connection, self._slot))
         except CdcError as error:
             self._forget()
             return self._without(f"{error.code} {error.message}")

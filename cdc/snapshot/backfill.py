@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from cdc.errors import CdcError, Reaction
 from cdc.position import Position
-from cdc.postgres.chunk_snapshot import Bounds, estimate, leaves, table_sizes
-from cdc.postgres.connection import cancel
+from cdc.postgres.chunk_snapshot import KeyBounds, estimate_rows, stored_tables, table_sizes
+from cdc.postgres.connection import cancel_statement
 from cdc.postgres.keys import check_keys
-from cdc.postgres.publication import wait_for_older
+from cdc.postgres.publication import wait_for_older_transactions
 from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.where_clause import check_predicate
 from cdc.snapshot.backfill_state import BackfillRequest, BackfillState, TableBackfillState
@@ -116,7 +116,7 @@ class Backfill:
         if done.began is not None and schema.state is TableState.LIVE:  # it ended, and was not recorded
             done.state = "done"
             return
-        done.state, done.estimate = "snapshotting", estimate(self._conns[0], schema.oid)
+        done.state, done.estimate = "snapshotting", estimate_rows(self._conns[0], schema.oid)
         self._record()
         if schema.key:
             self._by_parts(schema, done)
@@ -135,7 +135,7 @@ class Backfill:
     def _by_parts(self, schema: TableSchema, done: TableBackfillState) -> None:
         around, resync = self._around, self._request.resync
         if schema.reason == ADDED:
-            wait_for_older(self._conns[0], OLDER_TRANSACTIONS_WITHIN)
+            wait_for_older_transactions(self._conns[0], OLDER_TRANSACTIONS_WITHIN)
         if resync and done.began is None:
             done.began = int(
                 around.stream.place(schema.relation, lambda version: self._beginning(version or schema)).position
@@ -171,10 +171,10 @@ class Backfill:
             done.rows, done.seconds = 0, 0.0  # a list is begun anew
             return KeyListPlan(request.keys, gone=True)
         if request.where is None and request.first is None and request.last is None:
-            stored = leaves(self._conns[0], schema.oid)
+            stored = stored_tables(self._conns[0], schema.oid)
             if stored is not None:
                 return BlockPlan(done, stored, limits)
-        return KeyRangePlan(done, Bounds(first=request.first, last=request.last, where=request.where), limits)
+        return KeyRangePlan(done, KeyBounds(first=request.first, last=request.last, where=request.where), limits)
 
     def _beginning(self, version: TableSchema) -> Chunk:
         """What a full copy begins with: the version that the stream is read by, anew if that is in doubt."""
@@ -241,7 +241,7 @@ class Backfill:
         """End what is read for nobody any more: by a predicate a chunk may take long."""
         while wait(running, CHECK_EVERY).not_done:
             for conn in self._conns:
-                cancel(conn)
+                cancel_statement(conn)
 
     def _chunks(self, schema: TableSchema, number: int) -> ChunkReader:
         return ChunkReader(self._conns[number], self._around, schema.relation, self._request.sink)

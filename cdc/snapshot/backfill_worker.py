@@ -20,7 +20,7 @@ from cdc.config.definition import Snapshot, SnapshotMode
 from cdc.errors import CatalogUnavailable, CdcError, Reaction
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.text_repair import line_mender
+from cdc.postgres.text_repair import copy_text_repair
 from cdc.snapshot.backfill import Backfill, BackfillControl, BackfillDirective
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, BackfillState, check_request
 from cdc.snapshot.chunk_plan import ChunkLimits
@@ -172,7 +172,7 @@ class BackfillWorker(Thread):
             around = CopyContext(
                 stream=stream,
                 publication=source.publication.name,
-                mend=line_mender(dsn, source.undecodable),
+                mend=copy_text_repair(dsn, source.undecodable),
                 limits=_limits(definition.snapshot),
                 pace=CopyRateLimit(request.rate, definition.snapshot.max_source_load, stream, self._stop_event),
                 gate=PauseGate(),

@@ -15,7 +15,7 @@ from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
-from cdc.postgres.chunk_snapshot import BlockRange, Bounds, Leaf
+from cdc.postgres.chunk_snapshot import BlockRange, KeyBounds, StoredTable
 from cdc.snapshot.backfill_state import Blocks, TableBackfillState
 
 FIRST_ROWS: Final = 5_000
@@ -48,7 +48,7 @@ class ChunkLimits:
 class ChunkRange:
     """What is read at once."""
 
-    rows: Bounds | BlockRange
+    rows: KeyBounds | BlockRange
     limit: int = NO_LIMIT
     """Rows at most; of weight only for bounds."""
     gone: bool = False
@@ -111,10 +111,10 @@ class KeyRangePlan:
 
     parallel = False
 
-    def __init__(self, done: TableBackfillState, bounds: Bounds, limits: ChunkLimits) -> None:
+    def __init__(self, done: TableBackfillState, bounds: KeyBounds, limits: ChunkLimits) -> None:
         self._done, self._limits = done, limits
         after = None if done.after is None else tuple(done.after)
-        self._next: Bounds | None = replace(bounds, after=after)
+        self._next: KeyBounds | None = replace(bounds, after=after)
         self._size = min(FIRST_ROWS, limits.rows)
 
     def take(self) -> ChunkRange | None:
@@ -155,7 +155,7 @@ class KeyListPlan:
     def take(self) -> ChunkRange | None:
         """See Cut."""
         with self._lock:
-            return ChunkRange(Bounds(keys=self._left.pop()), gone=self._gone) if self._left else None
+            return ChunkRange(KeyBounds(keys=self._left.pop()), gone=self._gone) if self._left else None
 
     def came(self, read: ChunkResult) -> None:
         """See Cut."""
@@ -180,7 +180,7 @@ class BlockPlan:
 
     parallel = True
 
-    def __init__(self, done: TableBackfillState, leaves: Sequence[Leaf], limits: ChunkLimits) -> None:
+    def __init__(self, done: TableBackfillState, leaves: Sequence[StoredTable], limits: ChunkLimits) -> None:
         self._done, self._limits, self._lock = done, limits, Lock()
         self._leaves = {leaf.oid: leaf for leaf in leaves}
         self._left = _unread_blocks(done, leaves)
@@ -251,7 +251,7 @@ def _split(span: BlockRange) -> list[BlockRange]:
     return [replace(span, lines=lines) for lines in pairwise(bounds)]
 
 
-def _unread_blocks(done: TableBackfillState, leaves: Sequence[Leaf]) -> list[Blocks]:
+def _unread_blocks(done: TableBackfillState, leaves: Sequence[StoredTable]) -> list[Blocks]:
     """What is to be read: of leaves that were begun and not rewritten since, the rest."""
     left = list[Blocks]()
     for leaf in leaves:
@@ -263,8 +263,8 @@ def _unread_blocks(done: TableBackfillState, leaves: Sequence[Leaf]) -> list[Blo
     return left
 
 
-def _bounds(part: ChunkRange) -> Bounds:
-    assert isinstance(part.rows, Bounds)  # noqa: S101 - a cut gets back what it gave out
+def _bounds(part: ChunkRange) -> KeyBounds:
+    assert isinstance(part.rows, KeyBounds)  # noqa: S101 - a cut gets back what it gave out
     return part.rows
 
 

@@ -22,13 +22,20 @@ from cdc.failpoint import hit
 from cdc.log.object_path import Root
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk_snapshot import BlockRange, has_columns, keyed_query, snapshot, span_query, whole_query
+from cdc.postgres.chunk_snapshot import (
+    BlockRange,
+    block_range_query,
+    has_columns,
+    key_range_query,
+    snapshot_transaction,
+    table_query,
+)
 from cdc.postgres.copy import copy_rows
 from cdc.postgres.heartbeat import is_standby
-from cdc.postgres.keys import absent
+from cdc.postgres.keys import missing_keys
 from cdc.postgres.publication_columns import published_schema
-from cdc.postgres.text_repair import MendLines
-from cdc.postgres.where_clause import reading_by
+from cdc.postgres.text_repair import RepairLines
+from cdc.postgres.where_clause import bounded_read
 from cdc.snapshot.chunk_plan import IDLE_FACTOR, ChunkLimits, ChunkPlan, ChunkRange, ChunkResult
 from cdc.snapshot.chunk_sender import WATERMARK_TIMEOUT, ChunkSender
 from cdc.snapshot.missing_keys import deletion_rows
@@ -123,7 +130,7 @@ class CopyContext:
 
     stream: ChunkSender
     publication: str
-    mend: MendLines
+    mend: RepairLines
     limits: ChunkLimits
     pace: CopyRateLimit
     gate: PauseGate
@@ -207,7 +214,7 @@ class ChunkReader:
             known = around.stream.placing.open(token, self._relation, WATERMARK_TIMEOUT, whole=True)
             if known is None:
                 raise ConfigError("the table is unknown")
-            with around.stream.placing.closing(token), snapshot(self._conn, known) as visibility:
+            with around.stream.placing.closing(token), snapshot_transaction(self._conn, known) as visibility:
                 schema = made(known, published_schema(self._conn, known.oid, around.publication))
                 seen = around.stream.placing.sees_all(token, visibility)
                 rows = self._everything(schema) if seen else LOG_SCHEMA.empty_table()
@@ -225,7 +232,7 @@ class ChunkReader:
 
     def _everything(self, schema: TableSchema) -> pa.Table:
         try:
-            query = whole_query(self._conn, schema, self._around.publication)
+            query = table_query(self._conn, schema, self._around.publication)
             return self._rows(schema, query, KEYLESS_BYTES)[0]
         except ChunkTooLarge:
             raise ConfigError(
@@ -258,7 +265,7 @@ class ChunkReader:
             schema = around.stream.placing.open(token, self._relation, WATERMARK_TIMEOUT)
             if schema is None or schema.state not in CAPTURED:
                 raise not_copyable_error(schema)
-            with around.stream.placing.closing(token), snapshot(self._conn, schema, leaf) as visibility:
+            with around.stream.placing.closing(token), snapshot_transaction(self._conn, schema, leaf) as visibility:
                 known = has_columns(self._conn, schema)
                 seen = around.stream.placing.sees_all(token, visibility)
                 rows, nbytes = self._read(schema, part) if seen and known else (LOG_SCHEMA.empty_table(), 0)
@@ -290,11 +297,11 @@ class ChunkReader:
         conn, publication, asked = self._conn, self._around.publication, part.rows
         limit = None if part.is_smallest else (IDLE_FACTOR + 1) * self._around.limits.nbytes
         if isinstance(asked, BlockRange):
-            return self._rows(schema, span_query(conn, schema, asked, publication), limit)
-        with reading_by(conn, schema, asked.where):
-            rows, nbytes = self._rows(schema, keyed_query(conn, schema, asked, part.limit, publication), limit)
+            return self._rows(schema, block_range_query(conn, schema, asked, publication), limit)
+        with bounded_read(conn, schema, asked.where):
+            rows, nbytes = self._rows(schema, key_range_query(conn, schema, asked, part.limit, publication), limit)
         if part.gone and asked.keys is not None:
-            rows = pa.concat_tables([rows, deletion_rows(schema, absent(conn, schema, asked.keys, publication))])
+            rows = pa.concat_tables([rows, deletion_rows(schema, missing_keys(conn, schema, asked.keys, publication))])
         return rows, nbytes
 
     def _rows(self, schema: TableSchema, query: Any, limit: int | None) -> tuple[pa.Table, int]:

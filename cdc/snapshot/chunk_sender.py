@@ -16,7 +16,7 @@ from cdc.change import WATERMARK_PREFIX
 from cdc.errors import SnapshotVoid
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import replay_lag
-from cdc.postgres.heartbeat import emit
+from cdc.postgres.heartbeat import emit_message
 from cdc.snapshot.watermark_window import Chunk, PlacedRows, WatermarkWindows
 from cdc.table import TableSchema
 
@@ -51,7 +51,7 @@ class ChunkSender:
         """Hand a chunk over and send its watermark."""
         self.placing.offer(token, chunk)
         with self._lock:
-            emit(self._conn, WATERMARK_PREFIX, token)
+            emit_message(self._conn, WATERMARK_PREFIX, token)
 
     def outcome(self, token: str) -> PlacedRows:
         """What became of it; raises SnapshotVoid if that takes too long."""

@@ -23,9 +23,9 @@ from cdc.position import Position
 from cdc.postgres.column_identity import EPOCH_SHIFT
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import SourceRequirements, preflight
-from cdc.postgres.publication import PublicationControl, ensure_publication, read_publication, withdraw
+from cdc.postgres.publication import PublicationControl, drop_table, ensure_publication, read_publication
 from cdc.postgres.publication_columns import published_schema
-from cdc.postgres.tables import TableName, match_tables, read_schema, unfit_tables
+from cdc.postgres.tables import TableName, match_tables, read_schema, uncapturable_tables
 from cdc.remedy import literal
 from cdc.snapshot.chunk_sender import ChunkSender
 from cdc.snapshot.schema_rows import schema_chunk, schema_from_catalog, with_state
@@ -106,7 +106,7 @@ class PublicationSync:
             gone = [schema for schema in found.missing if read_schema(conn, schema.oid) is None]
             fit, wrong = self._fit(found.added)
             captured = {schema.oid for schema in known if schema.state is not TableState.DROPPED}
-            unfit = unfit_tables(conn, definition.patterns, definition.excludes)
+            unfit = uncapturable_tables(conn, definition.patterns, definition.excludes)
             refused = self._refuse(
                 wrong | {str(t.name): _refusal_text(t.name, t.reason, t.sql) for t in unfit if t.oid not in captured}
             )
@@ -215,7 +215,7 @@ class PublicationSync:
         name = self._definition.source.publication.name
         publication = read_publication(telling, name)
         if publication is not None and publication.is_alterable(publication_control(self._definition)):
-            withdraw(telling, name, TableName(schema.schema, schema.name))
+            drop_table(telling, name, TableName(schema.schema, schema.name))
         self._mark(stream, schema, REMOVED)
 
     def _mark(self, stream: ChunkSender, schema: TableSchema, reason: str) -> None:

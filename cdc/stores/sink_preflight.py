@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from cdc.config import Definition, DeltaSinkDefinition, SinkRule, TableSettings, rule_of, settings_of
+from cdc.config import Definition, DeltaSinkDefinition, SinkRule, TableSettings, rule_of, table_settings
 from cdc.config.columns import ColumnMismatch
-from cdc.config.columns import misfits as misfits_of_columns
-from cdc.config.target_path import routed
+from cdc.config.columns import column_mismatches as misfits_of_columns
+from cdc.config.target_path import target_path
 from cdc.config.yaml_document import Key
 from cdc.errors import (
     CdcError,
@@ -52,7 +52,7 @@ class SinkTables:
     @property
     def settings(self) -> TableSettings:
         """How it is kept."""
-        return settings_of(self.schema.topic, self.sink, self.sink.rules)
+        return table_settings(self.schema.topic, self.sink, self.sink.rules)
 
     def key(self, *below: str | int) -> Key:
         """Where something is said of it: by its rule if that does, else by the sink."""
@@ -108,7 +108,7 @@ def taken(
     routes, found = list[tuple[str, SinkTables]](), list[ColumnMismatch]()
     for one in fed(definition, tables, sinks):
         try:
-            routes.append((routed(one.sink.path, one.sink.rules, one.schema), one))
+            routes.append((target_path(one.sink.path, one.sink.rules, one.schema), one))
         except TransformRefused as exc:
             found.append(ColumnMismatch(one.key("pattern"), exc))
     found += _crossing(routes)

@@ -16,8 +16,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from cdc.config import DeltaSinkDefinition, SchemaChanges, SinkRule, TableSettings, rule_of
-from cdc.config.columns import kept
-from cdc.config.sinks import HistoryMode, settings_under
+from cdc.config.columns import with_target_columns
+from cdc.config.sinks import HistoryMode, settings_with_rule
 from cdc.errors import TargetRulesChanged
 from cdc.naming import COLUMN_ID_KEY, column_name, name_of_column
 from cdc.stores.current_rows import MODE
@@ -62,13 +62,13 @@ class TargetRules:
                 return found
         if schema is None:
             return None
-        settings = settings_under(self.settings, rule)
+        settings = settings_with_rule(self.settings, rule)
         shown = self._shown(pa.schema(table.schema().to_arrow()), schema, settings)
         return next((_SHOWS.format(name) for name in shown), None)
 
     def check_left_out(self, uri: str, columns: pa.Schema, schema: TableSchema) -> None:
         """Raise TargetRulesChanged for a target with a column that the rules leave out."""
-        settings = settings_under(self.settings, self._rule(schema.topic))
+        settings = settings_with_rule(self.settings, self._rule(schema.topic))
         if (name := next(self._shown(columns, schema, settings), None)) is not None:
             raise TargetRulesChanged(f"target {uri!r} {_SHOWS.format(name)}")
 
@@ -82,13 +82,13 @@ class TargetRules:
         return _REMADE if (configuration.get(TRANSFORM) or "") != expected else None
 
     def _by_mode(self, configuration: Mapping[str, str | None], topic: str) -> str | None:
-        expected = settings_under(self.settings, self._rule(topic)).keeping
+        expected = settings_with_rule(self.settings, self._rule(topic)).keeping
         if (held := configuration.get(MODE) or HistoryMode.LATEST.value) != expected.value:
             return f"was made as {held!r}: expected {expected.value!r}"
         return None
 
     def _by_columns(self, columns: pa.Schema, schema: TableSchema) -> Iterator[str]:
-        settings = settings_under(self.settings, self._rule(schema.topic))
+        settings = settings_with_rule(self.settings, self._rule(schema.topic))
         yield from (_SHOWS.format(name) for name in self._shown(columns, schema, settings))
         if settings.schema_changes is not SchemaChanges.IGNORE:
             yield from (_LACKS.format(name) for name in self._missing(columns, schema, settings))
@@ -97,7 +97,7 @@ class TargetRules:
         """Columns of the target that the rules leave out, by their names at the source."""
         if not settings.column_list and not settings.except_column_list:
             return
-        wanted = {column.id for column in kept(schema, settings).columns}
+        wanted = {column.id for column in with_target_columns(schema, settings).columns}
         left_out = {column.id: column.name for column in schema.columns if column.id not in wanted}
         if _ids(columns):
             for field in columns:
@@ -117,7 +117,7 @@ class TargetRules:
         if transform is not None and transform.python is not None:
             return
         gone, ids = set(() if transform is None else transform.drop), _ids(columns)
-        for column in kept(schema, settings).sent:
+        for column in with_target_columns(schema, settings).sent:
             there = column.id in ids if ids else self._called(column.name, schema.topic) in columns.names
             if column.name not in gone and not there:
                 yield column.name

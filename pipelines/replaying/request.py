@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition, rule_of
-from cdc.config.target_path import routed
+from cdc.config.target_path import target_path
 from cdc.errors import ConfigError, SinkUnavailable
 from cdc.log import time_index
 from cdc.log.reader import LogReader
@@ -101,7 +101,7 @@ def _check_merged(
     if not isinstance(wanted, DeltaSinkDefinition):
         return
     uris = {
-        table.relation: routed(wanted.path, wanted.rules, table.schema)
+        table.relation: target_path(wanted.path, wanted.rules, table.schema)
         for table in found
         if (rule := rule_of(table.topic, wanted.rules)) is not None and rule.merge_tables
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Self
 
-from cdc.config.storage import Storage, root_at
+from cdc.config.storage import Storage, log_root
 from cdc.errors import InvalidDefinition, LogTrimmed
 from cdc.log import time_index
 from cdc.log.reader import LogReader
@@ -74,7 +74,7 @@ class SourceOptions:
 
     def opened(self) -> LogReader:
         """The log, as it is now."""
-        return LogReader(root_at(self.path, Storage.taken_over(self.storage)))
+        return LogReader(log_root(self.path, Storage.taken_over(self.storage)))
 
     def start(self, log: LogReader) -> Position:
         """The position that the frame begins after; raises LogTrimmed for a moment before the oldest change."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import Transform
-from cdc.config.expression import BARE, names
+from cdc.config.expression import BARE, named_in
 from cdc.errors import TransformRefused
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 
@@ -138,7 +138,7 @@ def _analysed(frame: DataFrame, name: str, sql: str, what: str) -> tuple[pa.Fiel
     from pyspark.sql.pandas.types import to_arrow_schema
 
     there = {column.casefold() for column in frame.columns}
-    if bare := sorted({word for _, word, _ in names(sql) if word.lower() in BARE and word.casefold() not in there}):
+    if bare := sorted({word for _, word, _ in named_in(sql) if word.lower() in BARE and word.casefold() not in there}):
         raise TransformRefused(f"{what}: the value of {bare[0]!r} would change when the row comes again")
     with _refusing_to_resolve(what):
         made = frame.select(F.expr(sql).alias(name))

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import Transform
-from cdc.config.columns import unfit
+from cdc.config.columns import transform_mismatches
 from cdc.config.transform import KEEP_LAST, REDACT, SHA256
 from cdc.errors import TransformRefused
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
@@ -85,7 +85,7 @@ class TableTransform:
     @classmethod
     def of(cls, rule: Transform, schema: TableSchema) -> Self:
         """Raises TransformRefused for a column that the table does not have, and for what would undo its key."""
-        if (found := next(unfit(rule, schema), None)) is not None:
+        if (found := next(transform_mismatches(rule, schema), None)) is not None:
             raise found.error
         salt = b"" if rule.salt is None else rule.salt.reveal().encode()
         masks = {column.id: Mask(rule.mask[column.name], salt) for column in schema.sent if column.name in rule.mask}

@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic_core import PydanticCustomError
 
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.config.units import seconds
 from cdc.config.verify_options import Against, VerifyMode
 from cdc.errors import ConfigError, ExitCode, VerifyMismatch
@@ -42,9 +42,9 @@ def run(asked: argparse.Namespace) -> int:
     if rhythm is not None:
         return _continuously(asked, options, rhythm)
     if asked.repair:
-        mended = repair(load(asked.config), options)
+        mended = repair(load_definition(asked.config), options)
         return _told(asked, mended.report, mended.mended, mended.to_json(), mended.summary)
-    report = verify(load(asked.config), options)
+    report = verify(load_definition(asked.config), options)
     return _told(asked, report, (), report.to_json(), report.summary)
 
 
@@ -69,7 +69,7 @@ def _rhythm(asked: argparse.Namespace) -> VerificationSchedule | None:
 
 
 def _continuously(asked: argparse.Namespace, options: VerifyOptions, rhythm: VerificationSchedule) -> int:
-    definition = load(asked.config)
+    definition = load_definition(asked.config)
     work = ContinuousVerification(definition, options, rhythm, _say_json if asked.json else _say)
     work.run()
     return int((ExitCode.FINDING if work.wrong else ExitCode.OK).value)

@@ -20,7 +20,7 @@ from cdc.config import Definition
 from cdc.config.verify_options import VerifyMode
 from cdc.errors import CdcError, ExitCode
 from cdc.position import Position
-from cdc.postgres.key_ranges import KeyRange, next_start
+from cdc.postgres.key_ranges import KeyRange, next_range_start
 from cdc.snapshot.backfill_state import KEYS
 from pipelines.verification.compare_table import TableComparison
 from pipelines.verification.rate_limit import RateLimitedReference, ReadRateLimit
@@ -193,7 +193,7 @@ class ContinuousVerification:
         while begin := next_place(catalog.verified.passes(self._definition.name, *place), at, self._rhythm.every):
             within = None if column is None else KeyRange(column, begin.first)
             if within is not None:
-                within = replace(within, ended=next_start(cut.source, table.schema, within, self._rhythm.rows))
+                within = replace(within, ended=next_range_start(cut.source, table.schema, within, self._rhythm.rows))
             found = VerifiedRange(
                 sink=table.sink,
                 topic=table.record.topic,

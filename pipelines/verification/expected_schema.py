@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, Transform, rule_of, settings_of
+from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, Transform, rule_of, table_settings
 from cdc.config.sinks import SchemaChanges, TableSettings
 from cdc.errors import TransformRefused
 from cdc.table import TableSchema
@@ -50,7 +50,7 @@ class ExpectedSchema:
         """By what the definition says of the table."""
         if isinstance(sink, SearchSinkDefinition):
             return cls(schema, {column.id: column.name for column in schema.sent})
-        settings, rule = settings_of(schema.topic, sink, sink.rules), rule_of(schema.topic, sink.rules)
+        settings, rule = table_settings(schema.topic, sink, sink.rules), rule_of(schema.topic, sink.rules)
         wanted = {column.id: column.name for column in schema.sent if _is_wanted(column.name, settings)}
         may_lack = settings.schema_changes is SchemaChanges.IGNORE
         if rule is None or rule.transform is None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from cdc.catalog import VerifiedRange
-from cdc.postgres.key_ranges import ordered_by_bytes
+from cdc.postgres.key_ranges import is_ordered_by_bytes
 from cdc.table import TableSchema
 
 _INTEGERS: Final = {20, 21, 23}
@@ -46,4 +46,4 @@ def in_same_order(source: Any, schema: TableSchema, kind: pa.DataType) -> bool:
         return type_oid in _INTEGERS
     if not (pa.types.is_string(kind) or pa.types.is_string_view(kind) or pa.types.is_large_string(kind)):
         return False
-    return type_oid == _UUID or (type_oid in _TEXTS and ordered_by_bytes(source, schema, column.name))
+    return type_oid == _UUID or (type_oid in _TEXTS and is_ordered_by_bytes(source, schema, column.name))

@@ -25,7 +25,7 @@ from cdc.errors import CutNotReached, SnapshotVoid
 from cdc.position import Position
 from cdc.postgres import heartbeat
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import begin_snapshot, hold_tables
+from cdc.postgres.copy import begin_snapshot, lock_tables
 from cdc.postgres.publication_columns import published_rows
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import match_tables
@@ -124,9 +124,9 @@ def _ask(catalog: Catalog, wish: CutRequest, source: Any, commands: dict[str, in
         for sink in wish.sinks:
             commands[sink] = catalog.commands.post(wish.pipeline, "cut", {"sink": sink, "position": int(position)})
         begin_snapshot(source, exported.name)
-        hold_tables(source, match_tables(source, wish.patterns, wish.exclude))
+        lock_tables(source, match_tables(source, wish.patterns, wish.exclude))
     with connect(wish.dsn, application_name="cdc verify") as conn:
-        heartbeat.emit(conn, HEARTBEAT_PREFIX, "verify")
+        heartbeat.emit_message(conn, HEARTBEAT_PREFIX, "verify")
     return position
 
 

@@ -181,7 +181,7 @@ class Bench:
         """A place behind every change; the heartbeat behind it makes both peers pass it."""
         with connect(self._dsn) as conn:
             row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-            heartbeat.emit(conn, HEARTBEAT_PREFIX, "benchmark")
+            heartbeat.emit_message(conn, HEARTBEAT_PREFIX, "benchmark")
         assert row is not None
         return Lsn.parse(row[0])
 

@@ -29,7 +29,7 @@ import pyarrow as pa
 from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.change import HEARTBEAT_PREFIX, Operation
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.errors import ExitCode
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
@@ -172,7 +172,7 @@ class Measurement:
         }
 
     def _made(self) -> int:
-        """The tables of the load, and how many they are."""
+        """The tables of the load_definition, and how many they are."""
         with connect(self._dsn) as conn:
             for statement in self._load.setup:
                 conn.execute(statement.encode())
@@ -199,7 +199,9 @@ class Measurement:
     def _longest_cadence(self, asked: float, end: float) -> float:
         """Wait; the most seconds between two batches that the sink was held to from then to the end, 0 if to none."""
         longest = 0.0
-        with Catalog.open(load(self._place.folder / "definition.yaml").catalog.url, migrate=False) as catalog:
+        with Catalog.open(
+            load_definition(self._place.folder / "definition.yaml").catalog.url, migrate=False
+        ) as catalog:
             while (now := time.time()) < end:
                 self._publications.look()
                 if now >= asked:
@@ -222,7 +224,7 @@ class Measurement:
     def _end(self) -> Position:
         with connect(self._dsn) as conn:
             row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-            heartbeat.emit(conn, HEARTBEAT_PREFIX, "benchmark")
+            heartbeat.emit_message(conn, HEARTBEAT_PREFIX, "benchmark")
         assert row is not None
         end = Lsn.parse(row[0])
         until(lambda: self._durable().lsn >= end, 120)

@@ -226,7 +226,7 @@ class Bench:
         """Wait until the log holds all that is committed now."""
         with connect(self._dsn) as conn:
             row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-            heartbeat.emit(conn, HEARTBEAT_PREFIX, "benchmark")
+            heartbeat.emit_message(conn, HEARTBEAT_PREFIX, "benchmark")
         assert row is not None
         end = Lsn.parse(row[0])
         until(lambda: (LogReader(place.log).durable or 0) >= end, 120)

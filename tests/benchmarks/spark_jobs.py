@@ -15,7 +15,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from cdc.config import Definition, load
+from cdc.config import Definition, load_definition
 from cdc.log.compacted_state import state
 from cdc.log.reader import LogReader
 from pipelines.replaying.replay import replay
@@ -30,7 +30,7 @@ def replayed(_session: SparkSession, config: str, sink: str, into: str, begun: s
 
     The file `begun` is there from that moment on. Told as well is what became of the log meanwhile.
     """
-    definition = load(Path(config))
+    definition = load_definition(Path(config))
     before, horizon = LogReader(definition.log.root).segments(), _horizon(definition)
     Path(begun).touch()
     report = replay(definition, ReplayOptions(sink=sink, into=into))

@@ -26,7 +26,7 @@ from typer.main import get_command
 from cdc.__main__ import main
 from cdc.catalog import Catalog
 from cdc.cli.app import application
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.stores.published import Published
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.cli.trimmed import Folder
@@ -86,7 +86,7 @@ def ground(folder: Path, dsn: str | None) -> None:
     text = made.path.read_text(encoding="utf-8")
     made.path.write_text(text.replace("postgresql://localhost/shop", dsn or "postgresql://nobody@127.0.0.1:1/no"))
     made.consumer("lake", 190)
-    with Catalog.open(load(made.path).catalog.url) as catalog:
+    with Catalog.open(load_definition(made.path).catalog.url) as catalog:
         fill(catalog)
     sink = DeltaSink(DeltaSettings("lake", f"{folder}/lake/{{schema}}/{{table}}"))
     sink.open("log-1")

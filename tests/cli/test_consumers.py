@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.log import consumers
 from tests.cli.command import run
 from tests.cli.trimmed import Folder
@@ -47,7 +47,7 @@ def test_one_that_is_silent_is_forgotten_and_that_is_audited(
     done = run(capsys, "consumers", "forget", "old", "-c", folder.path, "--json").envelope["result"]
     assert (done["forgotten"], done["consumer"]["position"]) == (True, "0/82")
     assert left(folder) == ["lake"]
-    with Catalog.open(load(folder.path).catalog.url) as catalog:
+    with Catalog.open(load_definition(folder.path).catalog.url) as catalog:
         assert [entry.action for entry in catalog.audit.ls()] == ["consumers.forget"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.log.reader import LogReader
 from tests.cli.command import run
 from tests.cli.trimmed import Folder
@@ -34,7 +34,7 @@ def test_verify_names_the_command_and_the_command_says_what_it_gave_up(
     assert outcome.status == 0, outcome.output
     result = outcome.envelope["result"]
     assert result == {"file": file, "way": "given_up", "first": "0/96", "last": "0/96", "marked": ["shop.orders"]}
-    with Catalog.open(load(folder.path).catalog.url) as catalog:
+    with Catalog.open(load_definition(folder.path).catalog.url) as catalog:
         assert [entry.action for entry in catalog.audit.ls()] == ["log.drop_file"]
     told = run(capsys, "log", "drop-file", broken(folder, 160), "--yes", "-c", folder.path)
     assert "start the reader, then: cdc tables resync shop.orders" in told.output

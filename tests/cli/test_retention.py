@@ -12,7 +12,7 @@ import pytest
 
 from cdc.catalog import Catalog, ProcessReport
 from cdc.catalog.commands import COMPACT
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.log.reader import LogReader
 from cdc.log.retention_worker import ASKED
 from tests.cli.command import run, spawn
@@ -93,7 +93,7 @@ def test_compact_does_it_here_while_no_apply_process_runs(folder: Folder) -> Non
 def applying(folder: Folder, result: dict[str, Any], *, ok: bool) -> Iterator[list[dict[str, Any]]]:
     """An apply process that answers every wish to compact; what it was asked for."""
     stop, wishes = Event(), list[dict[str, Any]]()
-    with Catalog.open(load(folder.path).catalog.url) as catalog:
+    with Catalog.open(load_definition(folder.path).catalog.url) as catalog:
         catalog.processes.report(ProcessReport("shop", "apply", 1, "running"))
 
         def answer() -> None:

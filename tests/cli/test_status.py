@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.metrics import Metrics
 from tests.cli.command import run
 from tests.cli.trimmed import Folder
@@ -18,7 +18,7 @@ from tests.service.pipeline import NAME, fill
 def folder(tmp_path: Path) -> Folder:
     """A healthy pipeline over a log that is compacted up to 170 and lacks single changes up to 150."""
     folder = Folder.half(tmp_path)
-    with Catalog.open(load(folder.path).catalog.url) as catalog:
+    with Catalog.open(load_definition(folder.path).catalog.url) as catalog:
         fill(catalog)
     return folder
 
@@ -40,7 +40,7 @@ def test_the_line_of_a_sink_that_is_slowed_down_says_by_what(
     capsys: pytest.CaptureFixture[str], folder: Folder
 ) -> None:
     slowed = "a batch every 12.0 s: shop.orders is written again at 1,536.0 MB a batch"
-    with Catalog.open(load(folder.path).catalog.url) as catalog:
+    with Catalog.open(load_definition(folder.path).catalog.url) as catalog:
         catalog.sinks.record(NAME, SinkProgress("lake", 7, None, 3.0, "running", slowed))
     lines = run(capsys, "status", "-c", folder.path).output.splitlines()
     assert [line for line in lines if line.endswith(f"running  {slowed}")] != []
@@ -51,7 +51,7 @@ def test_a_table_that_goes_on_says_what_is_worth_knowing_of_it(
     capsys: pytest.CaptureFixture[str], folder: Folder
 ) -> None:
     parked = "1 key is parked: 'cdc dlq ls' says why"
-    with Catalog.open(load(folder.path).catalog.url) as catalog:
+    with Catalog.open(load_definition(folder.path).catalog.url) as catalog:
         catalog.tables.record(NAME, [TableProgress("lake", "shop.orders", "streaming", parked, 7, 1, 3)])
     outcome = run(capsys, "status", "--exit-code", "-c", folder.path)
     assert outcome.status == 0
@@ -79,7 +79,7 @@ def test_a_pipeline_before_its_first_copy_has_no_log_and_that_is_no_problem(
         f"sinks: [{{type: delta, name: lake, path: '{tmp_path}/lake/{{schema}}/{{table}}'}}]\n",
         encoding="utf-8",
     )
-    with Catalog.open(load(path).catalog.url):
+    with Catalog.open(load_definition(path).catalog.url):
         outcome = run(capsys, "status", "-c", path)
     assert "no log yet" in outcome.output
     assert "CDC-4000" not in outcome.output
@@ -89,7 +89,7 @@ def test_a_pipeline_that_is_down_is_exit_status_4_and_one_that_is_degraded_only_
     capsys: pytest.CaptureFixture[str], folder: Folder
 ) -> None:
     stopped = TableProgress("lake", "shop.orders", "stopped", "CDC-3001 a value", 7, 1, 3)
-    with Catalog.open(load(folder.path).catalog.url) as catalog:
+    with Catalog.open(load_definition(folder.path).catalog.url) as catalog:
         catalog.tables.record(NAME, [stopped])
         degraded = [run(capsys, "status", *option, "-c", folder.path).status for option in ([], ["--exit-code"])]
         catalog.processes.report(ProcessReport(NAME, "apply", 4712, "failed", None, Metrics().to_json()))

@@ -13,7 +13,7 @@ import pytest
 
 from cdc.catalog import Catalog, ProcessReport
 from cdc.catalog.commands import CommandState
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.snapshot.table_requests import CHECK_TABLES, SKIP_TABLES
 from cdc.table import TableState
@@ -78,11 +78,11 @@ def test_without_a_reader_the_file_changes_and_the_rest_comes_at_its_start(
 ) -> None:
     told = cdc("tables", "add", "public.u")
     assert (told.status, LATER in told.output) == (0, True)
-    assert load(held.path).patterns == ["public.t", "public.u"]
+    assert load_definition(held.path).patterns == ["public.t", "public.u"]
     again = cdc("tables", "add", "public.u", "--json").envelope
     assert (again["ok"], again["result"]["written"], again["summary"][:13]) == (True, False, "nothing to do")
     assert cdc("tables", "remove", "public.u").status == 0
-    assert load(held.path).patterns == ["public.t"]
+    assert load_definition(held.path).patterns == ["public.t"]
     assert [line.action for line in catalog.audit.ls()] == ["tables remove", "tables add"]
     assert catalog.commands.ls("held", CHECK_TABLES) == []
 

@@ -10,9 +10,9 @@ from cdc.config import (
     SearchSinkDefinition,
     TypeSettings,
     WriterChoice,
-    check,
-    load,
-    resolved,
+    check_definition,
+    load_definition,
+    printable_definition,
 )
 from tests.config.definitions import SOUND, changed, write
 
@@ -26,7 +26,7 @@ def with_dsn(value: str) -> str:
 
 
 def test_defaults_are_named_after_the_pipeline_and_placed_beside_the_log(tmp_path: Path) -> None:
-    definition = load(write(tmp_path), {})
+    definition = load_definition(write(tmp_path), {})
     assert definition.source.slot.name == "cdc_shop"
     assert definition.source.publication.name == "cdc_shop_pub"
     assert definition.source.heartbeat == 10.0
@@ -43,12 +43,12 @@ def test_defaults_are_named_after_the_pipeline_and_placed_beside_the_log(tmp_pat
 @pytest.mark.parametrize(("every", "seconds"), [("off", 0.0), ("0", 0.0), ("90s", 90.0)])
 def test_compaction_is_turned_off_by_its_name_or_by_nothing(tmp_path: Path, every: str, seconds: float) -> None:
     text = changed("  path: log", f"  path: log\n  compact: {{every: {every}}}")
-    assert load(write(tmp_path, text), {}).log.compact.every == seconds
+    assert load_definition(write(tmp_path, text), {}).log.compact.every == seconds
 
 
 def test_sinks_are_told_apart_by_their_type(tmp_path: Path) -> None:
     text = SOUND + "  - {name: find, type: search, path: find, tables: [shop.products], fields: [name]}\n"
-    lake, find = load(write(tmp_path, text), {}).sinks
+    lake, find = load_definition(write(tmp_path, text), {}).sinks
     assert isinstance(lake, DeltaSinkDefinition)
     assert (lake.writer, lake.types, lake.tables) == (WriterChoice.AUTO, TypeSettings.EXACT, ("*.*",))
     assert isinstance(find, SearchSinkDefinition)
@@ -59,12 +59,15 @@ def test_sinks_are_told_apart_by_their_type(tmp_path: Path) -> None:
 def test_a_secret_is_fetched_by_its_reference_and_never_printed(value: str, tmp_path: Path) -> None:
     secret_file = write(tmp_path, DSN + "\n", "db.txt")
     secret_file.chmod(0o600)
-    checked = check(write(tmp_path, with_dsn(value)), {"DB": DSN, "USERPART": f"cdc:{CANARY}"})
+    checked = check_definition(write(tmp_path, with_dsn(value)), {"DB": DSN, "USERPART": f"cdc:{CANARY}"})
     definition = checked.definition
     assert definition is not None
     assert definition.source.dsn.reveal() == DSN
     shown = (
-        repr(definition) + str(definition) + definition.model_dump_json() + repr(resolved(definition, checked.written))
+        repr(definition)
+        + str(definition)
+        + definition.model_dump_json()
+        + repr(printable_definition(definition, checked.written))
     )
     assert CANARY not in shown
     assert checked.flaws == ()
@@ -72,7 +75,7 @@ def test_a_secret_is_fetched_by_its_reference_and_never_printed(value: str, tmp_
 
 def test_a_secret_file_that_all_can_read_is_advice_and_stops_nothing(tmp_path: Path) -> None:
     write(tmp_path, DSN, "db.txt").chmod(0o644)
-    checked = check(write(tmp_path, with_dsn("{file: db.txt}")), {})
+    checked = check_definition(write(tmp_path, with_dsn("{file: db.txt}")), {})
     (flaw,) = checked.flaws
     assert (flaw.line, flaw.fatal) == (3, False)
     assert checked.definition is not None
@@ -91,19 +94,19 @@ def test_a_secret_file_that_all_can_read_is_advice_and_stops_nothing(tmp_path: P
 )
 def test_every_form_of_dsn_without_a_password_may_stand_in_the_file(value: str, tmp_path: Path) -> None:
     quoted = '"' + value + '"'
-    assert load(write(tmp_path, with_dsn(quoted)), {}).source.dsn.reveal() == value
+    assert load_definition(write(tmp_path, with_dsn(quoted)), {}).source.dsn.reveal() == value
 
 
 def test_variables_take_defaults_and_plain_dollars_stay(tmp_path: Path) -> None:
     text = SOUND + "service: {port: '${PORT:-9000}'}\nspark: {conf: {a: '$${b} ${C}'}}\n"
-    definition = load(write(tmp_path, text), {"C": "d"})
+    definition = load_definition(write(tmp_path, text), {"C": "d"})
     assert definition.service.port == 9000
     assert dict(definition.spark.conf) == {"a": "${b} d"}
 
 
 def test_yaml_is_version_1_2(tmp_path: Path) -> None:
     text = changed("name: shop", "name: no") + "service: {port: 012}\n"
-    definition = load(write(tmp_path, b"\xef\xbb\xbf" + text.encode()), {})
+    definition = load_definition(write(tmp_path, b"\xef\xbb\xbf" + text.encode()), {})
     assert (definition.name, definition.service.port) == ("no", 12)
 
 
@@ -111,37 +114,37 @@ def test_durations_and_sizes_have_units(tmp_path: Path) -> None:
     text = changed(
         "path: log", "path: log\n  commit: {bytes: 1.5MiB, linger: 50ms}\n  segment: {bytes: 1024, every: 2d}"
     )
-    log = load(write(tmp_path, text), {}).log
+    log = load_definition(write(tmp_path, text), {}).log
     assert (log.commit.bytes, log.commit.linger) == (1_572_864, 0.05)
     assert (log.segment.bytes, log.segment.every) == (1024, 172_800.0)
 
 
 def test_aliases_are_followed(tmp_path: Path) -> None:
     text = changed("- match: shop.*", "- match: &glob shop.*") + "    tables: [*glob]\n"
-    assert load(write(tmp_path, text), {}).sinks[0].tables == ("shop.*",)
+    assert load_definition(write(tmp_path, text), {}).sinks[0].tables == ("shop.*",)
 
 
 def test_a_postgres_catalog_is_reached_by_psycopg_and_its_password_hidden(tmp_path: Path) -> None:
     text = SOUND + f"catalog: {{url: 'postgresql://cdc:{CANARY}@h/catalog'}}\n"
-    checked = check(write(tmp_path, text), {})
+    checked = check_definition(write(tmp_path, text), {})
     assert checked.definition is not None
     assert checked.definition.catalog.url == f"postgresql+psycopg://cdc:{CANARY}@h/catalog"
-    assert CANARY not in repr(checked.definition) + repr(resolved(checked.definition, checked.written))
+    assert CANARY not in repr(checked.definition) + repr(printable_definition(checked.definition, checked.written))
 
 
 def test_the_resolved_view_hides_settings_of_spark_that_are_secret(tmp_path: Path) -> None:
     text = SOUND + f"spark: {{conf: {{fs.s3a.secret.key: {CANARY}, a: '${{A}}', b: plain}}}}\n"
-    checked = check(write(tmp_path, text), {"A": CANARY})
+    checked = check_definition(write(tmp_path, text), {"A": CANARY})
     assert checked.definition is not None
-    view = resolved(checked.definition, checked.written)
+    view = printable_definition(checked.definition, checked.written)
     assert view["spark"]["conf"] == {"fs.s3a.secret.key": "***", "a": "${A}", "b": "plain"}
     assert CANARY not in repr(checked.definition)
 
 
 def test_the_resolved_view_is_itself_a_definition_that_means_the_same(tmp_path: Path) -> None:
-    checked = check(SHOP, {"SHOP_DSN": DSN, "CDC_HOME": str(tmp_path)})
+    checked = check_definition(SHOP, {"SHOP_DSN": DSN, "CDC_HOME": str(tmp_path)})
     assert checked.definition is not None
-    view = resolved(checked.definition, checked.written)
+    view = printable_definition(checked.definition, checked.written)
     context = {"environment": {}, "directory": tmp_path}
     view["source"]["dsn"] = DSN.replace(f":{CANARY}", "")
     again = Definition.model_validate(view, context=context)
@@ -150,7 +153,7 @@ def test_the_resolved_view_is_itself_a_definition_that_means_the_same(tmp_path: 
 
 
 def test_the_shipped_definition_comments_every_key_and_shows_every_default() -> None:
-    checked = check(SHOP, {"SHOP_DSN": DSN})
+    checked = check_definition(SHOP, {"SHOP_DSN": DSN})
     assert checked.flaws == ()
     assert set(checked.written) == set(Definition.model_fields)
     assert set(checked.written["spark"]) == set(Definition.model_fields["spark"].annotation.model_fields)  # type: ignore[union-attr]
@@ -159,6 +162,6 @@ def test_the_shipped_definition_comments_every_key_and_shows_every_default() -> 
 
 
 def test_a_definition_cannot_be_changed(tmp_path: Path) -> None:
-    definition = load(write(tmp_path), {})
+    definition = load_definition(write(tmp_path), {})
     with pytest.raises(ValueError, match="frozen"):
         definition.name = "other"  # type: ignore[misc]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import DeltaSinkDefinition, TableSettings, TargetMode, check, settings_of
+from cdc.config import DeltaSinkDefinition, TableSettings, TargetMode, check_definition, table_settings
 from cdc.config.sinks import HistoryMode
 from tests.config.definitions import SOUND, write
 
@@ -16,7 +16,7 @@ def delta(**said: object) -> DeltaSinkDefinition:
 
 
 def keeping(sink: DeltaSinkDefinition, topic: str) -> HistoryMode:
-    return settings_of(topic, sink, sink.rules).keeping
+    return table_settings(topic, sink, sink.rules).keeping
 
 
 def test_a_table_is_kept_as_the_first_rule_that_matches_says_and_else_as_the_sink_does() -> None:
@@ -31,14 +31,14 @@ def test_a_table_is_kept_as_the_first_rule_that_matches_says_and_else_as_the_sin
     assert keeping(sink, "shop.orders") is HistoryMode.VERSIONS
     assert keeping(sink, "ops.orders") is HistoryMode.MARKED
     assert keeping(delta(), "ops.orders") is HistoryMode.LATEST
-    assert settings_of("shop.audit_2026", sink, sink.rules).column_list == ("id", "name")
+    assert table_settings("shop.audit_2026", sink, sink.rules).column_list == ("id", "name")
 
 
 def test_what_a_rule_says_takes_the_place_of_its_alternative_at_the_sink() -> None:
     sink = delta(column_list=["id"], rules=[{"match": "*.*", "except_column_list": ["note"]}])
-    found = settings_of("shop.orders", sink, sink.rules)
+    found = table_settings("shop.orders", sink, sink.rules)
     assert (found.column_list, found.except_column_list) == ((), ("note",))
-    assert settings_of("shop.orders", TableSettings(mode=TargetMode.APPEND), ()).keeping is HistoryMode.CHANGES
+    assert table_settings("shop.orders", TableSettings(mode=TargetMode.APPEND), ()).keeping is HistoryMode.CHANGES
 
 
 CONFLICTS = [
@@ -73,7 +73,7 @@ def test_a_contradiction_is_told_at_its_key(
 ) -> None:
     lines = f"rules: [{{match: 'shop.*', {', '.join(said)}}}]" if in_rule else "\n    ".join(said)
 
-    found = check(write(tmp_path, f"{SOUND}    {lines}\n"), {})
+    found = check_definition(write(tmp_path, f"{SOUND}    {lines}\n"), {})
     assert [flaw.message for flaw in found.flaws if message in flaw.message], found.flaws
     key = ".".join(map(str, ("sinks", 0, "rules", 0, name) if in_rule else ("sinks", 0, name)))
     assert [flaw for flaw in found.flaws if flaw.key == key]
@@ -81,16 +81,16 @@ def test_a_contradiction_is_told_at_its_key(
 
 def test_a_rule_is_told_that_columns_are_dropped_by_its_sink_and_cannot_be_of_its_tables(tmp_path: Path) -> None:
     sink = f"{SOUND}    dropped_columns: drop\n    rules:\n      - {{match: shop.a, column_list: [id]}}\n"
-    assert not check(write(tmp_path, sink), {}).flaws
-    (flaw,) = check(write(tmp_path, f"{sink}      - {{match: shop.b, mode: append}}\n"), {}).flaws
+    assert not check_definition(write(tmp_path, sink), {}).flaws
+    (flaw,) = check_definition(write(tmp_path, f"{sink}      - {{match: shop.b, mode: append}}\n"), {}).flaws
     assert (flaw.key, "drop cannot stand beside 'append'" in flaw.message) == ("sinks.0.rules.1.dropped_columns", True)
     wrong = sink.replace("drop\n", "drop\n    mode: append\n", 1)
-    assert [flaw.key for flaw in check(write(tmp_path, wrong), {}).flaws] == ["sinks.0.dropped_columns"]
+    assert [flaw.key for flaw in check_definition(write(tmp_path, wrong), {}).flaws] == ["sinks.0.dropped_columns"]
     kept = f"{sink}      - {{match: shop.b, mode: append, dropped_columns: keep}}\n"
-    assert not check(write(tmp_path, kept), {}).flaws
+    assert not check_definition(write(tmp_path, kept), {}).flaws
 
 
 def test_an_unknown_mode_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
-    (flaw,) = check(write(tmp_path, f"{SOUND}    mode: sotf_delete\n"), {}).flaws
+    (flaw,) = check_definition(write(tmp_path, f"{SOUND}    mode: sotf_delete\n"), {}).flaws
     assert "expected 'append' or 'soft_delete'" in flaw.message
     assert "soft_delete" in (flaw.suggestion or "")

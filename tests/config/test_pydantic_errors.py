@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import check, load
+from cdc.config import check_definition, load_definition
 from cdc.config.unsupported_keys import AUTO_CDC
 from cdc.errors import ConfigError, InvalidDefinition, UnsetVariable
 from tests.config.definitions import SOUND, changed, write
@@ -254,7 +254,7 @@ def test_a_broken_definition_is_named_with_place_and_reason(case: str, tmp_path:
     text, expected = BROKEN[case]
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        load(path, ENVIRONMENT)
+        load_definition(path, ENVIRONMENT)
     assert str(caught.value).startswith(f"{path}:{expected}")
     assert len(caught.value.flaws) == 1
     assert caught.value.exit_code.value == 2
@@ -262,7 +262,7 @@ def test_a_broken_definition_is_named_with_place_and_reason(case: str, tmp_path:
 
 @pytest.mark.parametrize("word", AUTO_CDC)
 def test_of_each_word_of_auto_cdc_that_there_is_not_the_reason_is_told(word: str, tmp_path: Path) -> None:
-    (flaw,) = check(write(tmp_path, changed(DELTA, DELTA + f"    {word}: x\n")), ENVIRONMENT).flaws
+    (flaw,) = check_definition(write(tmp_path, changed(DELTA, DELTA + f"    {word}: x\n")), ENVIRONMENT).flaws
 
     assert flaw.message == f"unknown key: {AUTO_CDC[word]}"
     assert flaw.suggestion is None
@@ -270,13 +270,13 @@ def test_of_each_word_of_auto_cdc_that_there_is_not_the_reason_is_told(word: str
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_no_flaw_repeats_a_value(case: str, tmp_path: Path) -> None:
-    checked = check(write(tmp_path, BROKEN[case][0]), ENVIRONMENT)
+    checked = check_definition(write(tmp_path, BROKEN[case][0]), ENVIRONMENT)
     assert CANARY not in repr(checked.flaws)
 
 
 def test_all_flaws_are_found_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = changed("name: shop", "name: 1").replace("match:", "mach:").replace("path: log", "path: ${GONE}")
-    flaws = check(write(tmp_path, text), {}).flaws
+    flaws = check_definition(write(tmp_path, text), {}).flaws
     assert [(flaw.line, flaw.key) for flaw in flaws] == [
         (1, "name"),
         (5, "tables.0.mach"),
@@ -287,20 +287,20 @@ def test_all_flaws_are_found_at_once_in_the_order_of_the_file(tmp_path: Path) ->
 def test_a_bomb_of_aliases_is_refused(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    (flaw,) = check(write(tmp_path, "\n".join(lines)), {}).flaws
+    (flaw,) = check_definition(write(tmp_path, "\n".join(lines)), {}).flaws
     assert flaw.message == "aliases or nesting make the file too large"
 
 
 def test_an_alias_of_itself_is_refused(tmp_path: Path) -> None:
-    (flaw,) = check(write(tmp_path, "a: &a [*a]\n"), {}).flaws
+    (flaw,) = check_definition(write(tmp_path, "a: &a [*a]\n"), {}).flaws
     assert flaw.line == 1
 
 
 def test_a_missing_file_is_a_flaw_of_its_path(tmp_path: Path) -> None:
     with pytest.raises(InvalidDefinition, match="cannot be read: no such file or directory"):
-        load(tmp_path / "none.yaml", {})
+        load_definition(tmp_path / "none.yaml", {})
 
 
 def test_nothing_but_unset_variables_is_its_own_error(tmp_path: Path) -> None:
     with pytest.raises(UnsetVariable):
-        load(write(tmp_path, dsn("${NOT_THERE}")), {})
+        load_definition(write(tmp_path, dsn("${NOT_THERE}")), {})

@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 from obstore.exceptions import UnknownConfigurationKeyError
 from obstore.store import from_url
 
-from cdc.config import load
-from cdc.config.storage import Storage, taken_by
+from cdc.config import load_definition
+from cdc.config.storage import Storage, storage_keys
 from cdc.errors import LogError
 from cdc.log.object_path import CLIENT, BucketPath, located, options_of
 
@@ -71,7 +71,7 @@ def defined(folder: Path, path: str, said: str) -> BucketPath:
         f"log: {{path: '{path}', storage: {{{said}}}}}\ncatalog: {{url: 'sqlite:///{folder}/catalog.db'}}\n"
         f"spark: {{checkpoint: '{folder}/checkpoint'}}\n"
     )
-    root = load(file, SECRETS).log.root
+    root = load_definition(file, SECRETS).log.root
     assert isinstance(root, BucketPath)
     return root
 
@@ -88,7 +88,7 @@ def test_all_that_can_be_said_of_a_store_is_known_to_its_client(tmp_path: Path, 
     assert told == expected
     assert dict(root.options).get("allow_http") == ("true" if "allow_http" in said else None)
     given = Storage.model_fields.keys() & {part.partition(":")[0].strip() for part in said.split(",")}
-    assert given == taken_by(path.partition("://")[0])
+    assert given == storage_keys(path.partition("://")[0])
     assert "secret" not in repr(root)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import Definition, DeltaSinkDefinition, check, load, resolved
-from cdc.config.expression import names
+from cdc.config import Definition, DeltaSinkDefinition, check_definition, load_definition, printable_definition
+from cdc.config.expression import named_in
 from tests.config.definitions import changed, write
 
 ENVIRONMENT = {"SALT": "c4n4ry"}
@@ -38,7 +38,7 @@ WHOLE = ruled(
 
 
 def test_a_rule_may_say_all_of_it_and_shows_no_salt(tmp_path: Path) -> None:
-    definition = load(write(tmp_path, WHOLE), ENVIRONMENT)
+    definition = load_definition(write(tmp_path, WHOLE), ENVIRONMENT)
     (sink,) = definition.sinks
 
     assert isinstance(sink, DeltaSinkDefinition)
@@ -46,7 +46,7 @@ def test_a_rule_may_say_all_of_it_and_shows_no_salt(tmp_path: Path) -> None:
     assert rule.path == str(tmp_path / "other/{kind}/{table}")
     assert rule.transform is not None
     assert rule.transform.in_spark
-    assert "c4n4ry" not in str(resolved(definition, {})) + repr(rule)
+    assert "c4n4ry" not in str(printable_definition(definition, {})) + repr(rule)
 
 
 FLAWS = {
@@ -78,7 +78,7 @@ FLAWS = {
 
 
 def flaws(tmp_path: Path, text: str) -> str:
-    checked = check(write(tmp_path, text), ENVIRONMENT)
+    checked = check_definition(write(tmp_path, text), ENVIRONMENT)
     assert checked.definition is None
     return "\n".join(str(flaw) for flaw in checked.flaws)
 
@@ -145,7 +145,9 @@ def test_many_tables_share_a_target_of_their_latest_state_and_its_columns_alone(
     assert said.rpartition(" ")[2].replace("2", "scd2") in found
 
     for fine in ("schema_changes: exception", "schema_changes: evolve", "partition_by: [country]"):
-        assert check(write(tmp_path, ruled(*merged, fine, match="shop.*")), ENVIRONMENT).definition is not None
+        assert (
+            check_definition(write(tmp_path, ruled(*merged, fine, match="shop.*")), ENVIRONMENT).definition is not None
+        )
 
 
 def test_a_target_of_many_tables_keeps_the_columns_that_one_of_them_dropped(tmp_path: Path) -> None:
@@ -177,18 +179,21 @@ def test_two_rules_do_not_share_a_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", ["stored_as_scd_type: 2", "mode: append", "mode: soft_delete"])
 @pytest.mark.parametrize("said", ["where: 'a'", "computed: {b: 'a'}", "python: 'm:f'"])
 def test_what_sees_whole_rows_needs_a_target_of_their_latest_state(tmp_path: Path, kept: str, said: str) -> None:
-    (found,) = check(write(tmp_path, ruled(f"transform: {{{said}}}", kept)), ENVIRONMENT).flaws
+    (found,) = check_definition(write(tmp_path, ruled(f"transform: {{{said}}}", kept)), ENVIRONMENT).flaws
     mode = kept.rpartition(" ")[2].replace("2", "scd2")
 
     assert found.key == f"sinks.0.rules.0.transform.{said.partition(':')[0]}"
     assert found.message == f"cannot stand beside {mode!r}: it needs a target of the latest state of rows"
-    assert check(write(tmp_path, ruled("transform: {mask: {a: redact}}", kept)), ENVIRONMENT).definition is not None
+    assert (
+        check_definition(write(tmp_path, ruled("transform: {mask: {a: redact}}", kept)), ENVIRONMENT).definition
+        is not None
+    )
 
 
 def test_names_of_an_expression_are_neither_texts_nor_comments() -> None:
     expression = "f(`a b`, c.d, 'g', \"h\", 1e5, x'0a') -- i\n /* j */ AND k"
 
-    assert [(name, called) for _, name, called in names(expression)] == [
+    assert [(name, called) for _, name, called in named_in(expression)] == [
         ("f", True),
         ("a b", False),
         ("c", False),
@@ -202,4 +207,4 @@ def test_names_of_an_expression_are_neither_texts_nor_comments() -> None:
 def test_columns_may_be_called_as_functions_are(tmp_path: Path) -> None:
     text = ruled("transform: {where: 'uuid = version AND `rand`(1) IS NULL AND now.x > 1'}")
 
-    assert isinstance(load(write(tmp_path, text), ENVIRONMENT), Definition)
+    assert isinstance(load_definition(write(tmp_path, text), ENVIRONMENT), Definition)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc.config import load
-from cdc.config.yaml_edit import YamlEdit, add_tables, remove_tables, write
+from cdc.config import load_definition
+from cdc.config.yaml_edit import YamlEdit, add_tables, remove_tables, write_edit
 from cdc.errors import ConfigError
 from cdc.table import matches
 
@@ -37,7 +37,7 @@ def definition(folder: Path, rules: str) -> Path:
 
 
 def captured(path: Path, table: str) -> bool:
-    found = load(path)
+    found = load_definition(path)
     return matches(table, found.patterns) and not matches(table, found.excludes)
 
 
@@ -55,7 +55,7 @@ def test_a_table_is_added_and_removed_in_any_layout_with_one_or_two_lines(
     for table in ("far.away", "shop.big", "shop.orders"):
         for change, wanted in ((add_tables, True), (remove_tables, False), (add_tables, True)):
             edit = change(path, [table])
-            write(edit)
+            write_edit(edit)
             assert captured(path, table) is wanted, (path.read_text(), table)
             assert len(lines_changed(edit)) <= 4
             assert edit.changes is bool(edit.diff) is bool(edit.done)
@@ -69,8 +69,8 @@ def test_a_table_is_added_and_removed_in_any_layout_with_one_or_two_lines(
 
 def test_a_comment_stays_beside_what_it_was_written_for(tmp_path: Path) -> None:
     path = definition(tmp_path, LAYOUTS[0])
-    write(add_tables(path, ["far.away"]))
-    write(remove_tables(path, ["shop.big"]))
+    write_edit(add_tables(path, ["far.away"]))
+    write_edit(remove_tables(path, ["shop.big"]))
     assert (
         path.read_text()
         == HEAD
@@ -86,8 +86,8 @@ def test_what_is_taken_out_was_named_exactly_and_what_a_glob_excludes_takes_a_pe
     path = definition(tmp_path, "tables: [{match: shop.*}]\nexclude: [shop.*_old, shop.big]\n")
     with pytest.raises(ConfigError, match=r"excluded by 'shop\.\*_old'"):
         add_tables(path, ["shop.orders_old"])
-    write(add_tables(path, ["shop.big"]))
-    assert load(path).excludes == ["shop.*_old"]
+    write_edit(add_tables(path, ["shop.big"]))
+    assert load_definition(path).excludes == ["shop.*_old"]
 
 
 NOTHING: list[tuple[Any, str]] = [(add_tables, "shop.orders"), (remove_tables, "far.away"), (remove_tables, "shop.big")]
@@ -102,15 +102,15 @@ def test_nothing_is_done_where_the_rules_say_it_already(tmp_path: Path, change: 
 def test_a_rule_for_a_glob_comes_and_goes_like_one_for_a_table(tmp_path: Path) -> None:
     path = definition(tmp_path, LAYOUTS[2])
     before = path.read_text()
-    write(add_tables(path, ["*.log", "far.[ab]"]))
-    assert load(path).patterns == ["shop.*", "other.t", "*.log", "far.[ab]"]
-    write(remove_tables(path, ["*.log", "far.[ab]"]))
+    write_edit(add_tables(path, ["*.log", "far.[ab]"]))
+    assert load_definition(path).patterns == ["shop.*", "other.t", "*.log", "far.[ab]"]
+    write_edit(remove_tables(path, ["*.log", "far.[ab]"]))
     assert path.read_text() == before
 
 
 def test_a_rule_with_exclusions_of_its_own_is_not_thrown_away(tmp_path: Path) -> None:
     path = definition(tmp_path, "tables:\n  - match: a.b\n    exclude: [c.d]\n  - match: c.*\n")
-    write(remove_tables(path, ["a.b"]))
+    write_edit(remove_tables(path, ["a.b"]))
     assert not captured(path, "c.d")
     assert not captured(path, "a.b")
 
@@ -145,11 +145,11 @@ def test_a_file_that_cannot_be_written_stays_and_the_lines_are_told(tmp_path: Pa
     edit = add_tables(definition(tmp_path, LAYOUTS[0]), ["far.away"])
     edit.path.write_text(edit.before + "# more\n")
     with pytest.raises(ConfigError, match="changed meanwhile"):
-        write(edit)
+        write_edit(edit)
     edit.path.unlink()
     edit.path.mkdir()
     with pytest.raises(ConfigError, match="cannot be written") as raised:
-        write(edit)
+        write_edit(edit)
     assert "- match: far.away under 'tables'" in raised.value.fix
 
 
@@ -158,7 +158,7 @@ def test_a_file_keeps_its_mode_and_a_link_stays_a_link(tmp_path: Path) -> None:
     path.chmod(0o640)
     link = tmp_path / "link.yaml"
     link.symlink_to(path)
-    write(add_tables(link, ["far.away"]))
+    write_edit(add_tables(link, ["far.away"]))
     assert link.is_symlink()
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert sorted(os.listdir(tmp_path)) == ["link.yaml", "shop.yaml"]  # noqa: PTH208 - hidden files count
@@ -176,7 +176,7 @@ def test_whatever_is_added_and_removed_the_file_says_the_last_word_on_each_or_is
     for wanted, table in steps:
         before = path.read_bytes()
         try:
-            write((add_tables if wanted else remove_tables)(path, [table]))
+            write_edit((add_tables if wanted else remove_tables)(path, [table]))
         except ConfigError as exc:
             refused = exc.message
         else:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.postgres.binaries import find_programs
+from cdc.postgres.binaries import find_binaries
 from tests.fixtures.private import open_to_others, under_umask
 from tests.fixtures.waiting import until
 
@@ -40,7 +40,7 @@ def demo(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes],
 
 @pytest.mark.parametrize("umask", [0o000, 0o022], ids=oct)
 def test_the_printed_psql_line_works_when_copied_and_for_nobody_else(folder: Path, umask: int) -> None:
-    programs = find_programs(18)
+    programs = find_binaries(18)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PGPORT": "1"}
     with under_umask(umask), demo(folder, "--seconds", "60") as (running, printed):
         until(

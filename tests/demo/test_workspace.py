@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import DeltaSinkDefinition, load
+from cdc.config import DeltaSinkDefinition, load_definition
 from cdc.config.sinks import HistoryMode
 from cdc.demo.workspace import FOLDER, Workspace, free_port, ground
 
@@ -57,7 +57,7 @@ def test_a_taken_port_is_passed_over() -> None:
 def test_the_definition_is_valid_and_stays_inside_the_state(folder: Path) -> None:
     place = Workspace(folder)
     place.define("postgresql://postgres@127.0.0.1:54329/shop", 8083, ["/opt/delta.jar"])
-    definition = load(place.definition)
+    definition = load_definition(place.definition)
 
     assert definition.name == "shop"
     assert {sink.name for sink in definition.sinks} == {"lake", "find"}
@@ -69,9 +69,9 @@ def test_the_definition_is_valid_and_stays_inside_the_state(folder: Path) -> Non
 def test_the_sink_that_is_added_keeps_versions_of_one_table_and_changes_nothing_else(folder: Path) -> None:
     place = Workspace(folder)
     place.define("postgresql://postgres@127.0.0.1:54329/shop", 8083, ())
-    before = load(place.definition)
+    before = load_definition(place.definition)
     place.add_history()
-    definition = load(place.definition)
+    definition = load_definition(place.definition)
     added = definition.sinks[-1]
 
     assert definition.model_copy(update={"sinks": before.sinks}) == before

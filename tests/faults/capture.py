@@ -14,15 +14,15 @@ from cdc.capture.initial_snapshot import ensure_initial_snapshot
 from cdc.capture.reader import Reader
 from cdc.capture.settings import reader_settings
 from cdc.change import Operation
-from cdc.config import Definition, load
+from cdc.config import Definition, load_definition
 from cdc.log.layout import LogIdentity
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.heartbeat import emit
-from cdc.postgres.replication import identify
+from cdc.postgres.heartbeat import emit_message
+from cdc.postgres.replication import identify_system
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableState
 from tests.fixtures.forked import start
@@ -47,7 +47,7 @@ class Captured:
     @property
     def definition(self) -> Definition:
         """As the commands read it."""
-        return load(self.path)
+        return load_definition(self.path)
 
     @property
     def slot(self) -> str:
@@ -63,7 +63,7 @@ class Captured:
         """Begin the log."""
         settings = reader_settings(self.definition)
         settings.log.mkdir(exist_ok=True)
-        found = identify(self.dsn)
+        found = identify_system(self.dsn)
         writer = LogWriter.open(
             settings.log, LogIdentity(system_id=found.system_id, database=found.database), settings.limits
         )
@@ -102,9 +102,9 @@ class Captured:
     def wal_end(self) -> Lsn:
         """A place behind all that has committed, and before a message that will get there."""
         with connect(self.dsn) as conn:
-            emit(conn, "cdc.test", "end")
+            emit_message(conn, "cdc.test", "end")
             found = conn.execute("SELECT pg_current_wal_lsn()::text").fetchone()
-            emit(conn, "cdc.test", "end")
+            emit_message(conn, "cdc.test", "end")
         assert found is not None
         return Lsn.parse(found[0])
 

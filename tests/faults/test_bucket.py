@@ -9,7 +9,7 @@ from threading import Event, Thread
 import pytest
 
 from cdc.capture.startup_checks import storage_problems
-from cdc.config import Definition, load
+from cdc.config import Definition, load_definition
 from cdc.errors import LogFenced, LogInaccessible, LogUnreachable
 from cdc.log.object_path import BucketPath
 from cdc.log.reader import LogReader
@@ -208,7 +208,7 @@ def _definition(root: BucketPath, tmp_path: Path) -> Definition:
         "region: us-east-1, access_key_id: lab, secret_access_key: '${KEY}'}}\n"
         f"catalog: {{url: 'sqlite:///{tmp_path}/catalog.db'}}\n"
     )
-    return load(tmp_path / "shop.yaml", {"KEY": KEY})
+    return load_definition(tmp_path / "shop.yaml", {"KEY": KEY})
 
 
 def test_a_store_that_can_be_used_has_no_problem(definition: Definition, relay: Relay) -> None:

@@ -19,7 +19,7 @@ from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.postgres.slot import SlotStatus, drop_slot, exclusive, slot_status
+from cdc.postgres.slot import SlotStatus, copy_lock, drop_slot, slot_status
 from tests.cli.command import run, spawn
 from tests.faults.capture import Captured, ReaderProcess
 from tests.faults.test_kill_reader import KILLED
@@ -269,7 +269,7 @@ def test_no_command_drops_a_slot_that_a_reader_copies_for(
     held = begun(tmp_path, database)
     held.copy()
     before = place_of(held)
-    with connect(held.dsn) as conn, exclusive(conn, held.slot):
+    with connect(held.dsn) as conn, copy_lock(conn, held.slot):
         outcome = run(capsys, "slots", *command, "-c", held.path, "--yes")
     assert SlotInUse.code in outcome.errors
     assert place_of(held) == before

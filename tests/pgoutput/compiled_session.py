@@ -62,7 +62,7 @@ def main(dsn: str, folder: Path) -> None:
     run_sql(dsn, "INSERT INTO t VALUES (1, 'copied', repeat('x', 9999))")
     held = Captured(folder, dsn + STREAMED, slot=dsn.rpartition("/")[2])
     load_kernels()
-    libpq.functions()
+    libpq.load_functions()
     before = forms()
     held.copy()
     write(dsn)

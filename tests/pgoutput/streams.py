@@ -31,12 +31,12 @@ from cdc.pgoutput.messages import (
     Type,
     Update,
 )
-from cdc.pgoutput.reference_decoder import PlainDecoder
+from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 
-DECODERS = (PlainDecoder, ColumnarDecoder)
-Decoder = PlainDecoder | ColumnarDecoder
+DECODERS = (ReferenceDecoder, ColumnarDecoder)
+Decoder = ReferenceDecoder | ColumnarDecoder
 Event = Decoded | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.pgoutput.buffers import beside, pack, without
+from cdc.pgoutput.buffers import pack_layouts, with_layout, without_layout
 from cdc.pgoutput.tuple_layout import TupleLayout
 
 
@@ -20,14 +20,14 @@ def layouts(draw: st.DrawFn) -> TupleLayout:
 
 @given(st.lists(st.tuples(layouts(), st.booleans(), st.integers(0, 9)), max_size=12))
 def test_layouts_put_in_and_taken_out_are_those_packed_at_once(steps):
-    packed, held = pack([]), dict[int, tuple[TupleLayout, int]]()
+    packed, held = pack_layouts([]), dict[int, tuple[TupleLayout, int]]()
     for layout, taken_out, topic in steps:
         if taken_out:
-            packed = without(packed, layout.oid)
+            packed = without_layout(packed, layout.oid)
             held.pop(layout.oid, None)
         else:
-            packed = beside(packed, layout, topic)
+            packed = with_layout(packed, layout, topic)
             held[layout.oid] = layout, topic
-        expected = pack(list(held.values()))
+        expected = pack_layouts(list(held.values()))
         assert [array.tolist() for array in packed] == [array.tolist() for array in expected]
         assert [array.dtype for array in packed] == [array.dtype for array in expected]

@@ -21,7 +21,7 @@ from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Insert, OldKind, OldTuple, Update
-from cdc.pgoutput.reference_decoder import PlainDecoder
+from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.position import Position
 from tests.pgoutput.encode import frame
 from tests.pgoutput.streams import IGNORED_OID, ORDERS, Decoder, events, ready, rows, streams, table, transaction
@@ -31,7 +31,7 @@ AFTER = Position.of(500, 3)
 
 
 def _decoders() -> tuple[Decoder, Decoder]:
-    return ready(PlainDecoder(epoch=3, after=AFTER)), ready(ColumnarDecoder(epoch=3, after=AFTER))
+    return ready(ReferenceDecoder(epoch=3, after=AFTER)), ready(ColumnarDecoder(epoch=3, after=AFTER))
 
 
 def _plain(event: Decoded) -> dict[str, list[object]]:
@@ -140,7 +140,7 @@ def test_buffers_grow_for_a_row_larger_than_all_before():
     big = "y" * 3_000_000
     change = Update(2, OldTuple(OldKind.ROW, ("1", "2", big)), ("1", "3", big))
     frames = [frame(message) for message in transaction(600, Insert(1, ("1", "", None)), change)]
-    assert _outcome(ready(ColumnarDecoder()), [frames]) == _outcome(ready(PlainDecoder()), [frames])
+    assert _outcome(ready(ColumnarDecoder()), [frames]) == _outcome(ready(ReferenceDecoder()), [frames])
 
 
 def test_rows_stay_right_after_the_decoder_went_on():
@@ -196,6 +196,6 @@ def test_the_kernel_runs_where_no_compiled_code_can_be_kept(tmp_path: Path):
 def test_a_key_column_that_is_not_sent_is_refused_at_once():
     computed = replace(ORDERS.columns[0], generated=True)
     schema = replace(ORDERS, columns=(computed, *ORDERS.columns[1:]))
-    for decoder in (PlainDecoder(), ColumnarDecoder()):
+    for decoder in (ReferenceDecoder(), ColumnarDecoder()):
         with pytest.raises(ValueError, match="is not sent"):
             decoder.define(schema, announce=False)

@@ -13,7 +13,7 @@ from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import DdlSeen, Decoded
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, BeginMessage, CommitMessage, Insert, Message
-from cdc.pgoutput.reference_decoder import PlainDecoder
+from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.pgoutput.encode import frame
@@ -27,8 +27,8 @@ SCHEMA = TableSchema(
     replica_identity=ReplicaIdentity.DEFAULT,
     columns=(Column(id=1, name="id", type_oid=23, type_name="integer", key=0),),
 )
-Decoder = ColumnarDecoder | PlainDecoder
-both = pytest.mark.parametrize("make", [ColumnarDecoder, PlainDecoder])
+Decoder = ColumnarDecoder | ReferenceDecoder
+both = pytest.mark.parametrize("make", [ColumnarDecoder, ReferenceDecoder])
 
 
 def transaction(*inside: AnyMessage) -> list[AnyMessage]:
@@ -69,7 +69,7 @@ def test_a_version_of_another_shape_is_not_how_tuples_are_read(make: Callable[[]
     assert rows(decoder, transaction(TOLD, Insert(1, ("1",))), wider) == [("s", "shop.t"), ("c", "shop.t")]
 
 
-@pytest.mark.parametrize("kind", [ColumnarDecoder, PlainDecoder])
+@pytest.mark.parametrize("kind", [ColumnarDecoder, ReferenceDecoder])
 def test_nothing_is_told_of_a_transaction_that_the_log_has(kind: type[Decoder]) -> None:
     assert rows(kind(after=Position(600)), transaction(TOLD), SCHEMA) == []
 

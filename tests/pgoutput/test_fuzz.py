@@ -32,8 +32,8 @@ from cdc.pgoutput.messages import (
     Type,
     Update,
 )
-from cdc.pgoutput.reference_decoder import PlainDecoder, parse_frame
-from cdc.pgoutput.text_repair import CopyMender, FrameMender
+from cdc.pgoutput.reference_decoder import ReferenceDecoder, parse_frame
+from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair
 from cdc.position import Position
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 from tests.pgoutput.streams import FULL, ORDERS, Decoder, events, ready, relation, rows, transaction
@@ -114,7 +114,7 @@ def outcome(decoder: Decoder, frames: list[bytes]) -> list[object]:
 def test_both_decoders_answer_damaged_streams_alike_and_only_with_documented_errors():
     for chance, replay in tries():
         frames = damaged(chance, CORPUS)
-        plain, columnar = ready(PlainDecoder()), ready(ColumnarDecoder())
+        plain, columnar = ready(ReferenceDecoder()), ready(ColumnarDecoder())
         assert outcome(columnar, frames) == outcome(plain, frames), replay
 
 
@@ -132,9 +132,11 @@ def test_the_parser_knows_one_error():
 def test_mending_leaves_every_damaged_stream_decodable_or_malformed():
     for chance, replay in tries():
         frames = damaged(chance, CORPUS)
-        mended = FrameMender(Undecodable.REPLACE, Position(0))(FrameBatch.of(frames))
+        mended = FrameTextRepair(Undecodable.REPLACE, Position(0))(FrameBatch.of(frames))
         assert len(mended) == len(frames), replay
-        assert outcome(ready(ColumnarDecoder()), list(mended)) == outcome(ready(PlainDecoder()), list(mended)), replay
+        assert outcome(ready(ColumnarDecoder()), list(mended)) == outcome(ready(ReferenceDecoder()), list(mended)), (
+            replay
+        )
 
 
 def test_a_copy_knows_one_error():
@@ -142,7 +144,7 @@ def test_a_copy_knows_one_error():
         (lines,) = damaged(chance, [COPY])
         copy = CopyDecoder(ORDERS, position=Position(1), xid=0, committed_at=0, first_ordinal=0)
         try:
-            for chunk in (lines, CopyMender(Undecodable.BASE64, ORDERS)(lines)):
+            for chunk in (lines, CopyTextRepair(Undecodable.BASE64, ORDERS)(lines)):
                 if (batch := copy.feed(chunk)) is not None:
                     batch.validate(full=True)
         except MalformedFrame:

@@ -30,10 +30,10 @@ from cdc.pgoutput.streamed import (
     StreamCommit,
     StreamStart,
     StreamStop,
-    control_of,
-    marks,
+    kind_set,
     next_of,
-    readonly,
+    parse_control,
+    readonly_arrays,
     unwrap,
 )
 from tests.pgoutput.encode import (
@@ -74,12 +74,12 @@ def test_what_was_rolled_back_is_left_out_and_the_rest_keeps_its_order(xids, dat
 
 @pytest.mark.parametrize("told", [False, True])
 def test_an_abort_names_transaction_and_subtransaction_with_or_without_lsn_and_time(told):
-    assert control_of(stream_abort(2**32 - 1, 8, told=told)) == StreamAbort(2**32 - 1, 8)
+    assert parse_control(stream_abort(2**32 - 1, 8, told=told)) == StreamAbort(2**32 - 1, 8)
 
 
 def test_a_commit_gives_the_begin_and_the_commit_of_a_plain_transaction():
     at = POSTGRES_EPOCH + 5
-    control = control_of(stream_commit(7, 2**40, 2**40 + 8, at))
+    control = parse_control(stream_commit(7, 2**40, 2**40 + 8, at))
     assert isinstance(control, StreamCommit)
     assert control.xid == 7
     assert parse_frame(control.begin) == BeginMessage(Lsn(2**40), at, 7)
@@ -87,9 +87,9 @@ def test_a_commit_gives_the_begin_and_the_commit_of_a_plain_transaction():
 
 
 def test_starts_and_stops_are_read():
-    assert control_of(stream_start(7, first=True)) == StreamStart(7, first=True)
-    assert control_of(stream_start(7, first=False)) == StreamStart(7, first=False)
-    assert control_of(stream_stop()) == StreamStop()
+    assert parse_control(stream_start(7, first=True)) == StreamStart(7, first=True)
+    assert parse_control(stream_start(7, first=False)) == StreamStart(7, first=False)
+    assert parse_control(stream_stop()) == StreamStop()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_starts_and_stops_are_read():
 def test_a_control_message_of_another_length_is_malformed(whole):
     for damaged in (*(whole[:size] for size in range(len(WAL) + 1, len(whole)) if size != len(WAL) + 9), whole + b"x"):
         with pytest.raises(MalformedFrame):
-            control_of(damaged)
+            parse_control(damaged)
 
 
 _frames = st.lists(
@@ -119,7 +119,7 @@ def test_the_next_frame_of_a_kind_is_found_among_bytes_of_any_kind(frames, at):
 
     wanted = bytes([START, RELATION, KEEPALIVE])
     expected = next((n for n in range(at, len(frames)) if kind(frames[n]) and kind(frames[n]) in wanted), len(frames))
-    assert next_of(*readonly(FrameBatch.of(frames)), at, marks(wanted)) == expected
+    assert next_of(*readonly_arrays(FrameBatch.of(frames)), at, kind_set(wanted)) == expected
 
 
 @given(_frames)

@@ -14,8 +14,8 @@ from cdc.errors import UndecodableValue
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Delete, Insert, OldKind, OldTuple, Update
-from cdc.pgoutput.reference_decoder import PlainDecoder, parse_frame
-from cdc.pgoutput.text_repair import PREFIX, CopyMender, FrameMender, mended
+from cdc.pgoutput.reference_decoder import ReferenceDecoder, parse_frame
+from cdc.pgoutput.text_repair import PREFIX, CopyTextRepair, FrameTextRepair, repair_value
 from cdc.position import Position
 from tests.pgoutput.encode import frame
 from tests.pgoutput.streams import ORDERS, events, relation, rows, streams, transaction
@@ -34,7 +34,7 @@ def bad_frames(*changes, at: int = 600) -> FrameBatch:
 
 
 def decoded(batch: FrameBatch) -> list[dict[str, Any]]:
-    return rows(list(events(PlainDecoder(), list(batch)))).to_pylist()
+    return rows(list(events(ReferenceDecoder(), list(batch)))).to_pylist()
 
 
 @pytest.mark.parametrize(("policy", "value"), [(Undecodable.BASE64, "base64:Yf9i"), (Undecodable.REPLACE, "a\ufffdb")])
@@ -44,17 +44,17 @@ def test_a_value_in_any_tuple_is_rewritten_and_the_others_are_not(policy, value)
         Update(1, OldTuple(OldKind.KEY, (MARK, None, None)), ("k", None, MARK)),
         Delete(1, OldTuple(OldKind.ROW, ("k", MARK, ""))),
     ]
-    _, inserted, left, moved, deleted = decoded(FrameMender(policy, NEVER)(bad_frames(*changes)))
+    _, inserted, left, moved, deleted = decoded(FrameTextRepair(policy, NEVER)(bad_frames(*changes)))
     assert inserted["after"] == [(10, "k"), (11, value), (12, "ü")]
     assert (left["key"], moved["old_key"], moved["after"][2]) == ([value], [value], (12, value))
     assert deleted["before"] == [(10, "k"), (11, value), (12, "")]
 
 
 def test_a_refused_value_is_named_by_table_column_transaction_and_byte():
-    mender = FrameMender(Undecodable.FAIL, NEVER)
+    mender = FrameTextRepair(Undecodable.FAIL, NEVER)
     with pytest.raises(UndecodableValue, match=r"column 'c2' of 'shop.orders' in the transaction at 0/258, byte 1 of"):
         mender(bad_frames(Insert(1, ("k", "ok", MARK))))
-    lines = CopyMender(Undecodable.FAIL, ORDERS)
+    lines = CopyTextRepair(Undecodable.FAIL, ORDERS)
     assert lines(b"1\t2\t3\n") == b"1\t2\t3\n"
     with pytest.raises(UndecodableValue, match=r"column 'c1' of 'shop.orders' in row 1 of its copy, byte 2 of"):
         lines(b"1\t\\t2\xff\t3\n")
@@ -62,7 +62,7 @@ def test_a_refused_value_is_named_by_table_column_transaction_and_byte():
 
 def test_a_transaction_that_the_log_has_is_not_looked_at():
     batch = bad_frames(Insert(1, ("k", "ok", MARK)))
-    assert FrameMender(Undecodable.FAIL, Position(600))(batch) is batch
+    assert FrameTextRepair(Undecodable.FAIL, Position(600))(batch) is batch
 
 
 @bounded
@@ -70,7 +70,7 @@ def test_a_transaction_that_the_log_has_is_not_looked_at():
 def test_frames_of_utf8_text_come_back_as_the_same_object(frames):
     batch = FrameBatch.of(frames)
     for policy in Undecodable:
-        assert FrameMender(policy, NEVER)(batch) is batch
+        assert FrameTextRepair(policy, NEVER)(batch) is batch
 
 
 @bounded
@@ -85,17 +85,17 @@ def test_both_ways_mend_a_value_alike(values, policy):
     begin = frame(transaction(600)[0])
     copy = CopyDecoder(ORDERS, position=Position(1), xid=0, committed_at=0, first_ordinal=0)
     try:
-        told = [mended(value, policy).decode() for value in values]
+        told = [repair_value(value, policy).decode() for value in values]
     except UnicodeDecodeError:
         for refuse in (
-            lambda: FrameMender(policy, NEVER)(FrameBatch.of([begin, one])),
-            lambda: CopyMender(policy, ORDERS)(line),
+            lambda: FrameTextRepair(policy, NEVER)(FrameBatch.of([begin, one])),
+            lambda: CopyTextRepair(policy, ORDERS)(line),
         ):
             with pytest.raises(UndecodableValue):
                 refuse()
         return
-    assert parse_frame(FrameMender(policy, NEVER)(FrameBatch.of([begin, one]))[1]) == Insert(1, tuple(told))
-    batch = copy.feed(CopyMender(policy, ORDERS)(line))
+    assert parse_frame(FrameTextRepair(policy, NEVER)(FrameBatch.of([begin, one]))[1]) == Insert(1, tuple(told))
+    batch = copy.feed(CopyTextRepair(policy, ORDERS)(line))
     assert batch is not None
     assert [value for _, value in batch.to_pylist()[0]["after"]] == told
 
@@ -108,7 +108,7 @@ def _escaped(value: bytes):
 @bounded
 @given(st.binary(max_size=20) | st.binary(max_size=9).map(PREFIX.__add__))
 def test_base64_can_be_told_back_exactly(value):
-    told = mended(value, Undecodable.BASE64)
+    told = repair_value(value, Undecodable.BASE64)
     assert (b64decode(told.removeprefix(PREFIX)) if told.startswith(PREFIX) else told) == value
 
 
@@ -118,9 +118,9 @@ def test_a_damaged_frame_is_left_to_the_decoder(frames, data):
     frames = frames or [b""]
     at = data.draw(st.integers(0, len(frames) - 1))
     frames[at] = frames[at][: data.draw(st.integers(0, len(frames[at])))] + data.draw(st.binary(max_size=4))
-    FrameMender(Undecodable.REPLACE, NEVER)(FrameBatch.of(frames))
+    FrameTextRepair(Undecodable.REPLACE, NEVER)(FrameBatch.of(frames))
 
 
 def test_nulls_and_empty_text_stay_apart():
     line = b"\\N\t\t\xff\n"
-    assert CopyMender(Undecodable.REPLACE, ORDERS)(line) == b"\\N\t\t\xef\xbf\xbd\n"
+    assert CopyTextRepair(Undecodable.REPLACE, ORDERS)(line) == b"\\N\t\t\xef\xbf\xbd\n"

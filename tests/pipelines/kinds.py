@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.catalog import Catalog, ProcessReport
-from cdc.config import Definition, load
+from cdc.config import Definition, load_definition
 from cdc.postgres.connection import connect
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.stores.published import Published, TableRecord
@@ -168,7 +168,7 @@ class Ground:
         """Change the definition: the sink has one rule for the table, as YAML flow text."""
         path = self.target.parents[2] / "pipeline.yaml"
         path.write_text(path.read_text().replace("}'}]", f"}}', rules: [{{match: 'public.kinds', {rule}}}]}}]"))
-        self.definition = load(path)
+        self.definition = load_definition(path)
 
     def report(self, **options: object) -> VerifyReport:
         return verify(self.definition, VerifyOptions(timeout=20.0, **options))  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.config import Definition, load
+from cdc.config import Definition, load_definition
 from cdc.log.reader import LogReader
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
@@ -133,7 +133,7 @@ def made(folder: Path, limits: SegmentLimits = LIMITS) -> Ground:
         f"- {{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}'}}\n"
         f"- {{type: search, name: find, path: '{folder}/find'}}\n"
     )
-    ground = Ground(folder, load(path), LogWriter.open(folder / "log", IDENTITY, limits))
+    ground = Ground(folder, load_definition(path), LogWriter.open(folder / "log", IDENTITY, limits))
     for position, rows in history():
         ground.append(position, rows)
     return ground

@@ -15,7 +15,7 @@ import pytest
 from cdc import metrics
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.postgres.binaries import find_programs
+from cdc.postgres.binaries import find_binaries
 from cdc.snapshot.backfill_state import BackfillRequest
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TargetState
@@ -81,7 +81,7 @@ def make_bank(database: str) -> None:
 
 def pgbench() -> str:
     """Of the server's own version."""
-    return str(find_programs(18) / "pgbench")
+    return str(find_binaries(18) / "pgbench")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from cdc.catalog import Catalog
-from cdc.config import DeltaSinkDefinition, load
+from cdc.config import DeltaSinkDefinition, load_definition
 from cdc.failpoint import VARIABLE
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import read_parked
@@ -57,7 +57,7 @@ def under(ground: Ground, rule: str = "") -> Ground:
     rules = f"rules: [{{match: shop.orders, {rule}}}]" if rule else "rules: []"
     lake = f"- {{type: delta, name: lake, path: '{ground.folder}/lake/{{schema}}/{{table}}', {rules}}}"
     path.write_text("\n".join([*others, lake]) + "\n")
-    return replace(ground, definition=load(path))
+    return replace(ground, definition=load_definition(path))
 
 
 def orders(ground: Ground) -> TableRecord:

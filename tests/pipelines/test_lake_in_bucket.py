@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.config import WriterChoice, load
+from cdc.config import WriterChoice, load_definition
 from cdc.errors import DeltaJarMissing
 from cdc.stores.lake import Lake
 from pipelines.driver import build_sink
@@ -34,7 +34,7 @@ def _ground(tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch) -> Ground:
     ground = made(tmp_path / "bucket")
     path = ground.folder / "shop.yaml"
     path.write_text(path.read_text().replace(f"{ground.folder}/lake", str(s3.root())))
-    ground.definition = load(path)
+    ground.definition = load_definition(path)
     return ground
 
 

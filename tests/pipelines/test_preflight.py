@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.errors import ConfigError, InvalidDefinition
 from cdc.log.reader import LogReader
 from cdc.stores.sink_preflight import fed, judged, tables_in
@@ -39,7 +39,7 @@ def no_session() -> Any:
 
 def begin(path: Path, *sinks: str) -> None:
     """What the apply process checks once there is a log."""
-    definition = load(path)
+    definition = load_definition(path)
     begun = Beginning(definition, path, sinks or {sink.name for sink in definition.sinks})
     begun.check(LogReader(definition.log.root), no_session)
 
@@ -162,7 +162,7 @@ WRONG = {
 @pytest.mark.parametrize("said", WRONG)
 def test_what_spark_does_not_resolve_is_told_at_its_key(ground: Ground, spark: Any, said: str) -> None:
     rule = f"{{match: shop.orders, transform: {{{said}}}}}".replace(", x: {}", "")
-    definition = load(ruled(ground, rule))
+    definition = load_definition(ruled(ground, rule))
     tables = tables_in(LogReader(definition.log.root))
     (misfit,) = unresolved(fed(definition, tables, {"lake"}), lambda: spark)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.stores.lake import Lake
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
@@ -88,7 +88,7 @@ def test_a_sink_whose_record_cannot_be_read_does_not_keep_others_from_being_comp
 ) -> None:
     with held.path.open("a") as definition:
         definition.write(f"- {{name: find, type: search, path: '{held.folder}/nowhere', tables: [public.u]}}\n")
-    assert [sink.name for sink in load(held.path).sinks] == ["lake", "find"]
+    assert [sink.name for sink in load_definition(held.path).sinks] == ["lake", "find"]
     status, found = verified(held, capsys, "--against", "log")
     states = {(t["sink"], t["topic"]): (t["equal"], t["state"]) for t in found["result"]["tables"]}
     assert status == 4

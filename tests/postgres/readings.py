@@ -23,20 +23,20 @@ from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.decoder_events import Decoded, RelationSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import CommitMessage, Keepalive
-from cdc.pgoutput.reference_decoder import PlainDecoder, parse_frame
+from cdc.pgoutput.reference_decoder import ReferenceDecoder, parse_frame
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.replication import LargeTransactions, ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
-from cdc.postgres.sqlstate import mapped
-from cdc.postgres.tables import match_tables, read_schema, resolve
+from cdc.postgres.sqlstate import map_errors
+from cdc.postgres.tables import match_tables, read_schema, resolve_relation
 from cdc.table import TableSchema
 from tests.fixtures.postgres import drop_when_free
 from tests.fixtures.waiting import until
 
-Decoder = PlainDecoder | ColumnarDecoder
+Decoder = ReferenceDecoder | ColumnarDecoder
 Texts = dict[str, list[tuple[bytes | None, ...]]]
 """By topic: one tuple per row, in the order of the sent columns."""
 
@@ -63,7 +63,7 @@ class Readings:
 
 def execute(conn: psycopg.Connection, statement: str | bytes) -> None:
     """Run one statement that may hold bytes of any encoding."""
-    with mapped():
+    with map_errors():
         conn.execute(statement.encode() if isinstance(statement, str) else statement)
 
 
@@ -117,7 +117,7 @@ class Capture:
             for statement in statements:
                 execute(conn, statement)
         frames = self.frames()
-        plain, columnar = self.rows(PlainDecoder(), frames), self.rows(ColumnarDecoder(), frames)
+        plain, columnar = self.rows(ReferenceDecoder(), frames), self.rows(ColumnarDecoder(), frames)
         assert columnar.equals(plain)
         return plain.to_pylist()
 
@@ -127,7 +127,7 @@ class Capture:
         with connect(self.dsn) as conn:
             for event in decoder.decode(FrameBatch.of(list(frames))):
                 if isinstance(event, RelationSeen):
-                    decoder.define(resolve(conn, event.relation, None), announce=False)
+                    decoder.define(resolve_relation(conn, event.relation, None), announce=False)
                 elif isinstance(event, Decoded):
                     found.append(event.rows)
         table = pa.Table.from_batches(found, LOG_SCHEMA)
@@ -157,7 +157,7 @@ def read_four_ways(dsn: str, statements: Sequence[str | bytes], pattern: str = "
         return Readings(
             selected=selected,
             copied=copied,
-            plain=_streamed(schemas, capture.rows(PlainDecoder(), frames)),
+            plain=_streamed(schemas, capture.rows(ReferenceDecoder(), frames)),
             columnar=_streamed(schemas, capture.rows(ColumnarDecoder(), frames)),
         )
 

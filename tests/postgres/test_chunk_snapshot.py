@@ -12,9 +12,9 @@ import pytest
 from cdc.errors import SnapshotVoid
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk_snapshot import Bounds, Visibility, estimate, keyed_query, snapshot
+from cdc.postgres.chunk_snapshot import KeyBounds, Visibility, estimate_rows, key_range_query, snapshot_transaction
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import copy_rows, hold_tables
+from cdc.postgres.copy import copy_rows, lock_tables
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.tables import TableName, match_tables, read_schema
 from cdc.table import TableSchema
@@ -38,19 +38,19 @@ KEYS = {
 }
 
 
-def read(conn: psycopg.Connection, schema: TableSchema, bounds: Bounds, limit: int) -> list[Any]:
+def read(conn: psycopg.Connection, schema: TableSchema, bounds: KeyBounds, limit: int) -> list[Any]:
     decoder = CopyDecoder(schema, position=Position(1), xid=0, committed_at=0, first_ordinal=0)
-    with snapshot(conn, schema):
-        chunks = list(copy_rows(conn, keyed_query(conn, schema, bounds, limit, "pub")))
+    with snapshot_transaction(conn, schema):
+        chunks = list(copy_rows(conn, key_range_query(conn, schema, bounds, limit, "pub")))
     batches = [batch for chunk in chunks if (batch := decoder.feed(chunk)) is not None]
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def walk(conn: psycopg.Connection, schema: TableSchema, limit: int, bounds: Bounds | None = None) -> list[Any]:
-    bounds, found = bounds or Bounds(), list[Any]()
+def walk(conn: psycopg.Connection, schema: TableSchema, limit: int, bounds: KeyBounds | None = None) -> list[Any]:
+    bounds, found = bounds or KeyBounds(), list[Any]()
     while chunk := read(conn, schema, bounds, limit):
         found += chunk
-        bounds = Bounds(tuple(chunk[-1]["key"]), None, bounds.last, bounds.where)
+        bounds = KeyBounds(tuple(chunk[-1]["key"]), None, bounds.last, bounds.where)
     return found
 
 
@@ -86,7 +86,7 @@ def test_a_composite_key_is_compared_as_a_row_and_bounds_are_included(database: 
     with connect(database) as conn:
         schema = schema_of(conn)
         assert len(walk(conn, schema, 4)) == 50
-        within = Bounds(None, ("3", "2026-01-02"), ("4", "2026-01-01"))
+        within = KeyBounds(None, ("3", "2026-01-02"), ("4", "2026-01-01"))
         assert [row["key"] for row in read(conn, schema, within, 100)] == [
             *(["3", f"2026-01-0{day}"] for day in (2, 3, 4, 5)),
             ["4", "2026-01-01"],
@@ -113,7 +113,7 @@ def test_a_row_filter_of_the_publication_holds_for_chunks_too(database: str) -> 
         "CREATE PUBLICATION pub FOR TABLE t WHERE (k > 10)",
     )
     with connect(database) as conn:
-        assert [row["key"] for row in walk(conn, schema_of(conn), 3, Bounds(where="v = 1"))] == [
+        assert [row["key"] for row in walk(conn, schema_of(conn), 3, KeyBounds(where="v = 1"))] == [
             [str(k)] for k in (11, 13, 15, 17, 19)
         ]
 
@@ -127,7 +127,7 @@ def test_a_truncate_between_snapshot_and_read_voids_the_chunk(database: str) -> 
             conn.execute("SELECT pg_current_snapshot()")
             other.execute("TRUNCATE t")
             with pytest.raises(SnapshotVoid):
-                hold_tables(conn, [(schema.oid, TableName("public", "t"))])
+                lock_tables(conn, [(schema.oid, TableName("public", "t"))])
 
 
 def test_a_snapshot_sees_what_ended_before_it_and_nothing_that_runs(database: str) -> None:
@@ -141,7 +141,7 @@ def test_a_snapshot_sees_what_ended_before_it_and_nothing_that_runs(database: st
     with connect(database) as conn, connect(database, autocommit=False) as open_one:
         schema = schema_of(conn)
         running, ended = xid(open_one), xid(conn)
-        with connect(database, autocommit=False) as later, snapshot(conn, schema) as visibility:
+        with connect(database, autocommit=False) as later, snapshot_transaction(conn, schema) as visibility:
             after = xid(later)
             xids = np.array([running, ended, after], np.int64)
             assert visibility.sees(xids).tolist() == [False, True, False]
@@ -162,4 +162,4 @@ def test_an_estimate_is_the_planners_over_all_partitions(database: str) -> None:
         "ANALYZE t",
     )
     with connect(database) as conn:
-        assert 500 <= estimate(conn, schema_of(conn).oid) <= 1000
+        assert 500 <= estimate_rows(conn, schema_of(conn).oid) <= 1000

@@ -18,7 +18,7 @@ from psycopg import sql
 from cdc.change import Operation
 from cdc.postgres.column_identity import UNPROVED
 from cdc.postgres.connection import connect
-from cdc.postgres.ddl_messages import script
+from cdc.postgres.ddl_messages import trigger_script
 from cdc.postgres.tables import read_schema
 from cdc.table import TableSchema, TableState
 from tests.fixtures.postgres import run_sql
@@ -108,7 +108,7 @@ def session(request: pytest.FixtureRequest, database: str) -> Iterator[Following
     """A stream with the event triggers, or without."""
     run_sql(database, "CREATE TABLE t0 (id int PRIMARY KEY)")
     if request.param == "told":
-        run_sql(database, script("install"))
+        run_sql(database, trigger_script("install"))
     with following(database) as made:
         yield made
 

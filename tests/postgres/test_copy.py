@@ -11,7 +11,7 @@ from psycopg import OperationalError, generators, sql
 from cdc.errors import SnapshotVoid, SourceError
 from cdc.postgres import libpq
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import begin_snapshot, copy_rows, copy_table, hold_tables
+from cdc.postgres.copy import begin_snapshot, copy_rows, copy_table, lock_tables
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import match_tables, read_schema
 from tests.fixtures.postgres import run_sql
@@ -39,7 +39,7 @@ def test_a_table_that_was_rewritten_under_a_snapshot_voids_it(database: str, rew
         with connect(database) as conn:
             conn.execute(rewrite.encode())
         with pytest.raises(SnapshotVoid, match="under the snapshot"):
-            hold_tables(reading, match_tables(reading, ["public.*"]))
+            lock_tables(reading, match_tables(reading, ["public.*"]))
 
 
 def test_a_held_table_reads_as_the_snapshot_saw_it(database: str):
@@ -48,7 +48,7 @@ def test_a_held_table_reads_as_the_snapshot_saw_it(database: str):
         begin_snapshot(reading, exported.name)
         run_sql(database, "INSERT INTO plain VALUES (4)", "INSERT INTO parted VALUES (4)")
         tables = match_tables(reading, ["public.*"])
-        hold_tables(reading, tables)
+        lock_tables(reading, tables)
         for oid, _ in tables:
             schema = read_schema(reading, oid)
             assert schema is not None

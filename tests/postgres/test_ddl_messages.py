@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.postgres.connection import connect
-from cdc.postgres.ddl_messages import read, script
-from cdc.postgres.system_catalog import look_up
+from cdc.postgres.ddl_messages import parse_ddl_message, trigger_script
+from cdc.postgres.system_catalog import read_catalog_tables
 from cdc.table import TableState
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.postgres.following import Following, following
@@ -20,7 +20,7 @@ TABLE: LiteralString = "CREATE TABLE t (id int PRIMARY KEY, a text, b int)"
 
 
 def install(dsn: str) -> None:
-    run_sql(dsn, script("install"))
+    run_sql(dsn, trigger_script("install"))
 
 
 def columns(session: Following) -> list[list[tuple[int, str]]]:
@@ -143,7 +143,7 @@ def test_what_is_told_is_what_the_catalogue_shows(either_database: str) -> None:
         session.run("ALTER TABLE t ADD COLUMN late text NOT NULL DEFAULT 'ü, \"x\"'")
         session.catch_up()
         with connect(either_database) as conn:
-            shown = look_up(conn, [session.latest.oid])[session.latest.oid]
+            shown = read_catalog_tables(conn, [session.latest.oid])[session.latest.oid]
 
     assert shown is not None
     places = {number: place for place, number in enumerate(shown.key)}
@@ -188,7 +188,7 @@ def test_a_role_without_rights_alters_its_tables_as_before(either_database: str)
 
 def test_installed_twice_and_removed_twice_nothing_is_left(either_database: str) -> None:
     for name in ("install", "install", "remove", "remove"):
-        run_sql(either_database, script(name))
+        run_sql(either_database, trigger_script(name))
 
     assert rows_of(either_database, "SELECT FROM pg_event_trigger") == []
     assert rows_of(either_database, "SELECT FROM pg_namespace WHERE nspname = 'cdc_source'") == []
@@ -202,7 +202,7 @@ json_values = st.recursive(
 
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
 def test_a_message_that_is_none_of_ours_is_passed_over(content: bytes) -> None:
-    told = read(content)
+    told = parse_ddl_message(content)
 
     assert told is None or isinstance(told.oid, int)
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cdc.errors import EmbeddedUnavailable
-from cdc.postgres.binaries import account, find_programs, reachable
+from cdc.postgres.binaries import find_binaries, is_reachable, server_account
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 
@@ -61,14 +61,14 @@ def test_as_root_it_runs_as_another_and_changes_no_folder_above(tmp_path: Path) 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to change to another account")
 def test_programs_out_of_reach_are_copied(tmp_path: Path) -> None:
-    found = find_programs(18)
-    assert reachable(found / "postgres", account())
+    found = find_binaries(18)
+    assert is_reachable(found / "postgres", server_account())
     closed = tmp_path / "closed" / "package" / "pginstall"
     (closed / "bin").mkdir(parents=True)
     (closed / "bin" / "postgres").write_text("#!/bin/sh\n")
     (tmp_path / "closed").chmod(0o700)
     with closing(EmbeddedPostgres(tmp_path / "pg")) as server:
-        server._account = account()
+        server._account = server_account()
         copied = server._reachable_programs(closed / "bin")
 
         assert copied != closed / "bin"

@@ -28,15 +28,15 @@ from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.reference_decoder import PlainDecoder
-from cdc.pgoutput.text_repair import CopyMender, FrameMender
+from cdc.pgoutput.reference_decoder import ReferenceDecoder
+from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
+from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
 from cdc.postgres.tables import match_tables, read_schema
-from cdc.postgres.text_repair import frame_mender, line_mender, unchanged
+from cdc.postgres.text_repair import copy_text_repair, frame_text_repair, unchanged
 from cdc.snapshot.watermark_window import WatermarkWindows
 from tests.fixtures.postgres import VERSIONS, drop_when_free, run_sql
 from tests.fixtures.waiting import until
@@ -110,14 +110,14 @@ def test_undecodable_text_is_told_alike_by_copy_and_stream(encoded: str, encodin
     with captured(encoded) as capture:
         insert_raw(encoded)
         frames = capture.frames()
-        for decoder in (PlainDecoder(), ColumnarDecoder()):
-            mended = FrameMender(policy, Position(0))(FrameBatch.of(frames))
+        for decoder in (ReferenceDecoder(), ColumnarDecoder()):
+            mended = FrameTextRepair(policy, Position(0))(FrameBatch.of(frames))
             assert [value for _, value in capture.rows(decoder, mended).to_pylist()[0]["after"]] == TOLD[policy]
     with connect(encoded, autocommit=False) as conn:
         schema = read_schema(conn, match_tables(conn, ["*.*"])[0][0])
         assert schema is not None
         copy = CopyDecoder(schema, position=Position(1), xid=0, committed_at=0, first_ordinal=0)
-        batch = copy.feed(CopyMender(policy, schema)(b"".join(copy_table(conn, schema))))
+        batch = copy.feed(CopyTextRepair(policy, schema)(b"".join(copy_table(conn, schema))))
         assert batch is not None
         assert [value for _, value in batch.to_pylist()[0]["after"]] == TOLD[policy]
         # the session that copied reads text again
@@ -131,12 +131,12 @@ def test_undecodable_text_is_refused_by_default_and_named(encoded: str, encoding
         insert_raw(encoded)
         batch = FrameBatch.of(capture.frames())
         with pytest.raises(UndecodableValue, match=r"column 'a' of 'public.t' in the transaction at .*, byte 3 of"):
-            FrameMender(Undecodable.FAIL, Position(0))(batch)
+            FrameTextRepair(Undecodable.FAIL, Position(0))(batch)
     with connect(encoded) as conn:
         schema = read_schema(conn, match_tables(conn, ["*.*"])[0][0])
         assert schema is not None
         with pytest.raises(UndecodableValue, match=r"column 'a' of 'public.t' in row 0 of its copy"):
-            CopyMender(Undecodable.FAIL, schema)(b"".join(copy_table(conn, schema)))
+            CopyTextRepair(Undecodable.FAIL, schema)(b"".join(copy_table(conn, schema)))
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII"])
@@ -164,7 +164,7 @@ def source_of(dsn: str, policy: Undecodable) -> CopySource:
 @contextmanager
 def log_of(source: CopySource, root: Path) -> Iterator[LogWriter]:
     """An empty log of the source; the slot goes afterwards."""
-    identity = identify(source.dsn)
+    identity = identify_system(source.dsn)
     log = LogIdentity(system_id=identity.system_id, database=identity.database)
     try:
         yield LogWriter.open(root, log, SegmentLimits(size=1 << 20, age=3600.0))
@@ -194,7 +194,7 @@ def test_the_policy_holds_from_the_first_copy_to_the_stream(
                 CaptureFilter(dsn=encoded, publication=source.publication), LogReader(tmp_path).schemas(), 0
             )
             decoding = DecodeStage(
-                Spool(tmp_path), relations, after, WatermarkWindows(), frame_mender(encoded, policy, after)
+                Spool(tmp_path), relations, after, WatermarkWindows(), frame_text_repair(encoded, policy, after)
             )
             found = [row for row in streamed(stream, decoding, 2) if row["op"] == "u"]
         assert [value for _, value in found[0]["after"]] == ["new", *told[1:]]
@@ -235,9 +235,9 @@ def test_a_refused_value_stops_the_first_copy_and_leaves_the_log_empty(encoded: 
 
 @pytest.mark.parametrize("encoding", ["UTF8", "LATIN1"])
 def test_a_database_with_an_encoding_is_not_looked_at(encoded: str, encoding: str):
-    assert frame_mender(encoded, Undecodable.BASE64, Position(0)) is unchanged
+    assert frame_text_repair(encoded, Undecodable.BASE64, Position(0)) is unchanged
     with connect(encoded) as conn:
         run_sql(encoded, "CREATE TABLE t (v text)")
         schema = read_schema(conn, match_tables(conn, ["*.*"])[0][0])
     assert schema is not None
-    assert line_mender(encoded, Undecodable.BASE64)(schema) is unchanged
+    assert copy_text_repair(encoded, Undecodable.BASE64)(schema) is unchanged

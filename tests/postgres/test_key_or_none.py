@@ -7,7 +7,7 @@ from typing import LiteralString
 import pytest
 
 from cdc.postgres.connection import connect
-from cdc.postgres.ddl_messages import script
+from cdc.postgres.ddl_messages import trigger_script
 from cdc.postgres.publication_columns import published_schemas
 from cdc.postgres.tables import match_tables
 from cdc.table import TableSchema, TableState
@@ -51,7 +51,7 @@ def test_a_primary_key_that_goes_marks_the_table(
     run_sql(either_database, "CREATE TABLE t (id int PRIMARY KEY, v text)", FULL)
     with following(either_database) as session:
         if witnessed:
-            session.run(script("install"))
+            session.run(trigger_script("install"))
         session.run("INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t DROP CONSTRAINT t_pkey", *filter(None, [instead]))
         session.run("BEGIN; INSERT INTO t VALUES (1, 'b'); DELETE FROM t WHERE v = 'a'; COMMIT")
         session.catch_up()

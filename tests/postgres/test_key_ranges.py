@@ -18,8 +18,8 @@ from cdc.postgres.key_ranges import (
     KeyRange,
     count_rows,
     digest_rows,
-    next_start,
-    ordered_by_bytes,
+    is_ordered_by_bytes,
+    next_range_start,
     range_rows,
 )
 from cdc.postgres.tables import match_tables, read_schema
@@ -121,7 +121,7 @@ def test_ranges_follow_one_another_and_together_are_the_table(
     schema, found, first, rows = schema_of(conn, "keyed"), [], None, 0
     while True:
         within = KeyRange("k", first)
-        within = KeyRange("k", first, next_start(conn, schema, within, 2))
+        within = KeyRange("k", first, next_range_start(conn, schema, within, 2))
         rows += count_rows(conn, schema, "none", within)
         found.append(within.ended)
         if within.ended is None:
@@ -135,7 +135,7 @@ def test_text_is_in_the_order_of_its_bytes_only_under_a_collation_that_says_so(c
     conn.execute("CREATE COLLATION other (LOCALE = 'C.utf8')")
     conn.execute('CREATE TABLE words (a text COLLATE "C" PRIMARY KEY, b text COLLATE other, c text)')
     schema = schema_of(conn, "words")
-    assert [ordered_by_bytes(conn, schema, name) for name in "ab"] == [True, False]
+    assert [is_ordered_by_bytes(conn, schema, name) for name in "ab"] == [True, False]
     # whatever the database has, the answer is what its own order is
     own = conn.execute("SELECT 'a' < 'B', 'é' < 'f'").fetchone()
-    assert ordered_by_bytes(conn, schema, "c") is (own == (False, False))
+    assert is_ordered_by_bytes(conn, schema, "c") is (own == (False, False))

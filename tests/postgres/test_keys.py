@@ -10,7 +10,7 @@ import pytest
 from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.postgres.keys import absent, check_keys
+from cdc.postgres.keys import check_keys, missing_keys
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.table import TableSchema
@@ -61,7 +61,7 @@ def schema_of(conn: psycopg.Connection[Any]) -> TableSchema:
 def absent_of(dsn: str, *keys: tuple[str, ...]) -> list[tuple[str, ...]]:
     with connect(dsn) as conn:
         check_keys(conn, schema_of(conn), keys)
-        return absent(conn, schema_of(conn), keys, "pub")
+        return missing_keys(conn, schema_of(conn), keys, "pub")
 
 
 def test_a_key_is_found_as_the_server_compares_it_and_else_told_as_the_server_prints_it(database: str) -> None:

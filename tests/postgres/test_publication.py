@@ -8,7 +8,7 @@ import pytest
 
 from cdc.errors import SlotBlocked
 from cdc.postgres.connection import connect
-from cdc.postgres.publication import PublicationControl, ensure_publication, withdraw
+from cdc.postgres.publication import PublicationControl, drop_table, ensure_publication
 from cdc.postgres.tables import TableName
 from tests.fixtures.postgres import rows_of, run_sql
 
@@ -45,5 +45,5 @@ def test_a_table_is_published_and_withdrawn_without_its_children(any_database: s
         ensure_publication(conn, "pub", [*NAMES, TableName("public", "root")])
         assert rows_of(any_database, listed) == [("root",), ("t",)]
         ensure_publication(conn, "pub", [TableName("public", "wanted")])
-        withdraw(conn, "pub", NAMES[0])
+        drop_table(conn, "pub", NAMES[0])
     assert rows_of(any_database, listed) == [("root",), ("wanted",)]

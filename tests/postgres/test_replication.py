@@ -11,9 +11,9 @@ from cdc.lsn import Lsn
 from cdc.pgoutput.messages import BeginMessage, CommitMessage, Insert
 from cdc.postgres import libpq
 from cdc.postgres.connection import connect
-from cdc.postgres.heartbeat import emit
+from cdc.postgres.heartbeat import emit_message
 from cdc.postgres.publication import ensure_publication
-from cdc.postgres.replication import ReplicationStream, StreamOptions, identify
+from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
 from cdc.postgres.slot import create_slot, slot_status
 from cdc.postgres.tables import TableName
 from tests.fixtures.postgres import rows_of, run_sql
@@ -73,7 +73,7 @@ def test_the_compiled_loop_is_in_use_and_the_plain_one_gives_the_same_frames(dat
         until(lambda: rows_of(database, "SELECT 1 FROM pg_replication_slots WHERE active") == [], "the slot free")
 
     assert taken[0] == taken[1]
-    assert libpq.functions() is not None
+    assert libpq.load_functions() is not None
 
 
 def test_the_slot_moves_only_when_something_is_confirmed(any_database: str) -> None:
@@ -101,7 +101,7 @@ def test_a_confirmation_behind_the_slot_does_not_move_it_back(any_database: str)
         before = slot_status(conn, slot)
         with ReplicationStream.open(any_database, options(slot)) as stream:
             stream.confirm(Lsn(1))
-            emit(conn, "x", "y")
+            emit_message(conn, "x", "y")
             receive_until(stream, lambda seen: any(isinstance(m, CommitMessage) for m in seen))
         until(lambda: not slot_status(conn, slot).active, "the slot free")  # type: ignore[union-attr]
 
@@ -155,7 +155,7 @@ def test_nothing_to_receive_is_none_after_the_timeout(database: str) -> None:
 
 
 def test_the_cluster_tells_who_it_is(any_database: str) -> None:
-    identity = identify(any_database)
+    identity = identify_system(any_database)
     assert identity.database == any_database.rpartition("/")[2]
     assert identity.timeline == 1
     assert identity.wal_end > 0

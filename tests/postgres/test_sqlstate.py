@@ -9,7 +9,7 @@ import pytest
 from cdc import errors
 from cdc.capture.retry_policy import retry_pause
 from cdc.errors import CdcError, Reaction
-from cdc.postgres.sqlstate import RULES, ErrorCourse, Rule, classify_message
+from cdc.postgres.sqlstate import RULES, ErrorCourse, ErrorRule, classify_message
 
 CASES: list[tuple[str, str, type[CdcError]]] = [
     ("55006", 'replication slot "x" is active for PID 7', errors.SlotInUse),
@@ -64,7 +64,7 @@ COURSES: Mapping[type[CdcError], set[ErrorCourse]] = {
 """Of every error that is not for an operator alone."""
 
 
-def rule_of(sqlstate: str, text: str) -> Rule | None:
+def rule_of(sqlstate: str, text: str) -> ErrorRule | None:
     return next((rule for rule in RULES if sqlstate.startswith(rule.sqlstate) and rule.text in text), None)
 
 
@@ -81,7 +81,7 @@ def test_what_nobody_knows_halts() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.sqlstate or 'any'} {rule.text or 'any'}")
-def test_each_line_of_the_table_has_a_case_and_a_course_that_its_error_follows(rule: Rule) -> None:
+def test_each_line_of_the_table_has_a_case_and_a_course_that_its_error_follows(rule: ErrorRule) -> None:
     cases = [rule_of(sqlstate, text) for sqlstate, text, _ in CASES]
     assert rule in cases
     assert rule.course in COURSES.get(rule.error, {ErrorCourse.OPERATOR})

@@ -14,7 +14,7 @@ from cdc.pgoutput.messages import Insert, Keepalive, Message, Relation, Type
 from cdc.pgoutput.parse import parse_frame
 from cdc.pgoutput.streamed import START, kind_of
 from cdc.postgres.connection import connect
-from cdc.postgres.heartbeat import emit
+from cdc.postgres.heartbeat import emit_message
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.replication import LargeTransactions, OriginFilter, ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
@@ -67,7 +67,7 @@ def compared(dsn: str, work: Callable[[], None]) -> list[object]:
     first, second = make_source(dsn)
     work()
     with connect(dsn) as conn:
-        emit(conn, "end", "")
+        emit_message(conn, "end", "")
     streamed, parts = received(dsn, first, LargeTransactions.STREAMED)
     whole, none = received(dsn, second, LargeTransactions.WHOLE)
     assert parts > 0

@@ -14,7 +14,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
-from cdc.postgres.tables import TableName, match_tables, read_schema, resolve
+from cdc.postgres.tables import TableName, match_tables, read_schema, resolve_relation
 from cdc.table import TableSchema, TableState
 from tests.fixtures.postgres import run_sql
 from tests.postgres.stream import receive_until, relations
@@ -51,7 +51,7 @@ def resolved(dsn: str, first: TableSchema | None, messages: Sequence[Relation]) 
     versions, known = [], first
     with connect(dsn) as conn:
         for message in messages:
-            known = resolve(conn, message, known)
+            known = resolve_relation(conn, message, known)
             versions.append(known)
     return versions
 
@@ -270,7 +270,7 @@ def test_a_later_epoch_finds_columns_by_name_and_numbers_new_ones_above_all(data
     with ReplicationStream.open(database, StreamOptions(slot=slot, publication="pub", start=Lsn(0))) as stream:
         (message,) = relations(receive_until(stream, lambda got: any(isinstance(m, CommitMessage) for m in got)))
     with connect(database) as conn:
-        version = resolve(conn, message, old, epoch=1)
+        version = resolve_relation(conn, message, old, epoch=1)
 
     assert version.relation == 77
     assert columns(version) == [(4, "b"), (5, "id"), (1601, "fresh")]

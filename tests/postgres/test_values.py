@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
-from cdc.pgoutput.reference_decoder import PlainDecoder
+from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.postgres.connection import connect
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.postgres.readings import Texts, captured, read_four_ways
@@ -171,7 +171,7 @@ def test_enum_values_that_are_newer_than_the_stream_are_exact(any_database: str)
     with captured(any_database) as capture:
         run_all(any_database, [within])
         frames = capture.frames()
-        for decoder in (PlainDecoder(), ColumnarDecoder()):
+        for decoder in (ReferenceDecoder(), ColumnarDecoder()):
             assert [row["after"] for row in capture.rows(decoder, frames).to_pylist()] == [[(1, "new"), (2, "b")]]
 
 

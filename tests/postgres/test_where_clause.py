@@ -11,9 +11,9 @@ import pytest
 from cdc.errors import ConfigError, SourceUnreachable
 from cdc.postgres.connection import connect
 from cdc.postgres.publication import ensure_publication
-from cdc.postgres.sqlstate import mapped
+from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import match_tables, read_schema
-from cdc.postgres.where_clause import check_predicate, reading_by
+from cdc.postgres.where_clause import bounded_read, check_predicate
 from cdc.table import TableSchema
 from tests.fixtures.postgres import rows_of, run_sql
 
@@ -131,7 +131,7 @@ def test_reading_by_a_predicate_ends_in_time(conn: psycopg.Connection, schema: T
     with (
         pytest.raises(ConfigError, match="took longer than"),
         conn.transaction(),
-        reading_by(conn, schema, "k > 5", within=0.1),
-        mapped(),
+        bounded_read(conn, schema, "k > 5", within=0.1),
+        map_errors(),
     ):
         conn.execute("SELECT pg_sleep(600)")

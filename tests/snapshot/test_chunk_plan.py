@@ -10,13 +10,13 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from cdc.postgres.chunk_snapshot import BlockRange, Leaf
+from cdc.postgres.chunk_snapshot import BlockRange, StoredTable
 from cdc.postgres.tables import TableName
 from cdc.snapshot.backfill_state import TableBackfillState
 from cdc.snapshot.chunk_plan import BlockPlan, ChunkLimits, ChunkRange, ChunkResult
 
 LIMITS = ChunkLimits(rows=60, nbytes=1 << 20)
-LEAVES = [Leaf(number, TableName("shop", f"leaf{number}"), 7, 90 + number) for number in (1, 2)]
+LEAVES = [StoredTable(number, TableName("shop", f"leaf{number}"), 7, 90 + number) for number in (1, 2)]
 NOTHING = pa.table({"key": pa.array([], pa.list_(pa.string()))})
 
 

@@ -19,11 +19,11 @@ from cdc import metrics
 from cdc.change import LOG_SCHEMA, WATERMARK_PREFIX
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk_snapshot import Visibility, snapshot
+from cdc.postgres.chunk_snapshot import Visibility, snapshot_transaction
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.postgres.heartbeat import emit
+from cdc.postgres.heartbeat import emit_message
 from cdc.snapshot.unconfirmed_xids import unconfirmed_xids
 from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import TableSchema
@@ -78,13 +78,13 @@ class Beside(Reading):
                 self.placing.offer(
                     token, Chunk(schema.relation, schema.topic, rows, schema, "here", visibility=visibility, **said)
                 )
-                emit(self._conn, WATERMARK_PREFIX, token)
+                emit_message(self._conn, WATERMARK_PREFIX, token)
                 placed = self.placing.outcome(token, PATIENCE)
                 if not placed.again:
                     return placed
 
     def _everything(self, token: str, schema: TableSchema, under: Hook) -> tuple[pa.Table | None, Visibility]:
-        with snapshot(self._conn, schema) as visibility:
+        with snapshot_transaction(self._conn, schema) as visibility:
             if not self.placing.sees_all(token, visibility):
                 return None, visibility
             under()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cdc.config import SinkRule, TableSettings, rule_of
-from cdc.config.columns import ColumnMismatch, kept, misnamed, unkept, unkeyed
+from cdc.config.columns import ColumnMismatch, left_out_key_columns, missing_key, unknown_columns, with_target_columns
 from cdc.config.sinks import HistoryMode
 from cdc.naming import column_name
 from cdc.table import TableSchema
@@ -17,18 +17,18 @@ def selected(schema: TableSchema, settings: TableSettings) -> TableSchema:
 
     A name that the table does not have says nothing here; see check_named.
     """
-    _check(unkeyed(schema, settings))
-    return kept(schema, settings)
+    _check(left_out_key_columns(schema, settings))
+    return with_target_columns(schema, settings)
 
 
 def check_named(schema: TableSchema, rules: Sequence[SinkRule]) -> None:
     """Raise SchemaNotApplicable for a name in the rule of a table that none of its columns has."""
-    _check(misnamed(schema, rule_of(schema.topic, rules)))
+    _check(unknown_columns(schema, rule_of(schema.topic, rules)))
 
 
 def check_kept(schema: TableSchema, keeping: HistoryMode) -> None:
     """Raise SchemaNotApplicable for a table without a key whose rows would have to be told apart."""
-    _check(unkept(schema, keeping))
+    _check(missing_key(schema, keeping))
 
 
 def _check(found: Iterator[ColumnMismatch]) -> None:

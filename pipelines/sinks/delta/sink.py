@@ -23,9 +23,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from cdc.config import DeadLetterSettings, SchemaChanges, SinkRule, TableSettings, rule_of, settings_of
+from cdc.config import DeadLetterSettings, SchemaChanges, SinkRule, TableSettings, rule_of, table_settings
 from cdc.config.sinks import HistoryMode
-from cdc.config.target_path import routed
+from cdc.config.target_path import target_path
 from cdc.errors import TargetUnfit
 from cdc.failpoint import hit
 from cdc.naming import column_name, parked_uri, published_uri
@@ -103,7 +103,7 @@ class DeltaSettings:
     def of(self, topic: str) -> TableSettings:
         """How one table is kept."""
         if topic not in self._known:
-            self._known[topic] = settings_of(topic, self.table, self.rules)
+            self._known[topic] = table_settings(topic, self.table, self.rules)
         return self._known[topic]
 
     def types_of(self, topic: str) -> Policy:
@@ -114,7 +114,7 @@ class DeltaSettings:
 
     def uri_of(self, schema: TableSchema) -> str:
         """Where the target of one table lies."""
-        return routed(self.path, self.rules, schema)
+        return target_path(self.path, self.rules, schema)
 
     def __post_init__(self) -> None:
         # a definition's values are equal texts of its own enums

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.errors import SinkError
 from cdc.failpoint import VARIABLE
 from cdc.table import TableState
@@ -38,7 +38,7 @@ def merge(ground: Ground) -> None:
     path, lake = ground.folder / "shop.yaml", "lake/{schema}/{table}'"
     rule = f"{{match: 'shop.*', path: '{ground.folder}/lake/all', merge_tables: true}}"
     path.write_text(path.read_text().replace(f"{lake}}}", f"{lake}, rules: [{rule}]}}"))
-    ground.definition = load(path)
+    ground.definition = load_definition(path)
 
 
 def held(ground: Ground) -> Rows:

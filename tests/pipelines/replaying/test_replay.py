@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.catalog import Catalog, ProcessReport
-from cdc.config import DeltaSinkDefinition, SchemaChanges, load
+from cdc.config import DeltaSinkDefinition, SchemaChanges, load_definition
 from cdc.errors import ConfigError, SinkFenced, SinkHeld
 from cdc.stores.dead_letter_rows import read_parked
 from cdc.stores.lake import read_target
@@ -238,7 +238,7 @@ def test_columns_that_a_crash_had_brought_to_the_old_target_come_to_the_new_one_
 def test_where_columns_are_dropped_the_stream_leaves_those_of_a_replay(ground: Ground) -> None:
     path = ground.folder / "shop.yaml"
     path.write_text(path.read_text().replace("name: lake,", "name: lake, dropped_columns: drop,"))
-    ground.definition = load(path)
+    ground.definition = load_definition(path)
     ground.drive("lake")
     now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, AT))
     gone = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())
@@ -255,7 +255,7 @@ def test_a_table_that_stops_at_a_change_of_its_columns_is_built_anew_while_the_o
     path = ground.folder / "shop.yaml"
     rule = "name: lake, rules: [{match: shop.orders, schema_changes: exception}],"
     path.write_text(path.read_text().replace("name: lake,", rule))
-    ground.definition = load(path)
+    ground.definition = load_definition(path)
     ground.drive("lake")
     now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, AT))
     said = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())

@@ -13,7 +13,7 @@ import pytest
 from deltalake import write_deltalake
 
 from cdc.catalog import Catalog
-from cdc.config import load
+from cdc.config import load_definition
 from cdc.config.verify_options import VerifyMode
 from cdc.errors import ConfigError, CutNotReached
 from cdc.log.layout import CommitInfo, LogIdentity
@@ -34,7 +34,7 @@ def ground(tmp_path: Path, database: str) -> Iterator[Ground]:
         f"log: {{path: '{tmp_path}/log'}}\n"
         f"sinks: [{{type: delta, name: lake, path: '{tmp_path}/lake/{{schema}}/{{table}}'}}]\n"
     )
-    definition = load(path)
+    definition = load_definition(path)
     with connect(database) as conn:
         conn.execute(TABLE)
         conn.execute(ROWS)
