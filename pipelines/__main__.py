@@ -16,7 +16,7 @@ from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
 from cdc.config import Definition, issues_in_file, load_definition
 from cdc.config.units import seconds
 from cdc.config.verify_options import Against, VerifyMode
-from cdc.errors import ExitCode, InvalidDefinition, SinkError, status_of_process
+from cdc.errors import ExitCode, InvalidDefinition, SinkError, process_exit_code
 from cdc.failure_report import reported
 from cdc.private_files import product_umask
 from cdc.process_logs import configure_by_environment
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> 
         error.fix = literal(error.fix, file=str(asked.config))
         fail(asked.verb, error, json=getattr(asked, "json", False))
         is_process = asked.verb == "apply" and asked.trigger != ONCE and not submitted
-        return int((status_of_process(error) if is_process else error.exit_code).value)
+        return int((process_exit_code(error) if is_process else error.exit_code).value)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -37,8 +37,8 @@ from cdc.errors import (
     LogTrimmed,
     Reaction,
     SinkError,
-    SinkHeld,
-    known,
+    SinkInUse,
+    as_cdc_error,
 )
 from cdc.failpoint import hit
 from cdc.log.reader import LogReader
@@ -114,7 +114,7 @@ def main(definition: Definition, *, once: bool = False, check: Check | None = No
         try:
             _run(definition, catalog, board, StopCondition(stop, once, check))
         except BaseException as exc:
-            board.state, board.error = "failed", known(exc, "apply")
+            board.state, board.error = "failed", as_cdc_error(exc, "apply")
             raise
         finally:
             stop.set()
@@ -292,7 +292,7 @@ class SinkRunner:
     def given_up(self) -> CdcError | None:
         """What keeps the sink from going on, unless it may go by itself."""
         if self._waits_since is not None and time.monotonic() - self._waits_since > LEASE:
-            return SinkHeld(
+            return SinkInUse(
                 f"another apply process holds sink {self._wanted.name!r}: {self._holder}",
                 remedy="nothing to do if that one is to go on; otherwise stop it and start this one again",
             )

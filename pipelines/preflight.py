@@ -11,7 +11,7 @@ from cdc.config import Definition, DeltaSinkDefinition, Transform, issues_in_fil
 from cdc.config.columns import ColumnMismatch, column_mismatches, with_target_columns
 from cdc.config.sinks import Sink
 from cdc.config.yaml_document import Key
-from cdc.errors import InvalidDefinition, SinkUnavailable, TransformRefused
+from cdc.errors import InvalidDefinition, SinkUnavailable, TransformFailed
 from cdc.log.reader import LogReader
 from cdc.stores.path_ownership import is_begun
 from cdc.stores.sink_preflight import SinkTables, fed, tables_in, taken
@@ -90,7 +90,7 @@ def _refusals(one: SinkTables, session: Asking) -> Iterator[ColumnMismatch]:
             shapes.spark = session()
         try:
             shapes.of(schema, policy)
-        except TransformRefused as exc:
+        except TransformFailed as exc:
             yield ColumnMismatch((key,), exc)
             return
 
@@ -98,7 +98,7 @@ def _refusals(one: SinkTables, session: Asking) -> Iterator[ColumnMismatch]:
 def _of_transform(rule: Transform, schema: TableSchema, policy: Policy, session: Asking) -> Iterator[ColumnMismatch]:
     try:
         held = TableTransform.of(rule, schema).held(renamed(policy, rule.rename))
-    except TransformRefused as exc:
+    except TransformFailed as exc:
         yield ColumnMismatch(("transform", "python"), exc)
         return
     alone: list[tuple[Key, dict[str, Any]]] = [
@@ -109,5 +109,5 @@ def _of_transform(rule: Transform, schema: TableSchema, policy: Policy, session:
     for key, only in alone:
         try:
             resolved(rule.model_copy(update=only), held, schema.topic, session())
-        except TransformRefused as exc:
+        except TransformFailed as exc:
             yield ColumnMismatch(("transform", *key), exc)

@@ -16,7 +16,7 @@ from cdc import metrics
 from cdc.cli.app import application
 from cdc.config import Definition
 from cdc.config.units import print_seconds, print_size
-from cdc.errors import CdcError, Reaction, every_error
+from cdc.errors import CdcError, Reaction, all_error_classes
 from cdc.metrics import Metric
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -112,8 +112,8 @@ def _type(schema: dict[str, Any], node: dict[str, Any]) -> str:
         return " · ".join(f"`{value}`" for value in target.get("enum", [target.get("const")]))
     if _is_duration(target) or _is_size(target):
         return "duration" if _is_duration(target) else "size"
-    names = {"string": "text", "array": "list", "boolean": "true or false", "number": "number", "integer": "integer"}
-    return names.get(str(target.get("type")), "object")
+    plain = {"string": "text", "array": "list", "boolean": "true or false", "number": "number", "integer": "integer"}
+    return plain.get(str(target.get("type")), "object")
 
 
 def _is_duration(node: Mapping[str, Any]) -> bool:
@@ -185,7 +185,7 @@ def _metrics_page() -> str:
 
 
 def _errors_page() -> str:
-    errors = sorted((one for one in every_error() if one.__module__ == "cdc.errors"), key=lambda one: one.code)
+    errors = sorted((one for one in all_error_classes() if one.__module__ == "cdc.errors"), key=lambda one: one.code)
     sections = "\n\n".join(
         f"## {title}\n\n" + _table(("code", "class", "meaning", "what happens", "exit", "remedy"), rows)
         for area, title in AREAS.items()

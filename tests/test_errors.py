@@ -1,4 +1,4 @@
-"""Errors: every class has a place in the tree, a code of its own, a fate and a next step."""
+"""Errors: every class is in the documented tree and has a code, a reaction and a remedy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from cdc import errors
-from cdc.errors import CdcError, ExitCode, Reaction, every_error, status_of_process
+from cdc.errors import CdcError, ExitCode, Reaction, all_error_classes, process_exit_code
 
 AREAS = {"1": ExitCode.USAGE, "6": ExitCode.FINDING}
 RUNBOOK = Path(__file__).resolve().parent.parent / "deploy" / "RUNBOOK.md"
 every_class = pytest.mark.parametrize(
-    "error", [e for e in every_error() if e.__module__ == "cdc.errors"], ids=lambda e: e.__name__
+    "error", [e for e in all_error_classes() if e.__module__ == "cdc.errors"], ids=lambda e: e.__name__
 )
 
 
@@ -58,17 +58,17 @@ def test_the_runbook_has_a_section_for_the_code(error: type[CdcError]) -> None:
 
 
 def test_a_process_ends_with_5_where_only_a_person_changes_something() -> None:
-    assert status_of_process(errors.PublicationNarrowed("x")) is ExitCode.HALTED
-    assert status_of_process(errors.UndecodableWal("x")) is ExitCode.HALTED
-    assert status_of_process(errors.LogFenced("x")) is ExitCode.RUNTIME
-    assert status_of_process(errors.SourceError("nobody knows")) is ExitCode.RUNTIME
-    assert status_of_process(errors.SlotInUse("x")) is ExitCode.RUNTIME
-    assert status_of_process(errors.PreflightFailed("x")) is ExitCode.ENVIRONMENT
-    assert status_of_process(errors.InvalidDefinition("x")) is ExitCode.USAGE
+    assert process_exit_code(errors.PublicationNarrowed("x")) is ExitCode.HALTED
+    assert process_exit_code(errors.UndecodableWal("x")) is ExitCode.HALTED
+    assert process_exit_code(errors.LogFenced("x")) is ExitCode.RUNTIME
+    assert process_exit_code(errors.SourceError("nobody knows")) is ExitCode.RUNTIME
+    assert process_exit_code(errors.SlotInUse("x")) is ExitCode.RUNTIME
+    assert process_exit_code(errors.PreflightFailed("x")) is ExitCode.ENVIRONMENT
+    assert process_exit_code(errors.InvalidDefinition("x")) is ExitCode.USAGE
 
 
 def test_no_two_classes_share_a_code() -> None:
-    codes = [error.code for error in every_error() if error.__module__ == "cdc.errors"]
+    codes = [error.code for error in all_error_classes() if error.__module__ == "cdc.errors"]
 
     assert len(codes) == len(set(codes))
 
@@ -81,7 +81,7 @@ def test_a_closer_remedy_replaces_that_of_the_class() -> None:
 
 def test_retrying_is_earned_and_halting_the_default() -> None:
     assert CdcError.reaction is Reaction.HALT
-    assert {e.__name__ for e in every_error() if e.reaction is Reaction.RETRY} >= {
+    assert {e.__name__ for e in all_error_classes() if e.reaction is Reaction.RETRY} >= {
         "SourceUnreachable",
         "SinkUnavailable",
     }

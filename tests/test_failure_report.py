@@ -34,7 +34,7 @@ def raised() -> BaseException:
 def test_what_nobody_expected_has_its_type_and_place_and_no_value(capsys: pytest.CaptureFixture[str]) -> None:
     error = reported(raised())
     assert type(error) is CdcError
-    assert error.message.startswith("unexpected KeyError at test_failures.py:")
+    assert error.message.startswith("unexpected KeyError at test_failure_report.py:")
     assert "value" not in error.message
     assert error.fix == "run it again with CDC_TRACEBACK=1 and report what it prints"
     assert capsys.readouterr().err == ""

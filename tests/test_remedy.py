@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from cdc.cli.app import application
-from cdc.errors import CdcError, every_error
+from cdc.errors import CdcError, all_error_classes
 from cdc.remedy import COMMAND, literal
 
 
@@ -38,7 +38,7 @@ def test_what_is_not_known_stays_and_a_name_with_a_space_is_one_word() -> None:
     assert literal(told, sink="lake", file="my shop.yaml") == told.replace("SINK", "lake")
 
 
-@pytest.mark.parametrize("error", every_error(), ids=lambda error: error.__name__)
+@pytest.mark.parametrize("error", all_error_classes(), ids=lambda error: error.__name__)
 def test_a_command_in_a_remedy_is_one_of_ours_with_all_that_it_needs(error: type[CdcError]) -> None:
     from typer.main import get_command
 

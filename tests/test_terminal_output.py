@@ -79,12 +79,12 @@ def test_an_error_is_said_with_its_code_and_remedy(capsys: pytest.CaptureFixture
 
 def test_every_flaw_has_its_line_and_the_envelope_points_at_the_first(capsys: pytest.CaptureFixture[str]) -> None:
     flaws = tuple(ConfigIssue(path="a.yaml", line=n, column=3, key="k", message="bad") for n in (4, 7))
-    fail("run", InvalidDefinition.of(flaws), json=False)
+    fail("run", InvalidDefinition.from_issues(flaws), json=False)
     assert capsys.readouterr().err.splitlines()[:2] == [
         "✗ CDC-1002 a.yaml:4:3: k: bad",
         "✗ CDC-1002 a.yaml:7:3: k: bad",
     ]
-    fail("run", InvalidDefinition.of(flaws), json=True)
+    fail("run", InvalidDefinition.from_issues(flaws), json=True)
     envelope = json.loads(capsys.readouterr().out)
     assert (envelope["error"]["path"], envelope["error"]["line"], envelope["error"]["column"]) == ("a.yaml", 4, 3)
     assert len(envelope["result"]["flaws"]) == 2

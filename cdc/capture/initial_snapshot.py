@@ -93,8 +93,8 @@ def ensure_initial_snapshot(source: CopySource, root: Root, writer: LogWriter, f
     Returns what was copied, None if nothing had to be.
 
     Killed anywhere, it can be called again: an epoch begins with one commit. Raises SlotInUse while another
-    reader copies from or streams from the same source, SlotBlocked, PreflightFailed, and SlotInTheWay, SlotNotOurs or
-    SlotNotCreated for a slot that the copy may not replace.
+    reader copies from or streams from the same source, SlotBlocked, PreflightFailed, and UnexpectedSlot,
+    SlotNotOwned or SlotNotCreated for a slot that the copy may not replace.
     """
     copied = take_initial_snapshot(source, root, writer, figures, EarlierTables()) if writer.durable is None else None
     intent = declared(root)

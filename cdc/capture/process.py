@@ -25,7 +25,7 @@ from cdc.capture.startup_checks import check_log, exposure_problems
 from cdc.capture.status_reporter import StatusReporter
 from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
-from cdc.errors import CdcError, ExitCode, Reaction, UndecodableWal, known
+from cdc.errors import CdcError, ExitCode, Reaction, UndecodableWal, as_cdc_error
 from cdc.log.retrying_writer import failure_of
 from cdc.snapshot.backfill_worker import BackfillWorker
 from cdc.snapshot.watermark_window import WatermarkWindows
@@ -80,7 +80,7 @@ def main(definition: Definition, again: Callable[[], Definition] | None = None) 
     stop.set()
     ending = exit_error(reporter.verdict, failure)
     if ending is not None:
-        reporter.failed(known(ending, "the reader"))
+        reporter.failed(as_cdc_error(ending, "the reader"))
     elif isinstance(failure, CdcError):
         reporter.gave_up(failure)
     reporter.end()

@@ -46,7 +46,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
     """Begin the next epoch of the log: publication and slot made anew, everything copied, vanished rows closed.
 
     The intent is durable before anything is touched; from then on only the new epoch continues the log, whoever
-    ends it. Raises SlotInUse while a reader streams, SlotNotOurs, SlotNotCreated, SlotBlocked, PreflightFailed.
+    ends it. Raises SlotInUse while a reader streams, SlotNotOwned, SlotNotCreated, SlotBlocked, PreflightFailed.
     """
     settings = reader_settings(definition)
     writer = _open_writer(definition)
@@ -82,7 +82,7 @@ def _record_slot_for_replacement(settings: ReaderSettings, writer: LogWriter) ->
 def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
     """Let the next reader begin another epoch, because the source cannot continue the log.
 
-    No operator is asked, so a slot that is not proven to be the log's is left alone: raises SlotNotOurs or
+    No operator is asked, so a slot that is not proven to be the log's is left alone: raises SlotNotOwned or
     SlotNotCreated, and nothing is declared; raises exc if the log is empty.
     """
     source, log = settings.source, LogReader(settings.log)

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from cdc.errors import (
-    PublicationByLeaf,
+    PublicationByPartition,
     PublicationMissing,
     PublicationNarrowed,
     PublicationReplaced,
     SlotInvalidated,
     SlotMissing,
     SlotUnsuitable,
+    SourceBehindLog,
     SourceGap,
     SourceReplaced,
-    SourceWentBack,
     TimelineChanged,
 )
 from cdc.log.layout import CommitInfo, Lineage, LogIdentity
@@ -35,7 +35,7 @@ DISCONTINUED: Final = (
     SlotMissing,
     SlotInvalidated,
     SourceGap,
-    SourceWentBack,
+    SourceBehindLog,
     TimelineChanged,
     PublicationMissing,
     PublicationReplaced,
@@ -77,7 +77,7 @@ def check_publication(last: CommitInfo, publication: PublicationStatus | None) -
         raise _narrowed(publication)
     if publication.by_leaf:
         listed = ", ".join(publication.by_leaf)
-        raise PublicationByLeaf(
+        raise PublicationByPartition(
             f"publication {publication.name!r} sends changes of {listed} under the names of the partitions",
             remedy=f"run {via_root_sql(publication.name)} then restart the reader",
         )
@@ -120,7 +120,7 @@ def _check_cluster(log: LogIdentity, last: CommitInfo, source: SourceState) -> N
     if found.timeline != last.timeline:
         raise TimelineChanged(f"timeline changed from {last.timeline} to {found.timeline} without proof of continuity")
     if found.wal_end < last.last.lsn:
-        raise SourceWentBack(f"the source's WAL ends at {found.wal_end}, the log is at {last.last.lsn}")
+        raise SourceBehindLog(f"the source's WAL ends at {found.wal_end}, the log is at {last.last.lsn}")
 
 
 def check_slot_kind(slot: SlotStatus, database: str) -> None:

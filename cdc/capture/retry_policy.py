@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from cdc.back_off import BackOff
-from cdc.errors import CdcError, Reaction, SlotInUse, SourceRefuses, UndecodableWal
+from cdc.errors import CdcError, Reaction, SlotInUse, SourceRejectsConnection, UndecodableWal
 
 UNDECODABLE_ATTEMPTS: Final = 4
 """Attempts at a transaction that the server cannot decode. What decodes at the second or third attempt exists (a cache
@@ -36,4 +36,4 @@ def retry_pause(error: BaseException, failures: int) -> float | None:
         return None
     if isinstance(error, SlotInUse):
         return SLOT_IN_USE.seconds(failures)
-    return (REFUSED if isinstance(error, SourceRefuses) else FAST).seconds(failures)
+    return (REFUSED if isinstance(error, SourceRejectsConnection) else FAST).seconds(failures)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from cdc.capture.resume_checks import check_slot_kind, lsn_to_confirm
-from cdc.errors import SlotInTheWay, SlotInUse, SlotNotCreated, SlotNotOurs
+from cdc.errors import SlotInUse, SlotNotCreated, SlotNotOwned, UnexpectedSlot
 from cdc.log.layout import CommitInfo
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
@@ -91,7 +91,7 @@ def check_replaceable(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity
     """Raise the error that says why a copy must not drop the slot.
 
     seen: the last position of this pipeline's log that the catalog knows, as evidence against an unfinished copy.
-    Raises SlotUnsuitable, SlotInTheWay, SlotNotOurs, and SlotInUse for one of ours that somebody streams from.
+    Raises SlotUnsuitable, UnexpectedSlot, SlotNotOwned, and SlotInUse for one of ours that somebody streams from.
     """
     check_slot_kind(slot, source.database)
     recorded = claim.records(slot, source) and not (claim.record is not None and claim.record.adopted)
@@ -114,22 +114,22 @@ def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: Sys
     if claim.records(slot, source) or claim.is_written_from(slot, source):
         return
     if claim.system_id != source.system_id:
-        raise SlotNotOurs(
+        raise SlotNotOwned(
             f"slot {slot.name!r} is of system {source.system_id}, the log of system {claim.system_id}",
             remedy=_drop_by_hand(slot),
         )
     if slot.confirmed_flush is not None and slot.confirmed_flush % ALIGNMENT and not _is_behind(slot, claim.last):
-        raise SlotNotOurs(
+        raise SlotNotOwned(
             f"slot {slot.name!r} is at {slot.confirmed_flush}, which a reader of another log has confirmed",
             remedy=_drop_by_hand(slot),
         )
 
 
 def check_slot_name(claim: SlotClaim, slot: SlotStatus | None) -> None:
-    """Raise SlotNotOurs if the log was written from a slot of another name: this one may be another pipeline's."""
+    """Raise SlotNotOwned if the log was written from a slot of another name: this one may be another pipeline's."""
     record = claim.record
     if slot is not None and record is not None and record.log_id == claim.log_id and record.slot != slot.name:
-        raise SlotNotOurs(
+        raise SlotNotOwned(
             f"the log was written from slot {record.slot!r}, and the definition names slot {slot.name!r}",
             remedy=f"set source.slot.name to {record.slot!r} again; for another slot choose a name that is free, then "
             "'cdc slots recover -c FILE --new-epoch'",
@@ -161,18 +161,18 @@ def slot_missing_error(name: str) -> SlotNotCreated:
 
 
 def check_written_from(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity) -> None:
-    """Raise SlotUnsuitable or SlotNotOurs unless the log was written from the slot, so that it may be moved."""
+    """Raise SlotUnsuitable or SlotNotOwned unless the log was written from the slot, so that it may be moved."""
     check_slot_kind(slot, source.database)
     if not claim.is_written_from(slot, source):
         raise _unproven(slot, claim, None)
 
 
-def _unproven(slot: SlotStatus, claim: SlotClaim, seen: Position | None) -> SlotInTheWay | SlotNotOurs:
+def _unproven(slot: SlotStatus, claim: SlotClaim, seen: Position | None) -> UnexpectedSlot | SlotNotOwned:
     at = f"slot {slot.name!r} is at {slot.confirmed_flush}"
     if claim.last is not None:
-        return SlotNotOurs(f"{at}, the log at {claim.last.last}: nothing proves that the log was written from it")
+        return SlotNotOwned(f"{at}, the log at {claim.last.last}: nothing proves that the log was written from it")
     known = "" if seen is None else f"; the catalog last saw this pipeline's log at {seen}"
-    return SlotInTheWay(
+    return UnexpectedSlot(
         f"{at}, and the log at {str(claim.root)!r} is empty: nothing proves that this log made the slot{known}",
         remedy=f"if the log was moved away or is not mounted: mount {claim.root}, or mv OLD {claim.root}, and start "
         "again; "

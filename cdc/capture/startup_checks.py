@@ -41,11 +41,11 @@ from cdc.errors import (
     PublicationReplaced,
     SinkUnavailable,
     SlotInUse,
+    SourceBehindLog,
     SourceError,
     SourceReplaced,
-    SourceWentBack,
     TimelineChanged,
-    every_error,
+    all_error_classes,
 )
 from cdc.log.fenced_table import check_writable_format
 from cdc.log.object_path import BucketPath, keeps_what_is_there
@@ -421,7 +421,7 @@ def _subject_of_error(exc: CdcError, definition: Definition) -> str | None:
     if isinstance(exc, PublicationMissing | PublicationNarrowed | PublicationReplaced):
         return f"publication {definition.source.publication.name}"
     if (
-        isinstance(exc, SourceReplaced | SourceWentBack | TimelineChanged | ConfigError)
+        isinstance(exc, SourceReplaced | SourceBehindLog | TimelineChanged | ConfigError)
         or type(exc).code[:6] == "CDC-20"
     ):
         return "dsn"
@@ -442,7 +442,7 @@ def _error_of(fatal: list[PreflightProblem]) -> CdcError:
     if first.code == PreflightFailed.code:
         listed = "".join(f"\n  {problem.subject}: {problem.message}" for problem in fatal)
         return PreflightFailed(f"the source cannot be captured yet, {len(fatal)} to mend:{listed}")
-    kind = next(error for error in every_error() if error.code == first.code)
+    kind = next(error for error in all_error_classes() if error.code == first.code)
     return kind(f"{first.subject}: {first.message}", remedy=first.sql)
 
 

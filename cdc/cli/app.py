@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from cdc.cli.options import JsonOption
-from cdc.errors import CdcError, ConfigError, every_error
+from cdc.errors import CdcError, ConfigError, all_error_classes
 from cdc.terminal_output import echo, emit
 
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -91,7 +91,7 @@ def explain(
     json: JsonOption = False,
 ) -> None:
     """Say what an error code means, what the processes do about it, and what you can do."""
-    errors = {error.code: error for error in every_error()}
+    errors = {error.code: error for error in all_error_classes()}
     if code is not None and code.upper() not in errors:
         raise ConfigError(f"no error has the code {code!r}", remedy="run 'cdc explain' for all codes")
     pages = [_page(error) for known, error in sorted(errors.items()) if code is None or known == code.upper()]

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
-from cdc.errors import CdcError, ConfigError, ExitCode, every_error
+from cdc.errors import CdcError, ConfigError, ExitCode, all_error_classes
 from cdc.terminal_output import LineMark, echo, emit, line
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _became(job: int, tables: int, status: BackfillStatus, reader: str) -> tuple
 
 def _failure(job: int, error: dict[str, str]) -> CdcError:
     """The error with which a backfill ended, as the class that it is of."""
-    kinds = {kind.code: kind for kind in every_error()}
+    kinds = {kind.code: kind for kind in all_error_classes()}
     kind = kinds.get(error["code"], CdcError)
     return kind(f"backfill {job} failed: {error['message']}", remedy=error["suggestion"])
 

@@ -134,7 +134,7 @@ def _print_envelope(problems: list[PreflightProblem], flaws: list[ConfigIssue]) 
         fix = first.sql or "mend what it names, and run 'cdc doctor' again"
         error = ErrorReport(code=first.code, message=f"{first.subject}: {first.message}", suggestion=fix)
     elif flaws:
-        error = ErrorReport.of(InvalidDefinition.of(tuple(flaws)))
+        error = ErrorReport.of(InvalidDefinition.from_issues(tuple(flaws)))
     echo(Envelope(command="doctor", ok=not mend, summary=summary, result=result, error=error))
 
 

@@ -32,10 +32,10 @@ def validate(paths: Paths = None, config: Named = None, json: JsonOption = False
     )
     if json:
         result = {"files": [str(file) for file in files], "flaws": [asdict(flaw) for flaw in flaws]}
-        error = ErrorReport.of(InvalidDefinition.of(fatal)) if fatal else None
+        error = ErrorReport.of(InvalidDefinition.from_issues(fatal)) if fatal else None
         echo(Envelope(command="validate", ok=not fatal, summary=summary, result=result, error=error))
     else:
-        _print(flaws, summary, fix=InvalidDefinition.of(fatal).fix if fatal else None)
+        _print(flaws, summary, fix=InvalidDefinition.from_issues(fatal).fix if fatal else None)
     if fatal:
         raise typer.Exit(ExitCode.USAGE.value)
 

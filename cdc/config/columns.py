@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from cdc.config.sinks import HistoryMode, SinkRule, TableSettings
 from cdc.config.transform import Transform
 from cdc.config.yaml_document import Key
-from cdc.errors import CdcError, SchemaNotApplicable, TransformRefused
+from cdc.errors import CdcError, SchemaNotApplicable, TransformFailed
 from cdc.naming import column_name
 from cdc.table import TableSchema
 
@@ -86,16 +86,16 @@ def transform_mismatches(rule: Transform, schema: TableSchema) -> Iterator[Colum
     for kind, named in (("drop", rule.drop), ("rename", rule.rename), ("mask", rule.mask)):
         for name in sorted(set(named) - known):
             told = f"{kind}: table {topic!r} has no column {name!r}, or does not send it"
-            yield ColumnMismatch((kind,), TransformRefused(told))
+            yield ColumnMismatch((kind,), TransformFailed(told))
         for name in sorted(keys & set(named)) if kind != "rename" else ():
             told = f"{kind}: column {name!r} is of the key of table {topic!r}: it is neither dropped nor masked"
-            yield ColumnMismatch((kind,), TransformRefused(told))
+            yield ColumnMismatch((kind,), TransformFailed(told))
     made = [column_name(rule.rename.get(name, name)).casefold() for name in known - set(rule.drop)]
     made += [name.casefold() for name in rule.computed]
     for name in sorted({name for name in made if made.count(name) > 1}):
         yield ColumnMismatch(
-            (), TransformRefused(f"two columns of the target of table {topic!r} would be called {name!r}")
+            (), TransformFailed(f"two columns of the target of table {topic!r} would be called {name!r}")
         )
     if rule.in_spark and not keys:
         told = f"table {topic!r} has no key: its rows are counted as they are, not computed"
-        yield ColumnMismatch(("computed" if rule.computed else "where",), TransformRefused(told))
+        yield ColumnMismatch(("computed" if rule.computed else "where",), TransformFailed(told))

@@ -15,7 +15,7 @@ from cdc.config.cross_checks import disagreements
 from cdc.config.definition import Definition
 from cdc.config.pydantic_errors import issues_of
 from cdc.config.yaml_document import FAULTY, Key, YamlDocument, read_document
-from cdc.errors import ConfigIssue, InvalidDefinition, TransformRefused, UnsetVariable
+from cdc.errors import ConfigIssue, InvalidDefinition, TransformFailed, UnsetVariable
 
 _BY_SPARK: Final = {"transform", "partition_by", "cluster_by"}
 """Keys of which only Spark finds everything that is wrong."""
@@ -43,7 +43,7 @@ def load_definition(path: Path, environment: Mapping[str, str] | None = None) ->
         return checked.definition
     fatal = tuple(flaw for flaw in checked.flaws if flaw.fatal)
     unset = all(flaw.code == UnsetVariable.code for flaw in fatal)
-    raise (UnsetVariable if unset else InvalidDefinition).of(fatal)
+    raise (UnsetVariable if unset else InvalidDefinition).from_issues(fatal)
 
 
 def check_definition(
@@ -70,7 +70,7 @@ def issues_in_file(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[Confi
     document, flaws = read_document(path, os.environ), list[ConfigIssue]()
     for key, error in found:
         # before anything is written there is nothing to start or to build again
-        mend = "mend the rule" if error.fix in {CORRECT_RULE, TransformRefused.remedy} else error.fix
+        mend = "mend the rule" if error.fix in {CORRECT_RULE, TransformFailed.remedy} else error.fix
         again = "cdc doctor --rules" if _BY_SPARK & set(key) else "cdc doctor"
         fix = f"{mend}, then see that '{again} -c {path}' finds nothing more"
         # the key stands before the message already

@@ -6,13 +6,13 @@ import re
 from collections.abc import Sequence
 
 from cdc.config.sinks import SinkRule, rule_of
-from cdc.errors import TransformRefused
+from cdc.errors import TransformFailed
 from cdc.naming import target_uri
 from cdc.table import TableSchema
 
 
 def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -> str:
-    """Where the target of a table lies; raises TransformRefused for a table that the rule's pattern does not match."""
+    """Where the target of a table lies; raises TransformFailed for a table that the rule's pattern does not match."""
     rule = rule_of(schema.topic, rules)
     if rule is None or rule.path is None:
         return target_uri(template, schema.schema, schema.name)
@@ -21,7 +21,5 @@ def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -
     found = re.fullmatch(rule.pattern, schema.topic)
     groups = {} if found is None else found.groupdict()
     if found is None or not all(groups.values()):
-        raise TransformRefused(
-            f"pattern {rule.pattern!r} does not match table {schema.topic!r}, which the rule matches"
-        )
+        raise TransformFailed(f"pattern {rule.pattern!r} does not match table {schema.topic!r}, which the rule matches")
     return target_uri(rule.path, schema.schema, schema.name, groups)

@@ -25,7 +25,7 @@ from cdc.demo.verification_step import compare_log, verify
 from cdc.demo.wal_marker import mark
 from cdc.demo.workload import Workload
 from cdc.demo.workspace import Workspace
-from cdc.errors import CutNotReached
+from cdc.errors import PositionNotReached
 from cdc.position import Position
 from cdc.service.machine_load import LAG_BAR
 
@@ -240,7 +240,7 @@ class LivePhase:
             if not late:
                 break
             if screen.seconds - began > DRAIN_SECONDS:
-                raise CutNotReached(f"not at {last} after {DRAIN_SECONDS:.0f} s: {', '.join(late)}")
+                raise PositionNotReached(f"not at {last} after {DRAIN_SECONDS:.0f} s: {', '.join(late)}")
             waiting.wait(LOOK_EVERY)
         sinks = len(self.stage.settings.sinks)
         subject = f"log and {sinks} sinks" if sinks else "log"

@@ -23,7 +23,7 @@ from cdc.service.supervisor import pipeline_children
 def play(settings: Settings, screen: Terminal, stop: Event) -> DemoReport:
     """Run the demo until `stop` is set or its seconds are over; leaves nothing behind unless told to keep it.
 
-    Raises ChildFailed when a process ends by itself, CutNotReached when a sink does not catch up.
+    Raises ChildFailed when a process ends by itself, PositionNotReached when a sink does not catch up.
     """
     with ExitStack() as stack:
         place = stack.enter_context(ground(settings.folder, keep=settings.keep))

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Final, TypeVar
 
 from cdc.demo.terminal import Terminal
-from cdc.errors import CdcError, CutNotReached
+from cdc.errors import CdcError, PositionNotReached
 
 LOOK_EVERY: Final = 0.1
 """Seconds between two looks at what is waited for."""
@@ -78,14 +78,14 @@ class Wait:
     seconds: float = PATIENCE
 
     def until(self, what: str, look: Callable[[], Found | None]) -> Found:
-        """The first thing that a look finds; raises CutNotReached when it takes too long."""
+        """The first thing that a look finds; raises PositionNotReached when it takes too long."""
         began, told, never = monotonic(), False, Event()
         while True:
             if found := look():
                 return found
             waited = monotonic() - began
             if waited >= self.seconds:
-                raise CutNotReached(
+                raise PositionNotReached(
                     f"{what}: not within {self.seconds:.0f} s", remedy="read what the processes printed"
                 )
             if waited >= SPEAK_AFTER and not told:

@@ -17,7 +17,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from cdc.errors import SnapshotVoid
+from cdc.errors import SnapshotInvalidated
 from cdc.postgres.copy import select_table
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName
@@ -137,8 +137,8 @@ def snapshot_transaction(
     """A read-only REPEATABLE READ transaction on a connection in autocommit mode; with a leaf only that is held.
 
     The lock comes before the snapshot, so no DDL stands between the two, and what is asked of the catalogue is what
-    the rows will be read by. Raises SnapshotVoid if the name is another table's by now or a leaf was rewritten since
-    it was looked at, UnknownRelation if the table is gone.
+    the rows will be read by. Raises SnapshotInvalidated if the name is another table's by now or a leaf was rewritten
+    since it was looked at, UnknownRelation if the table is gone.
     """
     oid, name = (schema.oid, TableName(schema.schema, schema.name)) if leaf is None else (leaf.oid, leaf.name)
     with map_errors(), conn.transaction():
@@ -148,9 +148,11 @@ def snapshot_transaction(
         assert row is not None  # noqa: S101 - a SELECT without FROM has one row
         visibility, file, named = row
         if named != oid:
-            raise SnapshotVoid(f"{str(name)!r} is the name of another table by now")
+            raise SnapshotInvalidated(f"{str(name)!r} is the name of another table by now")
         if leaf is not None and file != leaf.file:
-            raise SnapshotVoid(f"{schema.topic!r} was rewritten while it was copied: its blocks have other numbers now")
+            raise SnapshotInvalidated(
+                f"{schema.topic!r} was rewritten while it was copied: its blocks have other numbers now"
+            )
         yield Visibility.parse(visibility)
 
 

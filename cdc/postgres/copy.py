@@ -8,7 +8,7 @@ from typing import Final
 import psycopg
 from psycopg import generators, pq, sql
 
-from cdc.errors import CdcError, SnapshotVoid, UndecodableWal, UnknownRelation, UnreadableRow
+from cdc.errors import CdcError, SnapshotInvalidated, UndecodableWal, UnknownRelation, UnreadableRow
 from cdc.postgres import libpq
 from cdc.postgres.connection import disable_encoding_conversion, is_sql_ascii
 from cdc.postgres.quoting import identifier
@@ -57,15 +57,17 @@ def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
 def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]]) -> None:
     """Keep tables from being truncated or rewritten until the transaction of begin_snapshot ends.
 
-    Raises SnapshotVoid when one of them was before the lock was held: it would read as empty. Readers and writers
-    of rows are not held up (ACCESS SHARE, as pg_dump takes).
+    Raises SnapshotInvalidated when one of them was before the lock was held: it would read as empty. Readers and
+    writers of rows are not blocked (ACCESS SHARE, the lock that pg_dump takes).
     """
     with map_errors():
         for _, name in tables:
             conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(*name)))
         found = conn.execute(_REWRITTEN, [[oid for oid, _ in tables]]).fetchall()
     if found:
-        raise SnapshotVoid(f"truncated or rewritten under the snapshot: {', '.join(sorted(name for (name,) in found))}")
+        raise SnapshotInvalidated(
+            f"truncated or rewritten under the snapshot: {', '.join(sorted(name for (name,) in found))}"
+        )
 
 
 def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memoryview]:

@@ -77,11 +77,15 @@ RULES: Final = (
         "name the slot with lower-case letters, digits and underscores",
     ),
     ErrorRule("25006", "", _OPERATOR, errors.PreflightFailed, "point source.dsn at the primary"),
-    ErrorRule("28", "", _SLOW, errors.SourceRefuses),
-    ErrorRule("3D000", "", _SLOW, errors.SourceRefuses, "correct the database's name in source.dsn"),
+    ErrorRule("28", "", _SLOW, errors.SourceRejectsConnection),
+    ErrorRule("3D000", "", _SLOW, errors.SourceRejectsConnection, "correct the database's name in source.dsn"),
     ErrorRule("08", "", _FAST, errors.SourceUnreachable),
     ErrorRule(
-        "53300", "", _SLOW, errors.SourceRefuses, "raise max_wal_senders or max_connections, or end idle sessions"
+        "53300",
+        "",
+        _SLOW,
+        errors.SourceRejectsConnection,
+        "raise max_wal_senders or max_connections, or end idle sessions",
     ),
     ErrorRule("53", "", _FAST, errors.SourceUnreachable),
     ErrorRule("57P", "", _FAST, errors.SourceUnreachable),

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.catalog.tables import REFUSED
-from cdc.errors import SchemaNotApplicable, every_error
+from cdc.errors import SchemaNotApplicable, all_error_classes
 from cdc.metrics import (
     APPLY_ROWS,
     CHANGES,
@@ -55,7 +55,7 @@ SILENT: Final = frozenset({"stale", "stopped", "failed"})
 COMPILES: Final = "compiles its decoder, once per machine"
 FAILED_STATES: Final = frozenset({"failed", "stale", "stopped", "needs_resync", REFUSED})
 _REASON: Final = re.compile(r"(CDC-\d{4}) (.*?)(?: → (.*))?", re.DOTALL)
-_REMEDIES: Final[Mapping[str, str]] = {error.code: error.remedy for error in every_error()}
+_REMEDIES: Final[Mapping[str, str]] = {error.code: error.remedy for error in all_error_classes()}
 
 
 @dataclass(frozen=True, slots=True)

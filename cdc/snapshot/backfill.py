@@ -83,7 +83,7 @@ class Backfill:
     def run(self, tables: list[TableSchema]) -> None:
         """Read and place everything that is not done yet, the largest table first: what takes longest begins soonest.
 
-        Raises Stopped when it is not to go on, SnapshotVoid and source errors that may go by themselves, and
+        Raises Stopped when it is not to go on, SnapshotInvalidated and source errors that may go by themselves, and
         ConfigError for what a person has to change. Can be run again with the same work.
         """
         for schema in tables:

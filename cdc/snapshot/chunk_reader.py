@@ -17,7 +17,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA
-from cdc.errors import ConfigError, SnapshotVoid
+from cdc.errors import ConfigError, SnapshotInvalidated
 from cdc.failpoint import hit
 from cdc.log.object_path import Root
 from cdc.pgoutput.copy_decoder import CopyDecoder
@@ -164,8 +164,8 @@ class ChunkReader:
 
         slots: one for each chunk that may be in hand, shared with the other connections; whoever note tells gives them
         back.
-        Raises Stopped, SnapshotVoid and source errors that may go by themselves, ConfigError for what a person has
-        to change.
+        Raises Stopped, SnapshotInvalidated and source errors that may go by themselves, ConfigError for what a
+        person has to change.
         """
         more = True
         while more or self._waiting or self._landed:
@@ -228,7 +228,7 @@ class ChunkReader:
             if not placed.again:
                 around.stream.await_durable(placed.position)
                 return placed
-        raise SnapshotVoid(f"the table changed faster than it could be read, {KEYLESS_ATTEMPTS} times")
+        raise SnapshotInvalidated(f"the table changed faster than it could be read, {KEYLESS_ATTEMPTS} times")
 
     def _everything(self, schema: TableSchema) -> pa.Table:
         try:

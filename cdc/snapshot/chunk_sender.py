@@ -13,7 +13,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from cdc.change import WATERMARK_PREFIX
-from cdc.errors import SnapshotVoid
+from cdc.errors import SnapshotInvalidated
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import replay_lag
 from cdc.postgres.heartbeat import emit_message
@@ -54,7 +54,7 @@ class ChunkSender:
             emit_message(self._conn, WATERMARK_PREFIX, token)
 
     def outcome(self, token: str) -> PlacedRows:
-        """What became of it; raises SnapshotVoid if that takes too long."""
+        """What became of it; raises SnapshotInvalidated if that takes too long."""
         return self.placing.outcome(token, WATERMARK_TIMEOUT)
 
     @property
@@ -63,13 +63,13 @@ class ChunkSender:
         return self.placing.reached.position
 
     def await_durable(self, position: Position) -> None:
-        """Wait for the log to hold it; raises SnapshotVoid if the log does not get on for so long."""
+        """Wait for the log to hold it; raises SnapshotInvalidated if the log does not get on for so long."""
         before, deadline = self.durable, time.monotonic() + WATERMARK_TIMEOUT
         while not self.placing.reached.wait(position, STOP_CHECK_EVERY):
             if (durable := self.durable) != before:
                 before, deadline = durable, time.monotonic() + WATERMARK_TIMEOUT
             if time.monotonic() > deadline or self._stop.is_set():
-                raise SnapshotVoid("the log did not take the chunk")
+                raise SnapshotInvalidated("the log did not take the chunk")
 
     def lag(self, standby: str) -> int | None:
         """See replay_lag."""

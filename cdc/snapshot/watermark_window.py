@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.change import Operation, RowOrder, control_row
-from cdc.errors import SnapshotVoid
+from cdc.errors import SnapshotInvalidated
 from cdc.log.durable_position import DurablePosition
 from cdc.pgoutput.decoder_events import Decoded, WatermarkSeen
 from cdc.position import Position
@@ -231,12 +231,12 @@ class WatermarkWindows:
         """Collect what comes from here on; gives the version of the relation at this place of the stream.
 
         The log may not hold that version yet; None where the stream has not told of the relation. `whole` for a chunk
-        with a visibility, `lasting` for who waits for it whatever copies begin and end meanwhile. Raises SnapshotVoid
-        if nothing streams within so many seconds.
+        with a visibility, `lasting` for who waits for it whatever copies begin and end meanwhile. Raises
+        SnapshotInvalidated if nothing streams within so many seconds.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._streaming and not self._tail.lost, patience):
-                raise SnapshotVoid("nothing streams, so nothing can be placed")
+                raise SnapshotInvalidated("nothing streams, so nothing can be placed")
             window = _Window(relation, self._received, _distinct_of_all(self._xids), whole, lasting)
             for batch in self._tail.batches:
                 window.add(batch)
@@ -261,7 +261,7 @@ class WatermarkWindows:
         with self._changed:
             window = self._windows.get(token)
             if window is None:
-                raise SnapshotVoid("the session ended meanwhile")
+                raise SnapshotInvalidated("the session ended meanwhile")
             known = _distinct_of_all(self._xids)  # what one snapshot sees every later one sees as well
             self._xids = [known[~visibility.sees(known)]]
             if all_seen := bool(visibility.sees(window.xids).all()):
@@ -283,7 +283,7 @@ class WatermarkWindows:
             window.chunk = chunk
 
     def outcome(self, token: str, patience: float) -> PlacedRows:
-        """What became of it; raises SnapshotVoid if the session ended, or brought nothing for so many seconds.
+        """What became of it; raises SnapshotInvalidated if the session ended, or brought nothing for so many seconds.
 
         A stream that is far behind takes its time until the watermark comes.
         """
@@ -296,7 +296,7 @@ class WatermarkWindows:
                     received, deadline = self._received, time.monotonic() + patience
             window = self._windows.pop(token, None)
             if window is None or window.outcome is None:
-                raise SnapshotVoid("the watermark did not come back")
+                raise SnapshotInvalidated("the watermark did not come back")
             return window.outcome
 
     def _keep(self, rows: pa.RecordBatch, nbytes: int) -> None:

@@ -26,7 +26,7 @@ from cdc.errors import (
     QueryFailed,
     SinkUnavailable,
     TargetRulesChanged,
-    TargetUnfit,
+    TargetUnusable,
 )
 from cdc.naming import RELATION_COLUMN, name_of_segment, published_uri
 from cdc.position import Position
@@ -150,8 +150,8 @@ class Lake:
         tables that the text names are opened. Raises ConfigError for SQL that DataFusion refuses, QueryNotReadOnly for
         a statement that is not a query, QueryFailed for one that fails, also while its rows are read, CutUnavailable
         for a moment without a cut or a table that does not belong to it, TargetRulesChanged or CutUnderOtherRules for
-        rows that were made under other rules, and TargetUnfit for a table that was given features which delta-rs does
-        not read.
+        rows that were made under other rules, and TargetUnusable for a table that was given features which delta-rs
+        does not read.
         """
         if at is ReadAt.LATEST:
             tables = self.tables()
@@ -221,7 +221,7 @@ class Lake:
             return
         try:
             newest = self._opened(parts[0], None)
-        except (SinkUnavailable, TargetUnfit):
+        except (SinkUnavailable, TargetUnusable):
             return  # the cut says why, or the version that is opened for it
         for part in parts:
             if (found := self._rules.difference(newest, *_now(part, known))) is not None:
@@ -243,9 +243,9 @@ class Lake:
                 raise
             raise self._unread(part.topic, features) from exc
 
-    def _unread(self, topic: str, features: str, columns: Sequence[str] = ()) -> TargetUnfit:
+    def _unread(self, topic: str, features: str, columns: Sequence[str] = ()) -> TargetUnusable:
         which = f" (the type of column {', '.join(map(repr, columns))} was widened)" if columns else ""
-        return TargetUnfit(
+        return TargetUnusable(
             f"the target of table {topic!r} has table features that delta-rs does not read: {features}{which}",
             remedy=f"Spark with Delta reads it: pipelines.lake.at(spark, {self._template!r})[{topic!r}]; or move the "
             f"table away and build it anew without them: 'cdc replay SINK --tables {topic}'",

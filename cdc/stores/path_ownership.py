@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from cdc.errors import SinkUnavailable, TargetUnfit
+from cdc.errors import SinkUnavailable, TargetUnusable
 from cdc.stores.lake import Lake
 from cdc.stores.table_features import named_in
 
@@ -23,12 +23,12 @@ _HIDDEN: Final = ("_", ".")
 
 
 def check_place(uri: str, log_id: str | None) -> None:
-    """Raise TargetUnfit for what a sink of this log would leave alone there; None: there is no log that fills any.
+    """Raise TargetUnusable for what a sink of this log would leave alone there; None: there is no log that fills any.
 
     Raises SinkUnavailable where the store does not say what lies there.
     """
     if "://" not in uri and Path(uri).is_file():
-        raise TargetUnfit(f"{uri!r} is a file, and no directory", remedy=ELSEWHERE)
+        raise TargetUnusable(f"{uri!r} is a file, and no directory", remedy=ELSEWHERE)
     try:
         if not DeltaTable.is_deltatable(uri):
             check_free(uri)
@@ -41,33 +41,33 @@ def check_place(uri: str, log_id: str | None) -> None:
                 remedy="look whether the store of the sink's path is up, and lets us list and read there",
             ) from exc
         told = f"the Delta table at {uri!r} has table features that delta-rs does not read: {features}"
-        raise TargetUnfit(told) from exc
+        raise TargetUnusable(told) from exc
     check_owner(uri, owner, log_id)
 
 
 def check_free(uri: str) -> None:
-    """Raise TargetUnfit where files lie that no Delta table has; a replay's folder and hidden ones are none."""
+    """Raise TargetUnusable where files lie that no Delta table has; a replay's folder and hidden ones are none."""
     try:
         store = pafs.PyFileSystem(DeltaStorageHandler(uri))
     except TableNotFoundError:  # no such directory
         return
     lying = sorted(found.base_name for found in store.get_file_info(pafs.FileSelector("", allow_not_found=True)))
     if theirs := [name for name in lying if not name.startswith((*_HIDDEN, STAGED))]:
-        raise TargetUnfit(f"{uri!r} is no Delta table, and not empty: it has {theirs[0]!r}", remedy=ELSEWHERE)
+        raise TargetUnusable(f"{uri!r} is no Delta table, and not empty: it has {theirs[0]!r}", remedy=ELSEWHERE)
 
 
 def check_owner(uri: str, owner: str | None, log_id: str | None) -> None:
-    """Raise TargetUnfit for a Delta table whose property says another log, or none; log_id: as of check_place."""
+    """Raise TargetUnusable for a Delta table whose property says another log, or none; log_id: as of check_place."""
     if owner is None:
         raise strange(uri, LOG_ID)
     if owner != log_id:
         expected = "this pipeline has no log yet" if log_id is None else f"expected {log_id!r}"
-        raise TargetUnfit(f"the Delta table at {uri!r} is filled from log {owner!r}: {expected}", remedy=ELSEWHERE)
+        raise TargetUnusable(f"the Delta table at {uri!r} is filled from log {owner!r}: {expected}", remedy=ELSEWHERE)
 
 
-def strange(uri: str, name: str) -> TargetUnfit:
+def strange(uri: str, name: str) -> TargetUnusable:
     """The error of a Delta table that lacks a property of ours."""
-    return TargetUnfit(
+    return TargetUnusable(
         f"at {uri!r} lies a Delta table that cdc did not make: it has no property {name!r}", remedy=ELSEWHERE
     )
 

@@ -24,8 +24,8 @@ from cdc.errors import (
     LogInaccessible,
     LogUnreachable,
     SinkUnavailable,
-    TargetUnfit,
-    TransformRefused,
+    TargetUnusable,
+    TransformFailed,
 )
 from cdc.log.reader import LogReader
 from cdc.stores.path_ownership import check_place
@@ -109,7 +109,7 @@ def taken(
     for one in fed(definition, tables, sinks):
         try:
             routes.append((target_path(one.sink.path, one.sink.rules, one.schema), one))
-        except TransformRefused as exc:
+        except TransformFailed as exc:
             found.append(ColumnMismatch(one.key("pattern"), exc))
     found += _crossing(routes)
     places = dict[str, SinkTables]()
@@ -141,12 +141,12 @@ def _crossing(routes: Iterable[tuple[str, SinkTables]]) -> Iterator[ColumnMismat
                 f"the target of table {one.schema.topic!r} would be {uri!r}, and {other!r} is that of table "
                 f"{owner.schema.topic!r}"
             )
-            yield ColumnMismatch(one.key("path"), TransformRefused(told))
+            yield ColumnMismatch(one.key("path"), TransformFailed(told))
 
 
 def _look(uri: str, log_id: str | None) -> CdcError | None:
     try:
         check_place(uri, log_id)
-    except (SinkUnavailable, TargetUnfit) as exc:
+    except (SinkUnavailable, TargetUnusable) as exc:
         return exc
     return None

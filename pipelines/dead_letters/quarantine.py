@@ -20,7 +20,7 @@ import structlog
 
 from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome
 from cdc.config import DeadLetterSettings
-from cdc.errors import CdcError, MissingBase, TooManyParked, ValueNotRepresentable
+from cdc.errors import CdcError, DeadLetterLimitExceeded, MissingBase, ValueNotRepresentable
 from cdc.failpoint import hit
 from cdc.stores.dead_letter_rows import Key, ParkedRow
 from pipelines.dead_letters.full_history import again, forgetting, queue, queued, refused_again, rows_behind
@@ -93,7 +93,7 @@ class Quarantine:
     def apply(self, before: TableRecord | None, batch: TableBatch) -> TableRecord:
         """As Sink.apply, but that rows which the target cannot take are parked; before: where the table stood.
 
-        Raises TooManyParked when there are more of them than the sink may park.
+        Raises DeadLetterLimitExceeded when there are more of them than the sink may park.
         """
         sink, relation = self._sink, batch.schema.relation
         if not isinstance(sink, Parks) or batch.frame is not None:
@@ -180,7 +180,7 @@ def _divided(
     turn = _Turn(sink, batch, kept, tried, stands, max(allowed.stop_at, _size(held)))
     merged, waiting = (_by_change if sink.keeps_changes(batch.schema) else _by_state)(turn)
     if too_many := _too_many(turn, waiting, allowed):
-        raise TooManyParked(f"{too_many} may be parked, for instance: {next(iter(waiting.values())).message}")
+        raise DeadLetterLimitExceeded(f"{too_many} may be parked, for instance: {next(iter(waiting.values())).message}")
     beside = sink.beside(batch.schema)
     left = {key: row.with_images(beside) for key, row in waiting.items()}
     sink.parked.write(relation, stands, changed(held, left, batch.upto))

@@ -79,7 +79,7 @@ def replay(
     """Build the target anew; raises ConfigError for what cannot be, before anything is started.
 
     at_once: the session is started although small tables do without; YARN ends a driver that has none in 100 s.
-    Raises SinkHeld when another process does not let go of the sink, SinkError when a search index would lose a table.
+    Raises SinkInUse when another process does not let go of the sink, SinkError when a search index would lose a table.
     """
     began = time.monotonic()
     request = checked(definition, options)

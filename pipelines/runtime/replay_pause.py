@@ -16,7 +16,7 @@ from threading import Event, Thread
 from typing import Final
 
 from cdc.catalog import Catalog, ProcessReport
-from cdc.errors import CdcError, SinkHeld
+from cdc.errors import CdcError, SinkInUse
 from pipelines.runtime.sink_lease import LEASE, holder, is_dead
 
 PAUSE: Final = "pause"
@@ -58,14 +58,14 @@ def driver_of(catalog: Catalog, pipeline: str) -> ProcessReport | None:
 
 @contextmanager
 def sole_replay(catalog: Catalog, pipeline: str, sink: str) -> Iterator[None]:
-    """Be the one replay of the sink inside the block; raises SinkHeld while another runs."""
+    """Be the one replay of the sink inside the block; raises SinkInUse while another runs."""
     with leased(catalog, f"replay {pipeline}/{sink}", f"another replay of sink {sink!r} is running"):
         yield
 
 
 @contextmanager
 def paused(catalog: Catalog, pipeline: str, sink: str, patience: float = PATIENCE) -> Iterator[None]:
-    """No driver has the sink open inside the block; raises SinkHeld when it does not let go in `patience` seconds."""
+    """No driver has the sink open inside the block; raises SinkInUse when it does not let go in `patience` seconds."""
     with leased(catalog, _pause_lease(pipeline, sink), f"sink {sink!r} is paused by another process"):
         command = catalog.commands.post(pipeline, PAUSE, {"sink": sink})
         try:
@@ -85,19 +85,19 @@ def _wait(catalog: Catalog, pipeline: str, sink: str, command: int, deadline: fl
         if found is not None and found.result is not None:
             return
         if time.monotonic() >= deadline:
-            raise SinkHeld(f"the running apply process does not let go of sink {sink!r}")
+            raise SinkInUse(f"the running apply process does not let go of sink {sink!r}")
         time.sleep(_POLL)
 
 
 @contextmanager
 def leased(catalog: Catalog, name: str, taken: str) -> Iterator[None]:
-    """Hold the lease inside the block; raises SinkHeld with the message `taken` while another holds it."""
+    """Hold the lease inside the block; raises SinkInUse with the message `taken` while another holds it."""
     mine, done = holder(), Event()
     before = catalog.leases.holder(name)
     if before is not None and is_dead(before):
         catalog.leases.release(name, before)
     if not catalog.leases.acquire(name, mine, LEASE):
-        raise SinkHeld(taken, remedy="wait for it to end; if it died, its hold runs out after some seconds")
+        raise SinkInUse(taken, remedy="wait for it to end; if it died, its hold runs out after some seconds")
     renewing = Thread(target=_renew, args=(catalog, name, mine, done), daemon=True)
     renewing.start()
     try:

@@ -119,7 +119,7 @@ class Sink(Protocol):
     def open(self, log_id: str) -> Published | None:
         """Attach to the store and return its published record, None when nothing was ever published.
 
-        The store is claimed for log_id. Raises SinkBelongsElsewhere when it holds another log's rows,
+        The store is claimed for log_id. Raises SinkOfAnotherLog when it holds another log's rows,
         SinkUnavailable (retried) when it does not answer.
         """
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from cdc.config import Transform
 from cdc.config.expression import BARE, named_in
-from cdc.errors import TransformRefused
+from cdc.errors import TransformFailed
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Expressions:
     def finished(self, source: pa.Table, spark: SparkSession) -> pa.Table:
         """A merge's source with its computed columns; an upsert that is filtered out has become a delete.
 
-        Raises TransformRefused for an expression that fails.
+        Raises TransformFailed for an expression that fails.
         """
         if not source.num_rows:
             made = self.fields.empty_table().append_column(OP, pa.array([], pa.string()))
@@ -113,7 +113,7 @@ class Expressions:
 
 
 def resolved(rule: Transform, held: pa.Schema, topic: str, spark: SparkSession) -> Expressions:
-    """The expressions of a rule over the columns held; raises TransformRefused for one that is not sound."""
+    """The expressions of a rule over the columns held; raises TransformFailed for one that is not sound."""
     frame = spark.createDataFrame(held.empty_table())
     computed = tuple(rule.computed.items())
     fields, reads = [], set()
@@ -125,7 +125,7 @@ def resolved(rule: Transform, held: pa.Schema, topic: str, spark: SparkSession) 
     if rule.where is not None:
         field, decides = _analysed(frame, _KEPT, rule.where, f"where of table {topic!r}")
         if not pa.types.is_boolean(field.type):
-            raise TransformRefused(f"where of table {topic!r} is of type {field.type!s}: expected a condition")
+            raise TransformFailed(f"where of table {topic!r} is of type {field.type!s}: expected a condition")
     in_order = [name for name in held.names if name in reads | decides]
     return Expressions(
         topic, computed, rule.where, pa.schema(fields), tuple(in_order), tuple(n for n in in_order if n in decides)
@@ -139,16 +139,16 @@ def _analysed(frame: DataFrame, name: str, sql: str, what: str) -> tuple[pa.Fiel
 
     there = {column.casefold() for column in frame.columns}
     if bare := sorted({word for _, word, _ in named_in(sql) if word.lower() in BARE and word.casefold() not in there}):
-        raise TransformRefused(f"{what}: the value of {bare[0]!r} would change when the row comes again")
+        raise TransformFailed(f"{what}: the value of {bare[0]!r} would change when the row comes again")
     with _refusing_to_resolve(what):
         made = frame.select(F.expr(sql).alias(name))
         plan = made._jdf.queryExecution().analyzed()  # noqa: SLF001 - what a column reads is said nowhere else
     alone = plan.nodeName() == "Project" and plan.child().nodeName() in _ALONE
     if not alone or not plan.deterministic():
-        raise TransformRefused(f"{what}: expected one value from one row, and the same one whenever it is computed")
+        raise TransformFailed(f"{what}: expected one value from one row, and the same one whenever it is computed")
     (field,) = to_arrow_schema(made.schema, timezone="UTC")
     if pa.types.is_null(field.type) or pa.types.is_duration(field.type) or pa.types.is_interval(field.type):
-        raise TransformRefused(f"{what} is of type {field.type!s}, which Delta does not have: cast it")
+        raise TransformFailed(f"{what} is of type {field.type!s}, which Delta does not have: cast it")
     read = plan.references().toSeq()
     # Spark names a column as the expression does, in whatever case
     named = {read.apply(place).name().casefold() for place in range(read.size())}
@@ -167,12 +167,12 @@ def _refusing_to_resolve(what: str) -> Iterator[None]:
         at = "" if place is None else f" at line {place[1]}, character {int(place[2]) + 1}"
         named: dict[str, Any] = exc.getMessageParameters() or {}
         about = f" {named['objectName']}" if "objectName" in named else ""
-        raise TransformRefused(f"{what}: {exc.getCondition()}{about}{at}") from None
+        raise TransformFailed(f"{what}: {exc.getCondition()}{about}{at}") from None
 
 
 @contextmanager
 def refusing(topic: str) -> Iterator[None]:
-    """An expression that fails on a value raises TransformRefused; Spark's message holds the value, its class does not.
+    """An expression that fails on a value raises TransformFailed; Spark's message holds the value, its class does not.
 
     Spark says it by an SQLSTATE of class 22, data exception; everything else is raised as it is.
     """
@@ -187,7 +187,7 @@ def refusing(topic: str) -> Iterator[None]:
         said = exc.getCondition()
     else:
         return
-    raise TransformRefused(f"an expression for table {topic!r} fails on a row: {said}")
+    raise TransformFailed(f"an expression for table {topic!r} fails on a row: {said}")
 
 
 def _hush() -> None:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from cdc.config import Transform
 from cdc.config.columns import transform_mismatches
 from cdc.config.transform import KEEP_LAST, REDACT, SHA256
-from cdc.errors import TransformRefused
+from cdc.errors import TransformFailed
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.stores.dead_letter_rows import MASKED
 from cdc.table import Column, TableSchema
@@ -84,7 +84,7 @@ class TableTransform:
 
     @classmethod
     def of(cls, rule: Transform, schema: TableSchema) -> Self:
-        """Raises TransformRefused for a column that the table does not have, and for what would undo its key."""
+        """Raises TransformFailed for a column that the table does not have, and for what would undo its key."""
         if (found := next(transform_mismatches(rule, schema), None)) is not None:
             raise found.error
         salt = b"" if rule.salt is None else rule.salt.reveal().encode()
@@ -93,18 +93,18 @@ class TableTransform:
         return cls(rule, replace(schema, columns=columns), masks)
 
     def held(self, policy: Policy) -> pa.Schema:
-        """The columns of `rows`: the target's without those that are computed; raises TransformRefused."""
+        """The columns of `rows`: the target's without those that are computed; raises TransformFailed."""
         typed = target_schema(self.schema, policy)
         return typed if self.rule.python is None else self._by_python(typed.empty_table()).schema
 
     def rows(self, images: pa.Table, policy: Policy) -> pa.Table:
         """Upserts in the folded shape as `held`; a column that was not sent is a place holder, as of typed_rows.
 
-        Raises what typed_rows does, and TransformRefused for a function that does not keep to its promise, or that
+        Raises what typed_rows does, and TransformFailed for a function that does not keep to its promise, or that
         would have to be called with a part of a row.
         """
         if self.rule.python is not None and not _whole(images):
-            raise TransformRefused(
+            raise TransformFailed(
                 f"table {self.schema.topic!r} sends updates without large values that did not change: "
                 f"{self.rule.python!r} takes whole rows",
                 remedy="ALTER TABLE … REPLICA IDENTITY FULL at the source, then 'cdc replay SINK --tables TABLE'",
@@ -139,16 +139,14 @@ class TableTransform:
         try:
             made = function(given)
         except Exception as exc:  # noqa: BLE001 - a stranger's function; its message may hold values of rows
-            raise TransformRefused(
+            raise TransformFailed(
                 f"{self.rule.python!r} failed on rows of table {topic!r}: {type(exc).__name__}"
             ) from None
         if not isinstance(made, pa.Table) or made.num_rows != given.num_rows:
-            raise TransformRefused(
-                f"{self.rule.python!r} did not return an Arrow table of as many rows as it was given"
-            )
+            raise TransformFailed(f"{self.rule.python!r} did not return an Arrow table of as many rows as it was given")
         for key in (column_name(column.name) for column in self.schema.key):
             if key not in made.column_names or not made[key].equals(given[key]):
-                raise TransformRefused(f"{self.rule.python!r} changed the key column {key!r} of table {topic!r}")
+                raise TransformFailed(f"{self.rule.python!r} changed the key column {key!r} of table {topic!r}")
         return _with_places(made, rows)
 
 
@@ -198,6 +196,6 @@ def _imported(path: str) -> Callable[[pa.Table], pa.Table]:
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as exc:
-        raise TransformRefused(f"there is no function {path!r}: {exc}") from exc
+        raise TransformFailed(f"there is no function {path!r}: {exc}") from exc
     made: Callable[[pa.Table], pa.Table] = function
     return made

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, Transform, rule_of, table_settings
 from cdc.config.sinks import SchemaChanges, TableSettings
-from cdc.errors import TransformRefused
+from cdc.errors import TransformFailed
 from cdc.table import TableSchema
 from pipelines.transform.table_transform import TableTransform
 
@@ -57,7 +57,7 @@ class ExpectedSchema:
             return cls(schema, wanted, may_lack=may_lack)
         try:
             made = TableTransform.of(rule.transform, schema)
-        except TransformRefused as exc:
+        except TransformFailed as exc:
             return cls(schema, wanted, refusal=exc.message)
         names = {column.id: column.name for column in made.schema.sent if column.id in wanted}
         return cls(

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA
 from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
-from cdc.errors import CutNotReached
+from cdc.errors import PositionNotReached
 from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -50,11 +50,13 @@ class SinkState:
 
 
 def standing(sink: DeltaSinkDefinition | SearchSinkDefinition) -> SinkState:
-    """What the sink last published; raises CutNotReached if it never has."""
+    """What the sink last published; raises PositionNotReached if it never has."""
     index = SearchIndex.open(sink.path) if isinstance(sink, SearchSinkDefinition) else None
     record = Lake.open(sink.path).published() if index is None else index.published
     if record is None:
-        raise CutNotReached(f"sink {sink.name!r} has published nothing yet", remedy="start 'cdc run' and try again")
+        raise PositionNotReached(
+            f"sink {sink.name!r} has published nothing yet", remedy="start 'cdc run' and try again"
+        )
     return SinkState(record, index)
 
 

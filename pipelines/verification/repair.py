@@ -17,7 +17,7 @@ from typing import Any, Final
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.config import Definition, DeltaSinkDefinition
 from cdc.config.verify_options import VerifyMode
-from cdc.errors import ConfigError, CutNotReached, StateConflict
+from cdc.errors import ConfigError, PositionNotReached, StateConflict
 from cdc.position import Position
 from cdc.snapshot.backfill_progress import find_backfill
 from cdc.snapshot.backfill_requests import request_backfill
@@ -96,7 +96,7 @@ class Repair:
 def repair(definition: Definition, options: VerifyOptions) -> Repair:
     """Compare, have read again what differs, compare that again.
 
-    Raises CutNotReached as verify does, and while the reader does not run.
+    Raises PositionNotReached as verify does, and while the reader does not run.
     """
     options = replace(options, listed=KEYS)
     report = verify(definition, options)
@@ -176,7 +176,7 @@ class RepairRun:
         return replace(one, reason=f"backfill {command.id} was {status.state}{why} → {self._rebuild(one)}")
 
     def _wait(self, catalog: Catalog, job: int) -> Command:
-        """Until it ended; raises CutNotReached if nothing becomes of any backfill for so long."""
+        """Until it ended; raises PositionNotReached if nothing becomes of any backfill for so long."""
         deadline, seen = time.monotonic() + self._timeout, ""
         while True:
             commands = {c.id: c for c in catalog.commands.pending(self._definition.name, BACKFILL)}
@@ -188,7 +188,7 @@ class RepairRun:
             if standing != seen:
                 deadline, seen = time.monotonic() + self._timeout, standing
             if time.monotonic() > deadline:
-                raise CutNotReached(
+                raise PositionNotReached(
                     f"backfill {job} did not get on for {self._timeout:.0f} s",
                     remedy=f"it goes on by itself: 'cdc backfill show {job}', then verify again",
                 )
@@ -228,11 +228,11 @@ def _place(verdict: TableVerdict) -> Place:
 
 
 def _require_reader(catalog: Catalog, pipeline: str) -> None:
-    """Raise CutNotReached unless the reader reported lately: nobody else reads rows again."""
+    """Raise PositionNotReached unless the reader reported lately: nobody else reads rows again."""
     seen = next((p.reported_at for p in catalog.processes.ls(pipeline) if p.process == "reader"), None)
     age = float("inf") if seen is None else (datetime.now(UTC) - seen).total_seconds()
     if age > SILENT_AFTER:
-        raise CutNotReached(
+        raise PositionNotReached(
             f"the reader of pipeline {pipeline!r}, which reads rows again, is not running",
             remedy="start 'cdc run' or 'cdc reader', then repair again",
         )

@@ -21,7 +21,7 @@ from typing import Any, Final
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command, CommandState
 from cdc.change import HEARTBEAT_PREFIX
-from cdc.errors import CutNotReached, SnapshotVoid
+from cdc.errors import PositionNotReached, SnapshotInvalidated
 from cdc.position import Position
 from cdc.postgres import heartbeat
 from cdc.postgres.connection import connect
@@ -82,7 +82,7 @@ class CutRequest:
 
 @contextmanager
 def consistent_cut(catalog: Catalog, wish: CutRequest) -> Iterator[ConsistentCut]:
-    """Take a cut and keep it readable inside the block; raises CutNotReached when the deadline passes."""
+    """Take a cut and keep it readable inside the block; raises PositionNotReached when the deadline passes."""
     deadline = time.monotonic() + wish.timeout
     for _ in range(ATTEMPTS):
         require_apply(catalog, wish.pipeline)
@@ -96,21 +96,25 @@ def consistent_cut(catalog: Catalog, wish: CutRequest) -> Iterator[ConsistentCut
                         position, source, kept, wish.publication, published_rows(source, wish.publication)
                     )
                     return
-            except SnapshotVoid:
+            except SnapshotInvalidated:
                 continue  # a TRUNCATE came between snapshot and lock: take another
             finally:
                 _release(catalog, wish.pipeline, commands)
-    raise CutNotReached(f"a sink had passed each of {ATTEMPTS} snapshots", remedy="verify again when the load is lower")
+    raise PositionNotReached(
+        f"a sink had passed each of {ATTEMPTS} snapshots", remedy="verify again when the load is lower"
+    )
 
 
 def require_apply(catalog: Catalog, pipeline: str) -> None:
-    """Raise CutNotReached unless the apply process reported lately: nobody else ends a batch."""
+    """Raise PositionNotReached unless the apply process reported lately: nobody else ends a batch."""
     seen = next((p.reported_at for p in catalog.processes.ls(pipeline) if p.process == "apply"), None)
     if seen is None:
-        raise CutNotReached(f"apply of pipeline {pipeline!r} has never run", remedy="start 'cdc run' and try again")
+        raise PositionNotReached(
+            f"apply of pipeline {pipeline!r} has never run", remedy="start 'cdc run' and try again"
+        )
     age = (datetime.now(UTC) - seen).total_seconds()
     if age > SILENT_AFTER:
-        raise CutNotReached(
+        raise PositionNotReached(
             f"apply of pipeline {pipeline!r} is not running: its last report is {age:.0f} s old",
             remedy="start 'cdc run', then verify again",
         )
@@ -140,13 +144,13 @@ def _wait(
         for sink, command in refused.items():
             reason = (command.result or {}).get("reason")
             if reason != PASSED:
-                raise CutNotReached(f"sink {sink!r} cannot end at the cut: {reason}")
+                raise PositionNotReached(f"sink {sink!r} cannot end at the cut: {reason}")
         if refused:
             return None
         if all(found.values()):
             return {sink: _kept(command) for sink, command in found.items() if command is not None}
         if time.monotonic() >= deadline:
-            raise CutNotReached(_why(catalog, wish, [sink for sink, command in found.items() if command is None]))
+            raise PositionNotReached(_why(catalog, wish, [sink for sink, command in found.items() if command is None]))
         require_apply(catalog, wish.pipeline)
         time.sleep(POLL)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
 from cdc.config.verify_options import Against, VerifyMode
-from cdc.errors import ConfigError, CutNotReached, SinkUnavailable
+from cdc.errors import ConfigError, PositionNotReached, SinkUnavailable
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.publication_columns import published_schema
@@ -62,7 +62,7 @@ class VerifyOptions:
 
 
 def verify(definition: Definition, options: VerifyOptions) -> VerifyReport:
-    """Compare; raises CutNotReached when the sinks cannot be brought to one position with the source.
+    """Compare; raises PositionNotReached when the sinks cannot be brought to one position with the source.
 
     What was compared with the source row by row, or by digest, is kept in the catalog.
     """
@@ -95,11 +95,11 @@ def chosen_sinks(definition: Definition, options: VerifyOptions) -> list[DeltaSi
 
 
 def cut_of(definition: Definition, options: VerifyOptions) -> CutRequest:
-    """The cut that the sinks are asked for; raises as chosen_sinks does, and CutNotReached for an empty log."""
+    """The cut that the sinks are asked for; raises as chosen_sinks does, and PositionNotReached for an empty log."""
     sinks = chosen_sinks(definition, options)
     durable = LogReader(definition.log.root).durable
     if durable is None:
-        raise CutNotReached("the log is still empty: its first snapshot has not ended")
+        raise PositionNotReached("the log is still empty: its first snapshot has not ended")
     return CutRequest(
         pipeline=definition.name,
         dsn=definition.source.dsn.reveal(),

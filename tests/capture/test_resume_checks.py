@@ -9,16 +9,16 @@ import pytest
 from cdc.capture.resume_checks import INVALIDATED, check_source, lineage_of, lsn_to_confirm
 from cdc.errors import (
     CdcError,
-    PublicationByLeaf,
+    PublicationByPartition,
     PublicationMissing,
     PublicationNarrowed,
     PublicationReplaced,
     SlotInvalidated,
     SlotMissing,
     SlotUnsuitable,
+    SourceBehindLog,
     SourceGap,
     SourceReplaced,
-    SourceWentBack,
     TimelineChanged,
 )
 from cdc.log.layout import CommitInfo, LogIdentity
@@ -66,7 +66,7 @@ def test_a_slot_at_or_behind_the_log_is_habit(confirmed: int):
         (SOURCE, replace(SLOT, plugin=None), SlotUnsuitable),
         (SOURCE, replace(SLOT, plugin="test_decoding"), SlotUnsuitable),
         (SOURCE, replace(SLOT, database="other"), SlotUnsuitable),
-        (replace(SOURCE, wal_end=Lsn(999)), SLOT, SourceWentBack),
+        (replace(SOURCE, wal_end=Lsn(999)), SLOT, SourceBehindLog),
     ],
 )
 def test_a_log_that_cannot_be_right_is_not_continued(
@@ -108,7 +108,7 @@ def test_a_table_that_is_no_longer_published_is_named_with_the_sql_and_its_copy(
 
 def test_a_publication_that_sends_a_partitioned_table_by_leaf_is_refused_with_the_sql():
     by_leaf = replace(PUBLICATION, by_leaf=("shop.orders",))
-    with pytest.raises(PublicationByLeaf, match=r"shop\.orders") as caught:
+    with pytest.raises(PublicationByPartition, match=r"shop\.orders") as caught:
         check_source(LOG, replace(LAST, publication=5), SourceState(SOURCE, SLOT, by_leaf))
     assert "publish_via_partition_root = true" in caught.value.fix
 

@@ -6,7 +6,7 @@ import pytest
 
 from cdc.capture.process import JITTER
 from cdc.capture.retry_policy import UNDECODABLE_ATTEMPTS, retry_pause
-from cdc.errors import LogUnwritable, SlotInUse, SlotMissing, SourceRefuses, SourceUnreachable, UndecodableWal
+from cdc.errors import LogUnwritable, SlotInUse, SlotMissing, SourceRejectsConnection, SourceUnreachable, UndecodableWal
 
 
 def pauses(error: Exception, attempts: int) -> list[float | None]:
@@ -21,7 +21,9 @@ def test_what_cannot_be_decoded_is_tried_four_times_in_half_a_minute_and_then_le
     assert all(wait >= 1 for wait in waits)
 
 
-@pytest.mark.parametrize("error", [SourceUnreachable("x"), SlotInUse("x"), LogUnwritable("x"), SourceRefuses("x")])
+@pytest.mark.parametrize(
+    "error", [SourceUnreachable("x"), SlotInUse("x"), LogUnwritable("x"), SourceRejectsConnection("x")]
+)
 def test_what_goes_by_itself_is_tried_for_ever_and_at_least_once_a_minute(error: Exception) -> None:
     waits = [wait for wait in pauses(error, 1000) if wait is not None]
     assert len(waits) == 1000
@@ -35,7 +37,7 @@ def test_a_slot_in_use_is_asked_for_steadily_however_long_it_was() -> None:
 
 
 def test_a_refused_login_is_asked_for_less_often_than_a_lost_connection() -> None:
-    refused, lost = pauses(SourceRefuses("x"), 8), pauses(SourceUnreachable("x"), 8)
+    refused, lost = pauses(SourceRejectsConnection("x"), 8), pauses(SourceUnreachable("x"), 8)
     assert all((a or 0) > (b or 0) for a, b in zip(refused, lost, strict=True))
 
 

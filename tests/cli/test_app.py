@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from cdc.cli.app import COMMANDS, application
-from cdc.errors import CdcError, every_error
+from cdc.errors import CdcError, all_error_classes
 from tests.cli.command import run, spawn
 
 HEAVY = ("pyspark", "psycopg", "sqlalchemy", "pyarrow", "rich", "alembic", "numba", "deltalake", "fastapi")
@@ -104,7 +104,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert run(capsys, "--version").output == f"cdc {outcome.envelope['result']['version']}\n"
 
 
-@pytest.mark.parametrize("error", every_error(), ids=lambda error: error.code)
+@pytest.mark.parametrize("error", all_error_classes(), ids=lambda error: error.code)
 def test_every_code_is_explained(error: type[CdcError], capsys: pytest.CaptureFixture[str]) -> None:
     page = run(capsys, "explain", error.code.lower(), "--json").envelope["result"]
     assert page["code"] == error.code
@@ -114,7 +114,7 @@ def test_every_code_is_explained(error: type[CdcError], capsys: pytest.CaptureFi
 
 def test_all_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = run(capsys, "explain").output
-    assert all(error.code in listed for error in every_error())
+    assert all(error.code in listed for error in all_error_classes())
 
 
 def test_an_unknown_code_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,13 +29,14 @@ def test_flaws_of_all_files_are_printed_with_their_places(tmp_path: Path, capsys
         f'✗ CDC-1002 {tmp_path}/a.yaml:1:1: nam: unknown key — did you mean "name"?',
         f'✗ CDC-1002 {tmp_path}/b.yml:7:3: log.pathh: unknown key — did you mean "path"?',
         "✗ 2 definitions: 2 flaws",
-        "  → correct the definition and run 'cdc validate'",
+        "  → correct the definition, then run 'cdc validate'",
     ]
 
 
 def test_the_next_step_names_the_file_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, changed("name: shop", "nam: shop"))
-    assert run(capsys, "validate", path).output.endswith(f"  → correct the definition and run 'cdc validate {path}'\n")
+    output = run(capsys, "validate", path).output
+    assert output.endswith(f"  → correct the definition, then run 'cdc validate {path}'\n")
 
 
 @pytest.mark.parametrize("command", [("validate",), ("status", "-c"), ("verify", "--against", "log", "-c")])

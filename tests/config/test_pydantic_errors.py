@@ -256,7 +256,7 @@ def test_a_broken_definition_is_named_with_place_and_reason(case: str, tmp_path:
     with pytest.raises(ConfigError) as caught:
         load_definition(path, ENVIRONMENT)
     assert str(caught.value).startswith(f"{path}:{expected}")
-    assert len(caught.value.flaws) == 1
+    assert len(caught.value.issues) == 1
     assert caught.value.exit_code.value == 2
 
 

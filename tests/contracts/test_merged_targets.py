@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.config import SchemaChanges, SinkRule
-from cdc.errors import CutUnavailable, SchemaNotApplicable, TransformRefused
+from cdc.errors import CutUnavailable, SchemaNotApplicable, TransformFailed
 from cdc.position import Position
 from cdc.stores.lake import Lake as Reading
 from cdc.stores.lake import read_target
@@ -359,11 +359,11 @@ def test_a_target_of_many_tables_is_no_target_of_one_and_the_other_way_round(qui
         apply(quick.driver(single), EAST, [put(1, "a", 30)], 20, 40)
     both = quick.driver(single)
     apply(both, WEST, [], 20, 40)
-    with pytest.raises(TransformRefused, match="is that of table"):
+    with pytest.raises(TransformFailed, match="is that of table"):
         apply(both, EAST, [put(1, "a", 30)], 20, 40)
     apart = quick.driver(single.model_copy(update={"path": f"{quick.root}/one"}))
     apply(apart, EAST, [put(1, "a", 30)], 20, 40)
-    with pytest.raises(TransformRefused, match="holds one table"):
+    with pytest.raises(TransformFailed, match="holds one table"):
         apply(quick.driver(path=f"{quick.root}/one"), EAST, [put(1, "a", 30)], 20, 40)
 
 

@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc.errors import (
-    MissingBase,
-    SchemaNotApplicable,
-    SinkBelongsElsewhere,
-    SinkError,
-    SinkFenced,
-    ValueNotRepresentable,
-)
+from cdc.errors import MissingBase, SchemaNotApplicable, SinkError, SinkFenced, SinkOfAnotherLog, ValueNotRepresentable
 from cdc.stores.lake import read_target
 from cdc.table import TableState
 from pipelines.sinks.contract import Published, Sink, TableBatch, TableRecord, TargetState
@@ -312,7 +305,7 @@ def test_another_logs_sink_is_refused(store):
     sink = store.opened()
     publish(sink, sink.apply(batch([put(1, "a", 10)], 0, 20)))
     sink.close()
-    with pytest.raises(SinkBelongsElsewhere):
+    with pytest.raises(SinkOfAnotherLog):
         store.make().open("log-2")
 
 

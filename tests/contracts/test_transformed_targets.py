@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.config import Secret, SinkRule
-from cdc.errors import MissingBase, TargetRulesChanged, TransformRefused
+from cdc.errors import MissingBase, TargetRulesChanged, TransformFailed
 from cdc.stores.lake import read_target
 from pipelines.sinks.contract import SparkAwaited, TableRecord
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
@@ -169,7 +169,7 @@ def test_an_expression_is_not_computed_for_rows_that_the_filter_keeps_out(lake):
 
 def test_an_expression_that_fails_on_a_row_stops_the_table_without_telling_its_value(lake, capfd):
     sink = lake.driver(transform={"computed": {"n": "cast(item AS int)"}})
-    with pytest.raises(TransformRefused, match="CAST_INVALID_INPUT") as refused:
+    with pytest.raises(TransformFailed, match="CAST_INVALID_INPUT") as refused:
         sink.apply(batch([put(1, "12", 10), put(2, "private", 11)], 0, 20))
 
     assert "private" not in str(refused.value) + "".join(capfd.readouterr())
@@ -192,7 +192,7 @@ def test_an_expression_that_fails_on_a_row_stops_the_table_without_telling_its_v
 )
 def test_an_expression_that_is_not_sound_is_refused_before_anything_is_written(spark, tmp_path, rule, words):
     sink = Lake(tmp_path, Writer.DELTA_RS, spark).driver(transform=rule)
-    with pytest.raises(TransformRefused, match=words):
+    with pytest.raises(TransformFailed, match=words):
         sink.apply(batch([put(1, "a", 10)], 0, 20))
 
     assert not (tmp_path / "shop").exists()
@@ -227,7 +227,7 @@ def test_a_masked_column_that_is_renamed_at_the_source_stops_the_table(spark, tm
     sink = Lake(tmp_path, Writer.DELTA_RS, spark).driver(transform={"mask": {"item": "redact"}})
     sink.apply(batch([put(1, "a", 10)], 0, 20))
     renamed = replace(ORDERS, columns=(ORDERS.columns[0], column(2, "article"), ORDERS.columns[2]))
-    with pytest.raises(TransformRefused, match="no column 'item'"):
+    with pytest.raises(TransformFailed, match="no column 'item'"):
         sink.apply(batch([put(1, "b", 30)], 20, 40, renamed))
 
 
@@ -242,7 +242,7 @@ def test_tables_go_where_the_groups_of_a_pattern_say(spark, tmp_path):
     record = sink.apply(batch([put(1, "a", 10)], 0, 20, table(1, "orders_eu")))
     assert record.target == f"{tmp_path}/b/eu/shop"
 
-    with pytest.raises(TransformRefused, match=r"does not match table 'shop\.orders'"):
+    with pytest.raises(TransformFailed, match=r"does not match table 'shop\.orders'"):
         sink.apply(batch([put(1, "a", 10)], 0, 20))
 
 
@@ -255,7 +255,7 @@ def test_two_tables_do_not_share_a_directory(spark, tmp_path, path):
     sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=tuple(rules)))
     sink.open(LOG)
     first = sink.apply(batch([put(1, "a", 10)], 0, 20))
-    with pytest.raises(TransformRefused, match=r"that of table 'shop\.orders'"):
+    with pytest.raises(TransformFailed, match=r"that of table 'shop\.orders'"):
         sink.apply(batch([put(1, "b", 10)], 0, 20, table(2, "others")))
 
     assert rows(first)[1]["item"] == "a"
@@ -288,5 +288,5 @@ def test_partitions_and_properties_are_those_of_the_rule(lake):
 def test_what_was_fixed_when_the_target_was_made_stays(spark, tmp_path, rule, words):
     lake = Lake(tmp_path, Writer.DELTA_RS, spark)
     lake.driver(partition_by=["item"]).apply(batch([put(1, "a", 10)], 0, 20))
-    with pytest.raises(TransformRefused, match=words):
+    with pytest.raises(TransformFailed, match=words):
         lake.driver(**rule).apply(batch([put(2, "b", 30)], 20, 40))

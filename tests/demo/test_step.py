@@ -8,7 +8,7 @@ import pytest
 
 from cdc.demo.step import StepResult, Wait, taken
 from cdc.demo.terminal import Terminal
-from cdc.errors import CutNotReached, CutUnavailable
+from cdc.errors import CutUnavailable, PositionNotReached
 
 
 def test_a_part_that_raises_is_told_with_its_code_and_does_not_pass() -> None:
@@ -45,5 +45,5 @@ def test_a_wait_gives_what_it_finds_and_ends_with_what_it_waited_for() -> None:
     answers = iter([None, 7])
 
     assert Wait(Terminal(StringIO()), "lake").until("a number", lambda: next(answers)) == 7
-    with pytest.raises(CutNotReached, match="a number: not within 0 s"):
+    with pytest.raises(PositionNotReached, match="a number: not within 0 s"):
         Wait(Terminal(StringIO()), "lake", 0.0).until("a number", lambda: None)

@@ -12,7 +12,7 @@ import pytest
 
 from cdc.capture.recovery import begin_epoch
 from cdc.capture.startup_checks import check_log
-from cdc.errors import ExitCode, SlotMissing, SourceWentBack
+from cdc.errors import ExitCode, SlotMissing, SourceBehindLog
 from cdc.failpoint import VARIABLE
 from cdc.log.pending_epoch import declared
 from cdc.postgres.connection import connect
@@ -147,7 +147,7 @@ def test_a_restored_backup_is_refused_and_goes_on_under_a_new_epoch(
     restore(backup, own_server.data_directory)
     own_server.start()
 
-    with pytest.raises(SourceWentBack, match="the source's WAL ends at"):
+    with pytest.raises(SourceBehindLog, match="the source's WAL ends at"):
         check_log(held.definition)
     begin_epoch(held.definition)
     run_sql(held.dsn, "INSERT INTO t VALUES (50, 'after')")

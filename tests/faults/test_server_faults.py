@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from cdc.change import Operation
-from cdc.errors import PreflightFailed, SourceRefuses
+from cdc.errors import PreflightFailed, SourceRejectsConnection
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import Insert
 from cdc.position import Position
@@ -152,14 +152,14 @@ def test_a_role_that_is_turned_away_keeps_its_stream_and_is_told_why_at_the_next
             conn.execute(f"ALTER ROLE guarded {change}".encode())
         run_sql(database, "INSERT INTO t VALUES (1, 'after')")
         assert receive_until(stream, lambda seen: any(isinstance(m, Insert) for m in seen))
-        with pytest.raises(SourceRefuses) as refused:
+        with pytest.raises(SourceRejectsConnection) as refused:
             ReplicationStream.open(guarded, options)
     assert "one" not in refused.value.message
 
 
 def test_a_role_that_has_too_many_connections_is_turned_away_by_name(database: str, guarded: str) -> None:
     run_sql(database, "ALTER ROLE guarded NOSUPERUSER CONNECTION LIMIT 0")
-    with pytest.raises(SourceRefuses, match="too many connections for role"):
+    with pytest.raises(SourceRejectsConnection, match="too many connections for role"):
         connect(guarded)
 
 
@@ -221,7 +221,7 @@ def place(dsn: str) -> psycopg.Connection | None:
     """A walsender, None while all are taken, perhaps by one that is on its way out."""
     try:
         return connect(dsn, replication=True)
-    except SourceRefuses:
+    except SourceRejectsConnection:
         return None
 
 
@@ -238,7 +238,7 @@ def test_a_server_without_a_place_for_a_walsender_is_named_and_waited_for(
         for _ in range(int(SETTINGS["max_wal_senders"])):
             places.enter_context(until(lambda: place(server.dsn()), "a place that another had before"))
         assert [p.subject for p in preflight(database, wants)] == ["max_wal_senders"]
-        with pytest.raises(SourceRefuses, match="max_wal_senders") as refused:
+        with pytest.raises(SourceRejectsConnection, match="max_wal_senders") as refused:
             ReplicationStream.open(database, options)
     assert "max_wal_senders" in refused.value.fix
     until(lambda: preflight(database, wants) == [], "the server to have noticed that the places are free")

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from cdc.capture.startup_checks import check_log
 from cdc.catalog import Catalog, TableProgress
-from cdc.errors import CdcError, LogError, SlotInTheWay
+from cdc.errors import CdcError, LogError, UnexpectedSlot
 from cdc.failpoint import VARIABLE, Abandoned
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
@@ -107,7 +107,7 @@ class Orders(RuleBasedStateMachine):
             if refused is not None:
                 was_lost = before is None and not is_empty(pipeline)
                 assert not may or was_lost, f"{refused.code} {refused.message}"
-                assert before is None or not is_empty(pipeline) or isinstance(refused, SlotInTheWay)
+                assert before is None or not is_empty(pipeline) or isinstance(refused, UnexpectedSlot)
             else:
                 truth = self.conn.execute(f"SELECT id::text, v::text FROM {self.name}.t ORDER BY 1").fetchall()  # type: ignore[call-overload]
                 assert pipeline.folded("t") == sorted(truth)

@@ -12,7 +12,16 @@ import pytest
 from cdc.capture.recovery import adopt_slot, begin_epoch
 from cdc.capture.startup_checks import check_log, find_problems
 from cdc.catalog import Catalog, SinkProgress
-from cdc.errors import ConfigError, ExitCode, LogError, SlotInTheWay, SlotInUse, SlotNotCreated, SlotNotOurs, SourceGap
+from cdc.errors import (
+    ConfigError,
+    ExitCode,
+    LogError,
+    SlotInUse,
+    SlotNotCreated,
+    SlotNotOwned,
+    SourceGap,
+    UnexpectedSlot,
+)
 from cdc.failpoint import VARIABLE
 from cdc.log.slot_record import NAME, read_slot_record
 from cdc.lsn import Lsn
@@ -88,7 +97,7 @@ def exact(held: Captured) -> None:
 
 def test_a_slot_of_somebody_else_stays_and_the_three_explanations_are_given(held: Captured) -> None:
     make_slot(held)
-    said = stays(held, SlotInTheWay.code)
+    said = stays(held, UnexpectedSlot.code)
     for part in ("moved away", "mount ", "source.slot.name", "cdc slots ls", "cdc slots drop"):
         assert part in said
     with connect(held.dsn) as conn:
@@ -101,7 +110,7 @@ def test_a_slot_of_somebody_else_stays_and_the_three_explanations_are_given(held
 def test_a_copied_definition_leaves_the_slot_to_the_log_that_made_it(held: Captured) -> None:
     held.copy()
     exact(held)
-    stays(copied(held), SlotInTheWay.code)
+    stays(copied(held), UnexpectedSlot.code)
     exact(held)
 
 
@@ -109,7 +118,7 @@ def test_a_log_that_was_moved_away_stops_the_reader_and_continues_once_it_is_bac
     held.copy()
     exact(held)
     away = (held.folder / "log").rename(held.folder / "away")
-    stays(held, SlotInTheWay.code)
+    stays(held, UnexpectedSlot.code)
     shutil.rmtree(held.folder / "log", ignore_errors=True)
     away.rename(held.folder / "log")
     exact(held)
@@ -122,7 +131,7 @@ def test_the_position_that_the_catalog_knows_is_named_as_evidence(held: Captured
     (held.folder / "log").rename(held.folder / "away")
     with Catalog.open(held.definition.catalog.url) as catalog:
         catalog.sinks.record("held", SinkProgress("lake", int(seen), None, 0.0, "running"))
-    with pytest.raises(SlotInTheWay, match=f"the catalog last saw this pipeline's log at {seen}"):
+    with pytest.raises(UnexpectedSlot, match=f"the catalog last saw this pipeline's log at {seen}"):
         check_log(held.definition)
 
 
@@ -134,7 +143,7 @@ def test_a_log_whose_commit_the_catalog_has_seen_is_no_unfinished_copy(held: Cap
     check_log(held.definition)  # proven: it would begin again
     with Catalog.open(held.definition.catalog.url) as catalog:
         catalog.sinks.record("held", SinkProgress("lake", int(slot.confirmed_flush or 0), None, 0.0, "running"))
-    with pytest.raises(SlotInTheWay, match="the catalog last saw"):
+    with pytest.raises(UnexpectedSlot, match="the catalog last saw"):
         check_log(held.definition)
 
 
@@ -165,7 +174,7 @@ def test_an_unfinished_slot_that_somebody_has_moved_since_stays(tmp_path: Path, 
     run_sql(held.dsn, "INSERT INTO t VALUES (2, 'two')")
     with connect(held.dsn) as conn:
         conn.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [held.slot])
-    stays(held, SlotInTheWay.code)
+    stays(held, UnexpectedSlot.code)
 
 
 def test_a_record_of_an_emptied_log_proves_nothing(tmp_path: Path, database: str) -> None:
@@ -174,7 +183,7 @@ def test_a_record_of_an_emptied_log_proves_nothing(tmp_path: Path, database: str
     slot_of(held)
     shutil.rmtree(held.folder / "log" / "changes")
     assert (held.folder / "log" / NAME).exists()
-    stays(held, SlotInTheWay.code)
+    stays(held, UnexpectedSlot.code)
 
 
 def test_a_killed_first_copy_into_a_bucket_begins_again_by_itself(pipeline: Pipeline, s3: S3) -> None:
@@ -197,9 +206,9 @@ def test_a_log_is_not_continued_from_a_slot_of_another_name(tmp_path: Path, data
     held.copy()
     exact(held)
     held.write(slot=f"theirs_{database.rpartition('/')[2]}")
-    with pytest.raises(SlotNotOurs, match="the log was written from slot 's_test"):
+    with pytest.raises(SlotNotOwned, match="the log was written from slot 's_test"):
         check_log(held.definition)
-    stays(held, SlotNotOurs.code)
+    stays(held, SlotNotOwned.code)
 
 
 def test_a_log_from_before_there_were_records_gets_one_when_it_is_continued(tmp_path: Path, database: str) -> None:
@@ -224,7 +233,7 @@ def test_with_mode_when_needed_a_slot_ahead_of_the_log_stays(tmp_path: Path, dat
     before = place_of(held)
     with ReaderProcess(held) as process:
         assert process.child.wait(60) == ExitCode.HALTED
-    assert SlotNotOurs.code in process.output()
+    assert SlotNotOwned.code in process.output()
     assert place_of(held) == before
     with pytest.raises(SourceGap):  # nothing was declared: the log is as it was
         check_log(held.definition)
@@ -239,7 +248,7 @@ def test_a_new_epoch_leaves_a_slot_that_another_log_was_written_from(tmp_path: P
     other.copy()
     exact(other)
     before = place_of(other)
-    with pytest.raises(SlotNotOurs, match="which a reader of another log has confirmed") as refused:
+    with pytest.raises(SlotNotOwned, match="which a reader of another log has confirmed") as refused:
         begin_epoch(held.definition)
     assert "pg_drop_replication_slot" in refused.value.fix
     assert place_of(other) == before
@@ -256,7 +265,7 @@ def test_a_new_epoch_leaves_a_slot_of_another_server(
     held.write(slot=held.slot)
     run_sql(held.dsn, "CREATE TABLE t (id int PRIMARY KEY)")
     make_slot(held)
-    with pytest.raises(SlotNotOurs, match="of system"):
+    with pytest.raises(SlotNotOwned, match="of system"):
         begin_epoch(held.definition)
     assert slot_of(held) is not None
     next(databases, None)

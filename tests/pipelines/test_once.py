@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.catalog import Catalog
-from cdc.errors import SinkBelongsElsewhere
+from cdc.errors import SinkOfAnotherLog
 from cdc.position import Position
 from pipelines.__main__ import main
 from pipelines.driver import SinkParts, SinkRunner
@@ -120,7 +120,7 @@ def test_a_sink_that_cannot_go_on_is_given_up_and_one_that_may_is_not(ground: Gr
         for query in (belongs, free):
             query.look()
 
-    assert isinstance(belongs.given_up, SinkBelongsElsewhere)
+    assert isinstance(belongs.given_up, SinkOfAnotherLog)
     assert belongs.has(Position(END))
     assert free.given_up is None
     assert free.has(Position(1))

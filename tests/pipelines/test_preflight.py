@@ -48,7 +48,7 @@ def found(path: Path) -> dict[str, str]:
     with pytest.raises(InvalidDefinition) as told:
         begin(path)
     assert told.value.fix.endswith(f"-c {path}' finds nothing more")
-    return {flaw.key: flaw.message for flaw in told.value.flaws}
+    return {flaw.key: flaw.message for flaw in told.value.issues}
 
 
 def test_a_sink_is_not_begun_where_something_else_lies_in_a_targets_place(ground: Ground) -> None:

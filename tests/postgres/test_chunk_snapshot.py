@@ -9,7 +9,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from cdc.errors import SnapshotVoid
+from cdc.errors import SnapshotInvalidated
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import KeyBounds, Visibility, estimate_rows, key_range_query, snapshot_transaction
@@ -126,7 +126,7 @@ def test_a_truncate_between_snapshot_and_read_voids_the_chunk(database: str) -> 
             conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             conn.execute("SELECT pg_current_snapshot()")
             other.execute("TRUNCATE t")
-            with pytest.raises(SnapshotVoid):
+            with pytest.raises(SnapshotInvalidated):
                 lock_tables(conn, [(schema.oid, TableName("public", "t"))])
 
 

@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from cdc.errors import CdcError, MalformedDsn, SourceRefuses, SourceUnreachable
+from cdc.errors import CdcError, MalformedDsn, SourceRejectsConnection, SourceUnreachable
 from cdc.postgres.connection import PINNED, connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from tests.fixtures.postgres import run_sql
@@ -47,7 +47,7 @@ def test_a_port_where_nobody_listens_is_unreachable() -> None:
 
 
 def test_a_missing_database_is_named(postgres: EmbeddedPostgres) -> None:
-    with pytest.raises(SourceRefuses, match='"nowhere" does not exist'):
+    with pytest.raises(SourceRejectsConnection, match='"nowhere" does not exist'):
         connect(postgres.dsn("nowhere"))
 
 

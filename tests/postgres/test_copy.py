@@ -8,7 +8,7 @@ import socket
 import pytest
 from psycopg import OperationalError, generators, sql
 
-from cdc.errors import SnapshotVoid, SourceError
+from cdc.errors import SnapshotInvalidated, SourceError
 from cdc.postgres import libpq
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, copy_rows, copy_table, lock_tables
@@ -38,7 +38,7 @@ def test_a_table_that_was_rewritten_under_a_snapshot_voids_it(database: str, rew
         begin_snapshot(reading, exported.name)
         with connect(database) as conn:
             conn.execute(rewrite.encode())
-        with pytest.raises(SnapshotVoid, match="under the snapshot"):
+        with pytest.raises(SnapshotInvalidated, match="under the snapshot"):
             lock_tables(reading, match_tables(reading, ["public.*"]))
 
 

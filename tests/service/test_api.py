@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
-from cdc.errors import every_error
+from cdc.errors import all_error_classes
 from cdc.metrics import CADENCE, CHANGES, LOG_BLOCKED, REWRITTEN_BYTES, SINK_LATENCY, SLOT_RETAINED, Metrics
 from cdc.service.api.app import create_app, news
 from tests.service.pipeline import NAME, definition, fill, write_log
@@ -111,7 +111,7 @@ def test_what_does_not_exist_is_refused_in_the_one_form_of_errors(client: httpx.
 
 
 def test_every_error_code_is_explained(client: httpx.Client) -> None:
-    for error in every_error():
+    for error in all_error_classes():
         page = client.get(f"/api/v1/errors/{error.code}").json()
         assert page["code"] == error.code
         assert page["suggestion"]

@@ -9,7 +9,7 @@ from typing import LiteralString
 import pytest
 
 from cdc.capture.startup_checks import check_log
-from cdc.errors import PreflightFailed, PublicationByLeaf
+from cdc.errors import PreflightFailed, PublicationByPartition
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import SourceRequirements, preflight
 from cdc.snapshot.table_requests import CHECK_TABLES
@@ -168,7 +168,7 @@ def test_a_publication_that_begins_to_publish_by_leaf_stops_the_reader_and_its_s
     held.copy()
     run_sql(source, "ALTER PUBLICATION own SET (publish_via_partition_root = false)")
     run_sql(source, "INSERT INTO p VALUES (40, 1, 'by leaf')")
-    with pytest.raises(PublicationByLeaf, match=r"own.*public\.p ") as stopped:
+    with pytest.raises(PublicationByPartition, match=r"own.*public\.p ") as stopped:
         check_log(held.definition)
     with connect(source) as conn:
         conn.execute(stopped.value.fix.removeprefix("run ").partition(";")[0])  # type: ignore[arg-type]

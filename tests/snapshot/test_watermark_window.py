@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA
-from cdc.errors import SnapshotVoid
+from cdc.errors import SnapshotInvalidated
 from cdc.pgoutput.decoder_events import Decoded, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility
@@ -63,7 +63,7 @@ def test_a_watermark_of_nobody_and_one_of_work_that_ended_mean_nothing(placing: 
     placing.offer("one", chunk(RENAMED))
     placing.track(on=False)
     assert placing.place(seen) == (None, [])
-    with pytest.raises(SnapshotVoid):
+    with pytest.raises(SnapshotInvalidated):
         placing.outcome("one", 0.0)
 
 
@@ -77,7 +77,7 @@ def test_what_no_copy_waits_for_is_placed_also_when_a_copy_begins_meanwhile(plac
 
 def test_nothing_can_be_placed_while_nothing_streams(placing: WatermarkWindows) -> None:
     placing.end()
-    with pytest.raises(SnapshotVoid):
+    with pytest.raises(SnapshotInvalidated):
         placing.open("one", ORDERS.relation, 0.0)
 
 

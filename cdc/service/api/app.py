@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.config.definition import Service
-from cdc.errors import RequestLimitExceeded, UnknownName, every_error
+from cdc.errors import RequestLimitExceeded, UnknownName, all_error_classes
 from cdc.service.api import error_responses
 from cdc.service.api.access import Access, has_token
 from cdc.service.api.consumers import consumer_routes
@@ -193,7 +193,7 @@ def _status_routes(view: StatusSampler) -> APIRouter:
     @routes.get("/errors/{code}")
     def error(code: str) -> error_responses.Explained:
         """What an error code means, what the process does about it, and what an operator does next."""
-        found = next((kind for kind in every_error() if kind.code == code.upper()), None)
+        found = next((kind for kind in all_error_classes() if kind.code == code.upper()), None)
         if found is None:
             raise UnknownName(f"no error has the code {code!r}")
         meaning = (found.__doc__ or "").strip().splitlines()[0]

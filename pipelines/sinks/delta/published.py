@@ -18,7 +18,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Schema
 
-from cdc.errors import CutUnderOtherRules, SinkBelongsElsewhere, SinkFenced
+from cdc.errors import CutUnderOtherRules, SinkFenced, SinkOfAnotherLog
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.lake import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
@@ -90,18 +90,18 @@ class PublishedTable:
 
     @classmethod
     def open(cls, uri: str, log_id: str, retain: float | None = None) -> Self:
-        """Open or create; raises SinkBelongsElsewhere when the record is another log's."""
+        """Open or create; raises SinkOfAnotherLog when the record is another log's."""
         if not DeltaTable.is_deltatable(uri):
             _create(uri, log_id)
         table = DeltaTable(uri)
         found = table.metadata().configuration.get(_LOG_ID)
         if found is None:
-            raise SinkBelongsElsewhere(
+            raise SinkOfAnotherLog(
                 f"at {uri!r} lies a Delta table that is no record of a sink: it has no property {_LOG_ID!r}",
                 remedy="point the sink at another path, or move that table to another place",
             )
         if found != log_id:
-            raise SinkBelongsElsewhere(f"sink at {uri!r} belongs to log {found!r}: expected {log_id!r}")
+            raise SinkOfAnotherLog(f"sink at {uri!r} belongs to log {found!r}: expected {log_id!r}")
         known = {field.name for field in table.schema().fields}
         if missing := [field for field in PUBLISHED_SCHEMA if field.name not in known]:
             table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)

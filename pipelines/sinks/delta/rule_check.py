@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cdc.errors import TargetRulesChanged, TargetUnfit
+from cdc.errors import TargetRulesChanged, TargetUnusable
 from cdc.naming import parked_uri
 from cdc.remedy import literal
 from cdc.stores.published import Published, TableRecord, TargetState
@@ -49,7 +49,7 @@ def _under(record: TableRecord, rules: TargetRules, position: int) -> TableRecor
         return record
     try:
         target = DeltaTarget.open(record.target)
-    except TargetUnfit:
+    except TargetUnusable:
         return record  # the next batch says so
     schema = None if record.schema is None else TableSchema.from_json(record.schema)
     if target is None or (found := rules.difference(target.table, record.topic, schema)) is None:
@@ -71,7 +71,7 @@ def _going_on(
 def _is_to_erase(record: TableRecord, rules: TargetRules) -> bool:
     try:
         target = DeltaTarget.open(record.target) if record.version is not None else None
-    except TargetUnfit:
+    except TargetUnusable:
         return False
     if target is None or not is_marked(target.table):
         return False

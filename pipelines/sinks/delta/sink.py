@@ -26,7 +26,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from cdc.config import DeadLetterSettings, SchemaChanges, SinkRule, TableSettings, rule_of, table_settings
 from cdc.config.sinks import HistoryMode
 from cdc.config.target_path import target_path
-from cdc.errors import TargetUnfit
+from cdc.errors import TargetUnusable
 from cdc.failpoint import hit
 from cdc.naming import column_name, parked_uri, published_uri
 from cdc.stores.dead_letter_rows import Image
@@ -281,7 +281,7 @@ class DeltaSink:
             target = DeltaTarget.open(uri) if tables else None
             if target is None or any(self._touched_upto(part_of(target, t.relation), t) > t.position for t in tables):
                 return published
-        except TargetUnfit:
+        except TargetUnusable:
             return published  # the next batch of the table says so
         return target.version
 
@@ -309,7 +309,7 @@ class DeltaSink:
         try:
             target = None if record.state == TargetState.FAILED else opened(record.target, record.relation)
             applied = 0 if target is None else target.applied or 0
-        except TargetUnfit as exc:
+        except TargetUnusable as exc:
             return replace(record, state=TargetState.FAILED.value, reason=reason(exc))
         if target is None or applied <= record.position:
             return record
@@ -336,7 +336,7 @@ class DeltaSink:
         try:
             target = None if latest or not record.target else DeltaTarget.open(record.target)
             return record.position if target is None else max(record.position, changed_upto(target))
-        except TargetUnfit:
+        except TargetUnusable:
             return record.position  # it stands still
 
     def _attempt(self, batch: TableBatch) -> TableRecord:
@@ -521,10 +521,10 @@ class DeltaSink:
         return named
 
     def _check_new(self, schema: TableSchema) -> None:
-        """Raise TargetUnfit for a table that had a target: what is in the log from here on is not all of it."""
+        """Raise TargetUnusable for a table that had a target: what is in the log from here on is not all of it."""
         known = self._records.get(schema.relation)
         if known is not None and known.version is not None:
-            raise TargetUnfit(
+            raise TargetUnusable(
                 f"the rows of table {schema.topic!r} are not at {known.target!r} any more",
                 remedy="put them back and start again, or build it anew: 'cdc replay SINK --tables TABLE'",
             )

@@ -87,7 +87,7 @@ class DeltaTarget:
 
     @classmethod
     def open(cls, uri: str) -> Self | None:
-        """The target at uri, None when there is none; raises TargetUnfit for one that cannot be opened."""
+        """The target at uri, None when there is none; raises TargetUnusable for one that cannot be opened."""
         with asking(uri):
             return cls(uri, DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else None
 
@@ -97,7 +97,7 @@ class DeltaTarget:
     ) -> Self:
         """An empty target with its identity; `schema` names its key, `columns` are all that it has.
 
-        One of many tables is nobody's at first: see delta_shards. Raises TargetUnfit where something else lies.
+        One of many tables is nobody's at first: see delta_shards. Raises TargetUnusable where something else lies.
         """
         check_free(uri)
         identity = {LOG_ID: log_id, APP_ID: str(uuid.uuid4())}
@@ -121,7 +121,7 @@ class DeltaTarget:
         return cls(uri, table)
 
     def check_identity(self, log_id: str, schema: TableSchema) -> None:
-        """Raise TargetUnfit for a table that is not this log's, SchemaNotApplicable for another relation's."""
+        """Raise TargetUnusable for a table that is not this log's, SchemaNotApplicable for another relation's."""
         self.check_log(log_id)
         if self.merged:
             raise SchemaNotApplicable(
@@ -136,7 +136,7 @@ class DeltaTarget:
             )
 
     def check_log(self, log_id: str) -> None:
-        """Raise TargetUnfit for a table that was not filled from this log."""
+        """Raise TargetUnusable for a table that was not filled from this log."""
         check_owner(self.uri, self._property(LOG_ID), log_id)
 
     @property
@@ -151,7 +151,7 @@ class DeltaTarget:
         return TableLayout.of(metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS})
 
     def check_layout(self, layout: TableLayout) -> None:
-        """Raise TargetRulesChanged where its rows were made by another rule, TransformRefused where laid out so."""
+        """Raise TargetRulesChanged where its rows were made by another rule, TransformFailed where laid out so."""
         metadata = self.table.metadata()
         layout.check(self.uri, metadata.configuration, metadata.partition_columns)
         self.cluster_by = layout.cluster_by
@@ -170,7 +170,7 @@ class DeltaTarget:
         self._set_property(KEYLESS, str(not schema.key).lower())
 
     def refresh(self) -> None:
-        """See what others committed; raises TargetUnfit as open does."""
+        """See what others committed; raises TargetUnusable as open does."""
         known = self.version
         with asking(self.uri):
             if known - self._opened_at >= REOPEN_AFTER:

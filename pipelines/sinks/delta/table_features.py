@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from cdc.errors import TargetUnfit
+from cdc.errors import TargetUnusable
 from cdc.stores.table_features import NAMED
 
 AWAY: Final = "move the table away and build it anew: 'cdc replay SINK --tables TABLE'"
@@ -28,10 +28,10 @@ _REFUSED: Final = re.compile(
 _APPEND_ONLY: Final = re.compile(r"append-only|APPEND_ONLY")
 
 
-def unsupported(uri: str, features: tuple[str, ...], told: str = "", *, remedy: str = BY_SPARK) -> TargetUnfit:
+def unsupported(uri: str, features: tuple[str, ...], told: str = "", *, remedy: str = BY_SPARK) -> TargetUnusable:
     """The error of a target that asks for features; told: what of it nobody does."""
     names = ", ".join(map(repr, features))
-    return TargetUnfit(
+    return TargetUnusable(
         f"target {uri!r} was given table features that delta-rs does not write: {names}{told and f'; {told}'}",
         remedy=remedy,
     )
@@ -39,7 +39,7 @@ def unsupported(uri: str, features: tuple[str, ...], told: str = "", *, remedy: 
 
 @contextmanager
 def asking(uri: str) -> Iterator[None]:
-    """Raise TargetUnfit for what a target's protocol makes a writer or a reader refuse inside of the block."""
+    """Raise TargetUnusable for what a target's protocol makes a writer or a reader refuse inside of the block."""
     try:
         yield
     except (DeltaError, Py4JJavaError, PySparkException) as exc:
@@ -48,12 +48,12 @@ def asking(uri: str) -> Iterator[None]:
         raise error from exc
 
 
-def _refusal(uri: str, text: str) -> TargetUnfit | None:
+def _refusal(uri: str, text: str) -> TargetUnusable | None:
     if found := _REFUSED.search(text):
         features = next(names for names in found.groups() if names)
-        return TargetUnfit(f"target {uri!r} was given table features that its writer does not know: {features}")
+        return TargetUnusable(f"target {uri!r} was given table features that its writer does not know: {features}")
     if _APPEND_ONLY.search(text):
-        return TargetUnfit(
+        return TargetUnusable(
             f"target {uri!r} was made append-only (delta.appendOnly), and rows of it change",
             remedy="set delta.appendOnly to false by ALTER TABLE … SET TBLPROPERTIES and start again",
         )

@@ -10,7 +10,7 @@ from typing import Final, Self
 import pyarrow as pa
 
 from cdc.config.sinks import HistoryMode
-from cdc.errors import TargetRulesChanged, TransformRefused
+from cdc.errors import TargetRulesChanged, TransformFailed
 from cdc.stores.current_rows import MODE
 from cdc.stores.target_rules import TRANSFORM
 
@@ -50,15 +50,15 @@ class TableLayout:
         return {**self.properties, **({TRANSFORM: self.transform} if self.transform else {}), **mode, **merged}
 
     def check(self, uri: str, configuration: Mapping[str, str | None], partitions: Sequence[str]) -> None:
-        """Raise TransformRefused for a target laid out otherwise, TargetRulesChanged for rows that were made so."""
+        """Raise TransformFailed for a target laid out otherwise, TargetRulesChanged for rows that were made so."""
         if (held := configuration.get(MODE) or HistoryMode.LATEST.value) != self.keeping.value:
             raise TargetRulesChanged(f"target {uri!r} was made as {held!r}: expected {self.keeping.value!r}")
         if self.merged and configuration.get(MERGED) != "true":
-            raise TransformRefused(
+            raise TransformFailed(
                 f"target {uri!r} holds one table, and the rule has merge_tables",
                 remedy="put the tables together with 'cdc replay SINK', at a path where none lies yet",
             )
-        anew = "build the table anew: 'cdc replay SINK --tables TABLE', or give the rule back what it said"
+        anew = "rebuild the table: 'cdc replay SINK --tables TABLE'; or restore the earlier rule in the definition"
         if (configuration.get(TRANSFORM) or "") != self.transform:
             raise TargetRulesChanged(f"the rows of target {uri!r} were made by another transform")
         if self.partition_by and tuple(partitions) != self.partition_by:
@@ -68,10 +68,10 @@ class TableLayout:
                 if self.merged
                 else "write it anew with 'cdc replay SINK --tables TABLE --into PATH'"
             )
-            raise TransformRefused(made, remedy=f"{way}, or give the rule back what it said")
+            raise TransformFailed(made, remedy=f"{way}, or give the rule back what it said")
         for name, wanted in self.properties.items():
             if configuration.get(name) != wanted:
-                raise TransformRefused(
+                raise TransformFailed(
                     f"target {uri!r} was made with another {name!r} than the rule has",
                     remedy=f"{anew}; or set it by ALTER TABLE … SET TBLPROPERTIES",
                 )

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import SinkRule, rule_of
-from cdc.errors import TransformRefused
+from cdc.errors import TransformFailed
 from cdc.naming import RELATION_COLUMN, column_name
 from cdc.table import TableSchema
 from pipelines.sinks.contract import SparkAwaited
@@ -41,7 +41,7 @@ class TablePlans:
     def of(self, schema: TableSchema, policy: Policy) -> RowShape:
         """The shape of one table's rows.
 
-        Raises TransformRefused for a transform that does not go with the table, SparkAwaited for expressions
+        Raises TransformFailed for a transform that does not go with the table, SparkAwaited for expressions
         while Spark is not up.
         """
         found = self._known.get((schema, policy))
@@ -70,7 +70,7 @@ class TablePlans:
         return RowShape(transform.schema, policy, transform, expressions)
 
     def take(self, uri: str, schema: TableSchema) -> None:
-        """Raise TransformRefused where the target of another table lies there, around it, or inside of it.
+        """Raise TransformFailed where the target of another table lies there, around it, or inside of it.
 
         Tables of one rule that merges them may lie in the same place.
         """
@@ -80,7 +80,7 @@ class TablePlans:
                 if other == uri and self._merges(owner.topic) is not None:
                     strange = self._merges(owner.topic) is not self._merges(schema.topic)
                 if strange and (f"{uri}/".startswith(f"{other}/") or f"{other}/".startswith(f"{uri}/")):
-                    raise TransformRefused(
+                    raise TransformFailed(
                         f"the target of table {schema.topic!r} would be {uri!r}, and {other!r} is that of table "
                         f"{owner.topic!r}"
                     )
@@ -100,7 +100,7 @@ class TablePlans:
         parted = _columns("partition_by", rule.partition_by, shape, parts_files, text)
         ordered = _columns("cluster_by", rule.cluster_by, shape, has_bounds, "a type of which files have bounds")
         if both := sorted(set(parted) & set(ordered)):
-            raise TransformRefused(f"cluster_by: column {both[0]!r} of {shape.schema.topic!r} is one of partition_by")
+            raise TransformFailed(f"cluster_by: column {both[0]!r} of {shape.schema.topic!r} is one of partition_by")
         transform = "" if shape.transform is None else shape.transform.fingerprint
         if rule.merge_tables:
             parted = tuple(dict.fromkeys((RELATION_COLUMN, *parted)))
@@ -146,13 +146,13 @@ class TablePlans:
 def _columns(
     key: str, said: Sequence[str], shape: RowShape, fits: Callable[[pa.DataType], bool], expected: str
 ) -> tuple[str, ...]:
-    """The columns of a target that a key of its rule names; raises TransformRefused for one that cannot be meant."""
+    """The columns of a target that a key of its rule names; raises TransformFailed for one that cannot be meant."""
     names = tuple(dict.fromkeys(column_name(name) if name not in shape.columns.names else name for name in said))
     if unknown := sorted(set(names) - set(shape.columns.names)):
-        raise TransformRefused(f"{key}: the target of {shape.schema.topic!r} has no column {unknown[0]!r}")
+        raise TransformFailed(f"{key}: the target of {shape.schema.topic!r} has no column {unknown[0]!r}")
     for name in names:
         if not fits(kind := shape.columns.field(name).type):
-            raise TransformRefused(
+            raise TransformFailed(
                 f"{key}: column {name!r} of the target of {shape.schema.topic!r} is {kind!s}: expected {expected}"
             )
     return names

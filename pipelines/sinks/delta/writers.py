@@ -72,7 +72,7 @@ class Writers:
     def writable(self, whole: DeltaTarget, layout: TableLayout) -> DeltaTarget:
         """A target as whoever is able to write it does.
 
-        Raises TargetUnfit where nobody is, and SparkAwaited while that may be Spark and it is not up.
+        Raises TargetUnusable where nobody is, and SparkAwaited while that may be Spark and it is not up.
         """
         if not (features := lacking(whole.table)):
             return whole

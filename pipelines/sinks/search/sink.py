@@ -26,7 +26,7 @@ import structlog
 import tantivy
 
 from cdc.config import DeadLetterSettings
-from cdc.errors import MissingBase, SchemaNotApplicable, SinkBelongsElsewhere, SinkFenced, SinkUnavailable
+from cdc.errors import MissingBase, SchemaNotApplicable, SinkFenced, SinkOfAnotherLog, SinkUnavailable
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import Image, Key, ParkedRow
@@ -116,7 +116,7 @@ class SearchSink:
     def open(self, log_id: str) -> Published | None:
         """Take the writer and return the record of the last publication; what was applied after it is forgotten.
 
-        Raises SinkUnavailable while another driver holds the index, SinkBelongsElsewhere for an index
+        Raises SinkUnavailable while another driver holds the index, SinkOfAnotherLog for an index
         of another log or another layout.
         """
         self.close()
@@ -124,7 +124,7 @@ class SearchSink:
         try:
             self._index = tantivy.Index(layout(), str(self._path))
         except ValueError as error:
-            raise SinkBelongsElsewhere(f"{str(self._path)!r} holds an index of another layout") from error
+            raise SinkOfAnotherLog(f"{str(self._path)!r} holds an index of another layout") from error
         self._writer = self._take_writer(self._index)
         try:
             self._claim(log_id)
@@ -274,7 +274,7 @@ class SearchSink:
             writer.commit()
             self._held_index().reload()
         elif owner.decode() != log_id:
-            raise SinkBelongsElsewhere(f"the index {str(self._path)!r} is filled from log {owner.decode()!r}")
+            raise SinkOfAnotherLog(f"the index {str(self._path)!r} is filled from log {owner.decode()!r}")
 
     def _stored(self, identity: str) -> bytes | None:
         index = self._held_index()

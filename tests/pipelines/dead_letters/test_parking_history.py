@@ -12,7 +12,7 @@ import pytest
 
 from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome
 from cdc.config.sinks import HistoryMode
-from cdc.errors import MissingBase, TooManyParked, ValueNotRepresentable
+from cdc.errors import DeadLetterLimitExceeded, MissingBase, ValueNotRepresentable
 from tests.contracts.histories import MODELS, RELATION, kept
 from tests.pipelines.dead_letters.held import MENDED, PRICED, Held, gone, held, part, put
 from tests.pipelines.dead_letters.parked import NAN
@@ -128,7 +128,7 @@ def test_a_table_stops_when_more_changes_would_wait_than_may(tmp_path: Path) -> 
     lake, rows = held(tmp_path, HistoryMode.VERSIONS, stop_at=2), [*BEGUN, put(15, 1, NAN), put(16, 1, "1.00")]
     lake.take(rows, 10)
     assert lake.take(rows, 20) == ["1"]
-    with pytest.raises(TooManyParked, match="2 may be parked"):
+    with pytest.raises(DeadLetterLimitExceeded, match="2 may be parked"):
         lake.apply([*rows, put(25, 1, "2.00")], 20, 30)
 
 

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome
 from cdc.config import SinkRule, TypeSettings
-from cdc.errors import MissingBase, TooManyParked, ValueNotRepresentable
+from cdc.errors import DeadLetterLimitExceeded, MissingBase, ValueNotRepresentable
 from cdc.stores.dead_letter_rows import DeadLetterEntry, read_parked
 from cdc.stores.lake import read_target
 from cdc.table import TableState
@@ -140,7 +140,7 @@ def test_while_a_table_is_copied_its_images_without_base_are_not_parked(driver: 
 def test_a_table_stops_when_more_keys_would_be_parked_than_may_be(tmp_path: Path) -> None:
     driver = Driver(tmp_path, stop_at=2)
     driver.take(put(1, "a", 10, price=NAN), put(2, "b", 11, price=NAN), put(3, "c", 12), upto=20)
-    with pytest.raises(TooManyParked, match="2 may be parked"):
+    with pytest.raises(DeadLetterLimitExceeded, match="2 may be parked"):
         driver.merge(put(3, "C", 30, price=NAN), put(4, "d", 31), upto=40)
 
     assert driver.take(put(3, "C", 50), put(4, "d", 51), upto=60) == ["1", "2"]

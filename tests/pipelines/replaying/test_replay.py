@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from cdc.catalog import Catalog, ProcessReport
 from cdc.config import DeltaSinkDefinition, SchemaChanges, load_definition
-from cdc.errors import ConfigError, SinkFenced, SinkHeld
+from cdc.errors import ConfigError, SinkFenced, SinkInUse
 from cdc.stores.dead_letter_rows import read_parked
 from cdc.stores.lake import read_target
 from cdc.stores.published import TargetState
@@ -379,7 +379,7 @@ def test_two_replays_of_one_sink_do_not_meet(ground: Ground) -> None:
     with (
         Catalog.open(ground.definition.catalog.url) as catalog,
         sole_replay(catalog, "shop", "lake"),
-        pytest.raises(SinkHeld, match="another replay"),
+        pytest.raises(SinkInUse, match="another replay"),
     ):
         again(ground)
 
@@ -394,7 +394,7 @@ def test_an_end_in_the_past_is_refused_while_the_sink_moves_on(ground: Ground) -
 def test_a_driver_that_does_not_let_go_is_named_and_nothing_is_changed(ground: Ground) -> None:
     with Catalog.open(ground.definition.catalog.url) as catalog:
         catalog.processes.report(ProcessReport("shop", "apply", 1, "running"))
-        with pytest.raises(SinkHeld, match="'lake'"), paused(catalog, "shop", "lake", patience=0.2):
+        with pytest.raises(SinkInUse, match="'lake'"), paused(catalog, "shop", "lake", patience=0.2):
             pass
         assert not catalog.commands.pending("shop", "pause")
         assert catalog.leases.holder("pause shop/lake") is None

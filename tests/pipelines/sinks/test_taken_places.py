@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from cdc.errors import Reaction, TargetUnfit
+from cdc.errors import Reaction, TargetUnusable
 from cdc.stores.published import Published, TableRecord, TargetState
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
@@ -113,7 +113,7 @@ def test_a_replay_does_not_overwrite_what_is_not_ours(tmp_path: Path) -> None:
     built = Published(40, 0, {ORDERS.relation: record})
     staged.sink.publish(built)
     staged.standing("log-1")
-    with pytest.raises(TargetUnfit, match="cdc did not make") as told:
+    with pytest.raises(TargetUnusable, match="cdc did not make") as told:
         staged.put(built, {})
 
     assert told.value.reaction is Reaction.QUARANTINE

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.config import Secret, Transform
-from cdc.errors import TransformRefused
+from cdc.errors import TransformFailed
 from cdc.table import Column
 from pipelines.transform.table_transform import Mask, TableTransform
 from pipelines.types import TypePolicy
@@ -107,7 +107,7 @@ def test_an_image_of_which_only_dropped_columns_were_not_sent_is_complete() -> N
     ],
 )
 def test_a_rule_that_does_not_go_with_the_table_is_refused(rule: dict[str, Any], words: str) -> None:
-    with pytest.raises(TransformRefused, match=words):
+    with pytest.raises(TransformFailed, match=words):
         made((*ORDERS.columns, column(9, "computed", generated=True)), **rule).held(POLICY)
 
 
@@ -118,7 +118,7 @@ def test_a_column_that_takes_the_name_of_a_dropped_one_is_no_collision() -> None
 
 
 def test_a_table_without_a_key_has_no_computed_columns() -> None:
-    with pytest.raises(TransformRefused, match="has no key"):
+    with pytest.raises(TransformFailed, match="has no key"):
         made((replace(ID, key=None), ITEM), where="id > 1")
 
 
@@ -152,7 +152,7 @@ def test_a_function_makes_other_columns_of_whole_rows() -> None:
 
 
 def test_a_function_is_not_called_with_a_part_of_a_row() -> None:
-    with pytest.raises(TransformRefused, match="takes whole rows") as refused:
+    with pytest.raises(TransformFailed, match="takes whole rows") as refused:
         made(python=f"{__name__}:shouted").rows(folded([part(1, 10, {3: "1.00"})]), POLICY)
     assert "REPLICA IDENTITY FULL" in refused.value.fix
 
@@ -161,7 +161,7 @@ def test_a_function_is_not_called_with_a_part_of_a_row() -> None:
     ("name", "words"), [("shortened", "as many rows"), ("keyless", "the key column 'id'"), ("failing", "ValueError")]
 )
 def test_a_function_that_breaks_its_promise_is_refused_without_a_value(name: str, words: str) -> None:
-    with pytest.raises(TransformRefused, match=words) as refused:
+    with pytest.raises(TransformFailed, match=words) as refused:
         made(python=f"{__name__}:{name}").rows(folded([put(1, "private", 10)]), POLICY)
     assert "private" not in str(refused.value)
     assert refused.value.__cause__ is None

@@ -15,7 +15,7 @@ from deltalake import write_deltalake
 from cdc.catalog import Catalog
 from cdc.config import load_definition
 from cdc.config.verify_options import VerifyMode
-from cdc.errors import ConfigError, CutNotReached
+from cdc.errors import ConfigError, PositionNotReached
 from cdc.log.layout import CommitInfo, LogIdentity
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
@@ -128,13 +128,13 @@ def test_a_table_with_a_dot_in_its_name_goes_by_its_topic(ground: Ground) -> Non
 
 
 def test_without_an_apply_process_there_is_no_cut(ground: Ground) -> None:
-    with pytest.raises(CutNotReached, match="has never run"):
+    with pytest.raises(PositionNotReached, match="has never run"):
         ground.report()
 
 
 def test_a_sink_that_does_not_answer_is_named_when_the_time_is_over(ground: Ground) -> None:
     ground.alive()
-    with pytest.raises(CutNotReached, match="'lake'"):
+    with pytest.raises(PositionNotReached, match="'lake'"):
         verify(ground.definition, VerifyOptions(timeout=0.2))
     assert not ground.catalog.commands.pending("kinds", "cut")
 

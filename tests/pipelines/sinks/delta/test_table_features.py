@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from cdc.config.sinks import WriterChoice
-from cdc.errors import Reaction, TargetUnfit
+from cdc.errors import Reaction, TargetUnusable
 from cdc.stores.published import Published, TargetState
 from cdc.stores.table_features import WRITTEN, lacking
 from pipelines.sinks.contract import SparkAwaited
@@ -118,7 +118,7 @@ def test_a_table_that_cannot_be_opened_is_listed_as_stopped_by_the_next_driver(t
     assert (table.state, table.position) == (TargetState.FAILED, 20)
     assert "CDC-3017" in (table.reason or "")
     assert "unheard" in (table.reason or "")
-    with pytest.raises(TargetUnfit, match="unheard"):
+    with pytest.raises(TargetUnusable, match="unheard"):
         sink.apply(batch([put(4, "d", 30)], 20, 40))
 
 
@@ -129,7 +129,7 @@ def test_a_feature_that_comes_while_a_target_is_open_stops_its_table_too(tmp_pat
 
     assert "unheard" in (record.tables[ORDERS.relation].reason or "")
     assert sink.keep(record)
-    with pytest.raises(TargetUnfit, match="unheard") as told:
+    with pytest.raises(TargetUnusable, match="unheard") as told:
         sink.stands(ORDERS)
     assert told.value.reaction is Reaction.QUARANTINE
 
@@ -138,7 +138,7 @@ def test_an_append_only_table_stops_alone_when_a_row_changes(tmp_path: Path) -> 
     sink, uri = filled(tmp_path)
     DeltaTable(uri).alter.set_table_properties({"delta.appendOnly": "true"})
     assert sink.apply(batch([put(4, "d", 30)], 20, 40)).position == 40
-    with pytest.raises(TargetUnfit, match=r"append-only \(delta.appendOnly\)") as told:
+    with pytest.raises(TargetUnusable, match=r"append-only \(delta.appendOnly\)") as told:
         sink.apply(batch([put(1, "A", 50)], 40, 60))
     assert "set delta.appendOnly to false" in told.value.fix
 
@@ -168,7 +168,7 @@ def test_a_replay_does_not_overwrite_a_table_with_features(tmp_path: Path) -> No
     built = Published(40, 0, {record.relation: record})
     staged.sink.publish(built)
     staged.standing(LOG)
-    with pytest.raises(TargetUnfit, match="cannot be overwritten in one step") as told:
+    with pytest.raises(TargetUnusable, match="cannot be overwritten in one step") as told:
         staged.put(built, {})
     assert "move the table away" in told.value.fix
 
@@ -206,7 +206,7 @@ def test_columns_of_a_table_that_spark_has_to_write_do_not_change(spark, tmp_pat
     ask(uri, ["inCommitTimestamp"])
     sink.attach(spark)
     wider = replace(ORDERS, columns=(*ORDERS.columns, replace(ORDERS.columns[1], id=9, name="more")))
-    with pytest.raises(TargetUnfit, match="its columns cannot change: column 'more' was added"):
+    with pytest.raises(TargetUnusable, match="its columns cannot change: column 'more' was added"):
         sink.apply(batch([put(4, "d", 30)], 20, 40, wider))
 
 

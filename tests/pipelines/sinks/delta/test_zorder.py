@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
-from cdc.errors import TransformRefused
+from cdc.errors import TransformFailed
 from cdc.stores.published import Published, TableRecord
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published import KeptCut
@@ -197,7 +197,7 @@ def test_columns_that_cannot_be_meant_are_refused_before_anything_is_written(tmp
     )
     sink.open(LOG)
     table = replace(ORDERS, columns=(*ORDERS.columns[:2], NUMBER))
-    with pytest.raises(TransformRefused, match=words):
+    with pytest.raises(TransformFailed, match=words):
         sink.apply(batch([replace(put(1, "a", 10), after={1: "1", 2: "a", 3: "1.5"})], 0, 20, table))
 
     assert not (tmp_path / "shop").exists()

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc.errors import MissingBase, SchemaNotApplicable, SinkBelongsElsewhere, SinkFenced, SinkUnavailable
+from cdc.errors import MissingBase, SchemaNotApplicable, SinkFenced, SinkOfAnotherLog, SinkUnavailable
 from cdc.stores.published import TargetState
 from cdc.stores.search_index import PUBLISHED_ID, SearchIndex
 from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
@@ -278,7 +278,7 @@ def test_a_record_that_another_driver_wrote_is_never_overwritten(sink: SearchSin
 def test_an_index_of_another_log_is_refused_and_left_free(sink: SearchSink, path: Path) -> None:
     sink.close()
     other = SearchSink("find", path)
-    with pytest.raises(SinkBelongsElsewhere):
+    with pytest.raises(SinkOfAnotherLog):
         other.open("another log")
     assert sink.open(LOG) is None
 
