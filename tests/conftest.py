@@ -2,13 +2,15 @@
 
 import gc
 import inspect
+import json
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
@@ -21,8 +23,9 @@ from tests.fixtures import java
 settings.register_profile("cdc", deadline=None)
 settings.load_profile("cdc")
 
-_SPARK: Final = "@spark"
-"""At the end of the identifiers of tests that use the Spark session, in a worker."""
+_SPARK: Final = "spark"
+_FOLDER: Final = pytest.StashKey[TemporaryDirectory[str]]()
+"""Where each worker writes the identifiers of the tests that use the Spark session: the scheduler knows no more."""
 _GETS_SPARK: Final = 'getfixturevalue("spark")'
 TOGETHER: Final = {"tests/e2e/test_page.py", "tests/service/test_alerts.py", "tests/test_architecture.py"}
 """Files whose tests share a browser, a Prometheus, and the parsed tree."""
@@ -86,9 +89,15 @@ class OneSparkScheduling(LoadGroupScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if nodeid.endswith(_SPARK):
+        if nodeid in self._of_spark:
             return _SPARK
         return file if file in TOGETHER else nodeid
+
+    @cached_property
+    def _of_spark(self) -> frozenset[str]:
+        """All workers have collected when it is asked for first."""
+        files = Path(self.config.stash[_FOLDER].name).iterdir()
+        return frozenset(nodeid for file in files for nodeid in json.loads(file.read_text(encoding="utf-8")))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkScheduling:
@@ -96,15 +105,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkSche
     return OneSparkScheduling(config, log)
 
 
+def pytest_configure_node(node: Any) -> None:
+    """Say to a worker where its tests of the Spark session are to be written."""
+    if _FOLDER not in node.config.stash:
+        node.config.stash[_FOLDER] = TemporaryDirectory()
+    node.workerinput["spark_tests"] = node.config.stash[_FOLDER].name
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the folder of the controller."""
+    if _FOLDER in config.stash:
+        config.stash[_FOLDER].cleanup()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a worker: put the long tests first, and mark the tests of the Spark session for the scheduler."""
-    if not hasattr(config, "workerinput"):
+    """In a worker: put the long tests first, and name the tests of the Spark session to the scheduler."""
+    given: dict[str, str] | None = getattr(config, "workerinput", None)
+    if given is None:
         return
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
-    for item in items:
-        if _uses_spark(item):
-            item._nodeid += _SPARK  # type: ignore[attr-defined]
+    found = [item.nodeid for item in items if _uses_spark(item)]
+    Path(given["spark_tests"], given["workerid"]).write_text(json.dumps(found), encoding="utf-8")
 
 
 def _uses_spark(item: pytest.Item) -> bool:
