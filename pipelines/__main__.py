@@ -140,7 +140,7 @@ def _check(asked: argparse.Namespace) -> int:
 
         found = checking.unresolved(tables, session)
     if found:
-        raise InvalidDefinition.of(issues_in_file(asked.config, found))
+        raise InvalidDefinition.from_issues(issues_in_file(asked.config, found))
     emit("check", json=asked.json, summary=f"rules of {len(tables)} targets resolved", result={"flaws": []})
     return int(ExitCode.OK.value)
 

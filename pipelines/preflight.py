@@ -58,7 +58,7 @@ class Beginning:
             *unresolved(fed(self.definition, tables, new), session),
         ]
         if found:
-            raise InvalidDefinition.of(issues_in_file(self.config, found))
+            raise InvalidDefinition.from_issues(issues_in_file(self.config, found))
 
 
 def _is_new(sink: Sink) -> bool:
