@@ -20,7 +20,7 @@ from cdc.terminal_output import fail
 
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""
-_SERVICES: Final = frozenset({"reader", "server"})
+_LONG_RUNNING: Final = frozenset({"reader", "server"})
 """Commands whose standard error is the log of a process, where a traceback belongs."""
 
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = get_command(application(given[0] if given else None))
     if owns_process:
-        _print_everything()
+        _escape_unprintable()
     try:
         with product_umask():
             status = command.main(args=given, prog_name="cdc", standalone_mode=False, obj=Invocation(owns_process))
@@ -47,28 +47,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         discard_output()
         return ExitCode.RUNTIME.value
     except typer.TyperException as error:
-        return _misused(command, given, error)
+        return _report_usage_error(command, given, error)
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - an engine's panic is no Exception
-        return _failed(command, given, reported(error, logs=_words(command, given) in _SERVICES))
+        return _report_error(command, given, reported(error, logs=_command_name(command, given) in _LONG_RUNNING))
 
 
-def _print_everything() -> None:
+def _escape_unprintable() -> None:
     """Let names that the terminal's encoding does not have be printed as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def _failed(command: Any, given: list[str], error: CdcError) -> int:
-    error.fix = literal(error.fix, file=_definition(given))
-    words = _words(command, given)
+def _report_error(command: Any, given: list[str], error: CdcError) -> int:
+    error.fix = literal(error.fix, file=_definition_path(given))
+    words = _command_name(command, given)
     fail(words, error, json="--json" in given)
-    return int((process_exit_code(error) if words in _SERVICES else error.exit_code).value)
+    return int((process_exit_code(error) if words in _LONG_RUNNING else error.exit_code).value)
 
 
-def _definition(given: list[str]) -> str | None:
+def _definition_path(given: list[str]) -> str | None:
     """The file that was named; a command that is to be run next finds the default and that of CDC_CONFIG by itself."""
     own = given[: given.index("--")] if "--" in given else given
     for place, word in enumerate(own[:-1]):
@@ -77,17 +77,17 @@ def _definition(given: list[str]) -> str | None:
     return next((word.partition("=")[2] for word in own if word.startswith("--config=")), None)
 
 
-def _misused(command: Any, given: list[str], error: Any) -> int:
-    words = _words(command, given)
+def _report_usage_error(command: Any, given: list[str], error: Any) -> int:
+    words = _command_name(command, given)
     if not given or type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return ExitCode.USAGE.value
     message = error.format_message().rstrip(".").replace(": Value error, ", ": ")  # the words of what reads enums
     remedy = f"run '{' '.join(['cdc', *words.split(), '--help'])}'"
-    return _failed(command, given, ConfigError(message[:1].lower() + message[1:], remedy=remedy))
+    return _report_error(command, given, ConfigError(message[:1].lower() + message[1:], remedy=remedy))
 
 
-def _words(command: Any, given: list[str]) -> str:
+def _command_name(command: Any, given: list[str]) -> str:
     """The command's own words at the head of the arguments: `migrate up`."""
     words = []
     for argument in given:

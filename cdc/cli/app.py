@@ -94,7 +94,7 @@ def explain(
     errors = {error.code: error for error in all_error_classes()}
     if code is not None and code.upper() not in errors:
         raise ConfigError(f"no error has the code {code!r}", remedy="run 'cdc explain' for all codes")
-    pages = [_page(error) for known, error in sorted(errors.items()) if code is None or known == code.upper()]
+    pages = [_error_fields(error) for known, error in sorted(errors.items()) if code is None or known == code.upper()]
     if json:
         emit("explain", json=True, summary=f"{len(pages)} codes", result=pages if code is None else pages[0])
     elif code is None:
@@ -104,7 +104,7 @@ def explain(
         echo(*(f"{name + ':':10}{value}" for name, value in pages[0].items()), sep="\n")
 
 
-def _page(error: type[CdcError]) -> dict[str, str]:
+def _error_fields(error: type[CdcError]) -> dict[str, str]:
     return {
         "code": error.code,
         "name": error.__name__,

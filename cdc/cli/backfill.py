@@ -91,10 +91,10 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
     """
     from cdc.snapshot.backfill_state import BackfillRequest
 
-    first, last = _range(keys)
-    listed = _listed(key, keys_from)
+    first, last = _parse_key_range(keys)
+    listed = _parse_keys(key, keys_from)
     request = BackfillRequest(tuple(tables), where=where, first=first, last=last, sink=sink, rate=rate, keys=listed)
-    ask_for(request, command="backfill", config=config, wait=wait, json=json)
+    submit_backfill(request, command="backfill", config=config, wait=wait, json=json)
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
@@ -105,12 +105,12 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        told = list_backfills(catalog, definition.name, ended=100)
-    summary = f"{len(told)} backfills"
+        statuses = list_backfills(catalog, definition.name, ended=100)
+    summary = f"{len(statuses)} backfills"
     if json:
-        emit("backfill ls", json=True, summary=summary, result={"backfills": [_plain(one) for one in told]})
+        emit("backfill ls", json=True, summary=summary, result={"backfills": [_to_json(one) for one in statuses]})
         return
-    for one in told:
+    for one in statuses:
         echo(_line(one))
     emit("backfill ls", json=False, summary=summary)
 
@@ -123,33 +123,33 @@ def show(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOpti
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        told = find_backfill(catalog, definition.name, job)
+        status = find_backfill(catalog, definition.name, job)
     if json:
-        emit("backfill show", json=True, summary=_line(told).strip(), result=_plain(told))
+        emit("backfill show", json=True, summary=_line(status).strip(), result=_to_json(status))
         return
-    echo(_line(told))
-    for topic, done in told.tables.items():
+    echo(_line(status))
+    for topic, done in status.tables.items():
         echo(f"  {topic:<40}{done.state:<14}{progress_text(done)}")
-    if told.error is not None:
-        line(LineMark.BAD, f"{told.error['code']} {told.error['message']}", fix=told.error["suggestion"])
+    if status.error is not None:
+        line(LineMark.BAD, f"{status.error['code']} {status.error['message']}", fix=status.error["suggestion"])
 
 
 def pause(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Let it rest after the chunk that is on its way."""
-    _say(job, "pause", config=config, json=json)
+    _send_action(job, "pause", config=config, json=json)
 
 
 def resume(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Let it go on."""
-    _say(job, "resume", config=config, json=json)
+    _send_action(job, "resume", config=config, json=json)
 
 
 def cancel(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """End it after the chunk that is on its way; what was placed stays."""
-    _say(job, "cancel", config=config, json=json)
+    _send_action(job, "cancel", config=config, json=json)
 
 
-def ask_for(request: BackfillRequest, *, command: str, config: Path, wait: bool, json: bool) -> None:
+def submit_backfill(request: BackfillRequest, *, command: str, config: Path, wait: bool, json: bool) -> None:
     """Ask for a backfill or a resync, and say what became of it; raises the error of one that failed meanwhile."""
     from dataclasses import asdict
     from getpass import getuser
@@ -160,25 +160,25 @@ def ask_for(request: BackfillRequest, *, command: str, config: Path, wait: bool,
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url) as catalog:
-        asked = request_backfill(definition, catalog, request, getuser())
+        job = request_backfill(definition, catalog, request, getuser())
         reader = reader_state(catalog, definition.name)
-        patience = None if wait else OUTCOME_WITHIN if reader == "running" else 0.0
-        status = wait_for_backfill(catalog, definition.name, asked.id, patience)
+        timeout = None if wait else OUTCOME_WITHIN if reader == "running" else 0.0
+        status = wait_for_backfill(catalog, definition.name, job.id, timeout)
     if status.error is not None:
-        raise _failure(asked.id, status.error)
-    summary, mark = _became(asked.id, len(asked.tables), status, reader)
+        raise _failed_backfill(job.id, status.error)
+    summary, mark = _outcome_line(job.id, len(job.tables), status, reader)
     if json:
-        result = {"id": asked.id, "tables": list(asked.tables), "reader": reader}
+        result = {"id": job.id, "tables": list(job.tables), "reader": reader}
         progress = {name: value for name, value in asdict(status).items() if name in {"state", "rows"}}
         emit(command, json=True, summary=summary, result=result | progress, ok=mark is not LineMark.BAD)
     else:
-        line(mark, summary, fix=f"cdc backfill show {asked.id} -c {config}")
+        line(mark, summary, fix=f"cdc backfill show {job.id} -c {config}")
     if mark is LineMark.BAD:
         raise typer.Exit(ExitCode.RUNTIME.value)
 
 
 def reader_state(catalog: Catalog, pipeline: str) -> str:
-    """`running` if a reader carries out now what it is asked; otherwise `missing`, `stopped`, `waiting`, …"""
+    """`running` if a reader carries out now what it is job; otherwise `missing`, `stopped`, `waiting`, …"""
     from datetime import UTC, datetime
 
     from cdc.service.status import pipeline_status
@@ -187,8 +187,8 @@ def reader_state(catalog: Catalog, pipeline: str) -> str:
     return next((found.state for found in processes if found.process == "reader"), "missing")
 
 
-def _became(job: int, tables: int, status: BackfillStatus, reader: str) -> tuple[str, LineMark]:
-    """What is known of a backfill that was asked for, in words."""
+def _outcome_line(job: int, tables: int, status: BackfillStatus, reader: str) -> tuple[str, LineMark]:
+    """What is known of a backfill that was job for, in words."""
     named = f"backfill {job}: {tables} tables"
     if status.state == "done":
         return f"{named}, done, {status.rows:,} rows", LineMark.GOOD
@@ -203,14 +203,14 @@ def _became(job: int, tables: int, status: BackfillStatus, reader: str) -> tuple
     return f"{named}, accepted by the running reader", LineMark.GOOD
 
 
-def _failure(job: int, error: dict[str, str]) -> CdcError:
+def _failed_backfill(job: int, error: dict[str, str]) -> CdcError:
     """The error with which a backfill ended, as the class that it is of."""
     kinds = {kind.code: kind for kind in all_error_classes()}
     kind = kinds.get(error["code"], CdcError)
     return kind(f"backfill {job} failed: {error['message']}", remedy=error["suggestion"])
 
 
-def _say(job: int, verb: str, *, config: Path, json: bool) -> None:
+def _send_action(job: int, verb: str, *, config: Path, json: bool) -> None:
     from getpass import getuser
 
     from cdc.catalog import Catalog
@@ -227,20 +227,20 @@ def _say(job: int, verb: str, *, config: Path, json: bool) -> None:
     emit(f"backfill {verb}", json=json, summary=summary, result={"id": job, "reader": reader})
 
 
-def _plain(told: BackfillStatus) -> dict[str, Any]:
+def _to_json(status: BackfillStatus) -> dict[str, Any]:
     from dataclasses import asdict
 
-    return asdict(told)
+    return asdict(status)
 
 
-def _line(told: BackfillStatus) -> str:
+def _line(status: BackfillStatus) -> str:
     from cdc.snapshot.backfill_progress import progress_text, tables_text
 
-    what = tables_text(told.request) + (f" into {told.request.sink}" if told.request.sink else "")
-    return f"{told.id:>4}  {told.kind:<9}{told.state:<14}{what}  {progress_text(told)}".rstrip()
+    what = tables_text(status.request) + (f" into {status.request.sink}" if status.request.sink else "")
+    return f"{status.id:>4}  {status.kind:<9}{status.state:<14}{what}  {progress_text(status)}".rstrip()
 
 
-def _listed(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ...], ...] | None:
+def _parse_keys(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ...], ...] | None:
     """The keys of both options, each once; None if neither was given."""
     if keys is None and file is None:
         return None
@@ -260,7 +260,7 @@ def _listed(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ...], 
     return tuple(dict.fromkeys(found))
 
 
-def _range(keys: str | None) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+def _parse_key_range(keys: str | None) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
     if keys is None:
         return None, None
     if ".." not in keys:

@@ -30,20 +30,20 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     from dataclasses import asdict
     from datetime import UTC, datetime
 
-    from cdc.cli.retention import opened
+    from cdc.cli.retention import open_log
     from cdc.service import number_format
     from cdc.service.log_status_reader import log_status
 
-    definition, log = opened(config)
+    definition, log = open_log(config)
     found = log_status(definition.log.root, log, datetime.now(UTC), str(config))
     problems = [problem for problem in found.problems if problem.subject.startswith("consumer ")]
-    summary = number_format.counted(len(found.consumers), "consumer")
+    summary = number_format.format_quantity(len(found.consumers), "consumer")
     if json:
         result = {"consumers": [asdict(one) for one in found.consumers], "problems": [asdict(one) for one in problems]}
         emit("consumers ls", json=True, summary=summary, result=result)
         return
     if found.consumers:
-        head = ("name", "state", "stands at", "behind", "holds back", "heard of", "")
+        head = ("name", "state", "stands at", "lag_text", "holds back", "heard of", "")
         for text in aligned([head, *map(_cells, found.consumers)]):
             echo(text)
     emit("consumers ls", json=False, summary=summary)
@@ -62,12 +62,12 @@ def forget(
 
     from cdc.config import load_definition
     from cdc.log import consumers
-    from cdc.service.log_status_reader import LATELY, consumer_named, seen_ago
+    from cdc.service.log_status_reader import SILENT_AFTER, find_consumer, seconds_since_seen
 
     definition = load_definition(config)
-    consumer = consumer_named(definition.log.root, name)
-    ago = seen_ago(consumer, datetime.now(UTC))
-    if ago <= LATELY:
+    consumer = find_consumer(definition.log.root, name)
+    ago = seconds_since_seen(consumer, datetime.now(UTC))
+    if ago <= SILENT_AFTER:
         confirm(f"forget consumer {consumer.name!r}, which was heard of {ago:.0f} s ago", yes=yes)
     done = {"consumer": consumer.to_json(), "forgotten": consumers.forget(definition.log.root, consumer.uuid)}
     audit(definition, "consumers.forget", consumer.name, done, json=json)
@@ -76,10 +76,10 @@ def forget(
 
 
 def _cells(one: ConsumerLine) -> tuple[str, ...]:
-    from cdc.cli.retention import behind
+    from cdc.cli.retention import lag_text
     from cdc.service import number_format
 
-    holds = number_format.said(number_format.size(one.holds_bytes)) if one.holds_bytes else "nothing"
-    ago = f"{number_format.said(number_format.ago(one.seen_seconds))} ago"
+    holds = number_format.format_size(one.holds_bytes) if one.holds_bytes else "nothing"
+    ago = f"{number_format.format_age(one.seen_seconds)} ago"
     filled = "" if one.pinned is None else "filled from the compacted log"
-    return one.name, one.state, one.position, behind(one) or "at the end", holds, ago, filled
+    return one.name, one.state, one.position, lag_text(one) or "at the end", holds, ago, filled

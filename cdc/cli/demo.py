@@ -50,7 +50,7 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
     echo(f"  0.0s  cdc {installed('cdc')} · demo · ^C stops and proves it, ^C twice just ends it", to=out, flush=True)
     if pg not in (16, 18):
         raise InvalidDefinition(f"no embedded postgres of version {pg!r}: expected 16 or 18")
-    stop = _stopped_by_signals()
+    stop = _stop_on_signals()
 
     from cdc.demo.run import play
     from cdc.demo.settings import Settings
@@ -76,7 +76,7 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
         raise typer.Exit(ExitCode.RUNTIME)
 
 
-def _stopped_by_signals() -> threading.Event:
+def _stop_on_signals() -> threading.Event:
     """Set by the first SIGINT, SIGTERM or SIGHUP; the second interrupts whatever goes on."""
     stop = threading.Event()
 

@@ -25,7 +25,7 @@ IdsArgument = Annotated[list[str] | None, typer.Argument(help="Their names, or t
 AllOption = Annotated[bool, typer.Option("--all", help="Every one of the pipeline.")]
 ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Why; it is kept in the audit.")]
 WATCH = "cdc dlq ls -c {}"
-_UNTOLD = "–"
+_NO_KEY = "–"
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List what is parked, oldest change first, as the apply process last told it."""
+    """List what is parked, oldest change first, as the apply process last parked it."""
     from cdc.catalog import Catalog
     from cdc.catalog.dead_letter_requests import to_json
     from cdc.config import load_definition
@@ -65,20 +65,20 @@ def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
         (found,) = letters_of(catalog, definition.name, [letter])
-    row, names = _row(definition, found)
-    told: dict[str, Any] = {"attempts": None, "complete": None, "row": None, "changes": None}
+    row, names = _find_parked_row(definition, found)
+    parked: dict[str, Any] = {"attempts": None, "complete": None, "row": None, "changes": None}
     if row is not None:
         # a column that is not there was not sent, or is none of the target
         values = {name: _shown(row.image[column]) for column, name in names.items() if column in row.image}
         changes = sum(change.began is None and change.op != "t" for change in row.changes)
-        told = {"attempts": row.attempts, "complete": row.complete, "row": values, "changes": changes}
+        parked = {"attempts": row.attempts, "complete": row.complete, "row": values, "changes": changes}
     summary = f"{found.sink} {found.topic} {_key(found)}: {found.code} {found.message}"
     if json:
-        emit("dlq show", json=True, summary=summary, result=to_json(found) | told)
+        emit("dlq show", json=True, summary=summary, result=to_json(found) | parked)
         return
-    for name, value in (to_json(found) | {name: told[name] for name in ("attempts", "changes")}).items():
+    for name, value in (to_json(found) | {name: parked[name] for name in ("attempts", "changes")}).items():
         echo(f"{name + ':':12}{value}")
-    for name, value in (told["row"] or {}).items():
+    for name, value in (parked["row"] or {}).items():
         echo(f"  {name:<28}{'NULL' if value is None else value}")
     if row is None:
         line(LineMark.ADVICE, "it is not parked any more: the apply process tells that within a second")
@@ -101,7 +101,7 @@ def retry(
 
     if bool(letters) == everything:
         raise ConfigError("expected either names of dead letters or --all", remedy="run 'cdc dlq ls' for the names")
-    _say(letters, DeadLetterAction.RETRY, None, config=config, json=json)
+    _send_request(letters, DeadLetterAction.RETRY, None, config=config, json=json)
 
 
 def discard(
@@ -112,10 +112,12 @@ def discard(
 
     if not reason.strip():
         raise ConfigError("the reason is empty", remedy="say why: --reason TEXT")
-    _say([letter], DeadLetterAction.DISCARD, reason, config=config, json=json)
+    _send_request([letter], DeadLetterAction.DISCARD, reason, config=config, json=json)
 
 
-def _say(names: list[str] | None, verb: DeadLetterAction, reason: str | None, *, config: Path, json: bool) -> None:
+def _send_request(
+    names: list[str] | None, verb: DeadLetterAction, reason: str | None, *, config: Path, json: bool
+) -> None:
     """Ask, and say what the running apply process makes of it."""
     from getpass import getuser
 
@@ -131,28 +133,32 @@ def _say(names: list[str] | None, verb: DeadLetterAction, reason: str | None, *,
         outcomes = answers(catalog, posted)
     waiting = [letter.id for letter in letters if letter.id not in outcomes]
     command = f"dlq {verb.value}"
-    still = [letter for letter in letters if outcomes.get(letter.id) == "parked"]
-    asked = f"asked to {verb.value} {len(letters)} of {len(known)} dead letters"
-    asked += f", {len(still)} refused again" if still else ""
+    refused = [letter for letter in letters if outcomes.get(letter.id) == "parked"]
+    summary = f"asked to {verb.value} {len(letters)} of {len(known)} dead letters"
+    summary += f", {len(refused)} refused again" if refused else ""
     if json:
         result = {"commands": posted, "letters": outcomes, "waiting": waiting}
-        emit(command, json=True, summary=asked, result=result, ok=not still)
+        emit(command, json=True, summary=summary, result=result, ok=not refused)
     else:
         for letter in letters:
             echo(f"  {letter.id}  {outcomes.get(letter.id, 'waits')}")
-        line(LineMark.BAD if still else LineMark.GOOD, asked, fix=WATCH.format(config) if still or waiting else None)
-    if still:
+        line(
+            LineMark.BAD if refused else LineMark.GOOD,
+            summary,
+            fix=WATCH.format(config) if refused or waiting else None,
+        )
+    if refused:
         raise typer.Exit(ExitCode.FINDING.value)
 
 
-def _row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, dict[int, str]]:
+def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, dict[int, str]]:
     """(the row beside its sink, the names of its columns by id)."""
     from cdc.stores.lake import Lake
     from cdc.stores.target_rules import TargetRules
     from cdc.table import TableSchema
 
     sink = next((sink for sink in definition.sinks if sink.name == letter.sink), None)
-    record, rows = (None, []) if sink is None else _beside(sink)
+    record, rows = (None, []) if sink is None else _read_parked_rows(sink)
     if record is None:
         return None, {}
     row = next((row for row in rows if (row.topic, row.key) == (letter.topic, letter.key)), None)
@@ -170,7 +176,7 @@ def _shown(text: str | None) -> str | None:
     return None if text is None else text.removeprefix(MASKED)
 
 
-def _beside(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple[Published | None, list[ParkedRow]]:
+def _read_parked_rows(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple[Published | None, list[ParkedRow]]:
     """What a sink last published, and what it has parked there."""
     if sink.type == "search":
         from cdc.stores.search_index import SearchIndex
@@ -185,4 +191,4 @@ def _beside(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple[Published
 
 
 def _key(letter: DeadLetter) -> str:
-    return f"({', '.join(letter.key)})" if letter.key else _UNTOLD
+    return f"({', '.join(letter.key)})" if letter.key else _NO_KEY

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from cdc.config import Definition
     from cdc.postgres.preflight import PreflightProblem
 
-SqlOption = Annotated[bool, typer.Option("--sql", help="Print nothing but the statements that mend it.")]
+SqlOption = Annotated[bool, typer.Option("--sql", help="Print nothing but the statements that to_fix it.")]
 RulesOption = Annotated[
     bool, typer.Option("--rules", help="Also have Spark resolve the rules' expressions and columns; takes seconds.")
 ]
 SOURCE_ANSWERS = 5.0
 """Seconds to wait for what the source says of the slot."""
-GOOD = "the source can be captured, and the targets can be filled"
+NO_PROBLEMS = "the source can be captured, and the targets can be filled"
 
 
 def register(app: typer.Typer) -> None:
@@ -48,16 +48,16 @@ def doctor(
     definition = load_definition(config)
     problems, tables = problems_of(definition), [] if sql else defined_tables(definition)
     found = [*judged(definition, tables), *unprotected_service(definition)]
-    stores = [_of_store(one.error) for one in found if isinstance(one.error, SinkUnavailable)]
+    stores = [_store_problem(one.error) for one in found if isinstance(one.error, SinkUnavailable)]
     # a store that does not answer is reported once
     ruled = [one for one in rule_problems(definition, str(config)) if not stores or one.code != SinkUnavailable.code]
     problems += [*ruled, *mask_problems(definition, tables), *stores]
     flaws = list(issues_in_file(config, [one for one in found if not isinstance(one.error, SinkUnavailable)]))
     if rules and tables:
-        unresolved, failed = _by_spark(config)
+        unresolved, failed = _check_rules_with_spark(config)
         flaws = sorted([*flaws, *unresolved], key=lambda flaw: (flaw.line, flaw.column))
         problems += failed
-    risks = _risks_of_slot(definition)
+    risks = _slot_risks(definition)
     problems += risks
     fatal = [problem for problem in problems if problem.fatal]
     if json:
@@ -65,34 +65,34 @@ def doctor(
     elif sql:
         _print_statements(problems)
     else:
-        _print_lines(problems, flaws, _next(definition, config, rules=rules))
+        _print_lines(problems, flaws, _next_command(definition, config, rules=rules))
     if fatal or flaws:
         raise typer.Exit((ExitCode.ENVIRONMENT if fatal else ExitCode.USAGE).value)
     if risks:
         raise typer.Exit(ExitCode.FINDING.value)
 
 
-def _risks_of_slot(definition: Definition) -> list[PreflightProblem]:
+def _slot_risks(definition: Definition) -> list[PreflightProblem]:
     """What the server keeps for the slot, where more of its limit is used than left; a lost slot has its own check."""
     from cdc.errors import SlotInvalidated
     from cdc.postgres.preflight import PreflightProblem
     from cdc.service.source_observation import LOST
     from cdc.service.source_sampler import SourceSampler
 
-    observed = SourceSampler(definition).measured(SOURCE_ANSWERS)
+    observed = SourceSampler(definition).wait_for_rate(SOURCE_ANSWERS)
     if not observed.is_at_risk or observed.forecast is None or observed.wal_status in LOST:
         return []
     subject = f"slot {observed.slot}"
     return [PreflightProblem(SlotInvalidated.code, subject, observed.forecast, sql=observed.sql, fatal=False)]
 
 
-def _of_store(error: Any) -> PreflightProblem:
+def _store_problem(error: Any) -> PreflightProblem:
     from cdc.postgres.preflight import PreflightProblem
 
     return PreflightProblem(code=error.code, subject="sinks", message=f"{error.message}; {error.fix}")
 
 
-def _by_spark(config: Path) -> tuple[list[ConfigIssue], list[PreflightProblem]]:
+def _check_rules_with_spark(config: Path) -> tuple[list[ConfigIssue], list[PreflightProblem]]:
     """What Spark does not resolve, or why it could not be asked."""
     import subprocess
     import sys
@@ -109,14 +109,14 @@ def _by_spark(config: Path) -> tuple[list[ConfigIssue], list[PreflightProblem]]:
         return [], [PreflightProblem(ChildFailed.code, "rules", f"Spark could not be asked: {last}")]
     if answer["ok"] or (answer["result"] or {}).get("flaws"):
         return [ConfigIssue(**flaw) for flaw in answer["result"]["flaws"]], []
-    told = answer["error"]
+    error = answer["error"]
     return [], [
-        PreflightProblem(told["code"], "rules", f"Spark could not be asked: {told['message']}; {told['suggestion']}")
+        PreflightProblem(error["code"], "rules", f"Spark could not be asked: {error['message']}; {error['suggestion']}")
     ]
 
 
-def _next(definition: Definition, config: Path, *, rules: bool) -> str:
-    """What a person does who is told that all is well."""
+def _next_command(definition: Definition, config: Path, *, rules: bool) -> str:
+    """What a person does who is error that all is well."""
     made = (rule for sink in definition.sinks for rule in getattr(sink, "rules", ()))
     unasked = not rules and any(rule.transform or rule.partition_by or rule.cluster_by for rule in made)
     run = f"cdc run -c {config}"
@@ -125,17 +125,17 @@ def _next(definition: Definition, config: Path, *, rules: bool) -> str:
 
 def _print_envelope(problems: list[PreflightProblem], flaws: list[ConfigIssue]) -> None:
     fatal = [problem for problem in problems if problem.fatal]
-    mend = len(fatal) + len(flaws)
-    summary = f"{mend} to mend, {len(problems) - len(fatal)} to know" if problems or flaws else GOOD
+    to_fix = len(fatal) + len(flaws)
+    summary = f"{to_fix} to to_fix, {len(problems) - len(fatal)} to know" if problems or flaws else NO_PROBLEMS
     result = {"problems": [asdict(problem) for problem in problems], "flaws": [asdict(flaw) for flaw in flaws]}
     error = None
     if fatal:
         first = fatal[0]
-        fix = first.sql or "mend what it names, and run 'cdc doctor' again"
+        fix = first.sql or "to_fix what it names, and run 'cdc doctor' again"
         error = ErrorReport(code=first.code, message=f"{first.subject}: {first.message}", suggestion=fix)
     elif flaws:
         error = ErrorReport.of(InvalidDefinition.from_issues(tuple(flaws)))
-    echo(Envelope(command="doctor", ok=not mend, summary=summary, result=result, error=error))
+    echo(Envelope(command="doctor", ok=not to_fix, summary=summary, result=result, error=error))
 
 
 def _print_statements(problems: list[PreflightProblem]) -> None:
@@ -152,4 +152,4 @@ def _print_lines(problems: list[PreflightProblem], flaws: list[ConfigIssue], fol
     for flaw in flaws:
         line(LineMark.BAD, f"{flaw.code} {flaw}", fix=flaw.fix)
     if not problems and not flaws:
-        line(LineMark.GOOD, GOOD, fix=following)
+        line(LineMark.GOOD, NO_PROBLEMS, fix=following)

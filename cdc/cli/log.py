@@ -14,7 +14,7 @@ import typer
 from cdc import DEFAULT_CONFIG
 from cdc.cli import log_drop, log_export, log_verify, retention
 from cdc.cli.options import ConfigOption, JsonOption
-from cdc.cli.retention import opened
+from cdc.cli.retention import open_log
 from cdc.errors import ConfigError, LogTrimmed, MalformedPosition
 from cdc.terminal_output import echo, emit, json_text, shown
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 POLL: Final = 0.1
 """Seconds between two looks at the log of `tail -f`: the log's own linger."""
-NEWEST: Final = 20
+DEFAULT_COUNT: Final = 20
 """Changes that tail shows unless told otherwise."""
 
 PositionArgument = Annotated[str | None, typer.Argument(help="Of one transaction, as 16/B374D848.")]
@@ -54,7 +54,7 @@ def register(app: typer.Typer) -> None:
 
 def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Show what the log is, or with a position the rows of that transaction."""
-    definition, log = opened(config)
+    definition, log = open_log(config)
     if position is not None:
         _inspect_transaction(log, definition, position, json=json)
         return
@@ -102,14 +102,14 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cdc.log.message_formats import SchemaInForce
 
     printer = _Printer(form, op, json=json, follow=follow)
-    definition, log = opened(config)
-    view = _View(log, definition, _topics(table), printer)
-    start = _since(log, since)
+    definition, log = open_log(config)
+    view = _LogMessages(log, definition, _topic_filter(table), printer)
+    start = _parse_since(log, since)
     if count is None:
-        count = NEWEST if start is None else -1
-    rows = view.last(count, printer.operations) if start is None else view.since(*start)
+        count = DEFAULT_COUNT if start is None else -1
+    rows = view.newest(count, printer.operations) if start is None else view.since(*start)
     if not rows.num_rows:
-        _check_known(log, table)
+        _check_table_exists(log, table)
     tables = SchemaInForce(view.schemas_before(rows))
     printer.show(view.messages(rows, tables), count)
     seen = log.durable
@@ -124,7 +124,7 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
             seen = log.durable
 
 
-class _View:
+class _LogMessages:
     """Some topics of a log as messages of one format."""
 
     def __init__(
@@ -135,30 +135,30 @@ class _View:
         from cdc.log.message_formats import SourceBlock
 
         self._log, self._wanted, self._printer = log, wanted, printer
-        self._place = SourceBlock(definition.name, log.identity.database, version("cdc"))
+        self._source = SourceBlock(definition.name, log.identity.database, version("cdc"))
 
-    def last(self, count: int, operations: frozenset[str]) -> pa.Table:
+    def newest(self, count: int, operations: frozenset[str]) -> pa.Table:
         """At least the last `count` rows, sorted."""
         from cdc.log.inspect import newest
 
         return newest(self._log, self._wanted, count, operations)
 
-    def since(self, after: Position, moment: datetime | None) -> pa.Table:
-        """The rows after a position that were committed at the moment or later, sorted."""
+    def since(self, after: Position, earliest: datetime | None) -> pa.Table:
+        """The rows after a position that were committed at `earliest` or later, sorted."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         found = list(self.parts(after, self._log.durable or after))
         rows = pa.concat_tables(found) if found else pa.table({})
-        if moment is None or not rows.num_rows:
+        if earliest is None or not rows.num_rows:
             return rows
-        return rows.filter(pc.greater_equal(rows["committed_at"], pa.scalar(moment, pa.timestamp("us", tz="UTC"))))
+        return rows.filter(pc.greater_equal(rows["committed_at"], pa.scalar(earliest, pa.timestamp("us", tz="UTC"))))
 
     def parts(self, after: Position, upto: Position) -> Iterator[pa.Table]:
         """The rows in (after, upto], sorted, a few files at a time; raises LogTrimmed if not all are left."""
         from cdc.log.inspect import between
 
-        _check_left(self._log, after)
+        _check_not_trimmed(self._log, after)
         return between(self._log, self._wanted, after, upto)
 
     def schemas_before(self, rows: pa.Table) -> dict[int, Any]:
@@ -172,7 +172,7 @@ class _View:
         from cdc.log.message_formats import messages
 
         stream = (row for batch in rows.to_batches(max_chunksize=1024) for row in batch.to_pylist())
-        return messages(stream, tables, self._printer.form, self._place)
+        return messages(stream, tables, self._printer.form, self._source)
 
 
 class _Printer:
@@ -207,8 +207,8 @@ class _Printer:
 
 
 def _line(message: Message) -> str:
-    place = f"{message['position']}#{message['ordinal']}"
-    parts = [f"{place:20}", message["committed_at"], message["op"], message["topic"] or ""]
+    prefix = f"{message['position']}#{message['ordinal']}"
+    parts = [f"{prefix:20}", message["committed_at"], message["op"], message["topic"] or ""]
     if "schema" in message:
         return " ".join([*parts, "columns", ", ".join(c["name"] for c in message["schema"]["columns"])])
     # the key is shown where the image does not repeat it
@@ -223,11 +223,13 @@ def _inspect_transaction(log: LogReader, definition: Definition, position: str, 
     from cdc.position import Position
 
     wanted = Position.parse(position)
-    _check_left(log, Position(max(0, wanted - 1)))
+    _check_not_trimmed(log, Position(max(0, wanted - 1)))
     rows = transaction(log, wanted)
     if not rows.num_rows:
         raise ConfigError(f"no rows at position {position!r}", remedy="'cdc tail' prints positions that have rows")
-    view = _View(log, definition, lambda _topic: True, _Printer(MessageFormat.CDC.value, "", json=json, follow=False))
+    view = _LogMessages(
+        log, definition, lambda _topic: True, _Printer(MessageFormat.CDC.value, "", json=json, follow=False)
+    )
     found = [message for _, message in view.messages(rows, SchemaInForce(log.schemas(wanted)))]
     summary = f"{len(found):,} rows of transaction {found[0]['xid']} at {wanted}, committed {found[0]['committed_at']}"
     if json:
@@ -238,12 +240,12 @@ def _inspect_transaction(log: LogReader, definition: Definition, position: str, 
     echo(summary)
 
 
-def _check_known(log: LogReader, glob: str) -> None:
+def _check_table_exists(log: LogReader, glob: str) -> None:
     """Raise ConfigError where the log has no table that the glob names."""
     from difflib import get_close_matches
 
     topics = sorted({schema.topic for schema in log.schemas().values()})
-    if any(map(_topics(glob), topics)):
+    if any(map(_topic_filter(glob), topics)):
         return
     names = {topic.partition(".")[2]: topic for topic in topics} | {topic: topic for topic in topics}
     near = get_close_matches(glob, names, n=1)
@@ -251,13 +253,13 @@ def _check_known(log: LogReader, glob: str) -> None:
     raise ConfigError(f"the log has no table {glob!r}", remedy=f"{fix}'cdc tables ls' lists the tables")
 
 
-def _topics(glob: str) -> Callable[[str], bool]:
+def _topic_filter(glob: str) -> Callable[[str], bool]:
     from cdc.table import named
 
     return lambda topic: named(topic, (glob,))
 
 
-def _since(log: LogReader, text: str | None) -> tuple[Position, datetime | None] | None:
+def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime | None] | None:
     """(position, exclusive; earliest commit time) of --since."""
     if text is None:
         return None
@@ -272,22 +274,22 @@ def _since(log: LogReader, text: str | None) -> tuple[Position, datetime | None]
         if "/" in text:
             raise ConfigError(f"malformed position {text!r}", remedy="write it as 16/B374D848") from error
     try:
-        moment = datetime.fromisoformat(text)
+        since = datetime.fromisoformat(text)
     except ValueError as error:
         raise ConfigError(
             f"malformed --since {text!r}", remedy="write a position as 16/B374D848 or a time as 2026-01-31T12:00:00Z"
         ) from error
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    if log.oldest and moment < (earliest := _earliest(log)):
+    since = since if since.tzinfo else since.replace(tzinfo=UTC)
+    if log.oldest and since < (earliest := _oldest_commit_time(log)):
         raise LogTrimmed(
             f"the log holds no single changes up to {log.oldest!s}: the first behind it was committed at "
             f"{earliest.isoformat()}",
             remedy=f"write --since {earliest.isoformat()} or later",
         )
-    return before_time(log, moment), moment
+    return before_time(log, since), since
 
 
-def _earliest(log: LogReader) -> datetime:
+def _oldest_commit_time(log: LogReader) -> datetime:
     """When the oldest change was committed that is left."""
     import pyarrow.compute as pc
 
@@ -298,7 +300,7 @@ def _earliest(log: LogReader) -> datetime:
     return found
 
 
-def _check_left(log: LogReader, after: Position) -> None:
+def _check_not_trimmed(log: LogReader, after: Position) -> None:
     if after < log.oldest:
         raise LogTrimmed(
             f"the log holds no single changes up to {log.oldest!s}, only what they come to",

@@ -34,14 +34,14 @@ def drop_file(
 
     definition = load_definition(config)
     damaged = Damaged.find(definition.log.root, file)
-    confirm(_asked(damaged), yes=yes)
+    confirm(_question(damaged), yes=yes)
     done = damaged.drop()
     result = asdict(done) | {"way": done.way.value, "first": str(done.first), "last": str(done.last)}
     audit(definition, "log.drop_file", done.file, result, json=json)
     emit("log drop-file", json=json, summary=_summary(done), result=result)
 
 
-def _asked(damaged: Damaged) -> str:
+def _question(damaged: Damaged) -> str:
     from cdc.log.audit.damaged_file import RecoveryWay
 
     place = f"{damaged.file.first!s} to {damaged.file.last!s}"

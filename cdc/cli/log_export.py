@@ -12,7 +12,7 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
-from cdc.cli.retention import opened
+from cdc.cli.retention import open_log
 from cdc.terminal_output import emit
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cdc.log.message_formats import MessageFormat
     from cdc.table import named
 
-    definition, log = opened(config)
+    definition, log = open_log(config)
     globs = tuple(tables or ())
     wanted = (lambda topic: named(topic, globs)) if globs else None
     asked = span(log, _position(first), _position(last), wanted)

@@ -50,14 +50,17 @@ def verify(
     )
     report = look(definition.log.root, scope, _progress())
     if json:
-        echo(Envelope(command="log verify", ok=report.is_sound, summary=report.summary, **_told(report)), flush=True)
+        echo(
+            Envelope(command="log verify", ok=report.is_sound, summary=report.summary, **_envelope_fields(report)),
+            flush=True,
+        )
     else:
         _print(report)
     if not report.is_sound:
         raise typer.Exit(ExitCode.FINDING.value)
 
 
-def _told(report: AuditReport) -> dict[str, Any]:
+def _envelope_fields(report: AuditReport) -> dict[str, Any]:
     error = None if report.is_sound else ErrorReport.of(LogDamaged(report.summary))
     return {"result": report.to_json(), "error": error}
 

@@ -59,24 +59,24 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cdc.stores.lake import Lake, ReadAt, parse_at
     from cdc.stores.target_rules import TargetRules
 
-    moment = parse_at(at)
-    wanted = _lake(definition, config, sink)
+    read_at = parse_at(at)
+    wanted = _find_delta_sink(definition, config, sink)
     lake = Lake.open(wanted.path, TargetRules.of(wanted))
-    cut = None if moment is ReadAt.LATEST else lake.cut(moment)
+    cut = None if read_at is ReadAt.LATEST else lake.cut(read_at)
     reader = lake.query(sql, cut or ReadAt.LATEST)
-    rows, more = _first(reader, limit)
+    rows, more = _read_rows(reader, limit)
     summary = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}" + (
         f", more were left out (--limit {limit})" if more else ""
     )
     if json:
-        result = {"columns": reader.schema.names, "rows": rows, "more": more, "cut": cut and _named(cut)}
+        result = {"columns": reader.schema.names, "rows": rows, "more": more, "cut": cut and _cut_to_json(cut)}
         emit("query", json=True, summary=summary, result=result)
         return
     _print(reader.schema.names, rows)
-    echo(summary if cut is None else f"{summary} at {_said(cut)}")
+    echo(summary if cut is None else f"{summary} at {_cut_text(cut)}")
 
 
-def _named(cut: Published) -> dict[str, Any]:
+def _cut_to_json(cut: Published) -> dict[str, Any]:
     """What stands in the envelope; tables that do not belong to the cut are listed with their state."""
     from cdc.position import Position
     from cdc.stores.snapshot_retention import told
@@ -86,14 +86,14 @@ def _named(cut: Published) -> dict[str, Any]:
     return {"position": str(Position(cut.position)), "committed_at": when, "apart": apart}
 
 
-def _said(cut: Published) -> str:
-    named = _named(cut)
+def _cut_text(cut: Published) -> str:
+    named = _cut_to_json(cut)
     when = f", committed {named['committed_at']}" if named["committed_at"] else ""
     apart = "".join(f"; {shown(topic)} is not part of it: {state}" for topic, state in sorted(named["apart"].items()))
     return f"{named['position']}{when}{apart}"
 
 
-def _lake(definition: Definition, config: Path, name: str | None) -> DeltaSinkDefinition:
+def _find_delta_sink(definition: Definition, config: Path, name: str | None) -> DeltaSinkDefinition:
     lakes = [sink for sink in definition.sinks if sink.type == "delta" and name in (None, sink.name)]
     if not lakes:
         wanted = "" if name is None else f" named {name!r}"
@@ -101,7 +101,7 @@ def _lake(definition: Definition, config: Path, name: str | None) -> DeltaSinkDe
     return lakes[0]
 
 
-def _first(reader: pa.RecordBatchReader, limit: int) -> tuple[list[list[Any]], bool]:
+def _read_rows(reader: pa.RecordBatchReader, limit: int) -> tuple[list[list[Any]], bool]:
     """(at most limit rows, whether there were more)."""
     rows: list[list[Any]] = []
     for batch in reader:
@@ -133,8 +133,8 @@ def _print(names: list[str], rows: list[list[Any]]) -> None:
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(names):
-        numeric = bool(rows) and all(isinstance(row[place], int | float | None) for row in rows)
+    for index, name in enumerate(names):
+        numeric = bool(rows) and all(isinstance(row[index], int | float | None) for row in rows)
         table.add_column(Text(shown(name)), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text("null", style="dim") if value is None else Text(shown(str(value))) for value in row))

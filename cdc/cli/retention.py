@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cdc.log.layout import LogFile
     from cdc.log.object_path import Root
     from cdc.log.reader import LogReader
-    from cdc.service.log_status import Collected, ConsumerLine, LogStatus, SegmentLine
+    from cdc.service.log_status import ConsumerLine, LogStatus, SegmentLine, VacuumReport
 
 _WAITING: Final = "left the log and stay on the disk for who still reads them"
 
@@ -37,17 +37,17 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: 
 
     from cdc.service.log_status_reader import log_status, segment_lines
 
-    definition, log = opened(config)
+    definition, log = open_log(config)
     found, segments = log_status(definition.log.root, log, datetime.now(UTC), str(config)), segment_lines(log)
     summary = _summary(found)
     if json:
-        every = {"files": [_file(file) for file in _ordered(log.every_file())]} if files else {}
+        every = {"files": [_file_to_json(file) for file in _by_position(log.every_file())]} if files else {}
         result = {**asdict(found), "segments": [asdict(segment) for segment in segments], **every}
         emit("log ls", json=True, summary=summary, result=result)
         return
-    for text in _listing(definition.log.root, log) if files else _table(found, segments):
+    for text in _file_table(definition.log.root, log) if files else _segment_table(found, segments):
         echo(text)
-    for text in _words(found):
+    for text in _footer_lines(found):
         echo(text)
     emit("log ls", json=False, summary=summary)
     for problem in found.problems:
@@ -57,15 +57,15 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: 
 def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False, json: JsonOption = False) -> None:
     """Fold segments that ended into the latest state of every row, now; a running apply process does it."""
     from cdc.catalog import Catalog
-    from cdc.service.compaction_requests import ask_compact, compacted
+    from cdc.service.compaction_requests import request_compaction, wait_for_compaction
 
-    definition, _ = opened(config)
+    definition, _ = open_log(config)
     with Catalog.open(definition.catalog.url) as catalog:
-        number = ask_compact(catalog, definition.name, everything=everything)
-        done = None if number is None else compacted(catalog, definition.name, number)
+        number = request_compaction(catalog, definition.name, everything=everything)
+        done = None if number is None else wait_for_compaction(catalog, definition.name, number)
     if done is None:
-        raise typer.Exit(_compacted_here(config, everything=everything, json=json))
-    _print_answer(done, json=json)
+        raise typer.Exit(_compact_in_child(config, everything=everything, json=json))
+    _print_compaction(done, json=json)
 
 
 def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, json: JsonOption = False) -> None:
@@ -76,20 +76,18 @@ def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, jso
     from dataclasses import asdict
 
     from cdc.service import number_format
-    from cdc.service.log_vacuum import collect
+    from cdc.service.log_vacuum import vacuum_log
 
-    definition, _ = opened(config)
-    done = collect(definition, dry_run=dry_run)
+    definition, _ = open_log(config)
+    done = vacuum_log(definition, dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
-    summary = (
-        f"{verb} {number_format.counted(done.files, 'file')}, {number_format.said(number_format.size(done.bytes))}"
-    )
+    summary = f"{verb} {number_format.format_quantity(done.files, 'file')}, {number_format.format_size(done.bytes)}"
     emit("log gc", json=json, summary=summary, result=asdict(done))
     if not json:
         _print_trim(done)
 
 
-def opened(config: Path) -> tuple[Definition, LogReader]:
+def open_log(config: Path) -> tuple[Definition, LogReader]:
     """The definition, and a view of its log; raises LogError without one."""
     from cdc.config import load_definition
     from cdc.log.reader import LogReader
@@ -98,7 +96,7 @@ def opened(config: Path) -> tuple[Definition, LogReader]:
     return definition, LogReader(definition.log.root)
 
 
-def _compacted_here(config: Path, *, everything: bool, json: bool) -> int:
+def _compact_in_child(config: Path, *, everything: bool, json: bool) -> int:
     import subprocess
     import sys
 
@@ -111,11 +109,11 @@ def _compacted_here(config: Path, *, everything: bool, json: bool) -> int:
     return done.returncode
 
 
-def _print_answer(done: Command, *, json: bool) -> None:
-    said = done.result or {}
-    error = said.get("error")
+def _print_compaction(done: Command, *, json: bool) -> None:
+    outcome = done.result or {}
+    error = outcome.get("error")
     if error is None:
-        emit("log compact", json=json, summary=said.get("summary", "done"), result=said.get("outcome"))
+        emit("log compact", json=json, summary=outcome.get("summary", "done"), result=outcome.get("outcome"))
         return
     if json:
         echo(Envelope(command="log compact", ok=False, summary=error["message"], error=ErrorReport(**error)))
@@ -124,57 +122,57 @@ def _print_answer(done: Command, *, json: bool) -> None:
     raise typer.Exit(ExitCode.RUNTIME.value)
 
 
-def _print_trim(done: Collected) -> None:
+def _print_trim(done: VacuumReport) -> None:
     from cdc.service import number_format
 
     if done.trim is not None:
-        what = f"{number_format.counted(len(done.trim.segments), 'segment')} up to {done.trim.oldest}"
+        what = f"{number_format.format_quantity(len(done.trim.segments), 'segment')} up to {done.trim.oldest}"
         rest = "" if done.dry_run else ": the reader takes them out as soon as it runs"
         line(LineMark.GOOD, f"{what} may go{rest}")
     if done.leaving_bytes:
-        line(LineMark.ADVICE, f"{number_format.said(number_format.size(done.leaving_bytes))} {_WAITING}")
+        line(LineMark.ADVICE, f"{number_format.format_size(done.leaving_bytes)} {_WAITING}")
 
 
-def kept(log: LogStatus) -> str:
+def retention_line(log: LogStatus) -> str:
     """What the log keeps and who is slowest to read it, in one line."""
     from cdc.service import number_format
 
     if log.state != "read":
         return "no log yet" if log.state == "absent" else "the log cannot be read"
-    weight = number_format.said(number_format.size(log.changes_bytes))
-    parts = [f"{weight} in {number_format.counted(log.segment_count, 'segment')}"]
+    weight = number_format.format_size(log.changes_bytes)
+    parts = [f"{weight} in {number_format.format_quantity(log.segment_count, 'segment')}"]
     if log.oldest:
         parts.append(f"oldest change above {log.oldest}")
-    size = number_format.said(number_format.size(log.compacted_bytes))
+    size = number_format.format_size(log.compacted_bytes)
     parts.append(f"{size} compacted up to {log.horizon}" if log.horizon else "nothing compacted yet")
     if log.slowest is not None:
-        lag = behind(log.slowest)
+        lag = lag_text(log.slowest)
         parts.append(f"slowest consumer {log.slowest.name}{f' {lag} behind' if lag else ' at the end'}")
     return " · ".join(parts)
 
 
-def behind(consumer: ConsumerLine) -> str:
+def lag_text(consumer: ConsumerLine) -> str:
     """How far before the log's end one stands, for people; empty at the end."""
     from cdc.service import number_format
 
     if not consumer.behind_segments:
         return ""
-    return number_format.distance(consumer.behind_bytes, consumer.behind_seconds)
+    return number_format.format_lag(consumer.behind_bytes, consumer.behind_seconds)
 
 
 def _summary(found: LogStatus) -> str:
     from cdc.service import number_format
 
     parts = [
-        number_format.counted(found.segment_count, "segment"),
-        number_format.counted(found.file_count, "file"),
-        number_format.counted(found.row_count, "row"),
-        number_format.said(number_format.size(found.changes_bytes)),
+        number_format.format_quantity(found.segment_count, "segment"),
+        number_format.format_quantity(found.file_count, "file"),
+        number_format.format_quantity(found.row_count, "row"),
+        number_format.format_size(found.changes_bytes),
     ]
     return f"{', '.join(parts)}, up to {found.durable or 'nothing yet'}"
 
 
-def _table(found: LogStatus, segments: Sequence[SegmentLine]) -> list[str]:
+def _segment_table(found: LogStatus, segments: Sequence[SegmentLine]) -> list[str]:
     from cdc.service import number_format
 
     rows = [("", "first", "last", "files", "rows", "size", "committed (UTC)")]
@@ -185,7 +183,7 @@ def _table(found: LogStatus, segments: Sequence[SegmentLine]) -> list[str]:
             "",
             f"{run.files:,}",
             f"{run.rows:,}",
-            number_format.said(number_format.size(run.bytes)),
+            number_format.format_size(run.bytes),
             "",
         )
         for run in found.runs
@@ -197,57 +195,57 @@ def _table(found: LogStatus, segments: Sequence[SegmentLine]) -> list[str]:
             one.last,
             f"{one.files:,}",
             f"{one.rows:,}",
-            number_format.said(number_format.size(one.bytes)),
-            _span(one.began_at, one.ended_at),
+            number_format.format_size(one.bytes),
+            _time_range(one.began_at, one.ended_at),
         )
         for one in segments
     ]
     return aligned(rows, right={3, 4, 5}) if len(rows) > 1 else []
 
 
-def _listing(root: Root, log: LogReader) -> list[str]:
+def _file_table(root: Root, log: LogReader) -> list[str]:
     from cdc.log.compacted_state import state
     from cdc.service import number_format
 
-    held = state(root, log.log_id)
-    both = [("run", file) for file in (held.files if held else ())]
-    both += [("segment", file) for file in _ordered(log.every_file())]
+    compacted = state(root, log.log_id)
+    both = [("run", file) for file in (compacted.files if compacted else ())]
+    both += [("segment", file) for file in _by_position(log.every_file())]
     rows = [
         (f"{kind} {file.segment}", str(file.first), str(file.last), f"{file.rows:,}",
-         number_format.said(number_format.size(file.size)), file.path)
+         number_format.format_size(file.size), file.path)
         for kind, file in both
     ]  # fmt: skip
     return aligned([("", "first", "last", "rows", "size", "file"), *rows], right={3, 4}) if rows else []
 
 
-def _words(found: LogStatus) -> list[str]:
+def _footer_lines(found: LogStatus) -> list[str]:
     from cdc.service import number_format
 
     words = []
     if found.horizon is not None:
-        runs = number_format.counted(len(found.runs), "run")
-        size = f"{number_format.said(number_format.size(found.compacted_bytes))} in {runs}"
+        runs = number_format.format_quantity(len(found.runs), "run")
+        size = f"{number_format.format_size(found.compacted_bytes)} in {runs}"
         oldest = f"every change above {found.oldest}" if found.oldest else "every change"
         words.append(f"compacted up to {found.horizon}: {size}; {oldest} is there by itself")
     if found.floor:
         words.append(f"deletes up to {found.floor} are forgotten")
     if found.leaving_bytes:
-        words.append(f"{number_format.said(number_format.size(found.leaving_bytes))} {_WAITING}")
+        words.append(f"{number_format.format_size(found.leaving_bytes)} {_WAITING}")
     return words
 
 
-def _span(began: str | None, ended: str | None) -> str:
+def _time_range(began: str | None, ended: str | None) -> str:
     if began is None or ended is None:
         return ""
     first, last = began[:19].replace("T", " "), ended[:19].replace("T", " ")
     return f"{first} … {last[11:] if first[:10] == last[:10] else last}"
 
 
-def _ordered(files: Iterable[LogFile]) -> list[LogFile]:
+def _by_position(files: Iterable[LogFile]) -> list[LogFile]:
     return sorted(files, key=lambda file: (file.first, file.last))
 
 
-def _file(file: LogFile) -> dict[str, Any]:
+def _file_to_json(file: LogFile) -> dict[str, Any]:
     return {
         "path": file.path,
         "segment": file.segment,

@@ -87,9 +87,9 @@ def run(
     parts = [part.value for part in only or []]
     if (exposure := definition.service.exposure) is not None and (not only or ProcessName.SERVER in only):
         raise exposure
-    acts = RestartTriggers(config, definition.catalog.url)
+    triggers = RestartTriggers(config, definition.catalog.url)
     children = pipeline_children(str(config.resolve()), parts, copies_only=copies_only)
-    supervisor = Supervisor(children, acts=acts)
+    supervisor = Supervisor(children, triggers=triggers)
     supervisor.handle_signals()
     if not json:
         line(LineMark.GOOD, f"running {definition.name!r}, ^C stops it", fix=f"cdc status -c {config}")
@@ -150,14 +150,14 @@ def status(
     definition = load_definition(config)
     log, source = LogSampler(definition.log.root, str(config)), SourceSampler(definition)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        source.latest()  # it answers while the log is looked at
-        seen = log.within(LOG_ANSWERS), source.measured(SOURCE_ANSWERS)
+        source.refresh()  # it answers while the log is looked at
+        seen = log.wait(LOG_ANSWERS), source.wait_for_rate(SOURCE_ANSWERS)
         found = _print_status(catalog, definition, seen, file=config, json=json)
         while watch:
             time.sleep(WATCH_EVERY)
             if not json and sys.stdout.isatty():
                 sys.stdout.write(_CLEAR)
-            found = _print_status(catalog, definition, (log.latest(), source.latest()), file=config, json=json)
+            found = _print_status(catalog, definition, (log.refresh(), source.refresh()), file=config, json=json)
     if found.state == DOWN or (exit_code and found.state != RUNNING):
         raise typer.Exit(ExitCode.FINDING.value)
 
@@ -186,7 +186,7 @@ def _print_status(
 
 
 def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
-    from cdc.cli.retention import kept
+    from cdc.cli.retention import retention_line
     from cdc.service.status import RUNNING
     from cdc.snapshot.backfill_progress import progress_text, tables_text
 
@@ -204,7 +204,7 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
         echo(f"  {'slot':<10}{found.source.slot_forecast}")
     echo(f"  {'log':<10}{found.source.position or '–':<14}  lag {_seconds(found.source.lag_seconds)}")
     if found.log is not None:
-        echo(f"  {'kept':<10}{kept(found.log)}")
+        echo(f"  {'kept':<10}{retention_line(found.log)}")
     for sink in found.sinks:
         slowed = f"  {sink.reason}" if sink.reason and sink.state != "failed" else ""
         echo(f"  {sink.name:<10}{sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}{slowed}")

@@ -36,7 +36,7 @@ def search(
     from cdc.config import load_definition
     from cdc.position import Position
 
-    index, topic = _found(load_definition(config), table)
+    index, topic = _find_index(load_definition(config), table)
     found = index.search(topic, words, limit)
     position = None if index.published is None else str(Position(index.published.position))
     summary = f"{len(found)} rows of {topic} at {position}"
@@ -49,7 +49,7 @@ def search(
     emit("search", json=False, summary=summary)
 
 
-def _found(definition: Definition, table: str) -> tuple[SearchIndex, str]:
+def _find_index(definition: Definition, table: str) -> tuple[SearchIndex, str]:
     """The first search sink that has the table, and the table's topic."""
     from cdc.stores.search_index import SearchIndex
 
@@ -71,10 +71,10 @@ def _topic(topics: Iterable[str], table: str) -> str | None:
 
 
 def _print(row: FoundRow) -> None:
-    cells = (f"{name}={_cut(value)}" for name, value in row.source.items() if value is not None)
+    cells = (f"{name}={_shorten(value)}" for name, value in row.source.items() if value is not None)
     echo(f"{row.score:6.2f}  {shown('  '.join(cells))}")
 
 
-def _cut(value: str) -> str:
+def _shorten(value: str) -> str:
     value = value.replace("\n", " ")
     return value if len(value) <= _CELL else value[: _CELL - 1] + "…"

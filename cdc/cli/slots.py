@@ -63,8 +63,8 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         check_log(definition)
     except CdcError as error:
         trouble = error
-    observed = SourceSampler(definition).measured(SOURCE_ANSWERS)
-    listed = [_slot(asdict(slot), ours=slot.name == ours) for slot in slots]
+    observed = SourceSampler(definition).wait_for_rate(SOURCE_ANSWERS)
+    listed = [_slot_to_json(asdict(slot), ours=slot.name == ours) for slot in slots]
     summary = f"{len(slots)} slots; {ours!r} " + ("fits the log" if trouble is None else "does not fit the log")
     if json:
         problem = None if trouble is None else trouble.to_json()
@@ -78,7 +78,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
             "forecast": observed.forecast,
         }
         emit("slots ls", json=True, summary=summary, result=result, ok=not observed.is_at_risk)
-        _end(observed)
+        _exit_if_at_risk(observed)
         return
     for slot in listed:
         echo(_line(slot))
@@ -91,10 +91,10 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         line(LineMark.BAD, observed.forecast or summary, fix=observed.remedy)
     elif observed.safe_bytes is not None and observed.forecast is not None:
         echo(f"  {observed.forecast}")
-    _end(observed)
+    _exit_if_at_risk(observed)
 
 
-def _end(observed: SourceObservation) -> None:
+def _exit_if_at_risk(observed: SourceObservation) -> None:
     if observed.is_at_risk:
         raise typer.Exit(ExitCode.FINDING.value)
 
@@ -184,7 +184,7 @@ def adopt(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: J
     emit("slots adopt", json=json, summary=f"slot {name!r} at {done['confirmed']} belongs to this log", result=done)
 
 
-def _slot(fields: dict[str, Any], *, ours: bool) -> dict[str, Any]:
+def _slot_to_json(fields: dict[str, Any], *, ours: bool) -> dict[str, Any]:
     for name in ("restart_lsn", "confirmed_flush", "wal_end"):
         fields[name] = None if fields[name] is None else str(fields[name])
     return {**fields, "ours": ours}

@@ -26,16 +26,16 @@ def install(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, js
 
     Needs a role that may make event triggers. Waits for the transactions that are open.
     """
-    _carry_out(config, "install", show=show, json=json)
+    _run_script(config, "install", show=show, json=json)
 
 
 @_app.command()
 def remove(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, json: JsonOption = False) -> None:
     """Take the event triggers away; the reader concludes from the catalogue again."""
-    _carry_out(config, "remove", show=show, json=json)
+    _run_script(config, "remove", show=show, json=json)
 
 
-def _carry_out(config: ConfigOption, name: str, *, show: bool, json: bool) -> None:
+def _run_script(config: ConfigOption, name: str, *, show: bool, json: bool) -> None:
     from cdc.postgres.ddl_messages import run_trigger_script, trigger_script
 
     if show:

@@ -10,7 +10,7 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption
-from cdc.cli.spark_arguments import WithVerb, WordsArgument, options_of
+from cdc.cli.spark_arguments import VerbCommand, WordsArgument, parse_verb
 from cdc.errors import ConfigError
 from cdc.terminal_output import echo_source
 
@@ -42,37 +42,37 @@ EnvOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(no_args_is_help=True, help="Apply, replay, compact on a Spark cluster.", rich_markup_mode=None)
-    group.command(cls=WithVerb, context_settings={"allow_extra_args": True})(submit)
-    group.command("print", cls=WithVerb, context_settings={"allow_extra_args": True})(print_)
-    group.command(cls=WithVerb)(k8s)
-    group.command(cls=WithVerb)(databricks)
+    group.command(cls=VerbCommand, context_settings={"allow_extra_args": True})(submit)
+    group.command("print", cls=VerbCommand, context_settings={"allow_extra_args": True})(print_)
+    group.command(cls=VerbCommand)(k8s)
+    group.command(cls=VerbCommand)(databricks)
     app.add_typer(group, name="spark")
 
 
 def submit(  # noqa: PLR0913, PLR0917 - one parameter per option
     context: typer.Context,
-    words: WordsArgument = None,
+    verb_arguments: WordsArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     master: MasterOption = None,
     sink: SinkOption = None,
     trigger: TriggerOption = None,
     python: PythonOption = None,
 ) -> None:
-    """Run the apply process, or what the words say, by spark-submit; what follows -- is handed on to it.
+    """Run the apply process, or what the verb_arguments say, by spark-submit; what follows -- is handed on to it.
 
     The driver sends its own code to the executors; Python and what cdc depends on have to be there.
     """
     import os
 
     launcher = _launcher(python)
-    command = launcher.command(_job(config, words, sink, trigger), master, context.args)
+    command = launcher.command(_job(config, verb_arguments, sink, trigger), master, context.args)
     # in this process' place: whoever stops it stops the job
     os.execve(command[0], command, {**os.environ, **launcher.environment})  # noqa: S606 - no shell is wanted
 
 
 def print_(  # noqa: PLR0913, PLR0917 - one parameter per option
     context: typer.Context,
-    words: WordsArgument = None,
+    verb_arguments: WordsArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     master: MasterOption = None,
     sink: SinkOption = None,
@@ -81,11 +81,11 @@ def print_(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Print the command that submit would run, as a shell takes it; the options are the same."""
     launcher = _launcher(python)
-    echo_source(launcher.line(launcher.command(_job(config, words, sink, trigger), master, context.args)))
+    echo_source(launcher.line(launcher.command(_job(config, verb_arguments, sink, trigger), master, context.args)))
 
 
 def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option
-    words: WordsArgument = None,
+    verb_arguments: WordsArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     image: ImageOption = "cdc:latest",
     sink: SinkOption = None,
@@ -101,13 +101,13 @@ def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option
     """
     from cdc.cluster.kubernetes import PodSettings, manifest
 
-    claims = dict(_parted(text) for text in claim or ())
+    claims = dict(_parse_claim(text) for text in claim or ())
     pods = PodSettings(image=image, executors=executors, claims=claims, schedule=schedule)
-    _print(manifest(replace(_job(config, words, sink, trigger, schedule), more=tuple(env or ())), pods))
+    _print(manifest(replace(_job(config, verb_arguments, sink, trigger, schedule), more=tuple(env or ())), pods))
 
 
 def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
-    words: WordsArgument = None,
+    verb_arguments: WordsArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     sink: SinkOption = None,
     trigger: TriggerOption = None,
@@ -121,19 +121,23 @@ def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
     """
     from cdc.cluster.databricks import bundle
 
-    job = replace(_job(config, words, sink, trigger, schedule), more=tuple(env or ()))
+    job = replace(_job(config, verb_arguments, sink, trigger, schedule), more=tuple(env or ()))
     _print([bundle(job, workers=workers, schedule=schedule)])
 
 
 def _job(
-    config: Path, words: list[str] | None, sinks: list[str] | None, trigger: str | None, schedule: str | None = None
+    config: Path,
+    verb_arguments: list[str] | None,
+    sinks: list[str] | None,
+    trigger: str | None,
+    schedule: str | None = None,
 ) -> SparkJob:
     from cdc.cluster.job import SparkAction, SparkJob, checked_trigger, chosen_sinks
     from cdc.config import check_definition, load_definition
 
     definition = load_definition(config)
-    verb, *told = words or ["apply"]
-    said = options_of(verb, told, definition)
+    verb, *arguments = verb_arguments or ["apply"]
+    options = parse_verb(verb, arguments, definition)
     if verb != "apply" and (sinks or trigger):
         raise ConfigError("--sink and --trigger belong to apply", remedy=f"leave them out: {verb} takes neither")
     chosen_sinks(definition, sinks or ())
@@ -141,10 +145,10 @@ def _job(
         definition=definition,
         written=check_definition(config).written,
         config=config,
-        sinks=(said["sink"],) if verb == "replay" else tuple(sinks or ()),
+        sinks=(options["sink"],) if verb == "replay" else tuple(sinks or ()),
         verb=SparkAction(verb),
-        words=tuple(told),
-        into=said.get("into"),
+        words=tuple(arguments),
+        into=options.get("into"),
         trigger=checked_trigger(trigger),
     )
     if schedule is not None and not job.once:
@@ -175,7 +179,7 @@ def _folder_of(package: str) -> Path:
     return Path(found.origin).parent
 
 
-def _parted(text: str) -> tuple[str, str]:
+def _parse_claim(text: str) -> tuple[str, str]:
     name, _, path = text.partition("=")
     if not name or not path.startswith("/"):
         raise ConfigError(f"--claim {text!r}: expected NAME=/PATH")

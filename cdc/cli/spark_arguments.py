@@ -1,6 +1,7 @@
-"""Verb: what a cluster is to do, as words of `cdc spark`: none is apply, or `replay SINK --into PATH`, `compact --all`.
+"""Words of `cdc spark` that say what the cluster runs: apply (the default), replay, or compact.
 
-They are those of `cdc replay` and `cdc log compact`, checked by what reads them there, and handed on as written.
+They are the words of `cdc replay` and `cdc log compact`. This module parses them with the options of those commands and
+passes them on unchanged.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ WordsArgument = Annotated[
 ]
 
 
-class WithVerb(TyperCommand):
-    """A command of which what it does not know belongs to a verb among its words, and what follows -- to neither."""
+class VerbCommand(TyperCommand):
+    """A command that leaves unknown options to its verb, and what follows `--` to spark-submit."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep what follows -- as the context's own."""
@@ -44,10 +45,11 @@ class WithVerb(TyperCommand):
         return handed_on
 
 
-def options_of(verb: str, words: Sequence[str], definition: Definition) -> dict[str, Any]:
-    """What the words of a verb say, by parameter of its command.
+def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> dict[str, Any]:
+    """Parse the arguments of a verb; returns the values by parameter of its command.
 
-    Raises ConfigError, or what a misused command raises, for what the verb would refuse before it has looked at a log.
+    Raises ConfigError, or the usage error of the verb's command, for whatever that command would refuse before it opens
+    the log.
     """
     from cdc.cluster.job import chosen_sinks
     from cdc.point_in_time import parse_moment
@@ -59,17 +61,17 @@ def options_of(verb: str, words: Sequence[str], definition: Definition) -> dict[
         )
     app = typer.Typer(add_completion=False)
     app.command(verb)(VERBS[verb])
-    said: dict[str, Any] = get_command(app).make_context(verb, list(words)).params
+    options: dict[str, Any] = get_command(app).make_context(verb, list(arguments)).params
     if verb == "replay":
-        chosen_sinks(definition, [said["sink"]])
-        for option, text, every in (("--from", said["start"], "beginning"), ("--to", said["end"], "latest")):
+        chosen_sinks(definition, [options["sink"]])
+        for option, text, every in (("--from", options["start"], "beginning"), ("--to", options["end"], "latest")):
             if text != every:
                 parse_moment(text, option)
-    return said
+    return options
 
 
 def _apply() -> None:
-    """Nothing beside it."""
+    """`cdc spark` without a verb: it takes no arguments."""
 
 
 VERBS: Final[dict[str, Callable[..., None]]] = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli.backfill import RateOption, TablesArgument, WaitOption, ask_for, reader_state
+from cdc.cli.backfill import RateOption, TablesArgument, WaitOption, reader_state, submit_backfill
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import CdcError, ExitCode
 from cdc.terminal_output import LineMark, echo, echo_source, emit, line
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would change in the file, and change nothing.")]
 WATCH = "cdc tables ls -c {}"
-LATER = "the reader does not run now: it does this when it starts"
+READER_NOT_RUNNING = "the reader does not run now: it does this when it starts"
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +69,7 @@ def resync(
     from cdc.snapshot.backfill_state import BackfillRequest
 
     request = BackfillRequest(tuple(tables), rate=rate, resync=True)
-    ask_for(request, command="tables resync", config=config, wait=wait, json=json)
+    submit_backfill(request, command="tables resync", config=config, wait=wait, json=json)
 
 
 def add(
@@ -116,18 +116,22 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url) as catalog:
         job, topics = request_skip(definition, catalog, tables, getuser())
-        said = _answer(catalog, definition.name, job)
-    result: dict[str, Any] = {"id": job, "tables": topics, "reader": _told(said)}
-    failed = (_told(said) or {}).get("error")
+        answer = _wait_for_answer(catalog, definition.name, job)
+    result: dict[str, Any] = {"id": job, "tables": topics, "reader": _result_of(answer)}
+    failed = (_result_of(answer) or {}).get("error")
     named = ", ".join(topics)
     ok = failed is None
     if json:
         emit(
-            "tables skip", json=True, summary=f"{'skipped' if said else 'asked to skip'} {named}", result=result, ok=ok
+            "tables skip",
+            json=True,
+            summary=f"{'skipped' if answer else 'asked to skip'} {named}",
+            result=result,
+            ok=ok,
         )
     elif failed is not None:
         line(LineMark.BAD, f"{failed['code']} {failed['message']}", fix=failed["suggestion"])
-    elif said is None:
+    elif answer is None:
         line(LineMark.ADVICE, f"asked the reader to skip {named}, which it has not done yet", fix=WATCH.format(config))
     else:
         line(LineMark.GOOD, f"{named}: live as they are, without a copy", fix=WATCH.format(config))
@@ -140,7 +144,7 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
     from cdc.config.yaml_edit import write_edit
 
     definition, changes = edit.definition, list(edit.done)
-    absent = _absent(definition, tables) if command == "tables add" else []
+    absent = _missing_at_source(definition, tables) if command == "tables add" else []
     result: dict[str, Any] = {"tables": tables, "changes": changes, "diff": edit.diff, "absent": absent}
     if dry_run or not edit.changes:
         summary = "nothing to do: the rules say so already" if not edit.changes else "would change the definition"
@@ -148,7 +152,7 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
         if not json and edit.diff:
             echo_source(edit.diff, end="")
         if not json:
-            _warn_absent(absent)
+            _warn_missing(absent)
             _print_answer(None, refused, None, watch="")
         result |= {"written": False, "reader": None, "refused": refused}
         emit(command, json=json, summary=summary, result=result, ok=not refused)
@@ -156,17 +160,17 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
             raise typer.Exit(ExitCode.FINDING.value)
         return
     write_edit(edit)
-    said, trouble = _look(command, definition, tables)
-    told = _told(said)
-    refused = _refused(told, tables)
+    answer, trouble = _reload_rules(command, definition, tables)
+    outcome = _result_of(answer)
+    refused = _refused(outcome, tables)
     summary = f"{edit.path}: {'; '.join(changes)}"
     ok = not refused
     if json:
-        emit(command, json=True, summary=summary, result={**result, "written": True, "reader": told}, ok=ok)
+        emit(command, json=True, summary=summary, result={**result, "written": True, "reader": outcome}, ok=ok)
     else:
         line(LineMark.GOOD, summary)
-        _warn_absent(absent)
-        _print_answer(told, refused, trouble, watch=WATCH.format(edit.path))
+        _warn_missing(absent)
+        _print_answer(outcome, refused, trouble, watch=WATCH.format(edit.path))
     if not ok:
         raise typer.Exit(ExitCode.FINDING.value)
 
@@ -180,17 +184,17 @@ def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
 
     try:
         with Catalog.open(definition.catalog.url) as catalog:
-            if _runs(catalog, definition.name):
-                said = _answer(catalog, definition.name, request_table_check(catalog, definition.name))
-                if said is not None:
-                    return _refused(_told(said), tables)
+            if _is_reader_running(catalog, definition.name):
+                answer = _wait_for_answer(catalog, definition.name, request_table_check(catalog, definition.name))
+                if answer is not None:
+                    return _refused(_result_of(answer), tables)
             known = [table for table in catalog.tables.ls(definition.name) if table.state == REFUSED]
     except CdcError:
         return {}  # the rules say so already; whether the reader runs is not what was asked
     return {table.topic: table.reason or "" for table in known if matches(table.topic, tables)}
 
 
-def _look(command: str, definition: Definition, tables: list[str]) -> tuple[Command | None, str | None]:
+def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tuple[Command | None, str | None]:
     """The reader's answer, and why there is none."""
     from getpass import getuser
 
@@ -200,26 +204,26 @@ def _look(command: str, definition: Definition, tables: list[str]) -> tuple[Comm
     try:
         with Catalog.open(definition.catalog.url) as catalog:
             catalog.audit.write(getuser(), command, definition.name, {"tables": tables})
-            if not _runs(catalog, definition.name):
-                return None, LATER
-            said = _answer(catalog, definition.name, request_table_check(catalog, definition.name))
+            if not _is_reader_running(catalog, definition.name):
+                return None, READER_NOT_RUNNING
+            answer = _wait_for_answer(catalog, definition.name, request_table_check(catalog, definition.name))
     except CdcError as error:
         return None, f"{error.message}: a running reader looks by itself within half a minute"
-    return said, None if said else "the reader has not answered yet: it may wait for transactions that are open"
+    return answer, None if answer else "the reader has not answered yet: it may wait for transactions that are open"
 
 
-def _answer(catalog: Catalog, pipeline: str, job: int) -> Command | None:
+def _wait_for_answer(catalog: Catalog, pipeline: str, job: int) -> Command | None:
     """What a running reader makes of a command; None if none runs, or it takes longer."""
     from cdc.snapshot.table_requests import wait_for_answer
 
-    return wait_for_answer(catalog, job) if _runs(catalog, pipeline) else None
+    return wait_for_answer(catalog, job) if _is_reader_running(catalog, pipeline) else None
 
 
-def _runs(catalog: Catalog, pipeline: str) -> bool:
+def _is_reader_running(catalog: Catalog, pipeline: str) -> bool:
     return reader_state(catalog, pipeline) == "running"
 
 
-def _absent(definition: Definition, tables: list[str]) -> list[str]:
+def _missing_at_source(definition: Definition, tables: list[str]) -> list[str]:
     """Those that the source has no table for now; none if it cannot be asked."""
     from cdc.postgres.connection import connect
     from cdc.postgres.tables import match_tables
@@ -231,36 +235,36 @@ def _absent(definition: Definition, tables: list[str]) -> list[str]:
         return []
 
 
-def _warn_absent(absent: list[str]) -> None:
+def _warn_missing(absent: list[str]) -> None:
     for table in absent:
         line(LineMark.ADVICE, f"the source has no table {table} now", fix="it is captured from when it is made on")
 
 
-def _told(said: Command | None) -> dict[str, Any] | None:
-    return None if said is None else said.result
+def _result_of(answer: Command | None) -> dict[str, Any] | None:
+    return None if answer is None else answer.result
 
 
-def _refused(told: dict[str, Any] | None, tables: list[str]) -> dict[str, str]:
+def _refused(outcome: dict[str, Any] | None, tables: list[str]) -> dict[str, str]:
     """Subject → why the reader does not do it."""
     from cdc.table import matches
 
-    if told is None:
+    if outcome is None:
         return {}
-    failed = told.get("error")
+    failed = outcome.get("error")
     if failed is not None:
         return {"the reader": f"{failed['code']} {failed['message']}; {failed['suggestion']}"}
-    unread = {} if told["unread"] is None else {"the reader": f"goes on with the old rules: {told['unread']}"}
-    return {topic: reason for topic, reason in told["refused"].items() if matches(topic, tables)} | unread
+    unread = {} if outcome["unread"] is None else {"the reader": f"goes on with the old rules: {outcome['unread']}"}
+    return {topic: reason for topic, reason in outcome["refused"].items() if matches(topic, tables)} | unread
 
 
-def _print_answer(told: dict[str, Any] | None, refused: dict[str, str], trouble: str | None, *, watch: str) -> None:
+def _print_answer(outcome: dict[str, Any] | None, refused: dict[str, str], trouble: str | None, *, watch: str) -> None:
     if trouble is not None:
         line(LineMark.ADVICE, trouble, fix=watch)
     for subject, reason in refused.items():
         line(LineMark.BAD, f"{subject}: {reason}")
-    for topic in (told or {}).get("added", ()):
+    for topic in (outcome or {}).get("added", ()):
         line(LineMark.GOOD, f"{topic}: published, its copy begins", fix=watch)
-    for topic in (told or {}).get("removed", ()):
+    for topic in (outcome or {}).get("removed", ()):
         line(LineMark.GOOD, f"{topic}: no longer captured; what log and sinks hold of it stays")
 
 

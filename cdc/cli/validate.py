@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 def validate(paths: Paths = None, config: Named = None, json: JsonOption = False) -> None:
     """Check definitions without starting or contacting anything."""
     files = [file for path in [*(paths or []), *(config or [])] or [DEFAULT_CONFIG.parent] for file in _files(path)]
-    flaws = [flaw for file in files for flaw in _flaws(file)]
+    flaws = [flaw for file in files for flaw in _issues(file)]
     fatal = tuple(flaw for flaw in flaws if flaw.fatal)
     summary = f"{len(files)} {_plural('definition', len(files))}: " + (
         f"{len(fatal)} {_plural('flaw', len(fatal))}" if fatal else "valid"
@@ -40,7 +40,7 @@ def validate(paths: Paths = None, config: Named = None, json: JsonOption = False
         raise typer.Exit(ExitCode.USAGE.value)
 
 
-def _flaws(file: Path) -> list[ConfigIssue]:
+def _issues(file: Path) -> list[ConfigIssue]:
     from cdc.config import check_definition, issues_in_file, unprotected_service
 
     checked = check_definition(file)

@@ -64,18 +64,18 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     from cdc.config.verify_options import Against, VerifyMode
 
-    _check("--mode", mode, [one.value for one in VerifyMode])
-    _check("--against", against, [one.value for one in Against])
+    _check_choice("--mode", mode, [one.value for one in VerifyMode])
+    _check_choice("--against", against, [one.value for one in Against])
     options = [f"--sink={name}" for name in sink or ()]
     options += [f"--mode={mode}", f"--against={against}", f"--timeout={timeout}"]
     options += [*([f"--every={every}"] if every is not None else []), *([f"--rate={rate}"] if rate is not None else [])]
     options += [*(["--repair"] if repair else []), *(["--json"] if json else []), "--", *(tables or ())]
     command = [sys.executable, "-m", "pipelines", "verify", "-c", str(config), *options]
     # a child of its own: this package knows nothing of targets' types, and never will of Spark
-    raise typer.Exit(_carried_out(command))
+    raise typer.Exit(_run_child(command))
 
 
-def _check(option: str, word: str, known: list[str]) -> None:
+def _check_choice(option: str, word: str, known: list[str]) -> None:
     """Here, where a person is told as of any other option: the child knows none of this command's."""
     if word not in known:
         expected = ", ".join(map(repr, known))
@@ -84,7 +84,7 @@ def _check(option: str, word: str, known: list[str]) -> None:
         )
 
 
-def _carried_out(command: list[str]) -> int:
+def _run_child(command: list[str]) -> int:
     """Run a child, which gets the signals that would end this process; its exit status."""
     import signal
     import subprocess

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from cdc.catalog import AWAITS_SPARK
-from cdc.demo.pipeline_probe import FIND, LAKE, PipelineSnapshot
-from cdc.service.status import COMPILES
+from cdc.demo.pipeline_probe import LAKE, SEARCH, PipelineSnapshot
+from cdc.service.status import COMPILING_ACTIVITY
 
-NAMES: Final = {FIND: "search", LAKE: "delta"}
+NAMES: Final = {SEARCH: "search", LAKE: "delta"}
 """Sinks as the line calls them, in its order."""
 OLD_AFTER: Final = 5.0
 """Seconds without a new figure, while there is something to apply, after which the last one is not shown any more."""
@@ -17,34 +17,34 @@ AWAITS_LOG: Final = "waits for the log"
 NO_ROWS: Final = "no rows yet"
 
 
-def lag_line(sight: PipelineSnapshot, sinks: Sequence[str]) -> str:
+def lag_line(snapshot: PipelineSnapshot, sinks: Sequence[str]) -> str:
     """`log 0.05 s · search 0.41 s · delta 0.72 s`, and why they are long if this machine is the reason."""
     parts = [
-        f"log {_of_log(sight)}",
-        *(f"{name} {_of_sink(sight, sink)}" for sink, name in NAMES.items() if sink in sinks),
+        f"log {_log_lag(snapshot)}",
+        *(f"{name} {_sink_lag(snapshot, sink)}" for sink, name in NAMES.items() if sink in sinks),
     ]
     line = " · ".join(parts)
-    return f"{line}     {sight.slow}" if sight.slow else line
+    return f"{line}     {snapshot.slow}" if snapshot.slow else line
 
 
-def _of_log(sight: PipelineSnapshot) -> str:
-    if sight.compiling:
-        return COMPILES
-    return _figure(sight.source_lag, sight.stalled.get("", 0.0))
+def _log_lag(snapshot: PipelineSnapshot) -> str:
+    if snapshot.compiling:
+        return COMPILING_ACTIVITY
+    return _lag_text(snapshot.source_lag, snapshot.stalled.get("", 0.0))
 
 
-def _of_sink(sight: PipelineSnapshot, sink: str) -> str:
-    stalled = sight.stalled.get(sink, 0.0)
-    if sink not in sight.sinks:
+def _sink_lag(snapshot: PipelineSnapshot, sink: str) -> str:
+    stalled = snapshot.stalled.get(sink, 0.0)
+    if sink not in snapshot.sinks:
         return AWAITS_SPARK if sink == LAKE else NO_ROWS
-    if sight.reasons.get(sink) == AWAITS_SPARK:
+    if snapshot.reasons.get(sink) == AWAITS_SPARK:
         return AWAITS_SPARK
-    if sight.compiling and stalled <= OLD_AFTER:
+    if snapshot.compiling and stalled <= OLD_AFTER:
         return AWAITS_LOG
-    return _figure(sight.lag.get(sink), stalled)
+    return _lag_text(snapshot.lag.get(sink), stalled)
 
 
-def _figure(lag: float | None, stalled: float) -> str:
+def _lag_text(lag: float | None, stalled: float) -> str:
     if stalled > OLD_AFTER:
         return f"no figure for {stalled:.0f} s"
     return "–" if lag is None else f"{lag:.2f} s"

@@ -18,13 +18,13 @@ from cdc.stores.published import Published
 class LakeQueries:
     """One Delta sink of the demo."""
 
-    ground: Workspace
+    workspace: Workspace
     name: str
 
     @property
     def lake(self) -> Lake:
         """Its tables."""
-        return Lake.open(f"{self.ground.state}/{self.name}/{{schema}}/{{table}}")
+        return Lake.open(f"{self.workspace.state}/{self.name}/{{schema}}/{{table}}")
 
     def rows(self, sql: str, at: Published | Position | None = None) -> list[tuple[Any, ...]]:
         """What a SELECT gives at a cut, None: the newest. Raises as Lake.query."""
@@ -37,7 +37,7 @@ class LakeQueries:
             self.lake.query(f"SELECT * FROM {table} LIMIT 0", ReadAt.PUBLISHED if at is None else at).schema.names
         )
 
-    def has(self, catalog: Catalog, lsn: Lsn) -> bool:
+    def has_reached(self, catalog: Catalog, lsn: Lsn) -> bool:
         """Whether the sink says that it has all that was committed up to there."""
-        stands = next((sink.position for sink in catalog.sinks.ls(PIPELINE) if sink.sink == self.name), 0)
-        return Position(stands).lsn >= lsn
+        position = next((sink.position for sink in catalog.sinks.ls(PIPELINE) if sink.sink == self.name), 0)
+        return Position(position).lsn >= lsn

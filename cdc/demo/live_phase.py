@@ -13,27 +13,27 @@ from cdc.demo.dead_letter_step import DeadLetterStep
 from cdc.demo.history_sink_step import HistorySinkStep
 from cdc.demo.lag_line import lag_line
 from cdc.demo.lake_queries import LakeQueries
-from cdc.demo.pipeline_probe import FIND, LAKE, Freshness, PipelineProbe, PipelineSnapshot
+from cdc.demo.pipeline_probe import LAKE, SEARCH, Freshness, PipelineProbe, PipelineSnapshot
 from cdc.demo.processes import DemoProcesses
 from cdc.demo.report import DemoReport
 from cdc.demo.settings import Settings
-from cdc.demo.shell_commands import command, shown
+from cdc.demo.shell_commands import cdc_command, display_path
 from cdc.demo.steps import StepSequence
 from cdc.demo.terminal import Terminal
 from cdc.demo.time_travel_step import TimeTravelStep
 from cdc.demo.verification_step import compare_log, verify
-from cdc.demo.wal_marker import mark
+from cdc.demo.wal_marker import write_marker
 from cdc.demo.workload import Workload
 from cdc.demo.workspace import Workspace
 from cdc.errors import PositionNotReached
 from cdc.position import Position
-from cdc.service.machine_load import LAG_BAR
+from cdc.service.machine_load import LAG_THRESHOLD
 
-LOOK_EVERY: Final = 0.1
+POLL_INTERVAL: Final = 0.1
 """Seconds between two looks while a first row is awaited, or the end; its time is exact to that."""
-LOOK_CALMLY_EVERY: Final = 0.5
+SLOW_POLL_INTERVAL: Final = 0.5
 """Seconds between two looks once every sink has rows: as often as the sinks report."""
-FIGURES_EVERY: Final = 2.0
+LAG_LINE_INTERVAL: Final = 2.0
 """Seconds between two lines of figures."""
 ALTER_AFTER: Final = 30.0
 """Seconds to the schema change of a demo without end; with one it comes after a third."""
@@ -41,18 +41,18 @@ TOUR_AFTER: Final = 40.0
 """Seconds to the tour of a demo without end."""
 DRAIN_SECONDS: Final = 180.0
 """A first batch on two cores with a cold JVM takes 20 s; the rest is for slower machines."""
-SPEAK_AFTER: Final = 3.0
+EXPLAIN_AFTER: Final = 3.0
 """Seconds of waiting for the log before the wait is explained."""
 _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DemoContext:
     """Where a demo plays."""
 
     settings: Settings
     screen: Terminal
-    place: Workspace
+    workspace: Workspace
     dsn: str
     """Of the shop."""
     port: int
@@ -63,13 +63,13 @@ class Stage:
 class LivePhase:
     """One run; `play` is called once."""
 
-    stage: Stage
+    context: DemoContext
     children: DemoProcesses
-    watch: PipelineProbe
+    probe: PipelineProbe
     stop: Event
     outcome: DemoReport = field(default_factory=DemoReport)
     _freshness: Freshness = field(default_factory=Freshness)
-    _figures_at: float = 0.0
+    _lag_line_at: float = 0.0
     _slow: str | None = None
     """Why sinks were late, the last time that this machine was the reason."""
     _altered: bool = False
@@ -77,7 +77,7 @@ class LivePhase:
     """Where the lake stood when the schema change had not happened."""
 
     def play(self) -> DemoReport:
-        """Wait for the log, write, watch, drain, prove; an empty outcome when stopped before the first row."""
+        """Wait for the log, write, probe, drain, prove; an empty outcome when stopped before the first row."""
         self._announce_processes()
         if not self._wait_for_log():
             return self.outcome
@@ -88,19 +88,20 @@ class LivePhase:
             written = workload.stop()
         self.outcome.changes, self._altered = written.changes, written.altered
         self._drain()
-        if self.stage.settings.spark:
-            self._close()
+        if self.context.settings.spark:
+            self._run_closing_steps()
         else:
-            self._prove()
+            self._verify()
         return self.outcome
 
     def _announce_processes(self) -> None:
-        screen, settings, place = self.stage.screen, self.stage.settings, self.stage.place
-        screen.done("web", f"http://127.0.0.1:{self.stage.port}   ← open this   (metrics /metrics · API /docs)")
+        screen, settings, workspace = self.context.screen, self.context.settings, self.context.workspace
+        screen.done("web", f"http://127.0.0.1:{self.context.port}   ← open this   (metrics /metrics · API /docs)")
         if not settings.spark:
             return
         screen.doing(
-            "spark", f"session 4.2.0 local[2] starts in its own process   tail -f {shown(place.output('apply'))}"
+            "spark",
+            f"session 4.2.0 local[2] starts in its own process   tail -f {display_path(workspace.output('apply'))}",
         )
         if not settings.jars:
             screen.doing(
@@ -110,162 +111,167 @@ class LivePhase:
 
     def _wait_for_log(self) -> bool:
         """Whether the first copy is in the log; not when the demo was stopped before."""
-        screen = self.stage.screen
-        began, told = screen.seconds, False
-        while not self.stop.wait(LOOK_EVERY):
+        screen = self.context.screen
+        began, text = screen.seconds, False
+        while not self.stop.wait(POLL_INTERVAL):
             self.children.check()
-            sight = self.watch.look()
-            if sight.durable is not None:
-                self._announce_log(sight.durable)
+            snapshot = self.probe.snapshot()
+            if snapshot.durable is not None:
+                self._announce_log(snapshot.durable)
                 return True
-            if not told and screen.seconds - began > SPEAK_AFTER:
-                told = True
-                log = shown(self.stage.place.output("reader"))
+            if not text and screen.seconds - began > EXPLAIN_AFTER:
+                text = True
+                log = display_path(self.context.workspace.output("reader"))
                 screen.doing("reader", f"compiles its decoder: numba, once per machine, up to 20 s   tail -f {log}")
         return False
 
     def _announce_log(self, durable: Position) -> None:
-        screen, place = self.stage.screen, self.stage.place
+        screen, workspace = self.context.screen, self.context.workspace
         self.outcome.first_row_seconds["log"] = round(screen.seconds, 2)
-        copied = " · ".join(f"{topic.partition('.')[2]} {rows:,}" for topic, rows in self.watch.copied(durable))
-        screen.done("source", f"slot cdc_shop · publication cdc_shop_pub   try: {command('doctor', place.definition)}")
-        screen.done("snapshot", f"{copied}   try: {command('status', place.definition)}")
+        copied = " · ".join(f"{topic.partition('.')[2]} {rows:,}" for topic, rows in self.probe.copied(durable))
+        screen.done(
+            "source", f"slot cdc_shop · publication cdc_shop_pub   try: {cdc_command('doctor', workspace.definition)}"
+        )
+        screen.done("snapshot", f"{copied}   try: {cdc_command('status', workspace.definition)}")
         screen.done(
             "log",
-            f"{shown(place.log)} from {durable}   try: {command('tail shop.orders -n 5', place.definition)}",
+            f"{display_path(workspace.log)} from {durable}   "
+            f"try: {cdc_command('tail shop.orders -n 5', workspace.definition)}",
         )
 
     def _start_workload(self) -> Workload:
-        settings = self.stage.settings
+        settings = self.context.settings
         alter_after = ALTER_AFTER if settings.seconds is None else settings.seconds / 3
-        workload = Workload(self.stage.dsn, settings.rate, alter_after=alter_after)
+        workload = Workload(self.context.dsn, settings.rate, alter_after=alter_after)
         workload.start()
         what = "orders placed, paid, cancelled; notes moved; carts emptied; 1 schema change"
-        self.stage.screen.done(
+        self.context.screen.done(
             "workload", f"{settings.rate:g} changes/s: {what} after {alter_after:.0f} s   ^C to stop"
         )
         return workload
 
     def _watch_workload(self, workload: Workload) -> None:
         """Until it is stopped, or its seconds are over; the tour comes then, or after a while where there is no end."""
-        screen, seconds = self.stage.screen, self.stage.settings.seconds
-        began, sight = screen.seconds, None
-        while not self.stop.wait(LOOK_EVERY if self._awaited else LOOK_CALMLY_EVERY):
+        screen, seconds = self.context.screen, self.context.settings.seconds
+        began, snapshot = screen.seconds, None
+        while not self.stop.wait(POLL_INTERVAL if self._is_waiting else SLOW_POLL_INTERVAL):
             if screen.seconds - began >= (TOUR_AFTER if seconds is None else seconds) and not self.outcome.tour:
-                self._tour()
+                self._run_tour()
                 if seconds is not None:
                     return
             written = workload.written
-            if not written.altered and sight is not None:
-                self._before = sight.sinks.get(LAKE, self._before)
+            if not written.altered and snapshot is not None:
+                self._before = snapshot.sinks.get(LAKE, self._before)
             if written.altered and not self._altered:
                 self._altered = True
                 screen.done(
-                    "schema", f"orders has gift_note now   try: psql {quote(self.stage.dsn)} -c '\\d shop.orders'"
+                    "schema", f"orders has gift_note now   try: psql {quote(self.context.dsn)} -c '\\d shop.orders'"
                 )
-            sight = self._look()
-            if screen.seconds - self._figures_at >= FIGURES_EVERY:
-                self._figures_at = screen.seconds
-                screen.passing(self._figures(sight, written.changes))
+            snapshot = self._probe()
+            if screen.seconds - self._lag_line_at >= LAG_LINE_INTERVAL:
+                self._lag_line_at = screen.seconds
+                screen.update(self._lag_line(snapshot, written.changes))
 
-    def _tour(self) -> None:
-        if not self.stage.settings.spark:
+    def _run_tour(self) -> None:
+        if not self.context.settings.spark:
             return
-        if self._awaited:
-            self.stage.screen.doing("tour", "left out: not every sink has rows yet; --seconds N makes it wait longer")
+        if self._is_waiting:
+            self.context.screen.doing("tour", "left out: not every sink has rows yet; --seconds N makes it wait longer")
         else:
-            self.outcome.tour = StepSequence(self._past, self.stop).go()
+            self.outcome.tour = StepSequence(self._time_travel, self.stop).run()
 
     @property
-    def _past(self) -> TimeTravelStep:
-        return TimeTravelStep(LakeQueries(self.stage.place, LAKE), self.stage.screen, self._before, self._altered)
+    def _time_travel(self) -> TimeTravelStep:
+        return TimeTravelStep(
+            LakeQueries(self.context.workspace, LAKE), self.context.screen, self._before, self._altered
+        )
 
-    def _close(self) -> None:
+    def _run_closing_steps(self) -> None:
         """What is shown once the load is over, so that it weighs on no figure; then the proof of every sink."""
-        stage, closing = self.stage, self.outcome.closing
-        shelf = LakeQueries(stage.place, LAKE)
+        context, closing = self.context, self.outcome.closing
+        queries = LakeQueries(context.workspace, LAKE)
         if not self.outcome.tour:
-            closing += self._past.go()
+            closing += self._time_travel.run()
         with (
-            Catalog.open(stage.place.catalog_url) as catalog,
-            HistorySinkStep(shelf, stage.screen, stage.dsn, catalog) as history,
+            Catalog.open(context.workspace.catalog_url) as catalog,
+            HistorySinkStep(queries, context.screen, context.dsn, catalog) as history,
         ):
-            closing += DeadLetterStep(shelf, stage.screen, stage.dsn, catalog).go()
-            versions = history.go()
+            closing += DeadLetterStep(queries, context.screen, context.dsn, catalog).run()
+            versions = history.run()
             closing += versions
             # one that did not come must not keep the others from their proof
-            self._prove(() if all(step.equal for step in versions) else stage.settings.sinks)
+            self._verify(() if all(step.equal for step in versions) else context.settings.sinks)
 
     @property
-    def _awaited(self) -> bool:
-        return bool(self.stage.settings.sinks) and None in self.outcome.first_row_seconds.values()
+    def _is_waiting(self) -> bool:
+        return bool(self.context.settings.sinks) and None in self.outcome.first_row_seconds.values()
 
-    def _look(self) -> PipelineSnapshot:
+    def _probe(self) -> PipelineSnapshot:
         self.children.check()
-        sight = self.watch.look()
-        self._freshness.add(sight)
-        self._slow = sight.slow or self._slow
-        for sink, name in ((LAKE, "delta"), (FIND, "search")):
-            if sink in sight.sinks and self.outcome.first_row_seconds[name] is None:
-                self.outcome.first_row_seconds[name] = round(self.stage.screen.seconds, 2)
-                self._announce_sink(sink, sight)
-        return sight
+        snapshot = self.probe.snapshot()
+        self._freshness.add(snapshot)
+        self._slow = snapshot.slow or self._slow
+        for sink, name in ((LAKE, "delta"), (SEARCH, "search")):
+            if sink in snapshot.sinks and self.outcome.first_row_seconds[name] is None:
+                self.outcome.first_row_seconds[name] = round(self.context.screen.seconds, 2)
+                self._announce_sink(sink, snapshot)
+        return snapshot
 
-    def _announce_sink(self, sink: str, sight: PipelineSnapshot) -> None:
-        place, screen = self.stage.place, self.stage.screen
+    def _announce_sink(self, sink: str, snapshot: PipelineSnapshot) -> None:
+        workspace, screen = self.context.workspace, self.context.screen
         if sink == LAKE:
-            version, _ = sight.versions.get((LAKE, "shop.orders"), (None, 0))
-            told = "" if version is None else f"orders v{version} · "
-            query = command('query "select status, count(*) from shop.orders group by 1"', place.definition)
-            screen.done("delta", f"{told}{shown(place.state / 'lake')}   try: {query}")
+            version, _ = snapshot.versions.get((LAKE, "shop.orders"), (None, 0))
+            text = "" if version is None else f"orders v{version} · "
+            query = cdc_command('query "select status, count(*) from shop.orders group by 1"', workspace.definition)
+            screen.done("delta", f"{text}{display_path(workspace.state / 'lake')}   try: {query}")
         else:
-            words = command('search shop.products "blue mug"', place.definition)
-            screen.done("search", f"tantivy {shown(place.state / 'search')}   try: {words}")
+            words = cdc_command('search shop.products "blue mug"', workspace.definition)
+            screen.done("search", f"tantivy {display_path(workspace.state / 'search')}   try: {words}")
 
-    def _figures(self, sight: PipelineSnapshot, changes: int) -> str:
-        slot = "" if sight.slot_retained is None else f"     slot retained {sight.slot_retained / _MIB:.1f} MiB"
-        return f"lag  {lag_line(sight, self.stage.settings.sinks)}     changes {changes:,}{slot}     ^C to stop"
+    def _lag_line(self, snapshot: PipelineSnapshot, changes: int) -> str:
+        slot = "" if snapshot.slot_retained is None else f"     slot retained {snapshot.slot_retained / _MIB:.1f} MiB"
+        return f"lag  {lag_line(snapshot, self.context.settings.sinks)}     changes {changes:,}{slot}     ^C to stop"
 
     def _drain(self) -> None:
         """Until the log holds the last transaction and every sink stands at or beyond it."""
-        screen, began = self.stage.screen, self.stage.screen.seconds
-        last = mark(self.stage.dsn, "drain")
+        screen, began = self.context.screen, self.context.screen.seconds
+        last = write_marker(self.context.dsn, "drain")
         waiting = Event()  # ^C was the order to come here; only a second one, an exception, ends the wait
         target: Position | None = None
         while True:
-            sight = self._look()
-            if target is None and sight.durable is not None and sight.durable.lsn >= last:
-                target = sight.durable
-            late = self._late(sight, target)
+            snapshot = self._probe()
+            if target is None and snapshot.durable is not None and snapshot.durable.lsn >= last:
+                target = snapshot.durable
+            late = self._late(snapshot, target)
             if not late:
                 break
             if screen.seconds - began > DRAIN_SECONDS:
                 raise PositionNotReached(f"not at {last} after {DRAIN_SECONDS:.0f} s: {', '.join(late)}")
-            waiting.wait(LOOK_EVERY)
-        sinks = len(self.stage.settings.sinks)
+            waiting.wait(POLL_INTERVAL)
+        sinks = len(self.context.settings.sinks)
         subject = f"log and {sinks} sinks" if sinks else "log"
         screen.done("drained", f"{subject} at {target} in {screen.seconds - began:.1f} s")
 
-    def _late(self, sight: PipelineSnapshot, target: Position | None) -> list[str]:
+    def _late(self, snapshot: PipelineSnapshot, target: Position | None) -> list[str]:
         if target is None:
             return ["log"]
-        return [sink for sink in self.stage.settings.sinks if sight.sinks.get(sink, Position(0)) < target]
+        return [sink for sink in self.context.settings.sinks if snapshot.sinks.get(sink, Position(0)) < target]
 
-    def _prove(self, sinks: Sequence[str] = ()) -> None:
-        outcome, screen, settings = self.outcome, self.stage.screen, self.stage.settings
+    def _verify(self, sinks: Sequence[str] = ()) -> None:
+        outcome, screen, settings = self.outcome, self.context.screen, self.context.settings
         outcome.freshness = {
             "delta_p50_ms": self._freshness.p50_ms(LAKE),
-            "search_p50_ms": self._freshness.p50_ms(FIND),
+            "search_p50_ms": self._freshness.p50_ms(SEARCH),
         }
         if settings.spark:
             screen.doing("verify", "every row of every target against its source, in a Spark session of its own")
-            outcome.tables = verify(self.stage.place, sinks)
-        elif (log := self.watch.log) is not None:
-            outcome.tables = compare_log(self.stage.dsn, log)
+            outcome.tables = verify(self.context.workspace, sinks)
+        elif (log := self.probe.log) is not None:
+            outcome.tables = compare_log(self.context.dsn, log)
         for table in outcome.tables:
             report = screen.done if table.equal else screen.failed
             report("verify", f"{table.name:<18} {table.rows:>8,} rows   {'equal' if table.equal else 'NOT EQUAL'}")
         for name, p50 in outcome.freshness.items():
             if p50 is not None:
-                late = f"   {self._slow}" if self._slow and p50 > LAG_BAR * 1000 else ""
+                late = f"   {self._slow}" if self._slow and p50 > LAG_THRESHOLD * 1000 else ""
                 screen.done("freshness", f"{name.partition('_')[0]} p50 {p50:,.0f} ms from commit to visible{late}")

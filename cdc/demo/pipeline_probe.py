@@ -21,14 +21,14 @@ from cdc.metrics import COMPILING, SLOT_RETAINED, SOURCE_LAG_SECONDS
 from cdc.position import Position
 from cdc.service.machine_load import LoadMeter, MachineLoad
 from cdc.service.position_history import PositionHistory
-from cdc.service.status import REPORT_LIFE, age_of
+from cdc.service.status import REPORT_MAX_AGE, report_age
 
 PIPELINE: Final = "shop"
 LAKE: Final = "lake"
-FIND: Final = "find"
+SEARCH: Final = "find"
 MEASURE_EVERY: Final = 1.0
 """Seconds between two measurements of the machine's load."""
-SETTLED: Final = 5.0
+CAUGHT_UP_LAG: Final = 5.0
 """Seconds of lag under which a sink has caught up with the first copy and its batches tell freshness."""
 
 
@@ -63,15 +63,15 @@ class Freshness:
     _samples: dict[str, list[float]] = field(default_factory=dict)
     _seen: dict[str, Position] = field(default_factory=dict)
 
-    def add(self, sight: PipelineSnapshot) -> None:
-        """Take what is new in a sight."""
-        for sink, position in sight.sinks.items():
+    def add(self, snapshot: PipelineSnapshot) -> None:
+        """Take what is new in a snapshot."""
+        for sink, position in snapshot.sinks.items():
             if position == self._seen.get(sink):
                 continue
             self._seen[sink] = position
             samples = self._samples.setdefault(sink, [])
-            if samples or sight.lag[sink] < SETTLED:
-                samples.append(sight.lag[sink])
+            if samples or snapshot.lag[sink] < CAUGHT_UP_LAG:
+                samples.append(snapshot.lag[sink])
 
     def p50_ms(self, sink: str) -> float | None:
         """Median from commit at the source to visible in the sink, milliseconds; None without a batch."""
@@ -82,12 +82,12 @@ class Freshness:
 class PipelineProbe:
     """Looks at catalog and log; each look costs a few milliseconds."""
 
-    def __init__(self, ground: Workspace) -> None:
-        self._ground = ground
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
         self._durable, self._moved = PositionHistory(), (monotonic(), Position(0))
         self._meter, self._measured = LoadMeter(), 0.0
         self._load: MachineLoad | None = None
-        self._catalog = Catalog.open(ground.catalog_url)
+        self._catalog = Catalog.open(workspace.catalog_url)
         self._log: LogReader | None = None
 
     def close(self) -> None:
@@ -99,13 +99,13 @@ class PipelineProbe:
         """The log, once it exists."""
         if self._log is None:
             try:
-                self._log = LogReader(str(self._ground.log))
+                self._log = LogReader(str(self._workspace.log))
             except LogError:
                 return None
         self._log.refresh()
         return self._log
 
-    def look(self) -> PipelineSnapshot:
+    def snapshot(self) -> PipelineSnapshot:
         """The pipeline as it is now."""
         log, now = self.log, monotonic()
         durable = log.durable if log is not None else None
@@ -159,7 +159,7 @@ class PipelineProbe:
         """What reader and server report, by metric; of one with several label values any will do for a line."""
         found: dict[str, float] = {}
         for report in self._catalog.processes.ls(PIPELINE):
-            old = report.reported_at is None or age_of(report.reported_at, datetime.now(UTC)) > REPORT_LIFE
+            old = report.reported_at is None or report_age(report.reported_at, datetime.now(UTC)) > REPORT_MAX_AGE
             if report.process in {"reader", "server"} and not old:
                 figures: Any = report.figures
                 found |= {name: float(value) for name, _, value in figures}

@@ -13,16 +13,16 @@ from cdc.demo.workspace import Workspace
 from cdc.errors import CdcError, ChildFailed
 from cdc.service.supervisor import Child, Supervisor
 
-MOST_FALLS: Final = 4
+MAX_RESTARTS: Final = 4
 """Restarts of one child after which a demo says so instead of waiting on: it has no person who would mend it."""
 
 
 class DemoProcesses:
     """The running processes; leaving the context ends them all, at once when it is left by a second ^C."""
 
-    def __init__(self, ground: Workspace, children: Sequence[Child]) -> None:
-        self._ground = ground
-        self._supervisor = Supervisor(children, say=self._note)
+    def __init__(self, workspace: Workspace, children: Sequence[Child]) -> None:
+        self._workspace = workspace
+        self._supervisor = Supervisor(children, say=self._append_output)
         self._failure: CdcError | None = None
         self._thread = Thread(target=self._run, name="supervisor")
 
@@ -50,8 +50,8 @@ class DemoProcesses:
         if self._failure is not None:
             raise self._failure
         for process, restarts in self._supervisor.restarts.items():
-            if restarts >= MOST_FALLS:
-                output = self._ground.output(process)
+            if restarts >= MAX_RESTARTS:
+                output = self._workspace.output(process)
                 raise ChildFailed(f"{process} fell {restarts} times: {last_line(output)}", remedy=f"read {output}")
 
     def _run(self) -> None:
@@ -60,12 +60,12 @@ class DemoProcesses:
         except CdcError as error:
             self._failure = error
 
-    def _note(self, process: str, line: str) -> None:
-        with self._ground.output(process).open("a") as output:
+    def _append_output(self, process: str, line: str) -> None:
+        with self._workspace.output(process).open("a") as output:
             output.write(f"{line}\n")
 
 
-def command(verb: str, definition: Path, *options: str) -> Sequence[str]:
+def pipelines_command(verb: str, definition: Path, *options: str) -> Sequence[str]:
     """The command line of a verb of `python -m pipelines`."""
     return [sys.executable, "-m", "pipelines", verb, "-c", str(definition), *options]
 

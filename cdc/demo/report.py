@@ -36,8 +36,8 @@ class DemoReport:
         """Both counts, and what failed besides, in one line."""
         equal = sum(table.equal for table in self.tables)
         failed = [step.name for step in (*self.tour, *self.closing) if not step.equal]
-        told = f"{equal}/{len(self.tables)} tables equal, {self.changes:,} changes"
-        return f"{told}; failed: {', '.join(failed)}" if failed else told
+        text = f"{equal}/{len(self.tables)} tables equal, {self.changes:,} changes"
+        return f"{text}; failed: {', '.join(failed)}" if failed else text
 
     def to_json(self) -> dict[str, Any]:
         """The `result` of the command's envelope."""

@@ -7,40 +7,42 @@ from contextlib import ExitStack, contextmanager
 from shlex import quote
 from threading import Event
 
-from cdc.demo.live_phase import LivePhase, Stage
+from cdc.demo.live_phase import DemoContext, LivePhase
 from cdc.demo.pipeline_probe import PipelineProbe
 from cdc.demo.processes import DemoProcesses
 from cdc.demo.report import DemoReport
 from cdc.demo.settings import Settings
 from cdc.demo.terminal import Terminal
 from cdc.demo.workload import make_shop
-from cdc.demo.workspace import POSTGRES_PORT, Workspace, free_port, ground
+from cdc.demo.workspace import POSTGRES_PORT, Workspace, free_port, open_workspace
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.service.supervisor import pipeline_children
 
 
 def play(settings: Settings, screen: Terminal, stop: Event) -> DemoReport:
-    """Run the demo until `stop` is set or its seconds are over; leaves nothing behind unless told to keep it.
+    """Run the demo until `stop` is set or its seconds are over; leaves nothing behind unless text to keep it.
 
     Raises ChildFailed when a process ends by itself, PositionNotReached when a sink does not catch up.
     """
     with ExitStack() as stack:
-        place = stack.enter_context(ground(settings.folder, keep=settings.keep))
-        screen.say(f"  state in {place.state} ({'kept' if settings.keep else 'removed on exit; keep with --keep'})")
-        dsn = stack.enter_context(_database(settings, place, screen))
+        workspace = stack.enter_context(open_workspace(settings.folder, keep=settings.keep))
+        screen.say(f"  state in {workspace.state} ({'kept' if settings.keep else 'removed on exit; keep with --keep'})")
+        dsn = stack.enter_context(_database(settings, workspace, screen))
         port = _page_port(settings, screen)
-        place.define(dsn, port, settings.jars)
+        workspace.define(dsn, port, settings.jars)
         processes = ("reader", "server", "apply") if settings.spark else ("reader", "server")
-        children = stack.enter_context(DemoProcesses(place, pipeline_children(str(place.definition), processes)))
-        watch = PipelineProbe(place)
-        stack.callback(watch.close)
-        return LivePhase(Stage(settings, screen, place, dsn, port), children, watch, stop).play()
+        children = stack.enter_context(
+            DemoProcesses(workspace, pipeline_children(str(workspace.definition), processes))
+        )
+        probe = PipelineProbe(workspace)
+        stack.callback(probe.close)
+        return LivePhase(DemoContext(settings, screen, workspace, dsn, port), children, probe, stop).play()
 
 
 @contextmanager
-def _database(settings: Settings, place: Workspace, screen: Terminal) -> Iterator[str]:
-    with EmbeddedPostgres(place.postgres, version=settings.version, port=POSTGRES_PORT) as server:
+def _database(settings: Settings, workspace: Workspace, screen: Terminal) -> Iterator[str]:
+    with EmbeddedPostgres(workspace.postgres, version=settings.version, port=POSTGRES_PORT) as server:
         with connect(server.dsn("postgres"), application_name="cdc demo") as connection:
             connection.execute("CREATE DATABASE shop")
         dsn = server.dsn("shop")

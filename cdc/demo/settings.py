@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdc.demo.pipeline_probe import FIND, LAKE
+from cdc.demo.pipeline_probe import LAKE, SEARCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,4 +28,4 @@ class Settings:
     @property
     def sinks(self) -> tuple[str, ...]:
         """The sinks that will have something to show."""
-        return (LAKE, FIND) if self.spark else ()
+        return (LAKE, SEARCH) if self.spark else ()

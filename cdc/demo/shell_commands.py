@@ -7,13 +7,13 @@ import shlex
 from pathlib import Path
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """The path, relative to the working directory if it lies below, quoted for a shell."""
     here = Path.cwd()
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
-def command(words: str, definition: Path) -> str:
+def cdc_command(arguments: str, definition: Path) -> str:
     """`cdc WORDS` on a definition, through uv where the demo itself was started by it."""
     launcher = "uv run cdc" if "UV" in os.environ else "cdc"
-    return f"{launcher} {words} -c {shown(definition)}"
+    return f"{launcher} {arguments} -c {display_path(definition)}"

@@ -19,7 +19,7 @@ def script(name: str) -> bytes:
     return script_text(f"{name}.sql").encode()
 
 
-def named(name: str) -> dict[str, bytes]:
+def named_statements(name: str) -> dict[str, bytes]:
     """The statements of a file by their `-- name:` lines."""
     pieces = _NAME.split(script_text(f"{name}.sql"))[1:]
     return {title: text.strip().encode() for title, text in zip(pieces[::2], pieces[1::2], strict=True)}

@@ -11,16 +11,16 @@ from typing import Final, TypeVar
 from cdc.demo.terminal import Terminal
 from cdc.errors import CdcError, PositionNotReached
 
-LOOK_EVERY: Final = 0.1
+POLL_INTERVAL: Final = 0.1
 """Seconds between two looks at what is waited for."""
-SPEAK_AFTER: Final = 3.0
-"""Seconds of waiting after which the wait is told."""
-PATIENCE: Final = 30.0
+EXPLAIN_AFTER: Final = 3.0
+"""Seconds of waiting after which the wait is text."""
+WAIT_SECONDS: Final = 30.0
 """Seconds; what is waited for takes one or two on a machine that has nothing else to do."""
 
-WIDTH: Final = 110
-"""Characters of what is told and its hint, above which they stand in two lines."""
-BREAK: Final = "\n" + " " * 21
+LINE_WIDTH: Final = 110
+"""Characters of what is text and its hint, above which they stand in two lines."""
+LINE_BREAK: Final = "\n" + " " * 21
 """To where the text of a line begins."""
 
 Found = TypeVar("Found")
@@ -30,7 +30,7 @@ Found = TypeVar("Found")
 class StepResult:
     """What one part of the demo found."""
 
-    told: str
+    text: str
     """For a person, in one line."""
     hint: str
     """A command that shows the same."""
@@ -39,7 +39,7 @@ class StepResult:
     rows: int = 0
     """That it concerns."""
     facts: Mapping[str, object] = field(default_factory=dict)
-    """For a program: what is told, by name."""
+    """For a program: what is text, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,16 @@ class Step:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-def taken(screen: Terminal, name: str, part: Callable[[], StepResult]) -> Step:
-    """Do a part and tell it; one that cannot be shown is told with its reason and is not equal."""
+def run_step(screen: Terminal, name: str, part: Callable[[], StepResult]) -> Step:
+    """Do a part and tell it; one that cannot be shown is text with its reason and is not equal."""
     began = screen.seconds
     try:
         found = part()
     except CdcError as error:
         found = StepResult(f"{error.code} {error.message}", error.fix, equal=False, facts={"error": error.to_json()})
     report = screen.done if found.equal else screen.failed
-    between = "   " if len(found.told) + len(found.hint) < WIDTH else BREAK
-    report(name, f"{found.told}{between}try: {found.hint}")
+    between = "   " if len(found.text) + len(found.hint) < LINE_WIDTH else LINE_BREAK
+    report(name, f"{found.text}{between}try: {found.hint}")
     return Step(name, found.rows, round(screen.seconds - began, 2), found.equal, found.facts)
 
 
@@ -74,12 +74,12 @@ class Wait:
 
     screen: Terminal
     subject: str
-    """Under which they are told."""
-    seconds: float = PATIENCE
+    """Under which they are text."""
+    seconds: float = WAIT_SECONDS
 
     def until(self, what: str, look: Callable[[], Found | None]) -> Found:
         """The first thing that a look finds; raises PositionNotReached when it takes too long."""
-        began, told, never = monotonic(), False, Event()
+        began, text, never = monotonic(), False, Event()
         while True:
             if found := look():
                 return found
@@ -88,7 +88,7 @@ class Wait:
                 raise PositionNotReached(
                     f"{what}: not within {self.seconds:.0f} s", remedy="read what the processes printed"
                 )
-            if waited >= SPEAK_AFTER and not told:
-                told = True
+            if waited >= EXPLAIN_AFTER and not text:
+                text = True
                 self.screen.doing(self.subject, f"waits, {self.seconds:.0f} s at most: {what}")
-            never.wait(LOOK_EVERY)
+            never.wait(POLL_INTERVAL)

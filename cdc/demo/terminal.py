@@ -17,7 +17,7 @@ class Terminal:
     out: TextIO = field(default_factory=lambda: sys.stdout)
     began: float = field(default_factory=monotonic)
     """`time.monotonic()` of the first moment."""
-    _passing: bool = False
+    _is_overwritable: bool = False
 
     @property
     def seconds(self) -> float:
@@ -40,18 +40,18 @@ class Terminal:
         """A step that failed."""
         self.say(f"✗ {subject:<10} {text}")
 
-    def passing(self, text: str) -> None:
+    def update(self, text: str) -> None:
         """A line of figures: written over by the next on a terminal, a line of its own elsewhere."""
         if self.out.isatty():
             self.out.write(f"{_CLEAR}        {text}")
             self.out.flush()
-            self._passing = True
+            self._is_overwritable = True
         else:
             self.say(f"  {text}")
 
     def _write(self, text: str) -> None:
-        if self._passing:
+        if self._is_overwritable:
             self.out.write(_CLEAR)
-            self._passing = False
+            self._is_overwritable = False
         self.out.write(text)
         self.out.flush()

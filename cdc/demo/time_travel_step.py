@@ -8,7 +8,7 @@ from typing import Final
 
 from cdc.demo import shell_commands
 from cdc.demo.lake_queries import LakeQueries
-from cdc.demo.step import PATIENCE, Step, StepResult, Wait, taken
+from cdc.demo.step import WAIT_SECONDS, Step, StepResult, Wait, run_step
 from cdc.demo.terminal import Terminal
 from cdc.errors import CutUnavailable
 from cdc.position import Position
@@ -27,62 +27,62 @@ _FILLED: Final = f"SELECT count({COLUMN}), count(*) FROM shop.orders"
 class TimeTravelStep:
     """Shows what was; `before`: where the lake stood when orders had no gift_note yet."""
 
-    shelf: LakeQueries
+    queries: LakeQueries
     screen: Terminal
     before: Position | None
     altered: bool = True
     """Whether the column came at all."""
-    patience: float = PATIENCE
+    wait_seconds: float = WAIT_SECONDS
     """Seconds for the column to reach the lake."""
 
-    def go(self) -> list[Step]:
-        """Show both; a part that cannot be shown is told as one that failed."""
-        cut = taken(self.screen, "cut", self.cut)
+    def run(self) -> list[Step]:
+        """Show both; a part that cannot be shown is text as one that failed."""
+        cut = run_step(self.screen, "cut", self.cut)
         if not self.altered:
             self.screen.doing("column", "left out: the load ended before the schema change came")
             return [cut]
-        return [cut, taken(self.screen, "column", self.column)]
+        return [cut, run_step(self.screen, "column", self.column)]
 
     def column(self) -> StepResult:
         """The column that came while the pipeline ran."""
-        wait = Wait(self.screen, "column", self.patience)
-        wait.until(f"the lake's orders have {COLUMN}", lambda: COLUMN in self.shelf.columns("shop.orders"))
-        ((filled, orders),) = self.shelf.rows(_FILLED)
-        early = self._early()
-        lacked = early is None or COLUMN not in self.shelf.columns("shop.orders", early)
-        told = f"{COLUMN} came while it ran: in the lake {filled:,} of {orders:,} orders have one"
+        wait = Wait(self.screen, "column", self.wait_seconds)
+        wait.until(f"the lake's orders have {COLUMN}", lambda: COLUMN in self.queries.columns("shop.orders"))
+        ((filled, orders),) = self.queries.rows(_FILLED)
+        early = self._cut_before_column()
+        lacked = early is None or COLUMN not in self.queries.columns("shop.orders", early)
+        text = f"{COLUMN} came while it ran: in the lake {filled:,} of {orders:,} orders have one"
         if early is not None:
-            told += f"; at {Position(early.position)} there was {'no such column' if lacked else 'one already'}"
-        hint = shell_commands.command(f'query "select {COLUMN} from shop.orders" --limit 5', self._definition)
+            text += f"; at {Position(early.position)} there was {'no such column' if lacked else 'one already'}"
+        hint = shell_commands.cdc_command(f'query "select {COLUMN} from shop.orders" --limit 5', self._definition)
         facts = {"column": COLUMN, "filled": filled, "absent_at": str(Position(early.position)) if early else None}
-        return StepResult(told, hint, lacked, orders, facts)
+        return StepResult(text, hint, lacked, orders, facts)
 
     def cut(self) -> StepResult:
         """Every table at one position of before."""
-        cut = self._amid()
+        cut = self._middle_cut()
         position = Position(cut.position)
-        ((orders, total),), ((items, items_total),) = self.shelf.rows(_ORDERS, cut), self.shelf.rows(_ITEMS, cut)
-        ((now,),) = self.shelf.rows(_NOW)
+        ((orders, total),), ((items, items_total),) = self.queries.rows(_ORDERS, cut), self.queries.rows(_ITEMS, cut)
+        ((now,),) = self.queries.rows(_NOW)
         equal = total == items_total
-        told = f"{len(cut.tables)} tables as they all were at {position}: {orders:,} orders of {total:,} and "
-        told += f"{items:,} items of {'as much' if equal else f'{items_total:,}: NOT EQUAL'}; now {now:,} orders"
-        hint = shell_commands.command(f'query "{TOTALS}" --at {position}', self._definition)
+        text = f"{len(cut.tables)} tables as they all were at {position}: {orders:,} orders of {total:,} and "
+        text += f"{items:,} items of {'as much' if equal else f'{items_total:,}: NOT EQUAL'}; now {now:,} orders"
+        hint = shell_commands.cdc_command(f'query "{TOTALS}" --at {position}', self._definition)
         facts = {"position": str(position), "tables": len(cut.tables), "orders": orders, "items": items}
-        return StepResult(told, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
+        return StepResult(text, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
 
-    def _early(self) -> Published | None:
+    def _cut_before_column(self) -> Published | None:
         """The cut from before the column, if it is still kept and had every table."""
         if self.before is None:
             return None
         try:
-            found = self.shelf.lake.cut(self.before)
+            found = self.queries.lake.cut(self.before)
         except CutUnavailable:
             return None
         return found if _is_whole(found) else None
 
-    def _amid(self) -> Published:
+    def _middle_cut(self) -> Published:
         """The cut in the middle of those that are kept and have every table."""
-        lake = self.shelf.lake
+        lake = self.queries.lake
         kept = lake.cuts()
         for listed in [*kept[len(kept) // 2 :], *kept[: len(kept) // 2]]:
             found = lake.cut(Position(listed.position))
@@ -92,7 +92,7 @@ class TimeTravelStep:
 
     @property
     def _definition(self) -> Path:
-        return self.shelf.ground.definition
+        return self.queries.workspace.definition
 
 
 def _is_whole(cut: Published) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA, Operation
-from cdc.demo.processes import command, last_line
+from cdc.demo.processes import last_line, pipelines_command
 from cdc.demo.statements import script
 from cdc.demo.workspace import Workspace
 from cdc.errors import ChildFailed
@@ -22,7 +22,7 @@ from cdc.table import TableSchema
 
 VERIFY_SECONDS: Final = 180.0
 """A Spark session of its own on two busy cores, and a margin."""
-_GONE: Final = frozenset({Operation.TRUNCATE.value, Operation.GENERATION.value})
+_REMOVE_ALL: Final = frozenset({Operation.TRUNCATE.value, Operation.GENERATION.value})
 
 LiveKeys = dict[int, dict[tuple[str | None, ...], int]]
 
@@ -39,10 +39,12 @@ class TableVerification:
     """In every sink, or in the log if there are none."""
 
 
-def verify(ground: Workspace, sinks: Sequence[str] = ()) -> list[TableVerification]:
+def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerification]:
     """Run `python -m pipelines verify`, of these sinks, default all; raises ChildFailed when it gives no verdict."""
-    line = command("verify", ground.definition, "--json", *(word for sink in sinks for word in ("--sink", sink)))
-    with ground.output("verify").open("wb") as errors:
+    line = pipelines_command(
+        "verify", workspace.definition, "--json", *(word for sink in sinks for word in ("--sink", sink))
+    )
+    with workspace.output("verify").open("wb") as errors:
         try:
             ended = subprocess.run(
                 line,
@@ -57,9 +59,9 @@ def verify(ground: Workspace, sinks: Sequence[str] = ()) -> list[TableVerificati
     verdict = _envelope(ended.stdout)
     result = verdict.get("result") or {}
     if not result.get("tables"):
-        reason = (verdict.get("error") or {}).get("message") or last_line(ground.output("verify"))
+        reason = (verdict.get("error") or {}).get("message") or last_line(workspace.output("verify"))
         raise ChildFailed(
-            f"verify ended with status {ended.returncode}: {reason}", remedy=f"read {ground.output('verify')}"
+            f"verify ended with status {ended.returncode}: {reason}", remedy=f"read {workspace.output('verify')}"
         )
     return by_table(result["tables"])
 
@@ -97,15 +99,15 @@ def compare_log(dsn: str, log: LogReader) -> list[TableVerification]:
 def live_keys(log: LogReader) -> LiveKeys:
     """What is alive at the end of the log."""
     rows = pa.Table.from_batches(log.rows(Position(0), log.durable or Position(0)), LOG_SCHEMA)
-    return living(rows.select(["position", "ordinal", "relation", "op", "key", "payload"]))
+    return fold_live_keys(rows.select(["position", "ordinal", "relation", "op", "key", "payload"]))
 
 
-def living(rows: pa.Table) -> LiveKeys:
+def fold_live_keys(rows: pa.Table) -> LiveKeys:
     """By relation, the keys that log rows leave alive, each with the position that it was last written at."""
     alive: LiveKeys = {}
     for row in rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
         keys = alive.setdefault(row["relation"], {})
-        if row["op"] in _GONE:
+        if row["op"] in _REMOVE_ALL:
             # truncated rows go whatever their position, for the truncate came after them; a generation names its first
             first = int(row["payload"]) if row["op"] == Operation.GENERATION.value else row["position"] + 1
             alive[row["relation"]] = {key: at for key, at in keys.items() if at >= first}

@@ -8,7 +8,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.heartbeat import emit_message
 
 
-def mark(dsn: str, why: str) -> Lsn:
+def write_marker(dsn: str, why: str) -> Lsn:
     """Where it ends: who stands there has everything of before. why: its content."""
     with connect(dsn, application_name="cdc demo") as connection:
         return emit_message(connection, HEARTBEAT_PREFIX, why)

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
-from cdc.demo.statements import named, script
+from cdc.demo.statements import named_statements, script
 from cdc.postgres.connection import connect
 
 REFILL_EVERY: Final = 400
@@ -52,7 +52,7 @@ class Workload:
 
     def __init__(self, dsn: str, rate: float = 200.0, seed: int = 1, *, alter_after: float | None = None) -> None:
         self._connection = connect(dsn, application_name="cdc demo workload")
-        self._sql = named("workload")
+        self._sql = named_statements("workload")
         self._rate = rate
         self._alter_after = alter_after
         self._random = Random(seed)  # noqa: S311 - nothing secret is drawn

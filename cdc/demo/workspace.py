@@ -18,7 +18,7 @@ from cdc.demo.statements import script_text
 FOLDER: Final = ".cdc-demo"
 POSTGRES_PORT: Final = 54329
 """Number of the socket in the demo's own directory; written out, for a PGPORT of the user would count otherwise."""
-_LATER: Final = "# another one comes when the load is over"
+_HISTORY_PLACEHOLDER: Final = "# another one comes when the load is over"
 """Stands in the definition where a sink is added."""
 _LAST_PORT: Final = 65_535
 
@@ -51,9 +51,9 @@ class Workspace:
 
     def add_history(self) -> None:
         """Add a sink to the definition: what products once cost."""
-        words = {"state": str(self.state)}
-        added = Template(script_text("history.yaml")).substitute(words).rstrip()
-        self.definition.write_text(self.definition.read_text().replace(_LATER, added))
+        values = {"state": str(self.state)}
+        added = Template(script_text("history.yaml")).substitute(values).rstrip()
+        self.definition.write_text(self.definition.read_text().replace(_HISTORY_PLACEHOLDER, added))
 
     def output(self, process: str) -> Path:
         """What a child process printed."""
@@ -61,13 +61,13 @@ class Workspace:
 
     def define(self, dsn: str, port: int, jars: Sequence[str]) -> None:
         """Write the definition for this cluster and page port, without what is added at the end."""
-        words = {"dsn": dsn, "state": str(self.state), "port": str(port), "jars": json.dumps(list(jars))}
-        words["history"] = _LATER
-        self.definition.write_text(Template(script_text("shop.yaml")).substitute(words))
+        values = {"dsn": dsn, "state": str(self.state), "port": str(port), "jars": json.dumps(list(jars))}
+        values["history"] = _HISTORY_PLACEHOLDER
+        self.definition.write_text(Template(script_text("shop.yaml")).substitute(values))
 
 
 @contextmanager
-def ground(folder: Path, *, keep: bool) -> Iterator[Workspace]:
+def open_workspace(folder: Path, *, keep: bool) -> Iterator[Workspace]:
     """A new state folder beside `folder`, gone afterwards unless it is kept; never one that was there before."""
     state = _new_folder(folder)
     try:

@@ -20,7 +20,7 @@ from cdc.catalog.commands import JOB_LEASE
 from cdc.errors import CdcError, ChildFailed, StateConflict
 from cdc.service.supervisor import die_with_parent, kill_group
 
-ENDING: Final = 5.0
+STOP_TIMEOUT: Final = 5.0
 """Seconds that a child has to end when the server does."""
 
 log = structlog.get_logger("server")
@@ -46,70 +46,71 @@ class BackgroundJobs:
         """kind: of the commands that they are kept as, and what the child is told to do with the definition."""
         self._catalog, self._pipeline, self._kind, self._definition = catalog, pipeline, kind, definition
         self._lock = Lock()
-        self._ending = Event()
+        self._stopping = Event()
         self._child: subprocess.Popen[str] | None = None
-        self._runner: Thread | None = None
+        self._thread: Thread | None = None
 
-    def begin(self, payload: Mapping[str, Any], words: Sequence[str], actor: str) -> Command:
-        """Start a child; words: what it is told beside.
+    def start(self, payload: Mapping[str, Any], arguments: Sequence[str], actor: str) -> Command:
+        """Start a child; arguments: what it is told beside.
 
         Raises StateConflict while another runs, or where nobody knows the definition's file.
         """
         if self._definition is None:
             raise StateConflict(
                 "this server was started without the file of its definition",
-                remedy=f"run: cdc {self._kind} -c FILE {shlex.join(words)}",
+                remedy=f"run: cdc {self._kind} -c FILE {shlex.join(arguments)}",
             )
-        command = (sys.executable, "-m", "pipelines", self._kind, "-c", str(self._definition), "--json", *words)
+        command = (sys.executable, "-m", "pipelines", self._kind, "-c", str(self._definition), "--json", *arguments)
         with self._lock:
-            if running := self._running():
+            if running := self._unfinished():
                 raise StateConflict(
                     f"{self._kind} {running[0].id} is running", remedy="wait until it has ended: GET on the same path"
                 )
             number = self._catalog.commands.post(self._pipeline, self._kind, payload)
             self._catalog.audit.write(actor, self._kind, self._pipeline, {"id": number, **payload})
             # a thread of its own for the whole life of the child: the kernel ends a child with the thread that made it
-            self._runner = Thread(target=self._carry_out, args=(number, command), name=self._kind, daemon=True)
-            self._runner.start()
+            self._thread = Thread(target=self._run_child, args=(number, command), name=self._kind, daemon=True)
+            self._thread.start()
         posted = self._catalog.commands.get(number)
         assert posted is not None  # noqa: S101 - posted above
         return posted
 
     def newest(self, limit: int) -> list[Command]:
         """The newest of them, newest first."""
-        self._running()  # what has ended without a word is not shown as if it went on
+        self._unfinished()  # what has ended without a word is not shown as if it went on
         return self._catalog.commands.ls(self._pipeline, self._kind, limit=limit)
 
-    def forget_earlier(self) -> None:
+    def fail_unfinished(self) -> None:
         """Those that a server of before left running ended with it."""
-        for command in self._running():
+        for command in self._unfinished():
             if JOB_LEASE not in command.payload:
-                self._finish(command.id, _lost("the server ended while it ran"))
+                self._finish(command.id, _failed_outcome("the server ended while it ran"))
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End what runs; the server stops."""
-        self._ending.set()
+        self._stopping.set()
         if (child := self._child) is not None:
             child.terminate()
-        if self._runner is not None:
-            self._runner.join(ENDING)
-            if self._runner.is_alive() and child is not None:
+        if self._thread is not None:
+            self._thread.join(STOP_TIMEOUT)
+            if self._thread.is_alive() and child is not None:
                 kill_group(child)
-                self._runner.join(ENDING)
+                self._thread.join(STOP_TIMEOUT)
 
-    def _running(self) -> list[Command]:
+    def _unfinished(self) -> list[Command]:
         """Those that are not finished; one whose lease has run out is finished here, as nobody else will."""
         pending = self._catalog.commands.pending(self._pipeline, self._kind)
-        gone = [
+        abandoned = [
             c for c in pending if JOB_LEASE in c.payload and self._catalog.leases.holder(c.payload[JOB_LEASE]) is None
         ]
-        for command in gone:
+        for command in abandoned:
             self._finish(
-                command.id, _lost("its job ended and said nothing", "read the log of the job, and submit it again")
+                command.id,
+                _failed_outcome("its job ended and said nothing", "read the log of the job, and submit it again"),
             )
-        return [command for command in pending if command not in gone]
+        return [command for command in pending if command not in abandoned]
 
-    def _carry_out(self, number: int, command: tuple[str, ...]) -> None:
+    def _run_child(self, number: int, command: tuple[str, ...]) -> None:
         try:
             with subprocess.Popen(
                 command,
@@ -122,13 +123,15 @@ class BackgroundJobs:
                 self._child = child
                 printed = child.communicate()[0]
                 kill_group(child)
-            outcome = _envelope(printed) or _lost(f"ended with exit status {child.returncode} and said nothing")
+            outcome = _envelope(printed) or _failed_outcome(
+                f"ended with exit status {child.returncode} and said nothing"
+            )
         except OSError as error:
-            outcome = _lost((error.strerror or "cannot be started").lower())
+            outcome = _failed_outcome((error.strerror or "cannot be started").lower())
         finally:
             self._child = None
-        if self._ending.is_set() and not outcome["ok"]:
-            outcome = _lost("the server ended while it ran")
+        if self._stopping.is_set() and not outcome["ok"]:
+            outcome = _failed_outcome("the server ended while it ran")
         self._finish(number, outcome)
 
     def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
@@ -138,7 +141,7 @@ class BackgroundJobs:
             log.warning("catalog is unreachable", code=error.code, message=error.message)
 
 
-def told(command: Command) -> dict[str, Any]:
+def outcome_fields(command: Command) -> dict[str, Any]:
     """The fields of an Ending."""
     outcome = command.result or {}
     return {
@@ -158,6 +161,6 @@ def _envelope(printed: str) -> dict[str, Any] | None:
     return None
 
 
-def _lost(why: str, remedy: str = "read the log of the server and ask again") -> dict[str, Any]:
+def _failed_outcome(why: str, remedy: str = "read the log of the server and ask again") -> dict[str, Any]:
     error = ChildFailed(why, remedy=remedy)
     return {"ok": False, "summary": why, "result": None, "error": error.to_json()}

@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 _ASK_EVERY: Final = 0.2
 
 
-def ask_compact(catalog: Catalog, pipeline: str, *, everything: bool) -> int | None:
+def request_compaction(catalog: Catalog, pipeline: str, *, everything: bool) -> int | None:
     """Ask the running apply process; the command's number, or None if none runs: then anybody may compact."""
-    if not _applies(catalog, pipeline):
+    if not _is_apply_running(catalog, pipeline):
         return None
     return catalog.commands.post(pipeline, COMPACT, {"everything": everything})
 
 
-def compacted(catalog: Catalog, pipeline: str, command: int) -> Command | None:
+def wait_for_compaction(catalog: Catalog, pipeline: str, command: int) -> Command | None:
     """The command once it is finished, however long that takes; None, and taken back, if the process went away."""
     never = Event()
     while True:
         found = catalog.commands.get(command)
         if found is None or found.state is not CommandState.PENDING:
             return found
-        if not _applies(catalog, pipeline):
+        if not _is_apply_running(catalog, pipeline):
             catalog.commands.finish(command, {"reason": "abandoned"}, ok=False)
             return None
         never.wait(_ASK_EVERY)
 
 
-def _applies(catalog: Catalog, pipeline: str) -> bool:
+def _is_apply_running(catalog: Catalog, pipeline: str) -> bool:
     processes = pipeline_status(catalog, pipeline, datetime.now(UTC)).processes
     return any(found.process == "apply" and found.state in {"starting", "running"} for found in processes)

@@ -47,7 +47,7 @@ def table_statuses(tables: Iterable[TableProgress], backfills: Sequence[Backfill
 
 def _in_sink(table: TableProgress, *, copied: bool) -> TableStatus:
     state = SNAPSHOTTING if copied and table.state == "streaming" else table.state
-    return replace(_reported(table), state=state)
+    return replace(_table_status(table), state=state)
 
 
 def _at_source(table: TableProgress, backfills: Sequence[BackfillStatus]) -> TableStatus:
@@ -56,23 +56,23 @@ def _at_source(table: TableProgress, backfills: Sequence[BackfillStatus]) -> Tab
     if table.state != SNAPSHOTTING:
         progress = pending.tables.get(table.topic) if pending else None
         # a reader counts from its start; of a copy that it took over it knows a part
-        whole = [b.tables[table.topic].rows for b in backfills if _copies(b) and table.topic in b.tables]
-        return replace(_reported(table), rows=max([table.rows, *whole]), progress=progress)
-    copy = pending or next((b for b in backfills if _copies(b) and b.covers(table.topic)), None)
+        whole = [b.tables[table.topic].rows for b in backfills if _is_full_copy(b) and table.topic in b.tables]
+        return replace(_table_status(table), rows=max([table.rows, *whole]), progress=progress)
+    copy = pending or next((b for b in backfills if _is_full_copy(b) and b.covers(table.topic)), None)
     if copy is None:
         # a first copy in one go has no backfill, only rows
-        return replace(_reported(table), state=SNAPSHOTTING if table.rows else "queued")
+        return replace(_table_status(table), state=SNAPSHOTTING if table.rows else "queued")
     progress = copy.tables.get(table.topic)
     return replace(
-        _reported(table),
+        _table_status(table),
         state=_state(copy, progress),
-        reason=table.reason if copy.pending or copy.state == "done" else _ended(copy),
+        reason=table.reason if copy.pending or copy.state == "done" else _failure_reason(copy),
         rows=table.rows if progress is None else max(table.rows, progress.rows),
         progress=progress if copy.pending else None,
     )
 
 
-def _copies(backfill: BackfillStatus) -> bool:
+def _is_full_copy(backfill: BackfillStatus) -> bool:
     """Whether it is about all rows of its tables, for every sink."""
     return backfill.request.sink is None and not is_part(backfill.request)
 
@@ -87,14 +87,14 @@ def _state(copy: BackfillStatus, progress: CopyProgress | None) -> str:
     return "catching_up" if progress.state == "done" else SNAPSHOTTING
 
 
-def _ended(copy: BackfillStatus) -> str:
+def _failure_reason(copy: BackfillStatus) -> str:
     """Why a table that is not complete is not being copied, as processes write reasons."""
     if copy.error is not None:
         return f"{copy.error['code']} {copy.error['message']} → {copy.error['suggestion']}"
     return f"backfill {copy.id} that copied it was {copy.state}"
 
 
-def _reported(table: TableProgress) -> TableStatus:
+def _table_status(table: TableProgress) -> TableStatus:
     return TableStatus(
         sink=table.sink,
         topic=table.topic,

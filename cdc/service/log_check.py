@@ -8,10 +8,10 @@ from typing import Final
 
 from cdc.config import Definition
 
-MOST: Final = 1 << 28
+MAX_BYTES: Final = 1 << 28
 """Bytes of data files that one call may read: a few seconds."""
-NAMED: Final = 1_000
-"""Findings that are told one by one."""
+MAX_FINDINGS: Final = 1_000
+"""Findings that are fields one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,21 +51,21 @@ class LogCheck:
     findings: list[FindingLine]
 
 
-def log_check(definition: Definition, most: int) -> LogCheck:
+def check_log(definition: Definition, most: int) -> LogCheck:
     """Look at all commits, at the place and size of all files, and at the rows of the newest files up to so many bytes.
 
     Changes nothing. Raises LogError if there is no log.
     """
     # loaded when somebody first asks: who serves without ever looking needs no Arrow
-    checks = import_module("cdc.log.audit.verify")
-    report = checks.verify(definition.log.root, checks.Scope(most=most, grace=definition.log.retain.grace))
-    told = report.to_json()
+    audit = import_module("cdc.log.audit.verify")
+    report = audit.verify(definition.log.root, audit.AuditScope(most=most, grace=definition.log.retain.grace))
+    fields = report.to_json()
     return LogCheck(
         **{
-            **told,
+            **fields,
             "sound": report.is_sound,
             "complete": report.read == report.files,
             "summary": report.summary,
-            "findings": [FindingLine(**finding) for finding in told["findings"][:NAMED]],
+            "findings": [FindingLine(**finding) for finding in fields["findings"][:MAX_FINDINGS]],
         }
     )

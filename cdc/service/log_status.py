@@ -159,7 +159,7 @@ class Trimmable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class VacuumReport:
     """What was let go of, or would be in a dry run."""
 
     dry_run: bool

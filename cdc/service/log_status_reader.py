@@ -30,32 +30,32 @@ from cdc.service.log_status import (
 )
 from cdc.service.problem import Problem
 
-LATELY: Final = 120.0
+SILENT_AFTER: Final = 120.0
 """Seconds: a consumer that has said something since runs; each speaks twice a minute at least."""
 
 _Found = TypeVar("_Found")
 
 
-def opened(root: str | Root, log: LogReader | None = None) -> LogReader:
-    """A view of the log under root as it is now, the one from before if there is one; raises LogError without a log."""
-    if log is None or not is_table(located(root) / CHANGES):  # a view goes on without what it is of
+def open_log(root: str | Root, log: LogReader | None = None) -> LogReader:
+    """Open the log under root, or refresh the reader from before; raises LogError without a log."""
+    if log is None or not is_table(located(root) / CHANGES):  # a sampler goes on without what it is of
         return LogReader(root)
     log.refresh()
     return log
 
 
 def log_status(root: str | Root, log: LogReader, now: datetime, file: str = "FILE") -> LogStatus:
-    """The log under root as it is now; log is a view of it, file the definition as commands name it.
+    """The log under root as it is now; log is a sampler of it, file the definition as commands name it.
 
     What of it cannot be read is told among the problems, and the rest goes on.
     """
-    look = _Look(root, log, now, file)
+    look = _LogStatusBuilder(root, log, now, file)
     return look.status()
 
 
 def consumer_lines(root: str | Root, now: datetime) -> tuple[ConsumerLine, ...]:
     """Every consumer of the log under root whose file can be read, by name."""
-    return _Look(root, opened(root), now, "FILE").status().consumers
+    return _LogStatusBuilder(root, open_log(root), now, "FILE").status().consumers
 
 
 def segment_lines(log: LogReader) -> list[SegmentLine]:
@@ -80,7 +80,7 @@ def files_of_run(root: str | Root, log: LogReader, run: int) -> list[FileLine]:
     return _file_lines(found.files)
 
 
-def consumer_named(root: str | Root, name: str) -> Consumer:
+def find_consumer(root: str | Root, name: str) -> Consumer:
     """The consumer of that name or UUID; raises ConfigError unless there is exactly one.
 
     One whose file cannot be read has no name any more, only its UUID, and stands at 0.
@@ -97,12 +97,12 @@ def consumer_named(root: str | Root, name: str) -> Consumer:
     return found[0]
 
 
-def seen_ago(consumer: Consumer, now: datetime) -> float:
+def seconds_since_seen(consumer: Consumer, now: datetime) -> float:
     """Seconds since its last word."""
     return max(0.0, now.timestamp() - consumer.seen_at / 1e6)
 
 
-class _Look:
+class _LogStatusBuilder:
     """One look at a log, part by part."""
 
     def __init__(self, root: str | Root, log: LogReader, now: datetime, file: str) -> None:
@@ -135,7 +135,7 @@ class _Look:
             floor=str(held.floor) if held and held.floor else None,
             oldest=str(log.oldest) if log.oldest else None,
             runs=tuple(_run_line(run) for run in held.runs) if held else (),
-            compaction=self._attempt("the last compaction", lambda: _latest(self._root)) if horizon else None,
+            compaction=self._attempt("the last compaction", lambda: _last_compaction(self._root)) if horizon else None,
             changes_bytes=sum(extent.size for extent in segments),
             compacted_bytes=sum(run.size for run in held.runs) if held else 0,
             leaving_bytes=leaving,
@@ -150,11 +150,11 @@ class _Look:
             self._problems.append(Problem("log", exc.code, exc.message, exc.fix))
         except Exception as exc:  # noqa: BLE001 - storage and Delta fail in many words, and the other parts go on
             message = f"{part} cannot be read: {_first_line(exc)}"
-            self._problems.append(Problem("log", LogCorrupt.code, message, _verify(self._file)))
+            self._problems.append(Problem("log", LogCorrupt.code, message, _verify_remedy(self._file)))
         return None
 
     def _consumer(self, consumer: Consumer, held: Compacted | None) -> ConsumerLine:
-        position, ago = consumer.position, seen_ago(consumer, self._now)
+        position, ago = consumer.position, seconds_since_seen(consumer, self._now)
         late = held is not None and is_late(position, self._log.oldest, held.floor)
         ahead = [extent for extent in self._segments if extent.last > position]
         newest = self._segments[-1].segment if self._segments else None
@@ -170,7 +170,7 @@ class _Look:
             holds_bytes=sum(extent.size for extent in kept),
             seen_at=datetime.fromtimestamp(consumer.seen_at / 1e6, UTC).isoformat(),
             seen_seconds=ago,
-            state="late" if late else "running" if ago <= LATELY else "silent",
+            state="late" if late else "running" if ago <= SILENT_AFTER else "silent",
         )
 
     def _late(self, line: ConsumerLine) -> Problem:
@@ -192,7 +192,7 @@ class _Look:
         )
 
 
-def _latest(root: str | Root) -> Compaction:
+def _last_compaction(root: str | Root) -> Compaction:
     commit = last_commit(root)
     at = datetime.fromtimestamp(commit["timestamp"] / 1000, UTC)
     return Compaction(at=at.isoformat(), rows=int(commit.get("cdc.rows", 0)))
@@ -223,7 +223,7 @@ def _file_lines(files: Sequence[LogFile]) -> list[FileLine]:
     ]
 
 
-def _verify(file: str) -> str:
+def _verify_remedy(file: str) -> str:
     return f"'cdc log verify -c {file}' names the damaged files; restore them from a copy"
 
 

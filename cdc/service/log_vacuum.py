@@ -7,10 +7,10 @@ from cdc.config import Definition
 from cdc.log import retention_worker
 from cdc.log.audit.orphan_files import remove
 from cdc.log.vacuum import sweep, waiting
-from cdc.service.log_status import Collected, Trimmable
+from cdc.service.log_status import Trimmable, VacuumReport
 
 
-def collect(definition: Definition, *, dry_run: bool) -> Collected:
+def vacuum_log(definition: Definition, *, dry_run: bool) -> VacuumReport:
     """Remove files whose grace is over and files of nobody, and ask the reader to take out the segments that may go.
 
     In a dry run nothing is touched.
@@ -21,7 +21,7 @@ def collect(definition: Definition, *, dry_run: bool) -> Collected:
     strays = remove(root, retention.grace, dry_run=dry_run)
     if trim is not None and not dry_run:
         retention_worker.ask(root)
-    return Collected(
+    return VacuumReport(
         dry_run=dry_run,
         trim=None if trim is None else Trimmable(segments=trim.segments, oldest=str(trim.upto)),
         files=swept.files + strays.files,

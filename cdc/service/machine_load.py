@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-SPAN: Final = 10.0
+MEASURE_SPAN: Final = 10.0
 """Seconds over which processor time is taken: some batches of a sink."""
-SHORTEST: Final = 2.0
+MIN_SPAN: Final = 2.0
 """Seconds that two samples must be apart: processor time is counted in hundredths of a second."""
-NEARLY_ALL: Final = 0.85
+BUSY_SHARE: Final = 0.85
 """Share of the cores; the rest goes to the source, if it is on the same machine, and to the page."""
-LAG_BAR: Final = 1.0
+LAG_THRESHOLD: Final = 1.0
 """Seconds of lag that two free cores do not exceed at the demo's rate; below it no reason is asked for."""
 _PROC: Final = Path("/proc")
 _LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
@@ -45,12 +45,12 @@ class MachineLoad:
 
     def reason(self, lag_seconds: float | None) -> str | None:
         """Why a lag is as long as it is, if this machine is the reason; None below the bar."""
-        if lag_seconds is None or lag_seconds <= LAG_BAR:
+        if lag_seconds is None or lag_seconds <= LAG_THRESHOLD:
             return None
         takes = f"the pipeline takes {self.pipeline:.1f} of {self.cores:g} cores"
-        if self.pipeline >= NEARLY_ALL * self.cores:
+        if self.pipeline >= BUSY_SHARE * self.cores:
             return f"this machine is too slow for this rate: {takes}"
-        if self.busy_share >= NEARLY_ALL:
+        if self.busy_share >= BUSY_SHARE:
             return f"this machine is busy: {takes}, other processes the rest"
         return None
 
@@ -91,10 +91,10 @@ class LoadMeter:
         if sample is None:
             return None
         self._samples.append(sample)
-        while len(self._samples) > 1 and now - self._samples[1].at >= SPAN:
+        while len(self._samples) > 1 and now - self._samples[1].at >= MEASURE_SPAN:
             self._samples.popleft()
         first = self._samples[0]
-        if now - first.at < SHORTEST or sample.total <= first.total:
+        if now - first.at < MIN_SPAN or sample.total <= first.total:
             return None
         # of a process that has begun meanwhile all of it
         spent = sum(max(0, ticks - first.ticks.get(process, 0)) for process, ticks in sample.ticks.items())
@@ -117,8 +117,8 @@ def _sample(now: float, processes: Mapping[str, int]) -> _Sample | None:
         running = {process.pid: process for process in _processes()}
     except (OSError, ValueError):
         return None
-    roots = {pid for word, pid in processes.items() if pid in running and _is_called(pid, word)}
-    ours = [process for process in running.values() if roots & set(_line_of(process, running))]
+    roots = {pid for word, pid in processes.items() if pid in running and _command_line_has(pid, word)}
+    ours = [process for process in running.values() if roots & set(_ancestry(process, running))]
     total = sum(counted[:_COUNTED])
     ticks = {(process.pid, process.started): process.ticks for process in ours}
     return _Sample(now, ticks, total - sum(counted[place] for place in _IDLE), total)
@@ -135,7 +135,7 @@ def _processes() -> Iterable[_Process]:
             yield _Process(int(folder.name), int(fields[_PARENT]), int(fields[_STARTED]), ticks)
 
 
-def _line_of(process: _Process, running: Mapping[int, _Process]) -> Iterable[int]:
+def _ancestry(process: _Process, running: Mapping[int, _Process]) -> Iterable[int]:
     """Its pid and those of its ancestors."""
     line = list[int]()
     while process.pid not in line:
@@ -144,7 +144,7 @@ def _line_of(process: _Process, running: Mapping[int, _Process]) -> Iterable[int
     return line
 
 
-def _is_called(pid: int, word: str) -> bool:
+def _command_line_has(pid: int, word: str) -> bool:
     """Whether the command line has the word: a pid that was reported may be of another machine, or used again."""
     with suppress(OSError):
         return word.encode() in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")

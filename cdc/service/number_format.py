@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 UNKNOWN: Final = "–"
-THIN: Final = "\u202f"
+THIN_SPACE: Final = "\u202f"
 """Between thousands."""
 _SIZES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 _THOUSAND: Final = 1000
@@ -14,7 +14,7 @@ _HOUR: Final = 3600
 _DAY: Final = 86400
 
 
-def seconds(value: float | None) -> tuple[str, str]:
+def duration_and_unit(value: float | None) -> tuple[str, str]:
     """A duration as (number, unit): `0.42 s`, `12 s`, `3.5 min`, `2.0 h`."""
     if value is None:
         return UNKNOWN, ""
@@ -26,44 +26,58 @@ def seconds(value: float | None) -> tuple[str, str]:
     return f"{value / _DAY:.1f}", "d"
 
 
-def size(value: float | None) -> tuple[str, str]:
+def size_and_unit(value: float | None) -> tuple[str, str]:
     """Bytes as (number, unit) in powers of 1000."""
     if value is None:
         return UNKNOWN, ""
-    place = 0
-    while value >= _THOUSAND and place < len(_SIZES) - 1:
-        value, place = value / _THOUSAND, place + 1
-    return (f"{value:.1f}" if place else f"{value:.0f}"), _SIZES[place]
+    power = 0
+    while value >= _THOUSAND and power < len(_SIZES) - 1:
+        value, power = value / _THOUSAND, power + 1
+    return (f"{value:.1f}" if power else f"{value:.0f}"), _SIZES[power]
 
 
-def count(value: float | None) -> str:
+def format_count(value: float | None) -> str:
     """A whole number with thin spaces between thousands."""
-    return UNKNOWN if value is None else f"{value:,.0f}".replace(",", THIN)
+    return UNKNOWN if value is None else f"{value:,.0f}".replace(",", THIN_SPACE)
 
 
-def rate(value: float | None) -> str:
+def format_rate(value: float | None) -> str:
     """Rows per second."""
     if value is None:
         return UNKNOWN
-    return f"{value:.1f}" if 0 < value < 10 else count(value)  # noqa: PLR2004 - below ten the fraction matters
+    return f"{value:.1f}" if 0 < value < 10 else format_count(value)  # noqa: PLR2004 - below ten the fraction matters
 
 
-def ago(value: float) -> tuple[str, str]:
+def age_and_unit(value: float) -> tuple[str, str]:
     """An age as (number, unit): as a duration, whole seconds below a minute."""
-    return (f"{value:.0f}", "s") if round(value) < _MINUTE else seconds(value)
+    return (f"{value:.0f}", "s") if round(value) < _MINUTE else duration_and_unit(value)
 
 
-def said(pair: tuple[str, str]) -> str:
-    """A number with its unit, as one text."""
-    return " ".join(part for part in pair if part)
+def format_duration(value: float | None) -> str:
+    """A duration with its unit: `3.5 min`."""
+    return _with_unit(duration_and_unit(value))
 
 
-def distance(size_behind: int | None, seconds_behind: float | None) -> str:
-    """How far one position is from another: WAL and time, as far as they are known."""
-    wal = "another epoch" if size_behind is None else said(size(size_behind))
-    return wal if seconds_behind is None else f"{wal}, {said(seconds(seconds_behind))}"
+def format_size(value: float | None) -> str:
+    """Bytes with their unit: `16.8 MB`."""
+    return _with_unit(size_and_unit(value))
 
 
-def counted(number: int, noun: str) -> str:
+def format_age(value: float) -> str:
+    """An age with its unit: `12 s`."""
+    return _with_unit(age_and_unit(value))
+
+
+def format_lag(bytes_behind: int | None, seconds_behind: float | None) -> str:
+    """The distance between two positions in bytes of WAL and in time, as far as they are known."""
+    wal = "another epoch" if bytes_behind is None else format_size(bytes_behind)
+    return wal if seconds_behind is None else f"{wal}, {format_duration(seconds_behind)}"
+
+
+def format_quantity(number: int, noun: str) -> str:
     """`1 file`, `2 files`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _with_unit(pair: tuple[str, str]) -> str:
+    return " ".join(part for part in pair if part)

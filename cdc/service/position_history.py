@@ -10,7 +10,7 @@ from bisect import bisect_right
 from operator import itemgetter
 from typing import Final
 
-MOST: Final = 512
+MAX_ENTRIES: Final = 512
 """Entries above which some are left out."""
 PRECISION: Final = 0.05
 """Share of an age: of entries that are closer to each other than that one is enough."""
@@ -29,7 +29,7 @@ class PositionHistory:
         if self._seen and position == self._seen[-1][1]:
             return
         self._seen.append((at, position))
-        if len(self._seen) > MOST:
+        if len(self._seen) > MAX_ENTRIES:
             self._thin_out(at)
 
     def forget(self, upto: int) -> None:

@@ -54,7 +54,10 @@ class RateHistory:
         newest = samples[-1]
         recent = [s for s in samples if (newest.at - s.at).total_seconds() <= RATE_SPAN]
         span = (newest.at - recent[0].at).total_seconds()
-        return {edge: _climbed([s.rows.get(edge, 0.0) for s in recent]) / span if span else 0.0 for edge in newest.rows}
+        return {
+            edge: _total_increase([s.rows.get(edge, 0.0) for s in recent]) / span if span else 0.0
+            for edge in newest.rows
+        }
 
     def lags(self) -> dict[str, list[float]]:
         """Edge → lag in seconds, oldest first, at most one value per sample."""
@@ -64,18 +67,18 @@ class RateHistory:
 
     def to_json(self) -> dict[str, Any]:
         """What the page needs beside the status."""
-        return {"rates": self.rates(), "lags": {edge: _thinned(lags) for edge, lags in self.lags().items()}}
+        return {"rates": self.rates(), "lags": {edge: _downsample(lags) for edge, lags in self.lags().items()}}
 
     def _read(self) -> list[LagSample]:
         with self._lock:
             return list(self._samples)
 
 
-def _climbed(values: list[float]) -> float:
+def _total_increase(values: list[float]) -> float:
     return sum(new - old if new >= old else new for old, new in pairwise(values))
 
 
-def _thinned(values: list[float], most: int = 120) -> list[float]:
+def _downsample(values: list[float], most: int = 120) -> list[float]:
     """At most `most` values, each the worst of its share: a spike must stay visible."""
     share = -(-len(values) // most) or 1
     return [round(max(values[i : i + share]), 3) for i in range(0, len(values), share)]

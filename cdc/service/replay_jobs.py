@@ -12,9 +12,9 @@ from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.catalog.commands import JOB_LEASE, REPLAY
-from cdc.service.background_jobs import BackgroundJobs, JobOutcome, told
+from cdc.service.background_jobs import BackgroundJobs, JobOutcome, outcome_fields
 
-LOOKED_BACK: Final = 100
+SEARCH_DEPTH: Final = 100
 """Among so many of the newest the last one of a sink is looked for."""
 
 
@@ -46,29 +46,29 @@ class ReplayJobs:
     """The replays of one pipeline; may be called from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, definition: Path | None) -> None:
-        self.errands = BackgroundJobs(catalog, pipeline, REPLAY, definition)
+        self.jobs = BackgroundJobs(catalog, pipeline, REPLAY, definition)
 
-    def begin(self, request: ReplayRequest, actor: str) -> ReplayStatus:
+    def start(self, request: ReplayRequest, actor: str) -> ReplayStatus:
         """Start one; raises StateConflict as Errands.begin."""
-        return replay_status(self.errands.begin(asdict(request), (*_options(request), "--", request.sink), actor))
+        return replay_status(self.jobs.start(asdict(request), (*_options(request), "--", request.sink), actor))
 
     def last(self, sink: str) -> ReplayStatus | None:
         """The newest of a sink that was asked for over the API, or submitted to a cluster."""
-        newest = self.errands.newest(LOOKED_BACK)
+        newest = self.jobs.newest(SEARCH_DEPTH)
         return next((replay_status(c) for c in newest if c.payload["sink"] == sink), None)
 
 
 def replay_status(command: Command) -> ReplayStatus:
     """What a command of kind REPLAY says."""
     states = {CommandState.PENDING: "running", CommandState.DONE: "done", CommandState.FAILED: "failed"}
-    said = {name: value for name, value in command.payload.items() if name != JOB_LEASE}
-    request = ReplayRequest(**{**said, "tables": tuple(said["tables"])})
+    payload = {name: value for name, value in command.payload.items() if name != JOB_LEASE}
+    request = ReplayRequest(**{**payload, "tables": tuple(payload["tables"])})
     verb = ("spark", "submit", "replay") if JOB_LEASE in command.payload else ("replay",)
     return ReplayStatus(
         id=command.id,
         state=states[command.state],
         request=request,
-        **told(command),
+        **outcome_fields(command),
         command=shlex.join(["cdc", *verb, request.sink, *_options(request)]) + " -c FILE",
     )
 

@@ -16,7 +16,7 @@ from typing import Final
 from cdc.catalog import Catalog
 from cdc.errors import CdcError
 
-LOOK_EVERY: Final = 1.0
+POLL_INTERVAL: Final = 1.0
 """Seconds between two looks at the audit."""
 
 
@@ -26,26 +26,26 @@ class RestartTriggers:
     def __init__(self, file: Path, url: str) -> None:
         """file: the definition. url: of the catalog."""
         self._file, self._url = file, url
-        self._newest: float | None = None
-        self._thread = Thread(target=self._look, name="acts", daemon=True)
+        self._last_change: float | None = None
+        self._thread = Thread(target=self._poll_audit, name="restart triggers", daemon=True)
 
-    def definition(self) -> str:
+    def definition_digest(self) -> str:
         """A digest of its text; empty if it cannot be read."""
         try:
             return sha256(self._file.read_bytes()).hexdigest()
         except OSError:
             return ""
 
-    def newest(self) -> float | None:
+    def last_change(self) -> float | None:
         """When the newest line was written, as time.time(); None if there is none, or none was seen yet."""
         if self._thread.ident is None:
             self._thread.start()
-        return self._newest
+        return self._last_change
 
-    def _look(self) -> None:
+    def _poll_audit(self) -> None:
         never = Event()
-        while not never.wait(LOOK_EVERY):
+        while not never.wait(POLL_INTERVAL):
             with suppress(CdcError), Catalog.open(self._url, migrate=False) as catalog:
                 for line in catalog.audit.ls(limit=1):
                     written = line.written_at
-                    self._newest = (written if written.tzinfo else written.replace(tzinfo=UTC)).timestamp()
+                    self._last_change = (written if written.tzinfo else written.replace(tzinfo=UTC)).timestamp()

@@ -19,7 +19,7 @@ SHORT_TIME: Final = 3600.0
 """Seconds that are enough to do something: with less left a slot that does not move is in danger."""
 LOST: Final = frozenset({"lost"})
 """`wal_status` of a slot that nobody can stream from any more."""
-DOOMED: Final = frozenset({"unreserved"})
+LOST_AT_CHECKPOINT: Final = frozenset({"unreserved"})
 """`wal_status` of a slot whose WAL goes with the next checkpoint."""
 RAISE_LIMIT: Final = "ALTER SYSTEM SET max_slot_wal_keep_size = '{megabytes}MB'; SELECT pg_reload_conf()"
 
@@ -67,7 +67,7 @@ class SourceObservation:
     @property
     def is_at_risk(self) -> bool:
         """Whether the slot may soon be lost: more of the limit is used than left, or it does not move and time runs."""
-        if self.wal_status in LOST | DOOMED:
+        if self.wal_status in LOST | LOST_AT_CHECKPOINT:
             return True
         if self.safe_bytes is None or self.retained_bytes is None:
             return False
@@ -82,17 +82,17 @@ class SourceObservation:
         """What is kept and what is left, as a sentence; None where there is nothing to lose."""
         if self.retained_bytes is None:
             return None
-        kept = f"the server keeps {number_format.said(number_format.size(self.retained_bytes))} for slot {self.slot!r}"
+        kept = f"the server keeps {number_format.format_size(self.retained_bytes)} for slot {self.slot!r}"
         if self.wal_status in LOST:
             return f"slot {self.slot!r} is lost: the server has removed WAL that it needs"
-        if self.wal_status in DOOMED:
+        if self.wal_status in LOST_AT_CHECKPOINT:
             return f"{kept}, more than max_slot_wal_keep_size; the slot is lost at the next checkpoint"
         if self.safe_bytes is None:
             return kept
-        left = f"{number_format.said(number_format.size(self.safe_bytes))} are left"
+        left = f"{number_format.format_size(self.safe_bytes)} are left"
         if self.seconds_left is None:
             return f"{kept}; {left}; then the slot is lost"
-        time_left = f"about {number_format.said(number_format.seconds(self.seconds_left))} at the present rate"
+        time_left = f"about {number_format.format_duration(self.seconds_left)} at the present rate"
         return f"{kept}; {left}, {time_left}; then the slot is lost"
 
     @property

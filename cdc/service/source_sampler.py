@@ -19,21 +19,21 @@ from cdc.errors import CdcError
 from cdc.service.position_history import PositionHistory
 from cdc.service.source_observation import SourceObservation
 
-ASK_EVERY: Final = 3.0
+SAMPLE_INTERVAL: Final = 3.0
 """Seconds between the beginnings of two questions."""
-ANSWER_WITHIN: Final = 3.0
+ANSWER_TIMEOUT: Final = 3.0
 """Seconds that an answer may take: catalogue queries take milliseconds."""
 SILENT_AFTER: Final = 6.0
 """Seconds after which a question that is still open counts as not answered; connecting may take longer than that."""
-SHOWN_FOR: Final = 15.0
+MAX_AGE: Final = 15.0
 """Seconds for which an answer is shown while no other comes: a loaded machine may be late with the next question."""
 RATE_SPAN: Final = 60.0
 """Seconds over which the rate of WAL is taken: shorter jumps with every checkpoint, longer hides that it rose."""
-RATE_NEEDS: Final = 0.5
+MIN_RATE_SPAN: Final = 0.5
 """Seconds that two samples must be apart to give a rate."""
-MEASURE: Final = 1.0
+MEASURE_SECONDS: Final = 1.0
 """Seconds between the two samples of a command, which has no history."""
-_END: Final = 2.0
+_STOP_TIMEOUT: Final = 2.0
 """Seconds to wait for an open question when the server stops."""
 
 
@@ -41,14 +41,14 @@ class SourceSampler:
     """One slot as it was last seen; safe to ask from any thread."""
 
     def __init__(
-        self, definition: Definition, clock: Callable[[], float] = time.monotonic, *, every: float = ASK_EVERY
+        self, definition: Definition, clock: Callable[[], float] = time.monotonic, *, every: float = SAMPLE_INTERVAL
     ) -> None:
         """clock: monotonic seconds. every: seconds between two questions."""
         self._source, self._clock, self._every = definition.source, clock, every
         self._slot = definition.source.slot.name
         self._observed: SourceObservation | None = None
-        self._observed_at = self._began_at = float("-inf")
-        self._asking: Thread | None = None
+        self._observed_at = self._started_at = float("-inf")
+        self._thread: Thread | None = None
         self._lock = Lock()
         self._connection: Any = None
         self._samples: deque[tuple[float, int]] = deque()
@@ -56,76 +56,76 @@ class SourceSampler:
         self._reply: str | None = None
         self._heard_at: float | None = None
 
-    def latest(self) -> SourceObservation | None:
+    def refresh(self) -> SourceObservation | None:
         """What the last answer said, with its ages as of now, and a question begins if the last one was some time ago.
 
         None before the first answer. Never waits.
         """
         with self._lock:
-            if self._asking is None and self._clock() - self._began_at >= self._every:
-                self._began_at = self._clock()
-                self._asking = Thread(target=self._run, name="source watch", daemon=True)
-                self._asking.start()
-        return self.seen
+            if self._thread is None and self._clock() - self._started_at >= self._every:
+                self._started_at = self._clock()
+                self._thread = Thread(target=self._run, name="source watch", daemon=True)
+                self._thread.start()
+        return self.current
 
     @property
-    def seen(self) -> SourceObservation | None:
+    def current(self) -> SourceObservation | None:
         """The same without a question."""
         now = self._clock()
-        if self._asking is not None and now - self._began_at > SILENT_AFTER:
-            return self._without(f"no answer for {now - self._began_at:.0f} s")
+        if self._thread is not None and now - self._started_at > SILENT_AFTER:
+            return self._without(f"no answer for {now - self._started_at:.0f} s")
         observed, age = self._observed, now - self._observed_at
         if observed is None or age <= 0 or not observed.up:
             return observed
-        if age > SHOWN_FOR:
+        if age > MAX_AGE:
             return self._without(f"not asked for {age:.0f} s")
         return _aged(observed, age)
 
-    def within(self, seconds: float) -> SourceObservation:
+    def wait(self, seconds: float) -> SourceObservation:
         """The answer, once it came, or that none came in so many seconds."""
-        self.latest()
-        asking = self._asking
-        if asking is not None:
-            asking.join(seconds)
-        return self.seen or self._without(f"no answer for {seconds:.0f} s")
+        self.refresh()
+        thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+        return self.current or self._without(f"no answer for {seconds:.0f} s")
 
-    def measured(self, seconds: float) -> SourceObservation:
+    def wait_for_rate(self, seconds: float) -> SourceObservation:
         """The same with a rate, where the slot can be lost: two answers some time apart; for a command."""
-        first = self.within(seconds)
+        first = self.wait(seconds)
         if first.safe_bytes is None:
             return first
-        Event().wait(MEASURE)
-        self._began_at = float("-inf")
-        return self.within(seconds)
+        Event().wait(MEASURE_SECONDS)
+        self._started_at = float("-inf")
+        return self.wait(seconds)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Let an open question end, or go on without it."""
-        asking = self._asking
-        if asking is not None:
-            asking.join(_END)
-        if self._asking is None:
-            self._forget()
+        thread = self._thread
+        if thread is not None:
+            thread.join(_STOP_TIMEOUT)
+        if self._thread is None:
+            self._disconnect()
 
     def _run(self) -> None:
         try:
-            observed = self._ask()
+            observed = self._query()
             self._observed, self._observed_at = observed, self._clock()
         finally:
-            self._asking = None
+            self._thread = None
 
-    def _ask(self) -> SourceObservation:
-        postgres, reading = (import_module(f"cdc.postgres.{name}") for name in ("connection", "slot_use"))
+    def _query(self) -> SourceObservation:
+        postgres, slots = (import_module(f"cdc.postgres.{name}") for name in ("connection", "slot_use"))
         try:
             if self._connection is None:
                 self._connection = postgres.connect(
-                    self._source.current_dsn(), application_name="cdc server", patience=ANSWER_WITHIN
+                    self._source.current_dsn(), application_name="cdc server", patience=ANSWER_TIMEOUT
                 )
-            return self._observation(reading.read_slot_use(self._connection, self._slot))
+            return self._observation(slots.read_slot_use(self._connection, self._slot))
         except CdcError as error:
-            self._forget()
+            self._disconnect()
             return self._without(f"{error.code} {error.message}")
 
-    def _forget(self) -> None:
+    def _disconnect(self) -> None:
         """Drop the connection and what was measured over it: a gap would make rates and ages wrong."""
         if self._connection is not None:
             self._connection.close()
@@ -160,7 +160,7 @@ class SourceSampler:
         while now - self._samples[0][0] > RATE_SPAN:
             self._samples.popleft()
         since, first = self._samples[0]
-        return (wal_end - first) / (now - since) if now - since >= RATE_NEEDS else None
+        return (wal_end - first) / (now - since) if now - since >= MIN_RATE_SPAN else None
 
     def _feedback_age(self, now: float, use: Any) -> float | None:
         """Of an update that came while we watched by our own clock: those of reader and server may differ."""

@@ -34,13 +34,13 @@ from cdc.service.machine_load import MachineLoad
 from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
 from cdc.service.source_observation import SourceObservation
-from cdc.service.verification_status import VerifiedStatus, mismatches, verified_statuses
+from cdc.service.verification_status import VerifiedStatus, mismatch_problems, verified_statuses
 from cdc.snapshot.backfill_progress import BackfillStatus, list_backfills
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog
 
-REPORT_LIFE: Final = 5.0
+REPORT_MAX_AGE: Final = 5.0
 """Seconds; processes report every second, so five missed reports are no hiccup."""
 RUNNING: Final = "running"
 """Of a pipeline: the reader and the apply process report, and nothing is wrong."""
@@ -48,11 +48,11 @@ DEGRADED: Final = "degraded"
 """Both report, and something needs a person."""
 DOWN: Final = "down"
 """One of them failed, has stopped, or does not report."""
-WORKING: Final = ("reader", "apply")
+REQUIRED_PROCESSES: Final = ("reader", "apply")
 """The processes whose absence makes a pipeline not run; the server is the one that is asking."""
-SILENT: Final = frozenset({"stale", "stopped", "failed"})
+NOT_REPORTING: Final = frozenset({"stale", "stopped", "failed"})
 """Processes that say no more how their work goes on."""
-COMPILES: Final = "compiles its decoder, once per machine"
+COMPILING_ACTIVITY: Final = "compiles its decoder, once per machine"
 FAILED_STATES: Final = frozenset({"failed", "stale", "stopped", "needs_resync", REFUSED})
 _REASON: Final = re.compile(r"(CDC-\d{4}) (.*?)(?: → (.*))?", re.DOTALL)
 _REMEDIES: Final[Mapping[str, str]] = {error.code: error.remedy for error in all_error_classes()}
@@ -155,24 +155,26 @@ def pipeline_status(
     log: what was seen of its log. file: its definition, for commands that can be copied.
     """
     reports = {report.process: report for report in catalog.processes.ls(name)}
-    processes = tuple(_process(p, reports.get(p), now) for p in [*WORKING, *sorted(set(reports) - set(WORKING))])
-    silence = {p.process: p.age_seconds if p.state in SILENT and p.age_seconds else 0.0 for p in processes}
-    figures = {process: StatusInputs(report.figures) for process, report in reports.items()}
-    source = _source(figures.get("reader", StatusInputs(())), silence["reader"])
-    durable = figures.get("reader", StatusInputs(())).get(LOG_POSITION)
-    applied = figures.get("apply", StatusInputs(()))
+    processes = tuple(
+        _process(p, reports.get(p), now) for p in [*REQUIRED_PROCESSES, *sorted(set(reports) - set(REQUIRED_PROCESSES))]
+    )
+    silence = {p.process: p.age_seconds if p.state in NOT_REPORTING and p.age_seconds else 0.0 for p in processes}
+    figures = {process: ReportedMetrics(report.figures) for process, report in reports.items()}
+    source = _source(figures.get("reader", ReportedMetrics(())), silence["reader"])
+    durable = figures.get("reader", ReportedMetrics(())).get(LOG_POSITION)
+    applied = figures.get("apply", ReportedMetrics(()))
     sinks = tuple(_sink(progress, applied, durable, silence["apply"]) for progress in catalog.sinks.ls(name))
     backfills = tuple(list_backfills(catalog, name))
     tables = table_statuses(catalog.tables.ls(name), backfills)
     log = None if log is None else _log(log, source, applied)
     told = () if log is None else log.problems
     verified = verified_statuses(catalog.verified.ls(name))
-    of_tables = (*_table_problems(tables), *mismatches(verified))
+    of_tables = (*_table_problems(tables), *mismatch_problems(verified))
     found = (*_process_problems(processes), *told, *_sink_problems(sinks), *of_tables)
     problems = tuple(replace(problem, remedy=literal(problem.remedy, file=file)) for problem in found)
     return PipelineStatus(
         name=name,
-        state=_verdict(processes, problems),
+        state=_pipeline_state(processes, problems),
         at=now.isoformat(),
         processes=processes,
         source=source,
@@ -185,7 +187,7 @@ def pipeline_status(
     )
 
 
-class StatusInputs:
+class ReportedMetrics:
     """The figures of one process as its report carries them: [[name, [label…], value]…]."""
 
     def __init__(self, figures: Iterable[Any]) -> None:
@@ -202,7 +204,7 @@ class StatusInputs:
         return None
 
 
-def age_of(reported_at: datetime, now: datetime) -> float:
+def report_age(reported_at: datetime, now: datetime) -> float:
     """Seconds since the report; a catalog without time zones holds UTC."""
     if reported_at.tzinfo is None:
         reported_at = reported_at.replace(tzinfo=UTC)
@@ -212,21 +214,21 @@ def age_of(reported_at: datetime, now: datetime) -> float:
 def _process(process: str, report: Any, now: datetime) -> ProcessStatus:
     if report is None:
         return ProcessStatus(process, None, "missing", None, None)
-    age = age_of(report.reported_at, now)
+    age = report_age(report.reported_at, now)
     ended = report.state in {"stopped", "failed", "copied"}
-    state = report.state if age <= REPORT_LIFE or ended else "stale"
+    state = report.state if age <= REPORT_MAX_AGE or ended else "stale"
     return ProcessStatus(process, report.pid, state, age, report.error)
 
 
-def _source(figures: StatusInputs, silence: float) -> SourceStatus:
+def _source(figures: ReportedMetrics, silence: float) -> SourceStatus:
     position = figures.get(LOG_POSITION)
     return SourceStatus(
         position=None if position is None else str(Position(int(position))),
-        lag_seconds=_grown(figures.get(SOURCE_LAG_SECONDS), silence),
+        lag_seconds=_extrapolated_lag(figures.get(SOURCE_LAG_SECONDS), silence),
         lag_bytes=None,
         rows=figures.get(CHANGES) or 0.0,
         slot_retained_bytes=None,
-        activity=COMPILES if figures.get(COMPILING) and not silence else None,
+        activity=COMPILING_ACTIVITY if figures.get(COMPILING) and not silence else None,
     )
 
 
@@ -240,7 +242,7 @@ def with_source(
     if observed is None:
         return status
     lag, unconfirmed = status.source.lag_seconds, observed.unconfirmed_seconds or 0.0
-    stalled = unconfirmed if heartbeat and unconfirmed > 2 * heartbeat + REPORT_LIFE else None
+    stalled = unconfirmed if heartbeat and unconfirmed > 2 * heartbeat + REPORT_MAX_AGE else None
     if lag is not None and stalled is not None:
         lag = max(lag, stalled)
     durable = None if status.source.position is None else Position.parse(status.source.position)
@@ -256,7 +258,7 @@ def with_source(
     )
     found = (replace(problem, remedy=literal(problem.remedy, file=file)) for problem in observed.problems())
     problems = (*found, *status.problems)
-    return replace(status, source=source, problems=problems, state=_verdict(status.processes, problems))
+    return replace(status, source=source, problems=problems, state=_pipeline_state(status.processes, problems))
 
 
 def with_delays(status: PipelineStatus, durable: PositionHistory, now: float) -> PipelineStatus:
@@ -273,12 +275,12 @@ def _delayed(sink: SinkStatus, durable: PositionHistory, now: float) -> SinkStat
         return sink
     behind = durable.seconds_behind(int(Position.parse(sink.position)), now)
     # below that the report is more exact: positions are looked at once a second
-    if behind <= REPORT_LIFE:
+    if behind <= REPORT_MAX_AGE:
         return sink
     return replace(sink, lag_seconds=max(sink.lag_seconds, behind), stalled_seconds=behind)
 
 
-def _log(log: LogStatus, source: SourceStatus, applied: StatusInputs) -> LogStatus:
+def _log(log: LogStatus, source: SourceStatus, applied: ReportedMetrics) -> LogStatus:
     """What was seen of the log, with what apply says of its last compaction; none before the first copy is nothing."""
     if log.state is LogState.ABSENT and source.position is None:
         return replace(log, problems=())
@@ -290,7 +292,7 @@ def _log(log: LogStatus, source: SourceStatus, applied: StatusInputs) -> LogStat
     return replace(log, compaction=told)
 
 
-def _sink(progress: Any, figures: StatusInputs, durable: float | None, silence: float) -> SinkStatus:
+def _sink(progress: Any, figures: ReportedMetrics, durable: float | None, silence: float) -> SinkStatus:
     behind = None if durable is None else wal_between(Position(progress.position), Position(int(durable)))
     return SinkStatus(
         name=progress.sink,
@@ -298,19 +300,19 @@ def _sink(progress: Any, figures: StatusInputs, durable: float | None, silence: 
         reason=progress.reason,
         position=str(Position(progress.position)),
         committed_at=None if progress.committed_at is None else progress.committed_at.isoformat(),
-        lag_seconds=_grown(progress.lag_seconds, silence),
+        lag_seconds=_extrapolated_lag(progress.lag_seconds, silence),
         lag_bytes=figures.get(SINK_LAG_BYTES, progress.sink) if durable is None else behind,
         rows=figures.get(APPLY_ROWS, progress.sink) or 0.0,
     )
 
 
-def _grown(lag: float | None, silence: float) -> float | None:
+def _extrapolated_lag(lag: float | None, silence: float) -> float | None:
     return None if lag is None else lag + silence
 
 
-def _verdict(processes: Iterable[ProcessStatus], problems: Iterable[Problem]) -> str:
+def _pipeline_state(processes: Iterable[ProcessStatus], problems: Iterable[Problem]) -> str:
     broken = {"stale", "missing", "failed", "stopped"}
-    if any(p.process in WORKING and p.state in broken for p in processes):
+    if any(p.process in REQUIRED_PROCESSES and p.state in broken for p in processes):
         return DOWN
     return DEGRADED if tuple(problems) else RUNNING
 
@@ -331,7 +333,7 @@ def _process_problems(processes: Iterable[ProcessStatus]) -> Iterable[Problem]:
 def _sink_problems(sinks: Iterable[SinkStatus]) -> Iterable[Problem]:
     for s in sinks:
         if s.state == "failed":
-            yield _explained(
+            yield _problem_from_reason(
                 f"sink {s.name}", s.reason or s.state, "read the log of apply; the sink tries again by itself"
             )
 
@@ -341,11 +343,11 @@ def _table_problems(tables: Iterable[TableStatus]) -> Iterable[Problem]:
         if t.state in FAILED_STATES:
             subject = f"table {t.topic} in {t.sink}" if t.sink else f"table {t.topic}"
             otherwise = SchemaNotApplicable.remedy if t.sink else RESYNC
-            problem = _explained(subject, t.reason or t.state, otherwise)
+            problem = _problem_from_reason(subject, t.reason or t.state, otherwise)
             yield replace(problem, remedy=literal(problem.remedy, sink=t.sink or None, topic=t.topic))
 
 
-def _explained(subject: str, reason: str, otherwise: str) -> Problem:
+def _problem_from_reason(subject: str, reason: str, otherwise: str) -> Problem:
     """A problem from a reason as processes write it: `CDC-3001 message → remedy`, or free text."""
     match = _REASON.fullmatch(reason)
     if match is None:

@@ -43,7 +43,7 @@ HALTED_WAIT: Final = 300.0
 POLL: Final = 0.05
 """Seconds between looks at a child that is ending."""
 INTERRUPTED: Final = 130
-SOONER: Final = "or at once after a change of the definition, a cdc command that changes something, or kill -USR1"
+RETRY_HINT: Final = "or at once after a change of the definition, a cdc command that changes something, or kill -USR1"
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -69,11 +69,11 @@ class RestartPolicy:
     deadline: float = DEADLINE
     halted: float = HALTED_WAIT
 
-    def wait(self, falls: int, exit_code: int) -> float:
-        """Seconds before the next start after so many falls in a row, the newest with this status."""
+    def wait(self, failures: int, exit_code: int) -> float:
+        """Seconds before the next start after so many failures in a row, the newest with this status."""
         if exit_code == ExitCode.HALTED:
             return self.halted
-        pause = BackOff(self.first, self.most, self.jitter).seconds(falls)
+        pause = BackOff(self.first, self.most, self.jitter).seconds(failures)
         if exit_code == ExitCode.ENVIRONMENT:
             return max(pause, BackOff(ENVIRONMENT_WAIT, self.most, self.jitter).seconds(1))
         return pause
@@ -82,22 +82,22 @@ class RestartPolicy:
 class Triggers(Protocol):
     """Shows whether a person acted since a child was started; neither waits for anything."""
 
-    def definition(self) -> str:
+    def definition_digest(self) -> str:
         """A digest of the definition as it is now."""
 
-    def newest(self) -> float | None:
+    def last_change(self) -> float | None:
         """When somebody last changed something by a command, as time.time(), as far as that is known."""
 
 
 @dataclass(slots=True)
-class _Place:
+class _ChildState:
     """A child and the state of its current life."""
 
-    child: Child
+    spec: Child
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
-    falls: int = 0
-    due: float = 0.0
+    failures: int = 0
+    start_at: float = 0.0
     done: bool = False
     halted: bool = False
     definition: str = ""
@@ -116,12 +116,12 @@ class Supervisor:
         *,
         policy: RestartPolicy | None = None,
         say: Callable[[str, str], None] | None = None,
-        acts: Triggers | None = None,
+        triggers: Triggers | None = None,
     ) -> None:
-        self._places = [_Place(child) for child in children]
+        self._children = [_ChildState(child) for child in children]
         self._policy = policy or RestartPolicy()
-        self._say = say or _say
-        self._acts = acts
+        self._print = say or _print_line
+        self._triggers = triggers
         self._retry = Event()
         self._signals: SimpleQueue[int] = SimpleQueue()
         self.restarts: dict[str, int] = {child.name: 0 for child in children}
@@ -134,7 +134,7 @@ class Supervisor:
         """
         forced = False
         try:
-            while not self._asked(self._step()) and not all(place.done for place in self._places):
+            while not self._wait_for_stop(self._step()) and not all(child.done for child in self._children):
                 pass
         finally:
             forced = self._end()
@@ -151,56 +151,56 @@ class Supervisor:
     def handle_signals(self) -> None:
         """Let SIGTERM and SIGINT end run, and SIGUSR1 retry; only in the main thread."""
 
-        def note(number: int, _: FrameType | None) -> None:
+        def on_signal(number: int, _: FrameType | None) -> None:
             self._signals.put(number)
 
         signal.signal(signal.SIGUSR1, lambda *_: self.retry())
-        signal.signal(signal.SIGTERM, note)
-        signal.signal(signal.SIGINT, note)
+        signal.signal(signal.SIGTERM, on_signal)
+        signal.signal(signal.SIGINT, on_signal)
 
     def _step(self) -> float:
         """Look after every child once; returns the seconds until something is due."""
         retry = self._retry.is_set()
         self._retry.clear()
-        for place in self._places:
-            if place.halted and (retry or self._has_acted(place)):
-                self._say(place.child.name, "starting again: somebody acted")
-                place.due = 0.0
-            self._look_after(place)
-        waiting = [p.due - time.monotonic() for p in self._places if p.process is None and not p.done]
+        for child in self._children:
+            if child.halted and (retry or self._has_changed(child)):
+                self._print(child.spec.name, "starting again: somebody acted")
+                child.start_at = 0.0
+            self._check_child(child)
+        waiting = [p.start_at - time.monotonic() for p in self._children if p.process is None and not p.done]
         return max(0.0, min([0.25, *waiting]))
 
-    def _asked(self, timeout: float) -> bool:
+    def _wait_for_stop(self, timeout: float) -> bool:
         try:
             self._signals.get(timeout=max(0.001, timeout))
         except Empty:
             return False
         return True
 
-    def _look_after(self, place: _Place) -> None:
+    def _check_child(self, child: _ChildState) -> None:
         now = time.monotonic()
-        if place.process is None:
-            if now >= place.due and not place.done:
-                self._start(place, now)
+        if child.process is None:
+            if now >= child.start_at and not child.done:
+                self._start(child, now)
             return
-        code = place.process.poll()
+        code = child.process.poll()
         if code is not None:
-            self._fell(place, code, now)
+            self._handle_exit(child, code, now)
 
-    def _has_acted(self, place: _Place) -> bool:
+    def _has_changed(self, child: _ChildState) -> bool:
         """Whether a person did something since a child that stopped for good was started."""
-        if self._acts is None:
+        if self._triggers is None:
             return False
-        newest = self._acts.newest()
-        return (newest is not None and newest > place.began) or self._acts.definition() != place.definition
+        newest = self._triggers.last_change()
+        return (newest is not None and newest > child.began) or self._triggers.definition_digest() != child.definition
 
-    def _start(self, place: _Place, now: float) -> None:
-        if place.started:
-            self.restarts[place.child.name] += 1
-        place.halted, place.began = False, time.time()
-        place.definition = "" if self._acts is None else self._acts.definition()
-        place.process = subprocess.Popen(
-            place.child.command,
+    def _start(self, child: _ChildState, now: float) -> None:
+        if child.started:
+            self.restarts[child.spec.name] += 1
+        child.halted, child.began = False, time.time()
+        child.definition = "" if self._triggers is None else self._triggers.definition_digest()
+        child.process = subprocess.Popen(
+            child.spec.command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -208,56 +208,56 @@ class Supervisor:
             start_new_session=True,
             preexec_fn=die_with_parent(),  # noqa: PLW1509 - one prctl call, no locks taken
         )
-        place.started = now
-        place.reader = Thread(target=self._pass_on, args=(place.child.name, place.process.stdout), daemon=True)
-        place.reader.start()
+        child.started = now
+        child.reader = Thread(target=self._forward_output, args=(child.spec.name, child.process.stdout), daemon=True)
+        child.reader.start()
 
-    def _fell(self, place: _Place, code: int, now: float) -> None:
-        _drained(place)
-        place.process = None
+    def _handle_exit(self, child: _ChildState, code: int, now: float) -> None:
+        _join_output_thread(child)
+        child.process = None
         if code == ExitCode.USAGE:
-            raise ChildFailed(f"{place.child.name!r} ended with exit status {code}: starting it again cannot help")
-        if place.child.may_end and code == ExitCode.OK:
-            place.done = True
-            self._say(place.child.name, "is done")
+            raise ChildFailed(f"{child.spec.name!r} ended with exit status {code}: starting it again cannot help")
+        if child.spec.may_end and code == ExitCode.OK:
+            child.done = True
+            self._print(child.spec.name, "is done")
             return
-        place.falls = 1 if now - place.started >= self._policy.healthy_after else place.falls + 1
-        wait = self._policy.wait(place.falls, code)
-        place.due = now + wait
+        child.failures = 1 if now - child.started >= self._policy.healthy_after else child.failures + 1
+        wait = self._policy.wait(child.failures, code)
+        child.start_at = now + wait
         ended = f"signal {-code}" if code < 0 else f"status {code}"
-        place.halted = code == ExitCode.HALTED
-        sooner = f", {SOONER} {os.getpid()}" if place.halted else ""
-        self._say(place.child.name, f"ended with {ended}; starting again in {wait:.1f} s{sooner}")
+        child.halted = code == ExitCode.HALTED
+        sooner = f", {RETRY_HINT} {os.getpid()}" if child.halted else ""
+        self._print(child.spec.name, f"ended with {ended}; starting again in {wait:.1f} s{sooner}")
 
     def _end(self) -> bool:
         """Stop children in order; True when a second signal cut it short."""
         forced = False
-        for place in self._places:
-            if place.process is None:
+        for child in self._children:
+            if child.process is None:
                 continue
             if not forced:
-                place.process.terminate()
-                forced = self._awaited(place.process)
-            if place.process.poll() is None:
-                self._say(place.child.name, "killed: it did not end in time")
-                kill_group(place.process)
-            place.process.wait()
+                child.process.terminate()
+                forced = self._wait_for_exit(child.process)
+            if child.process.poll() is None:
+                self._print(child.spec.name, "killed: it did not end in time")
+                kill_group(child.process)
+            child.process.wait()
             # grandchildren (a JVM, workers) go with the group
-            kill_group(place.process)
-            _drained(place)
+            kill_group(child.process)
+            _join_output_thread(child)
         return forced
 
-    def _awaited(self, process: subprocess.Popen[bytes]) -> bool:
+    def _wait_for_exit(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait for the end of a child up to the deadline; True when a signal came meanwhile."""
         limit = time.monotonic() + self._policy.deadline
         while time.monotonic() < limit and process.poll() is None:
-            if self._asked(POLL):
+            if self._wait_for_stop(POLL):
                 return True
         return False
 
-    def _pass_on(self, name: str, lines: IO[bytes] | None) -> None:
+    def _forward_output(self, name: str, lines: IO[bytes] | None) -> None:
         for line in lines or ():
-            self._say(name, line.decode(errors="replace").rstrip("\n"))
+            self._print(name, line.decode(errors="replace").rstrip("\n"))
 
 
 def pipeline_children(config: str, only: Sequence[str] = (), *, copies_only: bool = False) -> list[Child]:
@@ -274,15 +274,15 @@ def pipeline_children(config: str, only: Sequence[str] = (), *, copies_only: boo
     return [child for child in every if not only or child.name in only]
 
 
-def _say(name: str, line: str) -> None:
+def _print_line(name: str, line: str) -> None:
     sys.stderr.write(f"{name:<7}│ {line}\n")
     sys.stderr.flush()
 
 
-def _drained(place: _Place) -> None:
-    if place.reader is not None:
+def _join_output_thread(child: _ChildState) -> None:
+    if child.reader is not None:
         # a grandchild may hold the pipe open: what it says later is not waited for
-        place.reader.join(timeout=1.0)
+        child.reader.join(timeout=1.0)
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:

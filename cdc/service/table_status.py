@@ -51,14 +51,14 @@ class TableLine:
 
 def table_lines(status: PipelineStatus, log: str | Root) -> list[TableLine]:
     """Every table that log or catalog know, by topic; of a name that was used again, the table of now."""
-    known = latest(log)
+    known = tables_by_topic(log)
     shown: dict[str, dict[str, TableStatus]] = {topic: {} for topic in known}
     for table in status.tables:
         shown.setdefault(table.topic, {})[table.sink] = table
     return [_line(topic, known.get(topic), places) for topic, places in sorted(shown.items())]
 
 
-def latest(log: str | Root) -> dict[str, TableSchema]:
+def tables_by_topic(log: str | Root) -> dict[str, TableSchema]:
     """Topic → the table of that name in the log, a dropped one only if no other has the name; empty without a log."""
     try:
         schemas = LogReader(log).schemas().values()

@@ -9,7 +9,7 @@ from cdc.catalog import Catalog, Command, CommandState
 from cdc.catalog.commands import VERIFY
 from cdc.config.verify_options import Against, VerifyMode
 from cdc.errors import VerifyMismatch
-from cdc.service.background_jobs import BackgroundJobs, JobOutcome, told
+from cdc.service.background_jobs import BackgroundJobs, JobOutcome, outcome_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,32 +37,32 @@ class VerificationJobs:
     """Those of one pipeline; may be called from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, definition: Path | None) -> None:
-        self.errands = BackgroundJobs(catalog, pipeline, VERIFY, definition)
+        self.jobs = BackgroundJobs(catalog, pipeline, VERIFY, definition)
 
-    def begin(self, request: VerifyRequest, actor: str) -> VerifyStatus:
+    def start(self, request: VerifyRequest, actor: str) -> VerifyStatus:
         """Start one; raises StateConflict as Errands.begin."""
-        return verify_status(self.errands.begin(asdict(request), _words(request), actor))
+        return verify_status(self.jobs.start(asdict(request), _arguments(request), actor))
 
     def last(self) -> VerifyStatus | None:
         """The newest that was asked for over the API."""
-        return next(map(verify_status, self.errands.newest(1)), None)
+        return next(map(verify_status, self.jobs.newest(1)), None)
 
 
 def verify_status(command: Command) -> VerifyStatus:
     """What a command of kind VERIFY says."""
-    said = command.payload
+    payload = command.payload
     request = VerifyRequest(
-        tables=tuple(said["tables"]),
-        sinks=tuple(said["sinks"]),
-        mode=VerifyMode(said["mode"]),
-        against=Against(said["against"]),
-        repair=said["repair"],
+        tables=tuple(payload["tables"]),
+        sinks=tuple(payload["sinks"]),
+        mode=VerifyMode(payload["mode"]),
+        against=Against(payload["against"]),
+        repair=payload["repair"],
     )
     return VerifyStatus(
         id=command.id,
         state=_state(command),
         request=request,
-        **told(command),
+        **outcome_fields(command),
     )
 
 
@@ -75,7 +75,7 @@ def _state(command: Command) -> str:
     return "differs" if error.get("code") == VerifyMismatch.code else "failed"
 
 
-def _words(request: VerifyRequest) -> tuple[str, ...]:
+def _arguments(request: VerifyRequest) -> tuple[str, ...]:
     sinks = [f"--sink={name}" for name in request.sinks]
     options = [f"--mode={request.mode.value}", f"--against={request.against.value}"]
     return (*sinks, *options, *(["--repair"] if request.repair else []), "--", *request.tables)

@@ -55,7 +55,7 @@ def verified_statuses(tables: Iterable[VerifiedTable]) -> tuple[VerifiedStatus, 
     )
 
 
-def mismatches(tables: Iterable[VerifiedStatus]) -> Iterable[Problem]:
+def mismatch_problems(tables: Iterable[VerifiedStatus]) -> Iterable[Problem]:
     """Of every table that was found to differ and has not been found equal since."""
     for table in tables:
         if table.mismatched:

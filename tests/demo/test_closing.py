@@ -22,58 +22,58 @@ from tests.fixtures.postgres import rows_of
 from tests.fixtures.waiting import until
 
 
-@pytest.fixture(name="ground")
-def _ground(tmp_path: Path, database: str) -> Workspace:
+@pytest.fixture(name="workspace")
+def _workspace(tmp_path: Path, database: str) -> Workspace:
     """The demo's definition over a shop of its own."""
     make_shop(database)
-    ground = Workspace(tmp_path)
-    ground.define(database, free_port(8300), ())
-    return ground
+    workspace = Workspace(tmp_path)
+    workspace.define(database, free_port(8300), ())
+    return workspace
 
 
 @pytest.fixture(name="running")
-def _running(ground: Workspace) -> Iterator[Workspace]:
-    with DemoProcesses(ground, pipeline_children(str(ground.definition), ("reader", "apply"))):
-        yield ground
+def _running(workspace: Workspace) -> Iterator[Workspace]:
+    with DemoProcesses(workspace, pipeline_children(str(workspace.definition), ("reader", "apply"))):
+        yield workspace
 
 
 @pytest.fixture(name="catalog")
-def _catalog(ground: Workspace) -> Iterator[Catalog]:
-    with Catalog.open(ground.catalog_url) as catalog:
+def _catalog(workspace: Workspace) -> Iterator[Catalog]:
+    with Catalog.open(workspace.catalog_url) as catalog:
         yield catalog
 
 
-def told(ground: Workspace) -> str:
-    return "\n".join(f"--- {p.name}\n{p.read_text()[-2000:]}" for p in sorted(ground.state.glob("*.out")))
+def text(workspace: Workspace) -> str:
+    return "\n".join(f"--- {p.name}\n{p.read_text()[-2000:]}" for p in sorted(workspace.state.glob("*.out")))
 
 
 def test_a_broken_row_is_parked_tried_and_mended_and_a_history_comes_from_the_log(
     running: Workspace, database: str, catalog: Catalog
 ) -> None:
     lake, out = LakeQueries(running, LAKE), StringIO()
-    until(lambda: any(s.sink == LAKE and s.position for s in catalog.sinks.ls("shop")), lambda: told(running))
+    until(lambda: any(s.sink == LAKE and s.position for s in catalog.sinks.ls("shop")), lambda: text(running))
     workload = Workload(database)
     workload.run(300)
     workload.stop()
     with HistorySinkStep(lake, Terminal(out), database, catalog) as history:
-        parked, retried = DeadLetterStep(lake, Terminal(out), database, catalog).go()
-        (versions,) = history.go()
+        parked, retried = DeadLetterStep(lake, Terminal(out), database, catalog).run()
+        (versions,) = history.run()
 
-    assert parked.equal, f"{out.getvalue()}\n{told(running)}"
+    assert parked.equal, f"{out.getvalue()}\n{text(running)}"
     assert parked.facts["code"] == "CDC-3001"
-    assert retried.equal, f"{out.getvalue()}\n{told(running)}"
+    assert retried.equal, f"{out.getvalue()}\n{text(running)}"
     assert retried.facts["outcome"] == "parked"
-    assert versions.equal, f"{out.getvalue()}\n{told(running)}"
+    assert versions.equal, f"{out.getvalue()}\n{text(running)}"
     edited = rows_of(database, "SELECT count(*) FROM shop.products")[0][0]
     assert versions.rows > edited  # a price was changed, and what it was before is still there
     assert catalog.dead_letters.ls("shop") == []
 
 
 def test_without_anybody_who_applies_both_fail_in_time_and_the_row_is_mended_nevertheless(
-    ground: Workspace, database: str, catalog: Catalog
+    workspace: Workspace, database: str, catalog: Catalog
 ) -> None:
     out = StringIO()
-    steps = DeadLetterStep(LakeQueries(ground, LAKE), Terminal(out), database, catalog, patience=0.2).go()
+    steps = DeadLetterStep(LakeQueries(workspace, LAKE), Terminal(out), database, catalog, wait_seconds=0.2).run()
 
     assert [step.equal for step in steps] == [False, False]
     assert "not within" in out.getvalue()

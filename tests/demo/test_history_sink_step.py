@@ -22,27 +22,27 @@ from tests.contracts.folded import ID, ORDERS, PRICE, Row, batch, column
 PRODUCTS = replace(ORDERS, name="products", columns=(ID, replace(PRICE, id=2), column(3, "stock", "integer", oid=23)))
 
 
-def fill(ground: Workspace, name: str, table: TableSettings, prices: list[str]) -> LakeQueries:
+def fill(workspace: Workspace, name: str, table: TableSettings, prices: list[str]) -> LakeQueries:
     """One product, whose price is each of these in turn."""
-    sink = DeltaSink(DeltaSettings(name, f"{ground.state}/{name}/{{schema}}/{{table}}", table=table))
+    sink = DeltaSink(DeltaSettings(name, f"{workspace.state}/{name}/{{schema}}/{{table}}", table=table))
     sink.open("log-1")
     for number, price in enumerate(prices):
         row = Row(("1",), 10 * number + 5, {1: "1", 2: price, 3: "7"})
         applied = sink.apply(batch([row], 10 * number, 10 * number + 10, PRODUCTS))
     sink.publish(Published(10 * len(prices), 1, {PRODUCTS.relation: replace(applied, state="streaming")}))
-    return LakeQueries(ground, name)
+    return LakeQueries(workspace, name)
 
 
 @pytest.mark.parametrize(("last", "equal"), [("3.00", True), ("4.00", False)])
 def test_both_are_shown_and_unequal_where_the_open_version_is_not_the_row(
     tmp_path: Path, last: str, equal: bool
 ) -> None:
-    ground = Workspace(tmp_path)
-    lake = fill(ground, LAKE, TableSettings(), ["1.00", "2.00", "3.00"])
-    past = fill(ground, HISTORY, TableSettings(stored_as_scd_type=2), ["1.00", "2.00", last])
-    with Catalog.open(ground.catalog_url) as catalog:
-        found = HistorySinkStep(lake, Terminal(StringIO()), "", catalog).side_by_side(past)
+    workspace = Workspace(tmp_path)
+    lake = fill(workspace, LAKE, TableSettings(), ["1.00", "2.00", "3.00"])
+    past = fill(workspace, HISTORY, TableSettings(stored_as_scd_type=2), ["1.00", "2.00", last])
+    with Catalog.open(workspace.catalog_url) as catalog:
+        found = HistorySinkStep(lake, Terminal(StringIO()), "", catalog).compare_now(past)
 
     assert found.equal is equal
-    assert f"SCD1 3.00 · SCD2 1.00 → 2.00 → {last}; 1 rows, 3 versions, 1 of them open" in found.told
-    assert ("NOT EQUAL" in found.told) is not equal
+    assert f"SCD1 3.00 · SCD2 1.00 → 2.00 → {last}; 1 rows, 3 versions, 1 of them open" in found.text
+    assert ("NOT EQUAL" in found.text) is not equal

@@ -8,18 +8,18 @@ import pytest
 
 from cdc.catalog import AWAITS_SPARK
 from cdc.demo.lag_line import lag_line
-from cdc.demo.pipeline_probe import FIND, LAKE, PipelineSnapshot
+from cdc.demo.pipeline_probe import LAKE, SEARCH, PipelineSnapshot
 from cdc.position import Position
 
-BOTH = (LAKE, FIND)
+BOTH = (LAKE, SEARCH)
 HEALTHY = PipelineSnapshot(
     durable=Position(9),
-    sinks={LAKE: Position(7), FIND: Position(8)},
-    lag={LAKE: 0.72, FIND: 0.41},
+    sinks={LAKE: Position(7), SEARCH: Position(8)},
+    lag={LAKE: 0.72, SEARCH: 0.41},
     source_lag=0.05,
     slot_retained=None,
     versions={},
-    stalled={"": 0.1, LAKE: 0.6, FIND: 0.3},
+    stalled={"": 0.1, LAKE: 0.6, SEARCH: 0.3},
 )
 
 
@@ -29,7 +29,7 @@ def test_sinks_that_move_have_their_lag() -> None:
 
 
 def test_a_sink_that_shows_nothing_new_for_seconds_has_no_figure_but_that() -> None:
-    late = replace(HEALTHY, lag={LAKE: 30.66, FIND: 0.41}, stalled={"": 0.1, LAKE: 26.0, FIND: 0.3})
+    late = replace(HEALTHY, lag={LAKE: 30.66, SEARCH: 0.41}, stalled={"": 0.1, LAKE: 26.0, SEARCH: 0.3})
     assert lag_line(late, BOTH) == "log 0.05 s · search 0.41 s · delta no figure for 26 s"
 
 
@@ -43,15 +43,15 @@ def test_while_the_reader_compiles_its_time_is_no_lag() -> None:
 
 
 @pytest.mark.parametrize(
-    "sight",
+    "snapshot",
     [
-        replace(HEALTHY, sinks={FIND: Position(8)}, lag={FIND: 0.41}),
-        replace(HEALTHY, reasons={LAKE: AWAITS_SPARK}, lag={LAKE: 30.66, FIND: 0.41}),
+        replace(HEALTHY, sinks={SEARCH: Position(8)}, lag={SEARCH: 0.41}),
+        replace(HEALTHY, reasons={LAKE: AWAITS_SPARK}, lag={LAKE: 30.66, SEARCH: 0.41}),
     ],
     ids=["before its first rows", "after them"],
 )
-def test_a_sink_that_can_do_nothing_without_spark_says_so(sight: PipelineSnapshot) -> None:
-    assert lag_line(sight, BOTH) == "log 0.05 s · search 0.41 s · delta waits for Spark"
+def test_a_sink_that_can_do_nothing_without_spark_says_so(snapshot: PipelineSnapshot) -> None:
+    assert lag_line(snapshot, BOTH) == "log 0.05 s · search 0.41 s · delta waits for Spark"
 
 
 def test_a_lag_that_this_machine_is_the_reason_of_is_shown_with_it() -> None:

@@ -1,4 +1,4 @@
-"""Step: what cannot be shown is told and fails; a wait ends and says what for."""
+"""Step: what cannot be shown is text and fails; a wait ends and says what for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from io import StringIO
 
 import pytest
 
-from cdc.demo.step import StepResult, Wait, taken
+from cdc.demo.step import StepResult, Wait, run_step
 from cdc.demo.terminal import Terminal
 from cdc.errors import CutUnavailable, PositionNotReached
 
@@ -16,7 +16,7 @@ def test_a_part_that_raises_is_told_with_its_code_and_does_not_pass() -> None:
         raise CutUnavailable("no cut is kept")
 
     out = StringIO()
-    step = taken(Terminal(out), "cut", fails)
+    step = run_step(Terminal(out), "cut", fails)
 
     assert not step.equal
     assert "✗ cut        CDC-3014 no cut is kept   try: " in out.getvalue() or "no cut is kept" in out.getvalue()
@@ -26,7 +26,7 @@ def test_a_part_that_raises_is_told_with_its_code_and_does_not_pass() -> None:
 @pytest.mark.parametrize(("equal", "mark"), [(True, "✓"), (False, "✗")])
 def test_a_part_is_told_with_its_command_and_its_mark(equal: bool, mark: str) -> None:
     out = StringIO()
-    step = taken(Terminal(out), "cut", lambda: StepResult("all there", "cdc query", equal, 3))
+    step = run_step(Terminal(out), "cut", lambda: StepResult("all there", "cdc query", equal, 3))
 
     assert f"{mark} cut        all there   try: cdc query\n" in out.getvalue()
     assert (step.name, step.rows, step.equal) == ("cut", 3, equal)
@@ -34,11 +34,11 @@ def test_a_part_is_told_with_its_command_and_its_mark(equal: bool, mark: str) ->
 
 def test_a_long_command_stands_on_a_line_of_its_own_below_the_text() -> None:
     out = StringIO()
-    taken(Terminal(out), "cut", lambda: StepResult("told", "cdc query " + "x" * 110, equal=True))
+    run_step(Terminal(out), "cut", lambda: StepResult("text", "cdc query " + "x" * 110, equal=True))
     first, second = out.getvalue().splitlines()
 
-    assert first.endswith("told")
-    assert second.index("try:") == first.index("told")
+    assert first.endswith("text")
+    assert second.index("try:") == first.index("text")
 
 
 def test_a_wait_gives_what_it_finds_and_ends_with_what_it_waited_for() -> None:

@@ -17,8 +17,8 @@ class TerminalText(StringIO):
 def test_figures_are_written_over_on_a_terminal() -> None:
     out = TerminalText()
     screen = Terminal(out)
-    screen.passing("lag 1 s")
-    screen.passing("lag 2 s")
+    screen.update("lag 1 s")
+    screen.update("lag 2 s")
     screen.done("log", "is there")
 
     assert out.getvalue().count("\n") == 1
@@ -27,7 +27,7 @@ def test_figures_are_written_over_on_a_terminal() -> None:
 
 def test_figures_are_lines_elsewhere() -> None:
     out = StringIO()
-    Terminal(out).passing("lag 1 s")
+    Terminal(out).update("lag 1 s")
 
     assert out.getvalue().endswith("lag 1 s\n")
 

@@ -30,7 +30,7 @@ class Shop:
     """A lake of two tables, published by hand."""
 
     def __init__(self, folder: Path) -> None:
-        self.ground = Workspace(folder)
+        self.workspace = Workspace(folder)
         self._sink = DeltaSink(DeltaSettings("lake", f"{folder}/lake/{{schema}}/{{table}}"))
         self._sink.open("log-1")
         self._tables: dict[int, TableRecord] = {}
@@ -54,7 +54,7 @@ class Shop:
     def past(self, out: StringIO, before: int | None = None) -> TimeTravelStep:
         """Of this lake."""
         position = None if before is None else Position(before)
-        return TimeTravelStep(LakeQueries(self.ground, "lake"), Terminal(out), position, patience=0.2)
+        return TimeTravelStep(LakeQueries(self.workspace, "lake"), Terminal(out), position, wait_seconds=0.2)
 
 
 @pytest.fixture(name="shop")
@@ -78,7 +78,7 @@ def test_a_cut_between_an_order_and_its_items_is_not_equal(shop: Shop) -> None:
     shop.put(PLAIN, "2", "1.00")
     shop.publish()
     out = StringIO()
-    cut, *_ = shop.past(out).go()
+    cut, *_ = shop.past(out).run()
 
     assert not cut.equal
     assert "7.50: NOT EQUAL" in out.getvalue()
@@ -92,12 +92,12 @@ def test_a_past_cut_is_read_although_the_lake_went_on(shop: Shop) -> None:
     cut = shop.past(StringIO()).cut()
 
     assert cut.equal
-    assert cut.told.endswith("now 2 orders")
+    assert cut.text.endswith("now 2 orders")
 
 
 def test_a_lake_without_a_whole_cut_is_told_and_fails(shop: Shop) -> None:
     shop.publish(state="snapshotting")
-    cut, *_ = shop.past(StringIO()).go()
+    cut, *_ = shop.past(StringIO()).run()
 
     assert not cut.equal
     assert "keeps no cut" in str(cut.facts["error"])
@@ -111,7 +111,7 @@ def test_the_column_is_there_and_at_the_cut_of_before_it_was_not(shop: Shop) -> 
 
     assert found.equal
     assert found.facts == {"column": COLUMN, "filled": 1, "absent_at": "0/3C"}
-    assert "1 of 2 orders" in found.told
+    assert "1 of 2 orders" in found.text
 
 
 def test_a_column_that_was_there_before_it_came_is_wrong(shop: Shop) -> None:
@@ -123,7 +123,7 @@ def test_a_column_that_was_there_before_it_came_is_wrong(shop: Shop) -> None:
 def test_a_column_that_never_came_is_left_out_and_not_waited_for(shop: Shop) -> None:
     shop.publish()
     out = StringIO()
-    steps = replace(shop.past(out), altered=False).go()
+    steps = replace(shop.past(out), altered=False).run()
 
     assert [step.name for step in steps] == ["cut"]
     assert "column     left out" in out.getvalue()
@@ -132,7 +132,7 @@ def test_a_column_that_never_came_is_left_out_and_not_waited_for(shop: Shop) -> 
 def test_a_column_that_does_not_come_to_the_lake_fails_within_the_patience(shop: Shop) -> None:
     shop.publish()
     out = StringIO()
-    _, late = shop.past(out).go()
+    _, late = shop.past(out).run()
 
     assert not late.equal
     assert f"the lake's orders have {COLUMN}: not within" in out.getvalue()

@@ -8,7 +8,7 @@ import pytest
 from cdc.change import LOG_SCHEMA
 from cdc.demo.report import DemoReport
 from cdc.demo.step import Step
-from cdc.demo.verification_step import TableVerification, by_table, living
+from cdc.demo.verification_step import TableVerification, by_table, fold_live_keys
 
 
 def row(position: int, op: str, key: str | None, payload: bytes | None = None) -> dict[str, object]:
@@ -20,7 +20,7 @@ def row(position: int, op: str, key: str | None, payload: bytes | None = None) -
 
 
 def alive(*rows: dict[str, object]) -> set[str | None]:
-    return {key[0] for key in living(pa.Table.from_pylist(list(rows), LOG_SCHEMA)).get(7, {})}
+    return {key[0] for key in fold_live_keys(pa.Table.from_pylist(list(rows), LOG_SCHEMA)).get(7, {})}
 
 
 def test_one_unequal_sink_makes_the_table_unequal() -> None:

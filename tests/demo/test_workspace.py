@@ -9,11 +9,11 @@ import pytest
 
 from cdc.config import DeltaSinkDefinition, load_definition
 from cdc.config.sinks import HistoryMode
-from cdc.demo.workspace import FOLDER, Workspace, free_port, ground
+from cdc.demo.workspace import FOLDER, Workspace, free_port, open_workspace
 
 
 def test_the_state_goes_with_the_demo(folder: Path) -> None:
-    with ground(folder, keep=False) as place:
+    with open_workspace(folder, keep=False) as place:
         place.log.mkdir()
         assert place.state == folder / FOLDER
 
@@ -21,16 +21,16 @@ def test_the_state_goes_with_the_demo(folder: Path) -> None:
 
 
 def test_the_state_stays_when_kept_and_is_never_taken_over(folder: Path) -> None:
-    with ground(folder, keep=True) as first:
+    with open_workspace(folder, keep=True) as first:
         pass
-    with ground(folder, keep=False) as second:
+    with open_workspace(folder, keep=False) as second:
         assert second.state != first.state
 
     assert [p.name for p in folder.iterdir()] == [FOLDER]
 
 
 def test_the_state_goes_even_when_the_demo_fails(folder: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), ground(folder, keep=False):
+    with pytest.raises(KeyboardInterrupt), open_workspace(folder, keep=False):
         raise KeyboardInterrupt
 
     assert list(folder.iterdir()) == []
@@ -39,7 +39,7 @@ def test_the_state_goes_even_when_the_demo_fails(folder: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_replaced_by_a_temporary_one(tmp_path: Path) -> None:
     nothing_goes_in = tmp_path / "file"
     nothing_goes_in.touch()
-    with ground(nothing_goes_in, keep=False) as place:
+    with open_workspace(nothing_goes_in, keep=False) as place:
         assert tmp_path not in place.state.parents
 
     assert not place.state.exists()

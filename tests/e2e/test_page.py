@@ -293,7 +293,7 @@ def kept(browser: Browser, folder: Folder, tmp_path: Path) -> Iterator[Page]:
     with Catalog.open(definition(tmp_path).catalog.url) as opened:
         fill(opened)
         app = create_app(opened, definition(tmp_path), str(folder.root))
-        app.state.view.log = LogSampler(folder.root, every=0.1)
+        app.state.sampler.log = LogSampler(folder.root, every=0.1)
         with answering(app) as address, looking_at(browser, address, "log.png") as page:
             yield page
 

@@ -12,7 +12,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.postgres.connection import connect
 from cdc.service.api.app import create_app
-from cdc.service.source_sampler import SHOWN_FOR
+from cdc.service.source_sampler import MAX_AGE
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
@@ -53,10 +53,10 @@ def test_a_reader_process_that_is_stopped_and_goes_on_is_seen_in_every_figure(
         write_wal(conn, 20)
         until(lambda: health(client, "reader") == 0, "the silence of the reader")
         until(lambda: figures(client)["cdc_slot_retained_bytes"] > before + 20e6, "what the server keeps")
-        until(lambda: figures(client)["cdc_source_lag_seconds"] > SHOWN_FOR, "the lag")
-        until(lambda: figures(client)["cdc_feedback_age_seconds"] > SHOWN_FOR, "the age of the last status update")
+        until(lambda: figures(client)["cdc_source_lag_seconds"] > MAX_AGE, "the lag")
+        until(lambda: figures(client)["cdc_feedback_age_seconds"] > MAX_AGE, "the age of the last status update")
         reader.child.send_signal(signal.SIGCONT)
         until(
-            lambda: health(client, "reader") == 1 and figures(client)["cdc_feedback_age_seconds"] < SHOWN_FOR,
+            lambda: health(client, "reader") == 1 and figures(client)["cdc_feedback_age_seconds"] < MAX_AGE,
             "the reader again",
         )

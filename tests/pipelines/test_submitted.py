@@ -79,7 +79,7 @@ def test_a_replay_that_cannot_be_says_why(ground: Ground, catalog: Catalog) -> N
 def test_a_replay_that_was_killed_runs_until_its_lease_has_run_out(ground: Ground, catalog: Catalog) -> None:
     done = submitted(ground, "replay", "lake", failpoint="replay_after_build")
     assert done.status == KILLED, done.errors
-    ReplayJobs(catalog, "shop", None).errands.forget_earlier()  # it is no child of a server that starts
+    ReplayJobs(catalog, "shop", None).jobs.fail_unfinished()  # it is no child of a server that starts
 
     told = last(catalog)
     assert told.state == "running"

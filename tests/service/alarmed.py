@@ -165,7 +165,7 @@ class Pipeline:
     """All that a situation breaks."""
 
     catalog: Catalog
-    view: StatusSampler
+    sampler: StatusSampler
     dsn: str
     slot: str
     publication: str
@@ -235,7 +235,7 @@ class Pipeline:
 
     def look_at(self, root: Path) -> None:
         """Show this log from now on."""
-        self.view.log = LogSampler(root, every=0.2)
+        self.sampler.log = LogSampler(root, every=0.2)
 
 
 def reported(catalog: Catalog) -> Reports:

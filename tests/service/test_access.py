@@ -199,7 +199,7 @@ def test_a_stream_ends_when_its_token_is_no_longer_valid(catalog: Catalog, tmp_p
         assert next(lines).startswith("event: ")
         file.unlink()
         assert not [line for line in lines if line.startswith("event: ")][3:]
-        until(lambda: app.state.view.streams == 0, "the stream given back")
+        until(lambda: app.state.sampler.streams == 0, "the stream given back")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "db.internal"])

@@ -41,13 +41,13 @@ def _pipeline(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFacto
         wanted = definition(folder, source.dsn(dsn))
         catalog = stack.enter_context(Catalog.open(wanted.catalog.url))
         app = create_app(catalog, wanted, wanted.log.path)
-        app.state.view.source = SourceSampler(wanted, lambda: time.monotonic() + ahead[0], every=0.2)
+        app.state.sampler.source = SourceSampler(wanted, lambda: time.monotonic() + ahead[0], every=0.2)
         reports = reported(catalog)
         stack.callback(reports.end)
         served = stack.enter_context(answering(app))
         server = stack.enter_context(Proxy(int(served.rpartition(":")[2])))
         names = wanted.source.slot.name, wanted.source.publication.name
-        found = Pipeline(catalog, app.state.view, dsn, *names, reports, source, server, folder, ahead)
+        found = Pipeline(catalog, app.state.sampler, dsn, *names, reports, source, server, folder, ahead)
         found.look_at(Folder.half(folder).root)
         found.follow()
         stack.callback(found.end)
@@ -113,7 +113,7 @@ def hung_reader(pipeline: Pipeline, seconds: float) -> Iterator[None]:
     pipeline.write_wal(1)
 
     def is_seen() -> bool:
-        found = pipeline.view.source.latest()
+        found = pipeline.sampler.source.refresh()
         return found is not None and bool(found.unconfirmed_seconds)
 
     until(is_seen, "WAL that is not confirmed")

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import all_error_classes
 from cdc.metrics import CADENCE, CHANGES, LOG_BLOCKED, REWRITTEN_BYTES, SINK_LATENCY, SLOT_RETAINED, Metrics
-from cdc.service.api.app import create_app, news
+from cdc.service.api.app import create_app, event_stream
 from tests.service.pipeline import NAME, definition, fill, write_log
 from tests.service.running import answering
 
@@ -228,16 +228,16 @@ def test_the_secret_part_of_the_source_is_nowhere(catalog: Catalog, tmp_path: Pa
 
 
 def test_events_come_one_per_sample_and_end_with_the_server(app: FastAPI) -> None:
-    view = app.state.view
+    sampler = app.state.sampler
 
     async def two() -> list[dict[str, Any]]:
         found = []
-        async for event in news(view, "sections", view.sections):
+        async for event in event_stream(sampler, "sections", sampler.sections):
             found.append(json.loads(event.partition("data: ")[2]))
             if len(found) == 1:
-                view.take()
+                sampler.sample()
             else:
-                view.ending = True
+                sampler.is_stopping = True
         return found
 
     first, second = asyncio.run(two())

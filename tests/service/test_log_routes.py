@@ -39,7 +39,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 @pytest.fixture
 def client(catalog: Catalog, folder: Folder, tmp_path: Path) -> Iterator[httpx.Client]:
     app = create_app(catalog, definition(tmp_path), str(folder.root))
-    app.state.view.log = LogSampler(folder.root, every=0.0)
+    app.state.sampler.log = LogSampler(folder.root, every=0.0)
     with answering(app) as url, httpx.Client(base_url=url, timeout=60) as opened:
         yield opened
 

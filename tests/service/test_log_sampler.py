@@ -32,22 +32,22 @@ def root(tmp_path: Path) -> Path:
 
 
 def seen(log: LogSampler) -> LogStatus:
-    found = log.within(SOON)
+    found = log.wait(SOON)
     assert found is not None
     return found
 
 
 def test_nobody_who_asks_for_the_latest_waits_for_a_look(root: Path) -> None:
     log = LogSampler(root)
-    assert log.seen is None
-    until(lambda: log.latest() is not None, "the first look to end")
+    assert log.current is None
+    until(lambda: log.refresh() is not None, "the first look to end")
     assert seen(log).durable == "0/A"
 
 
 def test_of_many_who_ask_at_once_one_looks(root: Path) -> None:
     log = LogSampler(root)
     first = seen(log)
-    assert all(log.latest() is first for _ in range(100))
+    assert all(log.refresh() is first for _ in range(100))
 
 
 def test_a_log_that_is_taken_away_is_no_longer_shown(root: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_log_that_is_taken_away_is_no_longer_shown(root: Path) -> None:
     shutil.rmtree(root)
 
     def shown() -> bool:
-        found = log.latest()
+        found = log.refresh()
         return found is not None and found.state is LogState.ABSENT
 
     until(shown, "the log to be told as absent", seconds=SOON)
@@ -67,7 +67,7 @@ def test_a_storage_that_does_not_answer_is_told_after_the_wait(root: Path) -> No
     pipe = root / "_consumers" / "lake.json"
     os.mkfifo(pipe)  # whoever opens it to read waits until somebody writes
     log = LogSampler(root, "shop.yaml")
-    found = log.within(0.2)
+    found = log.wait(0.2)
     assert found is not None
     assert (found.state, found.segment_count) == (LogState.UNREADABLE, 0)
     assert "has not answered" in found.problems[0].message

@@ -13,11 +13,11 @@ from cdc.position import Position
 from cdc.service.log_sampler import LogSampler
 from cdc.service.log_status import LogState, LogStatus, wal_between
 from cdc.service.log_status_reader import (
-    consumer_named,
     files_of_run,
     files_of_segment,
+    find_consumer,
     log_status,
-    opened,
+    open_log,
     segment_lines,
 )
 from tests.cli.trimmed import Folder
@@ -40,7 +40,7 @@ def told(folder: Folder) -> LogStatus:
 
 
 def watched(folder: Folder) -> LogStatus:
-    found = LogSampler(folder.root, "shop.yaml").within(SOME_TIME)
+    found = LogSampler(folder.root, "shop.yaml").wait(SOME_TIME)
     assert found is not None
     return found
 
@@ -111,7 +111,7 @@ def test_a_consumer_that_cannot_be_read_is_told_and_the_others_are_listed(folder
     (problem,) = log.problems
     assert (problem.subject, problem.code) == ("consumer lost", "CDC-4002")
     assert "'cdc consumers forget lost -c shop.yaml'" in problem.remedy
-    assert consumer_named(folder.root, "lost").uuid == "lost"
+    assert find_consumer(folder.root, "lost").uuid == "lost"
 
 
 def test_a_compacted_table_that_cannot_be_read_leaves_the_rest_of_an_untrimmed_log(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_compacted_table_that_cannot_be_read_leaves_the_rest_of_an_untrimmed_l
 def test_a_trimmed_log_with_a_damaged_commit_names_the_table(folder: Folder, table: str) -> None:
     damage(folder, table)
     with pytest.raises(LogCorrupt, match=f"table '{table}'"):
-        opened(folder.root)
+        open_log(folder.root)
     log = watched(folder)
     assert log.state is LogState.UNREADABLE
     assert f"table '{table}'" in log.problems[0].message
@@ -140,8 +140,8 @@ def test_a_trimmed_log_with_a_damaged_commit_names_the_table(folder: Folder, tab
 
 def test_no_log_is_told_as_such(tmp_path: Path) -> None:
     with pytest.raises(LogError):
-        opened(tmp_path / "log")
-    found = LogSampler(tmp_path / "log").within(SOME_TIME)
+        open_log(tmp_path / "log")
+    found = LogSampler(tmp_path / "log").wait(SOME_TIME)
     assert found is not None
     assert (found.state, found.problems[0].code) == (LogState.ABSENT, "CDC-4000")
 

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from cdc.catalog import Catalog
-from cdc.service.api.app import MOST_STREAMS, create_app
+from cdc.service.api.app import MAX_STREAMS, create_app
 from cdc.service.request_limits import BodyLimit, RequestLimits
 from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME, TOKEN, definition, fill, write_log
@@ -191,9 +191,9 @@ def test_event_streams_are_limited_and_a_closed_one_makes_room(catalog: Catalog,
     served = create_app(catalog, definition(tmp_path), "log")
     with answering(served) as url, httpx.Client(base_url=url, timeout=30) as client:
         with ExitStack() as opened:
-            for _ in range(MOST_STREAMS):
+            for _ in range(MAX_STREAMS):
                 opened.enter_context(client.stream("GET", "/api/v1/events"))
-            until(lambda: served.state.view.streams == MOST_STREAMS, "all streams to begin")
+            until(lambda: served.state.sampler.streams == MAX_STREAMS, "all streams to begin")
             refused = client.get("/page/events")
             assert (refused.status_code, refused.json()["code"]) == (503, "CDC-5017")
         until(lambda: status_of(client, "/page/events") == 200, "room for a stream")

@@ -16,7 +16,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.service.api.app import create_app
 from cdc.service.source_observation import SourceObservation
-from cdc.service.source_sampler import SHOWN_FOR, SourceSampler
+from cdc.service.source_sampler import MAX_AGE, SourceSampler
 from tests.faults.capture import Captured
 from tests.faults.proxy import Proxy
 from tests.fixtures.postgres import run_sql
@@ -83,7 +83,7 @@ def test_the_age_of_the_last_status_update_grows_by_the_clock_and_ends_with_the_
     watch = SourceSampler(held.definition, clock, every=0.0)
 
     def age() -> float:
-        return watch.within(SOON).feedback_age_seconds or 0.0
+        return watch.wait(SOON).feedback_age_seconds or 0.0
 
     with hung_reader(held) as stream:
         assert age() < SOON
@@ -97,25 +97,25 @@ def test_between_two_answers_ages_grow_and_old_answers_are_not_shown(held: Captu
     clock = Clock()
     watch = SourceSampler(held.definition, clock, every=1000.0)
     with hung_reader(held):
-        first = watch.within(SOON)
-        clock.ahead = SHOWN_FOR / 2
-        later = watch.latest()
+        first = watch.wait(SOON)
+        clock.ahead = MAX_AGE / 2
+        later = watch.refresh()
         assert later is not None
-        assert (later.feedback_age_seconds or 0) - (first.feedback_age_seconds or 0) >= SHOWN_FOR / 2
-        clock.ahead = SHOWN_FOR + 1
-        late = watch.latest()
+        assert (later.feedback_age_seconds or 0) - (first.feedback_age_seconds or 0) >= MAX_AGE / 2
+        clock.ahead = MAX_AGE + 1
+        late = watch.refresh()
         assert late is not None
         assert (late.up, late.retained_bytes, late.feedback_age_seconds) == (False, None, None)
 
 
 def test_a_slot_that_nobody_streams_from_is_not_active(held: Captured) -> None:
-    found = SourceSampler(held.definition).within(SOON)
+    found = SourceSampler(held.definition).wait(SOON)
     assert (found.up, found.slot_exists, found.slot_active) == (True, True, False)
 
 
 def test_a_slot_that_is_not_there_has_no_figures(held: Captured) -> None:
     run_sql(held.dsn, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active")
-    found = SourceSampler(held.definition).within(SOON)
+    found = SourceSampler(held.definition).wait(SOON)
     assert (found.up, found.slot_exists, found.slot_active, found.retained_bytes) == (True, False, None, None)
 
 

@@ -18,7 +18,7 @@ from cdc.service.page.document import PageContext, render
 from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
 from cdc.service.source_observation import SourceObservation
-from cdc.service.status import REPORT_LIFE, pipeline_status, with_delays, with_source
+from cdc.service.status import REPORT_MAX_AGE, pipeline_status, with_delays, with_source
 from tests.service.pipeline import LOG_END, NAME, fill
 
 
@@ -48,7 +48,7 @@ def test_a_pipeline_that_reports_is_running_without_problems(catalog: Catalog) -
 
 def test_a_silent_process_is_stale_and_the_pipeline_down(catalog: Catalog) -> None:
     fill(catalog)
-    status = pipeline_status(catalog, NAME, later(REPORT_LIFE + 1))
+    status = pipeline_status(catalog, NAME, later(REPORT_MAX_AGE + 1))
     assert status.state == "down"
     assert {p.process: p.state for p in status.processes} == {"reader": "stale", "apply": "stale"}
     assert all(sink.state == "stale" for sink in status.sinks)
@@ -71,7 +71,7 @@ def test_a_process_that_stopped_on_purpose_is_stopped_however_long_ago(catalog: 
 def test_a_reader_that_was_there_for_the_copy_alone_is_copied_and_nothing_is_wrong(catalog: Catalog) -> None:
     fill(catalog)
     catalog.processes.report(ProcessReport(NAME, "reader", 1, "copied"))
-    status = pipeline_status(catalog, NAME, later(REPORT_LIFE - 1))
+    status = pipeline_status(catalog, NAME, later(REPORT_MAX_AGE - 1))
     assert ({p.process: p.state for p in status.processes}["reader"], status.state) == ("copied", "running")
     assert status.problems == ()
     assert {p.process: p.state for p in pipeline_status(catalog, NAME, later(1000)).processes}["reader"] == "copied"
@@ -184,7 +184,7 @@ def test_a_reader_that_compiles_says_so_until_it_is_silent(catalog: Catalog) -> 
     figures = Metrics()
     figures.set(COMPILING, 1, NAME)
     catalog.processes.report(ProcessReport(NAME, "reader", 1, "running", None, figures.to_json()))
-    told = [pipeline_status(catalog, NAME, later(seconds)).source.activity for seconds in (0, REPORT_LIFE + 1)]
+    told = [pipeline_status(catalog, NAME, later(seconds)).source.activity for seconds in (0, REPORT_MAX_AGE + 1)]
     assert told == ["compiles its decoder, once per machine", None]
 
 

@@ -145,8 +145,8 @@ def test_a_child_that_stopped_for_good_is_started_on_request_and_after_its_long_
 def test_a_changed_definition_and_a_command_start_a_child_that_stopped_for_good(tmp_path: Path) -> None:
     file, url, lines = tmp_path / "shop.yaml", f"sqlite:///{tmp_path}/catalog.db", Lines()
     file.write_text("name: shop")
-    acts = RestartTriggers(file, url)
-    with Catalog.open(url) as catalog, running(Supervisor([HALTED], policy=QUICK, say=lines, acts=acts)):
+    triggers = RestartTriggers(file, url)
+    with Catalog.open(url) as catalog, running(Supervisor([HALTED], policy=QUICK, say=lines, triggers=triggers)):
         lines.wait(lambda line: line.startswith("ended with status 5"))
         file.write_text("name: shop  # repaired")
         lines.wait(lambda line: line.startswith("ended with status 5"))

@@ -22,10 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cdc.config.definition import Service, is_loopback
 from cdc.errors import CdcError, RequestRefused, Unauthorized
 
-READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_OPEN: Final = ("/healthz", "/readyz", "/metrics", "/", "/docs")
+READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_PUBLIC_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/", "/docs")
 """Probes, Prometheus, and the two pages: without the token they are empty and ask a person for it."""
-_SHELL: Final = "/static/"
+_STATIC_PREFIX: Final = "/static/"
 """The pages' own files: the same for every pipeline."""
 _SCHEME: Final = "bearer"
 
@@ -40,7 +40,7 @@ class Access:
         """One request, by ASGI."""
         error = refusal(scope, self._service) if scope["type"] == "http" else None
         if error is None:
-            is_guarded = scope["type"] == "http" and self._service.token is not None and not _is_open(scope["path"])
+            is_guarded = scope["type"] == "http" and self._service.token is not None and not _is_public(scope["path"])
             await self._app(scope, receive, self._recheck(scope, send) if is_guarded else send)
             return
         status = 401 if isinstance(error, Unauthorized) else 403
@@ -70,7 +70,7 @@ def refusal(scope: MutableMapping[str, Any], service: Service) -> CdcError | Non
         return RequestRefused(f"the Host header {headers.get('host', '')!r} does not name this machine")
     if service.token is not None:
         return _without_token(scope["path"], headers, service)
-    return None if scope["method"] in READING else _from_elsewhere(headers, service)
+    return None if scope["method"] in READ_METHODS else _cross_site(headers, service)
 
 
 def may_change(service: Service) -> bool:
@@ -87,12 +87,12 @@ def has_token(headers: Headers, service: Service) -> bool:
     )
 
 
-def _is_open(path: str) -> bool:
-    return path in _OPEN or path.startswith(_SHELL)
+def _is_public(path: str) -> bool:
+    return path in _PUBLIC_PATHS or path.startswith(_STATIC_PREFIX)
 
 
 def _without_token(path: str, headers: Headers, service: Service) -> CdcError | None:
-    if _is_open(path) or has_token(headers, service):
+    if _is_public(path) or has_token(headers, service):
         return None
     if service.current_token() is None:
         return Unauthorized(
@@ -103,7 +103,7 @@ def _without_token(path: str, headers: Headers, service: Service) -> CdcError | 
     return Unauthorized(f"{path!r} wants the token of service.token, the request has {carried}")
 
 
-def _from_elsewhere(headers: Headers, service: Service) -> CdcError | None:
+def _cross_site(headers: Headers, service: Service) -> CdcError | None:
     if not service.is_local:
         return RequestRefused(
             f"nothing can be changed over {service.host!r} without a token",

@@ -25,9 +25,9 @@ from cdc.errors import RequestLimitExceeded, UnknownName, all_error_classes
 from cdc.service.api import error_responses
 from cdc.service.api.access import Access, has_token
 from cdc.service.api.consumers import consumer_routes
-from cdc.service.api.copies import CopyRoutes, copy_routes
+from cdc.service.api.copies import PipelineApi, copy_routes
 from cdc.service.api.dead_letters import dead_letter_routes
-from cdc.service.api.exposition import exposition, reported_figures
+from cdc.service.api.exposition import exposition, reported_values
 from cdc.service.api.log import log_routes
 from cdc.service.api.status_sampler import StatusSampler
 from cdc.service.api.verifications import verification_routes
@@ -41,11 +41,11 @@ from cdc.service.verification_jobs import VerificationJobs
 
 # tells who reads the description where the token goes; Access is who asks for it
 _BEARER: Final = Security(HTTPBearer(auto_error=False, description="Where service.token is set."))
-SAMPLE_EVERY: Final = 1.0
+SAMPLE_INTERVAL: Final = 1.0
 """Seconds."""
-LOOK_EVERY: Final = 0.1
+POLL_INTERVAL: Final = 0.1
 """Seconds between looks for a new sample; bounds how late a page is and how long a stop waits for it."""
-MOST_STREAMS: Final = 64
+MAX_STREAMS: Final = 64
 """Event streams at the same time; each has a document of some KiB made for it every second."""
 _POLICY: Final = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
@@ -72,43 +72,43 @@ def create_app(
 
     `file` is the definition's: children of the server need it.
     """
-    view = StatusSampler(catalog, definition, log_root, clock, file)
+    sampler = StatusSampler(catalog, definition, log_root, clock, file)
     replays = ReplayJobs(catalog, definition.name, file)
     verifications = VerificationJobs(catalog, definition.name, file)
 
     @asynccontextmanager
     async def sampling(_: FastAPI) -> AsyncIterator[None]:
-        await run_in_threadpool(replays.errands.forget_earlier)
-        await run_in_threadpool(verifications.errands.forget_earlier)
-        await run_in_threadpool(view.take)
-        task = asyncio.create_task(_sample(view))
+        await run_in_threadpool(replays.jobs.fail_unfinished)
+        await run_in_threadpool(verifications.jobs.fail_unfinished)
+        await run_in_threadpool(sampler.sample)
+        task = asyncio.create_task(_sample(sampler))
         try:
             yield
         finally:
-            view.ending = True
+            sampler.is_stopping = True
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await run_in_threadpool(replays.errands.end)
-            await run_in_threadpool(verifications.errands.end)
-            await run_in_threadpool(view.say_stopped)
+            await run_in_threadpool(replays.jobs.stop)
+            await run_in_threadpool(verifications.jobs.stop)
+            await run_in_threadpool(sampler.report_stopped)
 
     # FastAPI's own documentation page loads scripts from another site: ours is among the pages
     app = FastAPI(title="cdc", lifespan=sampling, docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
-    app.state.view = view
+    app.state.sampler = sampler
     app.mount("/static", StaticFiles(directory=str(files("cdc.service.page") / "static")), name="static")
-    app.include_router(_process_routes(view))
-    described: dict[str, Any] = {"prefix": "/api/v1", "responses": error_responses.DESCRIBED, "dependencies": [_BEARER]}
-    app.include_router(_status_routes(view), **described)
-    desk = CopyRoutes(catalog, definition, replays)
-    app.include_router(copy_routes(desk), **described)
-    app.include_router(log_routes(desk), **described)
-    app.include_router(consumer_routes(desk), **described)
-    app.include_router(verification_routes(desk, verifications), **described)
-    app.include_router(dead_letter_routes(desk), **described)
-    app.include_router(_page_routes(view, definition.service))
+    app.include_router(_process_routes(sampler))
+    described: dict[str, Any] = {"prefix": "/api/v1", "responses": error_responses.RESPONSES, "dependencies": [_BEARER]}
+    app.include_router(_status_routes(sampler), **described)
+    api = PipelineApi(catalog, definition, replays)
+    app.include_router(copy_routes(api), **described)
+    app.include_router(log_routes(api), **described)
+    app.include_router(consumer_routes(api), **described)
+    app.include_router(verification_routes(api, verifications), **described)
+    app.include_router(dead_letter_routes(api), **described)
+    app.include_router(_page_routes(sampler, definition.service))
     app.add_middleware(BodyLimit)
     app.add_middleware(Access, service=definition.service)
-    app.middleware("http")(_guarded)
+    app.middleware("http")(_add_headers)
     error_responses.install(app)
     return app
 
@@ -122,7 +122,7 @@ class PipelineState:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment(PipelineStatus):
+class LiveStatus(PipelineStatus):
     """A status with what the last minutes were like; an edge is `source`, or `sink:` and a name."""
 
     rates: Mapping[str, float] = field(default_factory=dict)
@@ -131,84 +131,84 @@ class Moment(PipelineStatus):
     """By edge, seconds, oldest first."""
 
 
-def _process_routes(view: StatusSampler) -> APIRouter:
+def _process_routes(sampler: StatusSampler) -> APIRouter:
     routes = APIRouter(tags=["process"])
 
     @routes.get("/healthz")
     def healthz() -> dict[str, str]:
-        """The server answers; nothing else is asked."""
+        """The server answers; nothing else is body."""
         return {"status": "ok"}
 
     @routes.get("/readyz")
     def readyz() -> JSONResponse:
         """200 while reader and apply do their work, 503 with the state otherwise."""
-        status = view.status()
+        status = sampler.status()
         return JSONResponse({"status": status.state}, 503 if status.state == "down" else 200)
 
     @routes.get("/metrics")
     def metrics() -> Response:
         """Prometheus text."""
-        status = view.whole()
-        reports = view.catalog.processes.ls(view.name)
-        figures = reported_figures(status, reports)
+        status = sampler.full_status()
+        reports = sampler.catalog.processes.ls(sampler.name)
+        figures = reported_values(status, reports)
         return Response(exposition(status, figures), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
 
 
-def _status_routes(view: StatusSampler) -> APIRouter:
+def _status_routes(sampler: StatusSampler) -> APIRouter:
     routes = APIRouter(tags=["status"])
 
-    @routes.get("/status", response_model=Moment)
+    @routes.get("/status", response_model=LiveStatus)
     def status() -> dict[str, Any]:
         """The whole status of this server's pipeline, with rates and lags of the last minutes."""
-        return _whole(view)
+        return _live_status(sampler)
 
     @routes.get("/events")
     async def events() -> Response:
         """The same once a second, as server-sent events named `status`."""
-        return _stream(view, "status", lambda: _whole(view))
+        return _stream(sampler, "status", lambda: _live_status(sampler))
 
     @routes.get("/pipelines")
     def pipelines() -> list[PipelineState]:
         """Every pipeline of the catalog with its state."""
-        names = sorted({view.name, *(pipeline.name for pipeline in view.catalog.pipelines.ls())})
-        return [PipelineState(name, view.status_of(name).state) for name in names]
+        names = sorted({sampler.name, *(pipeline.name for pipeline in sampler.catalog.pipelines.ls())})
+        return [PipelineState(name, sampler.status_of(name).state) for name in names]
 
     @routes.get("/pipelines/{name}")
     def pipeline(name: str) -> PipelineStatus:
         """One pipeline."""
-        return _known(view, name)
+        return _status_by_name(sampler, name)
 
     @routes.get("/pipelines/{name}/tables")
     def tables(name: str) -> list[TableStatus]:
         """Its tables, at the source (`sink` empty) and in every sink."""
-        return list(_known(view, name).tables)
+        return list(_status_by_name(sampler, name).tables)
 
     @routes.get("/pipelines/{name}/sinks")
     def sinks(name: str) -> list[SinkStatus]:
         """Its sinks."""
-        return list(_known(view, name).sinks)
+        return list(_status_by_name(sampler, name).sinks)
 
     @routes.get("/errors/{code}")
-    def error(code: str) -> error_responses.Explained:
+    def error(code: str) -> error_responses.ErrorExplanation:
         """What an error code means, what the process does about it, and what an operator does next."""
         found = next((kind for kind in all_error_classes() if kind.code == code.upper()), None)
         if found is None:
             raise UnknownName(f"no error has the code {code!r}")
         meaning = (found.__doc__ or "").strip().splitlines()[0]
-        return error_responses.Explained(**found(meaning).to_json(), reaction=found.reaction.value)
+        return error_responses.ErrorExplanation(**found(meaning).to_json(), reaction=found.reaction.value)
 
     return routes
 
 
-def _page_routes(view: StatusSampler, service: Service) -> APIRouter:
+def _page_routes(sampler: StatusSampler, service: Service) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/", response_class=HTMLResponse)
     def index(request: Request) -> HTMLResponse:
         is_allowed = service.token is None or has_token(request.headers, service)
-        return HTMLResponse(view.page() if is_allowed else locked_page())
+        return HTMLResponse(sampler.page() if is_allowed else locked_page())
 
     @routes.get("/docs", response_class=HTMLResponse)
     def docs() -> HTMLResponse:
@@ -216,51 +216,51 @@ def _page_routes(view: StatusSampler, service: Service) -> APIRouter:
 
     @routes.get("/page/events")
     async def sections() -> Response:
-        return _stream(view, "sections", view.sections)
+        return _stream(sampler, "sections", sampler.sections)
 
     return routes
 
 
-def _known(view: StatusSampler, name: str) -> PipelineStatus:
-    if name != view.name and view.catalog.pipelines.get(name) is None:
+def _status_by_name(sampler: StatusSampler, name: str) -> PipelineStatus:
+    if name != sampler.name and sampler.catalog.pipelines.get(name) is None:
         raise UnknownName(f"no pipeline is called {name!r}")
-    return view.status_of(name)
+    return sampler.status_of(name)
 
 
-def _whole(view: StatusSampler) -> dict[str, Any]:
-    return {**view.whole().to_json(), **view.history.to_json()}
+def _live_status(sampler: StatusSampler) -> dict[str, Any]:
+    return {**sampler.full_status().to_json(), **sampler.history.to_json()}
 
 
-def _stream(view: StatusSampler, event: str, content: Callable[[], dict[str, Any]]) -> Response:
-    if view.streams >= MOST_STREAMS:
-        message = f"more than {MOST_STREAMS} event streams are open"
+def _stream(sampler: StatusSampler, event: str, content: Callable[[], dict[str, Any]]) -> Response:
+    if sampler.streams >= MAX_STREAMS:
+        message = f"more than {MAX_STREAMS} event streams are open"
         exceeded = RequestLimitExceeded(message, remedy="close event streams, or read GET /api/v1/status instead")
         return JSONResponse(exceeded.to_json(), 503)
-    return StreamingResponse(news(view, event, content), media_type="text/event-stream")
+    return StreamingResponse(event_stream(sampler, event, content), media_type="text/event-stream")
 
 
-async def news(view: StatusSampler, event: str, content: Callable[[], dict[str, Any]]) -> AsyncIterator[str]:
+async def event_stream(sampler: StatusSampler, event: str, content: Callable[[], dict[str, Any]]) -> AsyncIterator[str]:
     """One server-sent event per sample, the first at once; ends when the server does."""
     seen = -1
-    view.streams += 1
+    sampler.streams += 1
     try:
-        while not view.ending:
-            if view.taken != seen:
-                seen = view.taken
+        while not sampler.is_stopping:
+            if sampler.samples != seen:
+                seen = sampler.samples
                 fields = await run_in_threadpool(content)
                 yield f"event: {event}\nid: {seen}\ndata: {json.dumps(fields, ensure_ascii=False)}\n\n"
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_INTERVAL)
     finally:
-        view.streams -= 1
+        sampler.streams -= 1
 
 
-async def _sample(view: StatusSampler) -> None:
+async def _sample(sampler: StatusSampler) -> None:
     while True:
-        await asyncio.sleep(SAMPLE_EVERY)
-        await run_in_threadpool(view.take)
+        await asyncio.sleep(SAMPLE_INTERVAL)
+        await run_in_threadpool(sampler.sample)
 
 
-async def _guarded(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+async def _add_headers(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
     response = await answer(request)
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)

@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 
 from cdc.errors import UnknownName
-from cdc.service.api.copies import ACCEPTED, CopyRoutes, PipelinePath, VerbBody, actor_of
+from cdc.service.api.copies import ACCEPTED, EmptyBody, PipelineApi, PipelinePath, actor_of
 from cdc.service.log_status import ConsumerLine
 
 ConsumerPath = Annotated[str, Path(description="Its UUID.")]
@@ -24,30 +24,30 @@ class ConsumerForgotten:
     name: str
 
 
-def consumer_routes(desk: CopyRoutes) -> APIRouter:
+def consumer_routes(api: PipelineApi) -> APIRouter:
     """Every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["log"])
 
     @routes.get("/consumers")
     def consumers(pipeline: PipelinePath) -> list[ConsumerLine]:
         """Who reads the log, how far, and when each was last heard of (`cdc consumers ls`)."""
-        desk.check(pipeline)
+        api.check_pipeline(pipeline)
         lines: tuple[ConsumerLine, ...] = import_module("cdc.service.log_status_reader").consumer_lines(
-            desk.definition.log.root, datetime.now(UTC)
+            api.definition.log.root, datetime.now(UTC)
         )
         return list(lines)
 
     @routes.post("/consumers/{uuid}/forget", status_code=ACCEPTED)
-    def forget(pipeline: PipelinePath, uuid: ConsumerPath, _asked: VerbBody, request: Request) -> ConsumerForgotten:
+    def forget(pipeline: PipelinePath, uuid: ConsumerPath, _body: EmptyBody, request: Request) -> ConsumerForgotten:
         """Let the log be trimmed without regard to a consumer (`cdc consumers forget`); one that runs comes back."""
-        desk.check(pipeline)
-        return _forget(desk, uuid, actor_of(request))
+        api.check_pipeline(pipeline)
+        return _forget(api, uuid, actor_of(request))
 
     return routes
 
 
-def _forget(desk: CopyRoutes, uuid: str, actor: str) -> ConsumerForgotten:
-    root, consumers = desk.definition.log.root, import_module("cdc.log.consumers")
+def _forget(api: PipelineApi, uuid: str, actor: str) -> ConsumerForgotten:
+    root, consumers = api.definition.log.root, import_module("cdc.log.consumers")
     known, broken = consumers.survey(root)
     places = {consumer.uuid: (consumer.name, str(consumer.position)) for consumer in known}
     places |= {broken_uuid: (broken_uuid, None) for broken_uuid in broken}
@@ -55,5 +55,5 @@ def _forget(desk: CopyRoutes, uuid: str, actor: str) -> ConsumerForgotten:
         raise UnknownName(f"no consumer of the log has the UUID {uuid!r}", remedy="GET the consumers for what there is")
     name, position = places[uuid]
     consumers.forget(root, uuid)
-    desk.catalog.audit.write(actor, "consumers.forget", name, {"uuid": uuid, "position": position})
+    api.catalog.audit.write(actor, "consumers.forget", name, {"uuid": uuid, "position": position})
     return ConsumerForgotten(uuid, name)

@@ -32,13 +32,13 @@ JobPath = Annotated[int, Path(description="Its number.", ge=0, lt=2**63)]
 EndedQuery = Annotated[int, Query(description="How many of those that ended.", ge=0, le=1000)]
 
 
-class BackfillRequestBody(BaseModel):
+class RequestBody(BaseModel):
     """What every body has in common: nothing that we do not know is taken."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class BackfillBody(BackfillRequestBody):
+class BackfillBody(RequestBody):
     """Rows to read again."""
 
     tables: Annotated[list[Text], Field(min_length=1, max_length=1000)]
@@ -57,18 +57,18 @@ class BackfillBody(BackfillRequestBody):
     """Rows per second at most."""
 
 
-class ResyncBody(BackfillRequestBody):
+class ResyncBody(RequestBody):
     """How to copy a whole table again."""
 
     rate: Annotated[int, Field(ge=1)] | None = None
     """Rows per second at most."""
 
 
-class VerbBody(BackfillRequestBody):
+class EmptyBody(RequestBody):
     """Nothing: `{}`."""
 
 
-class ReplayBody(BackfillRequestBody):
+class ReplayBody(RequestBody):
     """What to build anew from the log; a path of the server's to build it at is for the command line alone."""
 
     start: Text = Field(default="beginning", alias="from")
@@ -82,7 +82,7 @@ class ReplayBody(BackfillRequestBody):
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
+class SkipRequest:
     """A request to skip a table that was taken on."""
 
     id: int
@@ -91,14 +91,14 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyRoutes:
+class PipelineApi:
     """Where requests of one pipeline are taken on."""
 
     catalog: Catalog
     definition: Definition
     replays: ReplayJobs
 
-    def check(self, pipeline: str) -> None:
+    def check_pipeline(self, pipeline: str) -> None:
         """Raise UnknownName for a pipeline that another server serves, or none."""
         if pipeline != self.definition.name:
             raise UnknownName(
@@ -108,7 +108,7 @@ class CopyRoutes:
 
     def check_sink(self, pipeline: str, sink: str) -> None:
         """Raise UnknownName for a sink that the definition does not have."""
-        self.check(pipeline)
+        self.check_pipeline(pipeline)
         names = [known.name for known in self.definition.sinks]
         if sink not in names:
             listed = ", ".join(map(repr, names)) or "none"
@@ -116,128 +116,130 @@ class CopyRoutes:
 
     def check_table(self, pipeline: str, table: str) -> None:
         """Raise UnknownName for a table that the log does not know."""
-        self.check(pipeline)
-        if table not in import_module("cdc.service.table_status").latest(self.definition.log.root):
+        self.check_pipeline(pipeline)
+        if table not in import_module("cdc.service.table_status").tables_by_topic(self.definition.log.root):
             raise UnknownName(
                 f"no table of the log is called {table!r}", remedy=f"GET /api/v1/pipelines/{pipeline}/tables"
             )
 
-    def take_on(self, request: backfill_state.BackfillRequest, actor: str) -> BackfillStatus:
+    def request_backfill(self, request: backfill_state.BackfillRequest, actor: str) -> BackfillStatus:
         """Ask for it, and say how it stands."""
-        asked = _asking().ask(self.definition, self.catalog, request, actor)
-        return find_backfill(self.catalog, self.definition.name, asked.id)
+        job = _backfill_requests().request_backfill(self.definition, self.catalog, request, actor)
+        return find_backfill(self.catalog, self.definition.name, job.id)
 
-    def skip(self, table: str, actor: str) -> Skip:
+    def skip(self, table: str, actor: str) -> SkipRequest:
         """Ask the reader to take a table for exact as it is."""
-        asked = import_module("cdc.snapshot.table_requests").ask_skip
-        job, _ = asked(self.definition, self.catalog, [exactly(table)], actor)
-        return Skip(job, table)
+        request_skip = import_module("cdc.snapshot.table_requests").request_skip
+        job, _ = request_skip(self.definition, self.catalog, [exactly(table)], actor)
+        return SkipRequest(job, table)
 
-    def say(self, pipeline: str, job: int, verb: str, actor: str) -> BackfillStatus:
+    def send_action(self, pipeline: str, job: int, verb: str, actor: str) -> BackfillStatus:
         """Tell the reader something about a backfill, and say how it stands."""
-        self.check(pipeline)
-        status: BackfillStatus = _asking().say(self.catalog, pipeline, job, backfill_state.BackfillAction(verb), actor)
+        self.check_pipeline(pipeline)
+        status: BackfillStatus = _backfill_requests().send_action(
+            self.catalog, pipeline, job, backfill_state.BackfillAction(verb), actor
+        )
         return status
 
 
-def copy_routes(desk: CopyRoutes) -> APIRouter:
+def copy_routes(api: PipelineApi) -> APIRouter:
     """Every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}")
-    routes.include_router(_backfill_routes(desk))
-    routes.include_router(_verb_routes(desk))
-    routes.include_router(_replay_routes(desk))
+    routes.include_router(_backfill_routes(api))
+    routes.include_router(_backfill_action_routes(api))
+    routes.include_router(_replay_routes(api))
     return routes
 
 
-def _backfill_routes(desk: CopyRoutes) -> APIRouter:
+def _backfill_routes(api: PipelineApi) -> APIRouter:
     routes = APIRouter(tags=["backfills"])
 
     @routes.post("/backfills", status_code=ACCEPTED)
-    def backfill(pipeline: PipelinePath, asked: BackfillBody, request: Request) -> BackfillStatus:
+    def backfill(pipeline: PipelinePath, body: BackfillBody, request: Request) -> BackfillStatus:
         """Read rows again and place them into the stream (`cdc backfill`); 409 if a table of it is in another one."""
-        desk.check(pipeline)
+        api.check_pipeline(pipeline)
         wanted = backfill_state.BackfillRequest(
-            tables=tuple(asked.tables),
-            where=asked.where,
-            first=None if asked.first is None else tuple(asked.first),
-            last=None if asked.last is None else tuple(asked.last),
-            sink=asked.sink,
-            rate=asked.rate,
-            keys=None if asked.keys is None else tuple(map(tuple, asked.keys)),
+            tables=tuple(body.tables),
+            where=body.where,
+            first=None if body.first is None else tuple(body.first),
+            last=None if body.last is None else tuple(body.last),
+            sink=body.sink,
+            rate=body.rate,
+            keys=None if body.keys is None else tuple(map(tuple, body.keys)),
         )
-        return desk.take_on(wanted, actor_of(request))
+        return api.request_backfill(wanted, actor_of(request))
 
     @routes.get("/backfills")
     def backfills(pipeline: PipelinePath, ended: EndedQuery = 100) -> list[BackfillStatus]:
         """Those on their way and the newest that ended, newest first (`cdc backfill ls`)."""
-        desk.check(pipeline)
-        return list_backfills(desk.catalog, pipeline, ended)
+        api.check_pipeline(pipeline)
+        return list_backfills(api.catalog, pipeline, ended)
 
     @routes.get("/backfills/{job}")
     def backfill_of(pipeline: PipelinePath, job: JobPath) -> BackfillStatus:
         """How far one has come, table by table (`cdc backfill show`)."""
-        desk.check(pipeline)
-        return find_backfill(desk.catalog, pipeline, job)
+        api.check_pipeline(pipeline)
+        return find_backfill(api.catalog, pipeline, job)
 
     @routes.post("/tables/{table:path}/resync", status_code=ACCEPTED)
-    def resync(pipeline: PipelinePath, table: TablePath, asked: ResyncBody, request: Request) -> BackfillStatus:
+    def resync(pipeline: PipelinePath, table: TablePath, body: ResyncBody, request: Request) -> BackfillStatus:
         """Copy a whole table again (`cdc tables resync`): what vanished unseen vanishes from every sink."""
-        desk.check_table(pipeline, table)
-        return desk.take_on(
-            backfill_state.BackfillRequest((exactly(table),), rate=asked.rate, resync=True), actor_of(request)
+        api.check_table(pipeline, table)
+        return api.request_backfill(
+            backfill_state.BackfillRequest((exactly(table),), rate=body.rate, resync=True), actor_of(request)
         )
 
     @routes.post("/tables/{table:path}/skip", status_code=ACCEPTED)
-    def skip(pipeline: PipelinePath, table: TablePath, _asked: VerbBody, request: Request) -> Skip:
+    def skip(pipeline: PipelinePath, table: TablePath, _body: EmptyBody, request: Request) -> SkipRequest:
         """Take a table for exact as it is, without a copy (`cdc tables skip`); 409 if it is live or being copied.
 
         Which tables are captured stands in the definition, a file that `cdc tables add` and `remove` change where the
         pipeline runs; nothing here does.
         """
-        desk.check_table(pipeline, table)
-        return desk.skip(table, actor_of(request))
+        api.check_table(pipeline, table)
+        return api.skip(table, actor_of(request))
 
     return routes
 
 
-def _verb_routes(desk: CopyRoutes) -> APIRouter:
+def _backfill_action_routes(api: PipelineApi) -> APIRouter:
     routes = APIRouter(prefix="/backfills/{job}", tags=["backfills"])
 
     @routes.post("/pause", status_code=ACCEPTED)
-    def pause(pipeline: PipelinePath, job: JobPath, _asked: VerbBody, request: Request) -> BackfillStatus:
+    def pause(pipeline: PipelinePath, job: JobPath, _body: EmptyBody, request: Request) -> BackfillStatus:
         """Let it rest after the chunk that is on its way (`cdc backfill pause`); 409 once it has ended."""
-        return desk.say(pipeline, job, "pause", actor_of(request))
+        return api.send_action(pipeline, job, "pause", actor_of(request))
 
     @routes.post("/resume", status_code=ACCEPTED)
-    def resume(pipeline: PipelinePath, job: JobPath, _asked: VerbBody, request: Request) -> BackfillStatus:
+    def resume(pipeline: PipelinePath, job: JobPath, _body: EmptyBody, request: Request) -> BackfillStatus:
         """Let it go on (`cdc backfill resume`); 409 once it has ended."""
-        return desk.say(pipeline, job, "resume", actor_of(request))
+        return api.send_action(pipeline, job, "resume", actor_of(request))
 
     @routes.post("/cancel", status_code=ACCEPTED)
-    def cancel(pipeline: PipelinePath, job: JobPath, _asked: VerbBody, request: Request) -> BackfillStatus:
+    def cancel(pipeline: PipelinePath, job: JobPath, _body: EmptyBody, request: Request) -> BackfillStatus:
         """End it after the chunk that is on its way; what was placed stays (`cdc backfill cancel`)."""
-        return desk.say(pipeline, job, "cancel", actor_of(request))
+        return api.send_action(pipeline, job, "cancel", actor_of(request))
 
     return routes
 
 
-def _replay_routes(desk: CopyRoutes) -> APIRouter:
+def _replay_routes(api: PipelineApi) -> APIRouter:
     routes = APIRouter(prefix="/sinks/{sink}", tags=["replays"])
 
     @routes.post("/replay", status_code=ACCEPTED)
-    def replay(pipeline: PipelinePath, sink: SinkPath, asked: ReplayBody, request: Request) -> ReplayStatus:
+    def replay(pipeline: PipelinePath, sink: SinkPath, body: ReplayBody, request: Request) -> ReplayStatus:
         """Build the sink's target anew from the log, in a child of this server (`cdc replay`); 409 while one runs."""
-        desk.check_sink(pipeline, sink)
+        api.check_sink(pipeline, sink)
         wanted = ReplayRequest(
-            sink=sink, start=asked.start, end=asked.end, tables=tuple(asked.tables), dry_run=asked.dry_run
+            sink=sink, start=body.start, end=body.end, tables=tuple(body.tables), dry_run=body.dry_run
         )
-        return desk.replays.begin(wanted, actor_of(request))
+        return api.replays.start(wanted, actor_of(request))
 
     @routes.get("/replay")
     def replay_of(pipeline: PipelinePath, sink: SinkPath) -> ReplayStatus:
         """The last replay of the sink, asked for here or submitted to a cluster, running or ended; 404 without one."""
-        desk.check_sink(pipeline, sink)
-        last = desk.replays.last(sink)
+        api.check_sink(pipeline, sink)
+        last = api.replays.last(sink)
         if last is None:
             raise UnknownName(
                 f"nobody asked here for a replay of {sink!r}", remedy="POST to the same path asks for one"
@@ -252,5 +254,5 @@ def actor_of(request: Request) -> str:
     return "api" if request.client is None else f"api from {request.client.host}"
 
 
-def _asking() -> Any:
+def _backfill_requests() -> Any:
     return import_module("cdc.snapshot.backfill_requests")

@@ -10,19 +10,19 @@ from pydantic import Field
 
 from cdc.catalog import DeadLetter
 from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterRequest, letters_of, say, to_json
-from cdc.service.api.copies import ACCEPTED, BackfillRequestBody, CopyRoutes, PipelinePath, Text, VerbBody, actor_of
+from cdc.service.api.copies import ACCEPTED, EmptyBody, PipelineApi, PipelinePath, RequestBody, Text, actor_of
 
 LetterPath = Annotated[str, Path(description="Its name.", min_length=1, max_length=40)]
 
 
-class RetryBody(BackfillRequestBody):
+class RetryBody(RequestBody):
     """Which rows to offer to their targets once more."""
 
     ids: Annotated[list[Text], Field(max_length=10_000)] | None = None
     """Their names; null is every one of the pipeline."""
 
 
-class DiscardBody(BackfillRequestBody):
+class DiscardBody(RequestBody):
     """Why a row is to be forgotten."""
 
     reason: Text
@@ -56,59 +56,59 @@ class RequestedDeadLetters:
     ids: list[str]
 
 
-def dead_letter_routes(desk: CopyRoutes) -> APIRouter:
+def dead_letter_routes(api: PipelineApi) -> APIRouter:
     """Every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["dead letters"])
 
     @routes.get("/dlq")
     def letters(pipeline: PipelinePath) -> list[DeadLetterLine]:
         """What is parked, oldest change first (`cdc dlq ls`)."""
-        desk.check(pipeline)
-        return [_shown(letter) for letter in desk.catalog.dead_letters.ls(pipeline)]
+        api.check_pipeline(pipeline)
+        return [_to_line(letter) for letter in api.catalog.dead_letters.ls(pipeline)]
 
     @routes.get("/dlq/{letter}")
     def letter_of(pipeline: PipelinePath, letter: LetterPath) -> DeadLetterLine:
         """One of them."""
-        desk.check(pipeline)
-        return _shown(letters_of(desk.catalog, pipeline, [letter])[0])
+        api.check_pipeline(pipeline)
+        return _to_line(letters_of(api.catalog, pipeline, [letter])[0])
 
     @routes.post("/dlq/retry", status_code=ACCEPTED)
-    def retry(pipeline: PipelinePath, asked: RetryBody, request: Request) -> RequestedDeadLetters:
+    def retry(pipeline: PipelinePath, body: RetryBody, request: Request) -> RequestedDeadLetters:
         """Offer rows to their targets once more (`cdc dlq retry`)."""
-        desk.check(pipeline)
-        known = desk.catalog.dead_letters.ls(pipeline)
-        wanted = known if asked.ids is None else letters_of(desk.catalog, pipeline, asked.ids)
-        return _asked(desk, wanted, DeadLetterRequest(DeadLetterAction.RETRY, actor_of(request)))
+        api.check_pipeline(pipeline)
+        known = api.catalog.dead_letters.ls(pipeline)
+        wanted = known if body.ids is None else letters_of(api.catalog, pipeline, body.ids)
+        return _post_request(api, wanted, DeadLetterRequest(DeadLetterAction.RETRY, actor_of(request)))
 
     @routes.post("/dlq/{letter}/retry", status_code=ACCEPTED)
     def retry_one(
-        pipeline: PipelinePath, letter: LetterPath, _asked_for: VerbBody, request: Request
+        pipeline: PipelinePath, letter: LetterPath, _body: EmptyBody, request: Request
     ) -> RequestedDeadLetters:
         """Offer one row to its target once more (`cdc dlq retry`)."""
-        desk.check(pipeline)
-        return _asked(
-            desk,
-            letters_of(desk.catalog, pipeline, [letter]),
+        api.check_pipeline(pipeline)
+        return _post_request(
+            api,
+            letters_of(api.catalog, pipeline, [letter]),
             DeadLetterRequest(DeadLetterAction.RETRY, actor_of(request)),
         )
 
     @routes.post("/dlq/{letter}/discard", status_code=ACCEPTED)
     def discard(
-        pipeline: PipelinePath, letter: LetterPath, asked: DiscardBody, request: Request
+        pipeline: PipelinePath, letter: LetterPath, body: DiscardBody, request: Request
     ) -> RequestedDeadLetters:
         """Forget a row (`cdc dlq discard`): the target keeps what it has of the key, and verify reports it."""
-        desk.check(pipeline)
-        wish = DeadLetterRequest(DeadLetterAction.DISCARD, actor_of(request), asked.reason)
-        return _asked(desk, letters_of(desk.catalog, pipeline, [letter]), wish)
+        api.check_pipeline(pipeline)
+        wanted = DeadLetterRequest(DeadLetterAction.DISCARD, actor_of(request), body.reason)
+        return _post_request(api, letters_of(api.catalog, pipeline, [letter]), wanted)
 
     return routes
 
 
-def _asked(desk: CopyRoutes, letters: list[DeadLetter], wish: DeadLetterRequest) -> RequestedDeadLetters:
-    posted = say(desk.catalog, desk.definition.name, letters, wish)
+def _post_request(api: PipelineApi, letters: list[DeadLetter], request: DeadLetterRequest) -> RequestedDeadLetters:
+    posted = say(api.catalog, api.definition.name, letters, request)
     return RequestedDeadLetters(posted, [letter.id for letter in letters])
 
 
-def _shown(letter: DeadLetter) -> DeadLetterLine:
+def _to_line(letter: DeadLetter) -> DeadLetterLine:
     fields: dict[str, Any] = to_json(letter)
     return DeadLetterLine(**fields)

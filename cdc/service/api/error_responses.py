@@ -23,14 +23,14 @@ _STATUSES: Final = (
 """The first that fits: nobody by that name, not now, wrong in itself, or something behind us does not answer."""
 _SERVER_ERROR: Final = 500
 _NO_JSON: Final = "json_invalid"
-_SEE: Final = "GET /api/v1/openapi.json describes every request"
+_SEE_OPENAPI: Final = "GET /api/v1/openapi.json describes every request"
 
 
 def install(app: FastAPI) -> None:
     """Let every error of the app become our JSON."""
-    app.add_exception_handler(CdcError, _refused)
-    app.add_exception_handler(HTTPException, _unknown)
-    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(CdcError, _known_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
 
 
 class ErrorResponse(BaseModel):
@@ -41,13 +41,13 @@ class ErrorResponse(BaseModel):
     suggestion: str = Field(description="What to do next.")
 
 
-class Explained(ErrorResponse):
+class ErrorExplanation(ErrorResponse):
     """What `cdc explain` says of a code."""
 
     reaction: str = Field(description="What the loop that meets it does: retry, halt or quarantine.")
 
 
-DESCRIBED: Final[dict[int | str, dict[str, Any]]] = {
+RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     400: {"model": ErrorResponse, "description": "the body is no JSON"},
     401: {"model": ErrorResponse, "description": "no token, or another one"},
     403: {"model": ErrorResponse, "description": "the service takes this from nobody, or not from there"},
@@ -59,23 +59,23 @@ DESCRIBED: Final[dict[int | str, dict[str, Any]]] = {
 """Answers that every path may give beside its own."""
 
 
-def _refused(_: Request, error: Exception) -> JSONResponse:
+def _known_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, CdcError)  # noqa: S101 - registered for nothing else
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), _SERVER_ERROR)
     return JSONResponse(error.to_json(), status)
 
 
-def _unknown(request: Request, error: Exception) -> JSONResponse:
+def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
     message = f"{request.method} {request.url.path!r}: {str(error.detail).lower()}"
     return JSONResponse(UnknownName(message).to_json(), error.status_code)
 
 
-def _malformed(_: Request, error: Exception) -> JSONResponse:
+def _validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
     flaws = error.errors()
     if any(flaw["type"] == _NO_JSON for flaw in flaws):
-        return JSONResponse(ConfigError("the body is no JSON", remedy=_SEE).to_json(), 400)
+        return JSONResponse(ConfigError("the body is no JSON", remedy=_SEE_OPENAPI).to_json(), 400)
     # what was sent stays unsaid: it may hold values
     places = ", ".join(f"{'.'.join(map(str, flaw['loc']))!r}: {flaw['msg'].lower()}" for flaw in flaws)
-    return JSONResponse(ConfigError(f"malformed request: {places}", remedy=_SEE).to_json(), 422)
+    return JSONResponse(ConfigError(f"malformed request: {places}", remedy=_SEE_OPENAPI).to_json(), 422)

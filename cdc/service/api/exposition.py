@@ -62,12 +62,12 @@ from cdc.metrics import (
 )
 from cdc.position import Position
 from cdc.service.log_status import ConsumerLine, LogState, LogStatus
-from cdc.service.status import SILENT, PipelineStatus, SourceStatus
+from cdc.service.status import NOT_REPORTING, PipelineStatus, SourceStatus
 from cdc.snapshot.backfill_progress import BackfillStatus
 
-MOST_TABLES: Final = 500
+MAX_TABLES: Final = 500
 """Above this many, only tables that are not streaming get a series: scrapes must not grow without end."""
-_QUIET: Final = frozenset({"streaming", "live", "copied"})
+_HEALTHY_STATES: Final = frozenset({"streaming", "live", "copied"})
 _REPORTED: Final = frozenset(
     f"{name}{suffix}"
     for name, metric in EVERY.items()
@@ -102,7 +102,7 @@ class MetricFamilies(Collector):
         self._set(BUILD_INFO, 1.0, status.name, version("cdc"), platform.python_version())
         for process in status.processes:
             self._set(HEALTH, float(process.state in {"running", "copied"}), status.name, process.process)
-            self._know(REPORT_AGE, process.age_seconds, status.name, process.process)
+            self._set_known(REPORT_AGE, process.age_seconds, status.name, process.process)
         self._overlay_source(status.name, status.source)
         if status.source.lag_seconds is not None:
             self._set(SOURCE_LAG_SECONDS, status.source.lag_seconds, status.name)
@@ -111,9 +111,9 @@ class MetricFamilies(Collector):
                 self._set(SINK_LAG_SECONDS, sink.lag_seconds, status.name, sink.name)
             if sink.position is not None:
                 self._set(SINK_POSITION, float(Position.parse(sink.position)), status.name, sink.name)
-        many = len(status.tables) > MOST_TABLES
+        many = len(status.tables) > MAX_TABLES
         for table in status.tables:
-            if not many or table.state not in _QUIET:
+            if not many or table.state not in _HEALTHY_STATES:
                 self._set(TABLE_STATE, 1.0, status.name, table.sink, table.topic, table.state)
         self._overlay_verified(status)
         for backfill in filter(attrgetter("pending"), status.backfills):
@@ -134,9 +134,9 @@ class MetricFamilies(Collector):
         )
         parts = {"changes": log.changes_bytes, "compacted": log.compacted_bytes, "leaving": log.leaving_bytes}
         for metric, value in figures:
-            self._know(metric, value, pipeline)
+            self._set_known(metric, value, pipeline)
         for part, size in parts.items():
-            self._know(LOG_HELD, size, pipeline, part)
+            self._set_known(LOG_HELD, size, pipeline, part)
         # of several that are called the same, the one that is furthest behind
         for line in sorted(log.consumers, key=lambda line: -Position.parse(line.position)):
             self._overlay_consumer(pipeline, line, now)
@@ -157,9 +157,9 @@ class MetricFamilies(Collector):
             (SLOT_SECONDS_LEFT, observed.seconds_left),
         )
         for metric, value in figures:
-            self._know(metric, value, pipeline)
-        self._know(SOURCE_LAG_BYTES, source.lag_bytes, pipeline, "durable")
-        self._know(SOURCE_LAG_BYTES, observed.unconfirmed_bytes, pipeline, "confirmed")
+            self._set_known(metric, value, pipeline)
+        self._set_known(SOURCE_LAG_BYTES, source.lag_bytes, pipeline, "durable")
+        self._set_known(SOURCE_LAG_BYTES, observed.unconfirmed_bytes, pipeline, "confirmed")
         if observed.wal_status is not None:
             self._set(SLOT_WAL_STATUS, 1.0, pipeline, observed.wal_status)
 
@@ -173,7 +173,7 @@ class MetricFamilies(Collector):
             (CONSUMER_LATE, float(line.state == "late")),
         )
         for metric, value in figures:
-            self._know(metric, value, pipeline, line.name)
+            self._set_known(metric, value, pipeline, line.name)
 
     def _overlay_verified(self, status: PipelineStatus) -> None:
         """What verify keeps in the catalog: it runs for a moment, or elsewhere."""
@@ -184,12 +184,12 @@ class MetricFamilies(Collector):
                 (VERIFIED_THROUGH, _unix(table.verified_through)),
             )
             for metric, value in figures:
-                self._know(metric, value, status.name, table.sink, table.topic)
+                self._set_known(metric, value, status.name, table.sink, table.topic)
 
     def _overlay_backfill(self, pipeline: str, backfill: BackfillStatus) -> None:
         """How far the tables have come: the catalog keeps it, so that a reader that starts again does not forget it."""
         for topic, progress in backfill.tables.items():
-            if progress.state == "done" or (progress.state == "queued" and len(backfill.tables) > MOST_TABLES):
+            if progress.state == "done" or (progress.state == "queued" and len(backfill.tables) > MAX_TABLES):
                 continue
             figures = (
                 (BACKFILL_ESTIMATED, progress.estimate),
@@ -197,9 +197,9 @@ class MetricFamilies(Collector):
                 (BACKFILL_ETA, progress.seconds_left),
             )
             for metric, value in figures:
-                self._know(metric, value, pipeline, topic)
+                self._set_known(metric, value, pipeline, topic)
 
-    def _know(self, metric: Metric, value: float | None, *labels: str) -> None:
+    def _set_known(self, metric: Metric, value: float | None, *labels: str) -> None:
         if value is not None:
             self._set(metric, float(value), *labels)
 
@@ -207,9 +207,9 @@ class MetricFamilies(Collector):
         self._values.setdefault(metric.name, {})[labels] = value
 
 
-def reported_figures(status: PipelineStatus, reports: Iterable[ProcessReport]) -> list[Any]:
+def reported_values(status: PipelineStatus, reports: Iterable[ProcessReport]) -> list[Any]:
     """[[name, [label…], value]…] of all processes; not what one that is silent or has ended was doing."""
-    silent = {process.process for process in status.processes if process.state in SILENT}
+    silent = {process.process for process in status.processes if process.state in NOT_REPORTING}
     return [
         figure
         for report in reports

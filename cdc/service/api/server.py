@@ -17,10 +17,10 @@ from cdc.errors import PortTaken
 from cdc.service.api.app import create_app
 from cdc.service.request_limits import RequestLimits, limited
 
-NEIGHBOURS: Final = 20
+PORTS_TO_TRY: Final = 20
 """How many ports after the asked one are tried."""
 LAST_PORT: Final = 65535
-CLOSING: Final = 2
+SHUTDOWN_TIMEOUT: Final = 2
 """Seconds that open answers get to end; event streams end within a tenth of one."""
 
 log = structlog.get_logger("server")
@@ -34,14 +34,14 @@ def main(definition: Definition, file: Path, *, strict_port: bool = False) -> in
     service = definition.service
     if service.exposure is not None:
         raise service.exposure
-    listener = bind(service.host, service.port, neighbours=0 if strict_port else NEIGHBOURS)
+    listener = bind(service.host, service.port, neighbours=0 if strict_port else PORTS_TO_TRY)
     with Catalog.open(definition.catalog.url) as catalog, listener:
         catalog.pipelines.put(definition.name, definition.model_dump_json(exclude_none=True))
         app = create_app(catalog, definition, definition.log.path, file=file)
         port = listener.getsockname()[1]
         if service.port not in {0, port}:
             log.warning("port is taken, using the next free one", asked=service.port, port=port)
-        log.info("serving", url=f"http://{_shown(service.host)}:{port}")
+        log.info("serving", url=f"http://{_url_host(service.host)}:{port}")
         serve(app, listener)
     return 0
 
@@ -69,11 +69,11 @@ def server_config(app: Callable[..., object], limits: RequestLimits | None = Non
         server_header=False,
         log_config=None,
         access_log=False,
-        timeout_graceful_shutdown=CLOSING,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
     )
 
 
-def bind(host: str, port: int, *, neighbours: int = NEIGHBOURS) -> socket.socket:
+def bind(host: str, port: int, *, neighbours: int = PORTS_TO_TRY) -> socket.socket:
     """A listening socket at port or, when it is taken, at the first free one after it; raises PortTaken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last = min(LAST_PORT, port + neighbours) if port else 0
@@ -90,5 +90,5 @@ def bind(host: str, port: int, *, neighbours: int = NEIGHBOURS) -> socket.socket
     raise PortTaken(f"no free port on {host!r} from {port} to {last}")
 
 
-def _shown(host: str) -> str:
+def _url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host

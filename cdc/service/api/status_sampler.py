@@ -42,7 +42,7 @@ log = structlog.get_logger("server")
 class StatusSampler:
     """One pipeline as the server shows it.
 
-    `take` is called by one task, once a second; everything else reads and may be called from any thread.
+    `sample` is called by one task, once a second; everything else reads and may be called from any thread.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class StatusSampler:
         self.catalog = catalog
         self.name = definition.name
         self.history = RateHistory()
-        self.taken = 0
+        self.samples = 0
         """Number of samples so far; who waits for news compares it."""
-        self.ending = False
+        self.is_stopping = False
         """Set when the server stops, so that endless answers end."""
         self.streams = 0
         """Number of event streams that are open."""
@@ -73,37 +73,37 @@ class StatusSampler:
         self._durable = PositionHistory()
         self._meter = LoadMeter()
         self._load: MachineLoad | None = None
-        self._surroundings = PageContext(
-            source=where(definition.source.dsn.reveal()),
+        self._context = PageContext(
+            source=describe_dsn(definition.source.dsn.reveal()),
             log=log_root,
             sink_types={sink.name: sink.type for sink in definition.sinks},
             definition=named,
             may_change=may_change(definition.service),
         )
         self._latest: PipelineStatus | None = None
-        self._turn = Lock()
+        self._lock = Lock()
 
-    def take(self) -> None:
+    def sample(self) -> None:
         """Take one sample and report that the server lives; a catalog that does not answer is no sample."""
         try:
-            self.source.latest()
+            self.source.refresh()
             report = ProcessReport(self.name, "server", os.getpid(), "running", figures=self._figures())
             self.catalog.processes.report(report)
-            found = pipeline_status(self.catalog, self.name, self._clock(), self.log.seen, file=self._file)
+            reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.current, file=self._file)
         except CdcError as error:
             log.warning("catalog is unreachable", code=error.code, message=error.message)
             return
-        self._remember(found)
-        self._weigh(found)
-        status = self._observed(found)
+        self._record_positions(reported)
+        self._measure_load(reported)
+        status = self._add_measurements(reported)
         self.history.add(status, self._clock())
         self._latest = status
-        self.taken += 1
+        self.samples += 1
 
-    def say_stopped(self) -> None:
+    def report_stopped(self) -> None:
         """Report that the server ended on purpose."""
-        self.log.end()
-        self.source.end()
+        self.log.stop()
+        self.source.stop()
         try:
             self.catalog.processes.report(ProcessReport(self.name, "server", os.getpid(), "stopped"))
         except CdcError as error:
@@ -113,64 +113,64 @@ class StatusSampler:
         """The status of this moment by the catalog alone; raises CatalogUnavailable."""
         return pipeline_status(self.catalog, self.name, self._clock(), file=self._file)
 
-    def whole(self) -> PipelineStatus:
+    def full_status(self) -> PipelineStatus:
         """The same with the log as it was last seen; raises CatalogUnavailable."""
-        found = pipeline_status(self.catalog, self.name, self._clock(), self.log.latest(), file=self._file)
-        self.source.latest()
-        return self._observed(found)
+        reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.refresh(), file=self._file)
+        self.source.refresh()
+        return self._add_measurements(reported)
 
     def status_of(self, name: str) -> PipelineStatus:
         """The status of any pipeline of the catalog, the log of this one only; raises CatalogUnavailable."""
-        return self.whole() if name == self.name else pipeline_status(self.catalog, name, self._clock())
+        return self.full_status() if name == self.name else pipeline_status(self.catalog, name, self._clock())
 
     def latest(self) -> PipelineStatus:
         """The status of the last sample, or of now before the first; the next sample will know the log."""
-        self.log.latest()
+        self.log.refresh()
         return self._latest or self.status()
 
-    def _remember(self, status: PipelineStatus) -> None:
+    def _record_positions(self, status: PipelineStatus) -> None:
         """Add where the log is, and forget where every sink has been."""
         if status.source.position is None:
             return
-        with self._turn:
+        with self._lock:
             self._durable.add(self._clock().timestamp(), int(Position.parse(status.source.position)))
             applied = [Position.parse(sink.position) for sink in status.sinks if sink.position is not None]
             self._durable.forget(min(applied, default=Position(0)))
 
-    def _observed(self, status: PipelineStatus) -> PipelineStatus:
+    def _add_measurements(self, status: PipelineStatus) -> PipelineStatus:
         """The status with what this process measures itself, whatever the others report."""
-        with self._turn:
+        with self._lock:
             delayed = with_delays(status, self._durable, self._clock().timestamp())
         loaded = replace(delayed, load=self._load)
-        return with_source(loaded, self.source.seen, self._heartbeat, file=self._file)
+        return with_source(loaded, self.source.current, self._heartbeat, file=self._file)
 
-    def _weigh(self, status: PipelineStatus) -> None:
+    def _measure_load(self, status: PipelineStatus) -> None:
         """Measure what the processes take of this machine, as often as that costs next to nothing."""
-        if self.taken % MEASURE_EVERY == 0:
+        if self.samples % MEASURE_EVERY == 0:
             running = {p.process: p.pid for p in status.processes if p.pid is not None and p.state == "running"}
             self._load = self._meter.measure(time.monotonic(), running | {"server": os.getpid()})
 
     def _figures(self) -> list[list[object]]:
         """What other processes may want to show of the source; empty while it does not answer."""
-        observed = self.source.seen
+        observed = self.source.current
         if observed is None or observed.retained_bytes is None:
             return []
         return [[SLOT_RETAINED.name, [self.name], observed.retained_bytes]]
 
     def page(self) -> str:
         """The page as HTML."""
-        return page(self.whole(), self._surroundings, self.history.to_json())
+        return page(self.full_status(), self._context, self.history.to_json())
 
     def sections(self) -> dict[str, Any]:
         """What the page's script replaces: title, and sections by id."""
         status = self.latest()
         return {
             "title": f"{status.name} · {status.state} · cdc",
-            "sections": render(status, self._surroundings, self.history.to_json()),
+            "sections": render(status, self._context, self.history.to_json()),
         }
 
 
-def where(dsn: str) -> str:
+def describe_dsn(dsn: str) -> str:
     """Host, port and database of a valid DSN; nothing else of it, for it may hold a password."""
     if "://" in dsn:
         parts = urlsplit(dsn)

@@ -10,12 +10,12 @@ from pydantic import Field
 
 from cdc.config.verify_options import Against, VerifyMode
 from cdc.errors import ConfigError
-from cdc.service.api.copies import ACCEPTED, BackfillRequestBody, CopyRoutes, PipelinePath, Text, actor_of
+from cdc.service.api.copies import ACCEPTED, PipelineApi, PipelinePath, RequestBody, Text, actor_of
 from cdc.service.verification_jobs import VerificationJobs, VerifyRequest, VerifyStatus
 from cdc.service.verification_status import VerifiedStatus, verified_statuses
 
 
-class VerifyBody(BackfillRequestBody):
+class VerifyBody(RequestBody):
     """What to compare, and how closely; `{}` is every row of every sink."""
 
     tables: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
@@ -40,31 +40,31 @@ class VerificationBody:
     """The newest comparison that was asked for here, on its way or ended."""
 
 
-def verification_routes(desk: CopyRoutes, verifications: VerificationJobs) -> APIRouter:
+def verification_routes(api: PipelineApi, verifications: VerificationJobs) -> APIRouter:
     """Every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["verify"])
 
     @routes.post("/verify", status_code=ACCEPTED)
-    def verify(pipeline: PipelinePath, asked: VerifyBody, request: Request) -> VerifyStatus:
+    def verify(pipeline: PipelinePath, body: VerifyBody, request: Request) -> VerifyStatus:
         """Compare sinks with the source or the log, in a child of this server (`cdc verify`); 409 while one runs."""
-        desk.check(pipeline)
-        for sink in asked.sinks:
-            desk.check_sink(pipeline, sink)
-        if asked.repair and asked.against is Against.LOG:
+        api.check_pipeline(pipeline)
+        for sink in body.sinks:
+            api.check_sink(pipeline, sink)
+        if body.repair and body.against is Against.LOG:
             raise ConfigError("repair reads the source again, and against 'log' leaves it alone")
         wanted = VerifyRequest(
-            tables=asked.tables,
-            sinks=asked.sinks,
-            mode=asked.mode,
-            against=asked.against,
-            repair=asked.repair,
+            tables=body.tables,
+            sinks=body.sinks,
+            mode=body.mode,
+            against=body.against,
+            repair=body.repair,
         )
-        return verifications.begin(wanted, actor_of(request))
+        return verifications.start(wanted, actor_of(request))
 
     @routes.get("/verify")
     def verified(pipeline: PipelinePath) -> VerificationBody:
         """Through when each table is verified (`cdc status`), and what came of the last comparison asked for here."""
-        desk.check(pipeline)
-        return VerificationBody(verified_statuses(desk.catalog.verified.ls(pipeline)), verifications.last())
+        api.check_pipeline(pipeline)
+        return VerificationBody(verified_statuses(api.catalog.verified.ls(pipeline)), verifications.last())
 
     return routes

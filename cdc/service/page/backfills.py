@@ -8,14 +8,14 @@ from typing import Final
 from urllib.parse import quote
 
 from cdc.service import number_format
-from cdc.service.page.state_badge import pill
+from cdc.service.page.state_badge import badge
 from cdc.snapshot.backfill_progress import BackfillStatus, CopyProgress, is_part, progress_text, tables_text
 
 ENDED_SHOWN: Final = 5
 """The newest; the command and the API have more."""
-_VERBS: Final = {"paused": ("resume", "cancel")}
+_ACTIONS: Final = {"paused": ("resume", "cancel")}
 """By state; every other that has not ended takes the two below."""
-_WHILE_ON_ITS_WAY: Final = ("pause", "cancel")
+_RUNNING_ACTIONS: Final = ("pause", "cancel")
 
 
 def table(pipeline: str, backfills: Sequence[BackfillStatus], definition: str, *, may_change: bool) -> str:
@@ -34,7 +34,7 @@ def table(pipeline: str, backfills: Sequence[BackfillStatus], definition: str, *
 
 def bar(progress: CopyProgress) -> str:
     """How far it has come, as a line and in words."""
-    words = progress_text(progress).replace(",", number_format.THIN)
+    words = progress_text(progress).replace(",", number_format.THIN_SPACE)
     if not words:
         return ""
     line = ""
@@ -49,12 +49,12 @@ def _row(pipeline: str, backfill: BackfillStatus, definition: str, *, may_change
     error = backfill.error
     why = backfill.reason or "" if error is None else f"{error['code']} {error['message']}"
     reason = f'<span class="reason">{escape(why)}</span>' if why else ""
-    acts = f'<td class="acts">{_acts(pipeline, backfill, definition)}</td>' if may_change else ""
+    acts = f'<td class="acts">{_buttons(pipeline, backfill, definition)}</td>' if may_change else ""
     return (
         f'<tr><th scope="row">{backfill.id}</th><td><p>{escape(_what(backfill))}</p>'
         f'<p class="command"><code>{command}</code>'
         f'<button type="button" data-copy="{command}" aria-label="Copy the command {command}">Copy</button></p></td>'
-        f"<td>{pill(backfill.state)}{reason}</td><td>{bar(backfill)}</td>{acts}</tr>"
+        f"<td>{badge(backfill.state)}{reason}</td><td>{bar(backfill)}</td>{acts}</tr>"
     )
 
 
@@ -65,13 +65,15 @@ def _what(backfill: BackfillStatus) -> str:
     return f"{backfill.kind} of {tables_text(asked)}{part}{sink}"
 
 
-def _acts(pipeline: str, backfill: BackfillStatus, definition: str) -> str:
+def _buttons(pipeline: str, backfill: BackfillStatus, definition: str) -> str:
     if not backfill.pending:
         return ""
-    return "".join(_act(pipeline, backfill, verb, definition) for verb in _VERBS.get(backfill.state, _WHILE_ON_ITS_WAY))
+    return "".join(
+        _button(pipeline, backfill, verb, definition) for verb in _ACTIONS.get(backfill.state, _RUNNING_ACTIONS)
+    )
 
 
-def _act(pipeline: str, backfill: BackfillStatus, verb: str, definition: str) -> str:
+def _button(pipeline: str, backfill: BackfillStatus, verb: str, definition: str) -> str:
     path = f"/api/v1/pipelines/{quote(pipeline, safe='')}/backfills/{backfill.id}/{verb}"
     command = escape(f"cdc backfill {verb} {backfill.id} -c {definition}")
     sure = f' data-sure="Cancel {backfill.kind} {backfill.id}? What was placed stays."' if verb == "cancel" else ""

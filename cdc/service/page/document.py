@@ -20,7 +20,7 @@ from cdc.service import number_format
 from cdc.service.copy_status import TableStatus
 from cdc.service.page import backfills, log_section
 from cdc.service.page.sparkline import sparkline
-from cdc.service.page.state_badge import TONES, pill
+from cdc.service.page.state_badge import TONES, badge
 from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus, SourceStatus
 from cdc.table import parted
 
@@ -46,51 +46,47 @@ class PageContext:
     """Whether the service takes verbs that change something, from anybody."""
 
 
-def page(status: PipelineStatus, surroundings: PageContext, history: Mapping[str, Mapping[str, object]]) -> str:
+def page(status: PipelineStatus, context: PageContext, history: Mapping[str, Mapping[str, object]]) -> str:
     """The whole document."""
-    sections = render(status, surroundings, history)
-    return _shell({**sections, "title": escape(status.name), "state": escape(status.state), "lock": ""})
+    sections = render(status, context, history)
+    return _fill_template({**sections, "title": escape(status.name), "state": escape(status.state), "lock": ""})
 
 
 def locked_page() -> str:
     """The document with nothing of a pipeline in it: its script asks for the token and then for the sections."""
-    return _shell({**dict.fromkeys(SECTIONS, ""), "title": "cdc", "state": "locked", "lock": "data-locked"})
+    return _fill_template({**dict.fromkeys(SECTIONS, ""), "title": "cdc", "state": "locked", "lock": "data-locked"})
 
 
 def docs_page() -> str:
     """The document that shows the description of the API; its script reads that, with the token where one is set."""
-    return _static("docs.html")
+    return _read_static("docs.html")
 
 
-def _shell(parts: Mapping[str, str]) -> str:
-    return Template(_static("page.html")).substitute(parts)
+def _fill_template(parts: Mapping[str, str]) -> str:
+    return Template(_read_static("page.html")).substitute(parts)
 
 
-def _static(name: str) -> str:
+def _read_static(name: str) -> str:
     return files(__package__).joinpath("static", name).read_text(encoding="utf-8")
 
 
-def render(
-    status: PipelineStatus, surroundings: PageContext, history: Mapping[str, Mapping[str, object]]
-) -> dict[str, str]:
+def render(status: PipelineStatus, context: PageContext, history: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
     """Section id → its inner HTML; history is History.to_json()."""
     rates, lags = history["rates"], history["lags"]
     return {
         "headline": _headline(status),
         "problems": "".join(_problem(p.subject, p.code, p.message, p.remedy) for p in status.problems),
         "totals": _totals(status, rates),
-        "flow": _flow(status, surroundings, rates, lags),
+        "flow": _flow(status, context, rates, lags),
         "log": log_section.section(status.log),
         "tables": _tables(status),
-        "backfills": backfills.table(
-            status.name, status.backfills, surroundings.definition, may_change=surroundings.may_change
-        ),
+        "backfills": backfills.table(status.name, status.backfills, context.definition, may_change=context.may_change),
         "processes": "".join(_process(p) for p in status.processes),
     }
 
 
 def _headline(status: PipelineStatus) -> str:
-    return f"<h1>{escape(status.name)}</h1>{pill(status.state)}"
+    return f"<h1>{escape(status.name)}</h1>{badge(status.state)}"
 
 
 def _problem(subject: str, code: str | None, message: str, remedy: str) -> str:
@@ -120,14 +116,18 @@ def _totals(status: PipelineStatus, rates: Mapping[str, object]) -> str:
         (
             _total(
                 "Slowest sink",
-                *number_format.seconds(max(lags, default=None)),
+                *number_format.duration_and_unit(max(lags, default=None)),
                 status.lag_reason or "commit to visible",
             ),
-            _total("Changes", number_format.rate(_number(rates.get("source"))), "rows/s", "into the log"),
+            _total("Changes", number_format.format_rate(_number(rates.get("source"))), "rows/s", "into the log"),
             _total(
                 "Tables", f"{streaming}/{placed}" if placed else number_format.UNKNOWN, "", "streaming, over all sinks"
             ),
-            _total("Slot retains", *number_format.size(status.source.slot_retained_bytes), _slot_note(status.source)),
+            _total(
+                "Slot retains",
+                *number_format.size_and_unit(status.source.slot_retained_bytes),
+                _slot_note(status.source),
+            ),
         )
     )
 
@@ -139,10 +139,10 @@ def _slot_note(source: SourceStatus) -> str:
         return "the source does not answer"
     if observed is None or observed.safe_bytes is None:
         return "WAL kept by Postgres"
-    left = f"{number_format.said(number_format.size(observed.safe_bytes))} left"
+    left = f"{number_format.format_size(observed.safe_bytes)} left"
     if observed.seconds_left is None:
         return left
-    return f"{left}, {number_format.said(number_format.seconds(observed.seconds_left))} at the present rate"
+    return f"{left}, {number_format.format_duration(observed.seconds_left)} at the present rate"
 
 
 def _total(name: str, value: str, unit: str, note: str) -> str:
@@ -150,26 +150,26 @@ def _total(name: str, value: str, unit: str, note: str) -> str:
     return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}{small}</dd><p>{escape(note)}</p></div>"
 
 
-def _flow(status: PipelineStatus, around: PageContext, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
+def _flow(status: PipelineStatus, context: PageContext, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
     source = status.source
     first = _edge("source", "Postgres to log", (rates, lags), _source_lag(source), source.lag_bytes)
-    branches = "".join(_branch(sink, around, rates, lags) for sink in status.sinks)
+    branches = "".join(_branch(sink, context, rates, lags) for sink in status.sinks)
     empty = '<li class="branch"><p class="quiet">No sink has published yet.</p></li>'
     return (
-        f'<div class="node"><h3>Postgres</h3><p class="where">{escape(around.source)}</p></div>{first}'
-        f'<div class="node"><h3>Log</h3><p class="where">{escape(around.log)}</p>'
+        f'<div class="node"><h3>Postgres</h3><p class="where">{escape(context.source)}</p></div>{first}'
+        f'<div class="node"><h3>Log</h3><p class="where">{escape(context.log)}</p>'
         f'<p class="lsn">{escape(source.position or number_format.UNKNOWN)}</p></div>'
         f'<ul class="branches">{branches or empty}</ul>'
     )
 
 
-def _branch(sink: SinkStatus, around: PageContext, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
-    kind = around.sink_types.get(sink.name, "sink")
+def _branch(sink: SinkStatus, context: PageContext, rates: Mapping[str, object], lags: Mapping[str, object]) -> str:
+    kind = context.sink_types.get(sink.name, "sink")
     edge = _edge(f"sink:{sink.name}", f"log to {sink.name}", (rates, lags), _sink_lag(sink), sink.lag_bytes)
     slowed = f'<p class="quiet">{escape(sink.reason)}</p>' if sink.reason and sink.state != "failed" else ""
     return (
         f'<li class="branch">{edge}<div class="node"><h3>{escape(sink.name)} <small>{escape(kind)}</small></h3>'
-        f'{pill(sink.state)}<p class="lsn">{escape(sink.position or number_format.UNKNOWN)}</p>{slowed}</div></li>'
+        f'{badge(sink.state)}<p class="lsn">{escape(sink.position or number_format.UNKNOWN)}</p>{slowed}</div></li>'
     )
 
 
@@ -182,8 +182,8 @@ def _edge(
 ) -> str:
     rates, lags = history
     curve = lags.get(edge, [])
-    rate = number_format.rate(_number(rates.get(edge)))
-    behind = number_format.size(lag_bytes)
+    rate = number_format.format_rate(_number(rates.get(edge)))
+    behind = number_format.size_and_unit(lag_bytes)
     svg = sparkline(curve if isinstance(curve, list) else [], escape(f"lag {label}"))
     return (
         f'<div class="edge"><p class="rate"><b>{escape(rate)}</b> rows/s</p><div class="wire">{svg}</div>'
@@ -204,8 +204,8 @@ def _sink_lag(sink: SinkStatus) -> str:
 def _lag(seconds: float | None, stalled: float | None) -> str:
     """The lag, or that there is none: one that was measured before the stall is no lag of now."""
     if stalled is not None:
-        return f"no figure for {escape(number_format.said(number_format.ago(stalled)))}"
-    number, unit = number_format.seconds(seconds)
+        return f"no figure for {escape(number_format.format_age(stalled))}"
+    number, unit = number_format.duration_and_unit(seconds)
     return f"<b>{escape(number)}</b> {unit} lag"
 
 
@@ -216,7 +216,7 @@ def _tables(status: PipelineStatus) -> str:
     sinks = sorted({t.sink for t in status.tables if t.sink})
     if not by_topic:
         return '<p class="quiet">No table is captured yet.</p>'
-    order = sorted(by_topic, key=lambda topic: (not _ailing(by_topic[topic].values()), topic))
+    order = sorted(by_topic, key=lambda topic: (not _needs_attention(by_topic[topic].values()), topic))
     head = "".join(f'<th scope="col">{escape(sink)}</th>' for sink in sinks)
     rows = "".join(_table_row(topic, by_topic[topic], sinks) for topic in order[:TABLES_SHOWN])
     hidden = len(order) - TABLES_SHOWN
@@ -231,17 +231,17 @@ def _tables(status: PipelineStatus) -> str:
     )
 
 
-def _ailing(tables: Iterable[TableStatus]) -> bool:
+def _needs_attention(tables: Iterable[TableStatus]) -> bool:
     return any(TONES.get(t.state) in {"bad", "warn"} for t in tables)
 
 
-def _table_row(topic: str, places: Mapping[str, TableStatus], sinks: Iterable[str]) -> str:
+def _table_row(topic: str, by_sink: Mapping[str, TableStatus], sinks: Iterable[str]) -> str:
     schema, name = parted(topic)
-    source = places.get("")
-    state = pill(source.state) if source else number_format.UNKNOWN
-    rows = number_format.count(source.rows if source else None)
+    source = by_sink.get("")
+    state = badge(source.state) if source else number_format.UNKNOWN
+    rows = number_format.format_count(source.rows if source else None)
     copying = backfills.bar(source.progress) if source and source.progress else ""
-    cells = "".join(f"<td>{_cell(places.get(sink))}</td>" for sink in sinks)
+    cells = "".join(f"<td>{_cell(by_sink.get(sink))}</td>" for sink in sinks)
     prefix = f'<span class="schema">{escape(schema)}.</span>' if schema else ""
     return (
         f'<tr><th scope="row">{prefix}{escape(name)}</th><td>{state}{copying}</td>'
@@ -253,21 +253,21 @@ def _cell(table: TableStatus | None) -> str:
     if table is None:
         return f'<span class="quiet">{number_format.UNKNOWN}</span>'
     version = f'<span class="version">v{table.version}</span>' if table.version is not None else ""
-    rows = f"<span>{number_format.count(table.rows)} merged</span>" if table.rows else ""
+    rows = f"<span>{number_format.format_count(table.rows)} merged</span>" if table.rows else ""
     reason = f'<span class="reason">{escape(table.reason)}</span>' if table.reason else ""
     position = f'<span class="lsn">{escape(table.position or number_format.UNKNOWN)}</span>'
-    return f'{pill(table.state)}<p class="detail">{position}{version}{rows}</p>{reason}'
+    return f'{badge(table.state)}<p class="detail">{position}{version}{rows}</p>{reason}'
 
 
 def _process(process: ProcessStatus) -> str:
     age = (
         number_format.UNKNOWN
         if process.age_seconds is None
-        else f"{' '.join(number_format.seconds(process.age_seconds))} ago"
+        else f"{' '.join(number_format.duration_and_unit(process.age_seconds))} ago"
     )
     pid = "" if process.pid is None else f"pid {process.pid}"
     return (
-        f"<li><strong>{escape(process.process)}</strong>{pill(process.state)}"
+        f"<li><strong>{escape(process.process)}</strong>{badge(process.state)}"
         f'<span class="quiet">{escape(pid)}</span><span class="quiet">{escape(age)}</span></li>'
     )
 

@@ -9,18 +9,18 @@ from typing import Final
 
 from cdc.service import number_format
 from cdc.service.log_status import ConsumerLine, LogState, LogStatus, SegmentLine
-from cdc.service.page.state_badge import pill
+from cdc.service.page.state_badge import badge
 
 _WIDTH: Final = 1000
 _LEAST: Final = 6
 """Of the width, for a part that weighs anything."""
 _PARTS: Final = (("changes", "single changes"), ("compacted", "compacted"), ("leaving", "left the log"))
-_INSTEAD: Final = {
+_NO_LOG_TEXT: Final = {
     LogState.ABSENT: "No log is there yet: the reader makes it with the first copy.",
     LogState.UNREADABLE: "The log cannot be shown: see the problems above.",
 }
 
-_NEVER: Final = ("none", "every delete is remembered")
+_NO_FLOOR: Final = ("none", "every delete is remembered")
 
 
 def section(log: LogStatus | None) -> str:
@@ -28,8 +28,8 @@ def section(log: LogStatus | None) -> str:
     if log is None:
         return '<p class="quiet">The log is being looked at …</p>'
     if log.state is not LogState.READ:
-        return f'<p class="quiet">{escape(_INSTEAD[log.state])}</p>'
-    return f'<div class="card">{_bar(log)}{_weights(log)}{_reach(log)}</div>{_consumers(log.consumers)}'
+        return f'<p class="quiet">{escape(_NO_LOG_TEXT[log.state])}</p>'
+    return f'<div class="card">{_bar(log)}{_sizes(log)}{_positions(log)}</div>{_consumers(log.consumers)}'
 
 
 def _bar(log: LogStatus) -> str:
@@ -41,23 +41,23 @@ def _bar(log: LogStatus) -> str:
         parts.append(f'<rect class="{name}" x="{left:.1f}" width="{width:.1f}" height="10"/>')
         left += width
     named = zip(_PARTS, sizes, strict=True)
-    label = ", ".join(f"{words} {number_format.said(number_format.size(size))}" for (_, words), size in named)
+    label = ", ".join(f"{words} {number_format.format_size(size)}" for (_, words), size in named)
     return (
         f'<svg class="parts" viewBox="0 0 {max(left, 1.0):.1f} 10" preserveAspectRatio="none" role="img" '
         f'aria-label="Bytes on the disk: {label}">{"".join(parts)}</svg>'
     )
 
 
-def _weights(log: LogStatus) -> str:
-    changes = f"{_counted(log.row_count, 'row')} in {_counted(log.segment_count, 'segment')}"
+def _sizes(log: LogStatus) -> str:
+    changes = f"{_quantity(log.row_count, 'row')} in {_quantity(log.segment_count, 'segment')}"
     runs = sum(run.rows for run in log.runs)
-    compacted = f"{_counted(runs, 'row')} in {_counted(len(log.runs), 'run')}" if log.runs else "nothing yet"
+    compacted = f"{_quantity(runs, 'row')} in {_quantity(len(log.runs), 'run')}" if log.runs else "nothing yet"
     leaving = "on the disk for who still reads them" if log.leaving_bytes else "no files wait"
     return "".join((
         '<dl class="weights">',
-        _weight("Single changes", "changes", number_format.size(log.changes_bytes), changes),
-        _weight("Compacted", "compacted", number_format.size(log.compacted_bytes), compacted),
-        _weight("Left the log", "leaving", number_format.size(log.leaving_bytes), leaving),
+        _size_cell("Single changes", "changes", number_format.size_and_unit(log.changes_bytes), changes),
+        _size_cell("Compacted", "compacted", number_format.size_and_unit(log.compacted_bytes), compacted),
+        _size_cell("Left the log", "leaving", number_format.size_and_unit(log.leaving_bytes), leaving),
         _compaction(log),
         "</dl>",
     ))  # fmt: skip
@@ -66,34 +66,36 @@ def _weights(log: LogStatus) -> str:
 def _compaction(log: LogStatus) -> str:
     made = log.compaction
     if made is None:
-        return _weight("Last compaction", "", (number_format.UNKNOWN, ""), "none so far")
-    number, unit = number_format.ago(_age(log, made.at))
-    read = "" if made.changes is None else f"{_counted(made.changes, 'change')} read, "
-    took = "" if made.seconds is None else f", in {number_format.said(number_format.seconds(made.seconds))}"
-    return _weight("Last compaction", "", (number, f"{unit} ago"), f"{read}{_counted(made.rows, 'row')} written{took}")
+        return _size_cell("Last compaction", "", (number_format.UNKNOWN, ""), "none so far")
+    number, unit = number_format.age_and_unit(_age(log, made.at))
+    read = "" if made.changes is None else f"{_quantity(made.changes, 'change')} read, "
+    took = "" if made.seconds is None else f", in {number_format.format_duration(made.seconds)}"
+    return _size_cell(
+        "Last compaction", "", (number, f"{unit} ago"), f"{read}{_quantity(made.rows, 'row')} written{took}"
+    )
 
 
-def _weight(name: str, part: str, value: tuple[str, str], note: str) -> str:
+def _size_cell(name: str, part: str, value: tuple[str, str], note: str) -> str:
     swatch = f'<i class="{part}" aria-hidden="true"></i>' if part else ""
     unit = f" <small>{escape(value[1])}</small>" if value[1] else ""
     return f"<div><dt>{swatch}{escape(name)}</dt><dd>{escape(value[0])}{unit}</dd><p>{escape(note)}</p></div>"
 
 
-def _reach(log: LogStatus) -> str:
+def _positions(log: LogStatus) -> str:
     """The log's marks in the order of positions, oldest left."""
-    behind = number_format.distance(log.horizon_behind_bytes, log.horizon_behind_seconds)
+    behind = number_format.format_lag(log.horizon_behind_bytes, log.horizon_behind_seconds)
     oldest, newest = log.oldest_segment, log.newest_segment
     marks = (
-        ("Deletes forgotten up to", *((log.floor, "who is further behind is built anew") if log.floor else _NEVER)),
+        ("Deletes forgotten up to", *((log.floor, "who is further behind is built anew") if log.floor else _NO_FLOOR)),
         ("Single changes above", log.oldest or "the beginning", _segment(log, oldest)),
         ("Compacted up to", log.horizon or number_format.UNKNOWN, f"{behind} before the end" if log.horizon else ""),
         ("End", log.durable or number_format.UNKNOWN, _segment(log, newest)),
     )
-    cells = "".join(_mark(*mark) for mark in marks)
+    cells = "".join(_position_cell(*mark) for mark in marks)
     return f'<dl class="reach">{cells}</dl>'
 
 
-def _mark(name: str, place: str, note: str) -> str:
+def _position_cell(name: str, place: str, note: str) -> str:
     kind = "lsn" if "/" in place else "word"
     return f'<div><dt>{escape(name)}</dt><dd class="{kind}">{escape(place)}</dd><p>{escape(note)}</p></div>'
 
@@ -101,12 +103,8 @@ def _mark(name: str, place: str, note: str) -> str:
 def _segment(log: LogStatus, line: SegmentLine | None) -> str:
     if line is None:
         return "no segment yet"
-    since = (
-        ""
-        if line.began_at is None
-        else f", begun {number_format.said(number_format.ago(_age(log, line.began_at)))} ago"
-    )
-    return f"segment {line.segment}, {number_format.said(number_format.size(line.bytes))}{since}"
+    since = "" if line.began_at is None else f", begun {number_format.format_age(_age(log, line.began_at))} ago"
+    return f"segment {line.segment}, {number_format.format_size(line.bytes)}{since}"
 
 
 def _consumers(lines: Iterable[ConsumerLine]) -> str:
@@ -122,26 +120,26 @@ def _consumers(lines: Iterable[ConsumerLine]) -> str:
 
 
 def _consumer(line: ConsumerLine) -> str:
-    holds = f"<b>{number_format.said(number_format.size(line.holds_bytes))}</b>" if line.holds_bytes else "nothing"
+    holds = f"<b>{number_format.format_size(line.holds_bytes)}</b>" if line.holds_bytes else "nothing"
     filled = "" if line.pinned is None else '<p class="detail">filled from the compacted log</p>'
     reason = '<span class="reason">has to be built anew</span>' if line.state == "late" else ""
     return (
-        f'<tr><th scope="row">{escape(line.name)}</th><td>{pill(line.state)}{reason}</td>'
+        f'<tr><th scope="row">{escape(line.name)}</th><td>{badge(line.state)}{reason}</td>'
         f'<td><span class="lsn">{escape(line.position)}</span>{filled}</td><td>{escape(_lag(line))}</td>'
-        f"<td>{holds}</td><td>{number_format.said(number_format.ago(line.seen_seconds))} ago</td></tr>"
+        f"<td>{holds}</td><td>{number_format.format_age(line.seen_seconds)} ago</td></tr>"
     )
 
 
 def _lag(line: ConsumerLine) -> str:
     if not line.behind_segments:
         return "at the end"
-    segments = f", {_counted(line.behind_segments, 'segment')}" if line.behind_segments > 1 else ""
-    return f"{number_format.distance(line.behind_bytes, line.behind_seconds)}{segments}"
+    segments = f", {_quantity(line.behind_segments, 'segment')}" if line.behind_segments > 1 else ""
+    return f"{number_format.format_lag(line.behind_bytes, line.behind_seconds)}{segments}"
 
 
 def _age(log: LogStatus, moment: str) -> float:
     return max(0.0, (datetime.fromisoformat(log.at) - datetime.fromisoformat(moment)).total_seconds())
 
 
-def _counted(number: int, noun: str) -> str:
-    return number_format.counted(number, noun).replace(",", number_format.THIN)
+def _quantity(number: int, noun: str) -> str:
+    return number_format.format_quantity(number, noun).replace(",", number_format.THIN_SPACE)

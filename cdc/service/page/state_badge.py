@@ -34,7 +34,7 @@ TONES: Final[Mapping[str, str]] = {
 """By state; others are plain."""
 
 
-def pill(state: str) -> str:
+def badge(state: str) -> str:
     """A state with its sign."""
     tone = TONES.get(state, "plain")
     return f'<span class="pill {tone}"><i aria-hidden="true"></i>{escape(state.replace("_", " "))}</span>'
