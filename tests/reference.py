@@ -17,7 +17,6 @@ from cdc.cli.app import application
 from cdc.config import Definition
 from cdc.config.units import print_seconds, print_size
 from cdc.errors import CdcError, Reaction, all_error_classes
-from cdc.metrics import Metric
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGES: Final = ROOT / "deploy" / "reference"
@@ -171,9 +170,7 @@ def _command(name: str, command: Any) -> str:
 def _metrics_page() -> str:
     rows = [
         (f"`{one.name}`", one.kind.value, ", ".join(f"`{label}`" for label in one.labels), one.help)
-        for one in sorted(
-            {one for _, one in inspect.getmembers(metrics) if isinstance(one, Metric)}, key=lambda one: one.name
-        )
+        for one in sorted(metrics.EVERY.values(), key=lambda one: one.name)
     ]
     return _page(
         "Metrics",
