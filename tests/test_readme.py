@@ -1,4 +1,4 @@
-"""The commands of the documents: the guide for an own Postgres, and the steps of deploy/README.md against the unit.
+"""The documents: their commands are executed, their links and file names lead somewhere, and they stay short.
 
 Two things are put in place of what a workstation has: `sudo` runs the command, as the superuser's socket, and
 `systemctl restart postgresql` restarts the test's server.
@@ -39,6 +39,44 @@ def blocks(file: str, heading: str) -> list[str]:
     section = (ROOT / file).read_text(encoding="utf-8").split(f"{heading}\n", 1)[1].split("\n## ", 1)[0]
     found = re.findall(r"^( *)```sh\n(.*?)^ *```", section, re.DOTALL | re.MULTILINE)
     return [re.sub(f"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
+
+
+PAGES = sorted(page.relative_to(ROOT).as_posix() for page in ROOT.rglob("*.md") if ".venv" not in page.parts)
+READMES = [page for page in PAGES if page.endswith("README.md")]
+README_LINES = 150
+README_WORDS = 15_000
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_into_a_page_lead_to_a_heading(page: str) -> None:
+    here = ROOT / page
+    found = re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", here.read_text(encoding="utf-8"))
+    wanted = [((here.parent / file).resolve() if file else here, anchor) for file, anchor in found]
+    assert [anchor for target, anchor in wanted if anchor not in anchors(target)] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_modules_named_by_a_readme_exist(page: str) -> None:
+    files = [
+        f"/{file.relative_to(ROOT).as_posix()}"
+        for top in ("cdc", "pipelines", "tests")
+        for file in (ROOT / top).rglob("*.py")
+    ]
+    # FAMILY and NAME stand for what a contributor chooses
+    named = re.findall(r"`((?![^`]*(?:FAMILY|NAME))[\w/]+\.py)(?:::\w+)?`", (ROOT / page).read_text(encoding="utf-8"))
+    assert [name for name in named if not any(file.endswith(f"/{name}") for file in files)] == []
+
+
+def test_the_readmes_stay_short() -> None:
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in READMES}
+    assert len(texts["README.md"].splitlines()) <= README_LINES
+    assert sum(len(text.split()) for text in texts.values()) <= README_WORDS
 
 
 @pytest.fixture(name="server")
