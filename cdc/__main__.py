@@ -1,4 +1,4 @@
-"""The `cdc` command: runs the application and turns every failure into a message and an exit status."""
+"""Entry point of the `cdc` command: runs one command and turns a failure into a message and an exit status."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from cdc.remedy import literal
 from cdc.terminal_output import fail
 
 INTERRUPTED: Final = 130
-"""128 + SIGINT, as shells have it."""
+"""128 + SIGINT, the exit status that shells use."""
 _LONG_RUNNING: Final = frozenset({"reader", "server"})
-"""Commands whose standard error is the log of a process, where a traceback belongs."""
+"""Commands whose standard error is a process log, which contains tracebacks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; hands back its exit status.
+    """Run one command and return its exit status, one of `ExitCode` or 130 after an interrupt.
 
-    0 done, 1 failed while running, 2 usage or definition, 3 surroundings, 4 a bad finding, 130 interrupted; reader and
-    server end with 5 where 1 would be final.
+    Reader and server exit with 5 instead of 1 if a restart would fail again.
     """
     owns_process = arguments is None
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away, as head does: nobody is left to tell.
+        # the reader of the output closed it, as head does
         discard_output()
         return ExitCode.RUNTIME.value
     except typer.TyperException as error:
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _escape_unprintable() -> None:
-    """Let names that the terminal's encoding does not have be printed as escapes."""
+    """Print characters that the terminal's encoding does not have as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -69,11 +68,11 @@ def _report_error(command: Any, given: list[str], error: CdcError) -> int:
 
 
 def _definition_path(given: list[str]) -> str | None:
-    """The file that was named; a command that is to be run next finds the default and that of CDC_CONFIG by itself."""
+    """The definition file named on the command line; None otherwise, for the next command finds the default too."""
     own = given[: given.index("--")] if "--" in given else given
-    for place, word in enumerate(own[:-1]):
+    for index, word in enumerate(own[:-1]):
         if word in {"-c", "--config"}:
-            return own[place + 1]
+            return own[index + 1]
     return next((word.partition("=")[2] for word in own if word.startswith("--config=")), None)
 
 
@@ -82,13 +81,15 @@ def _report_usage_error(command: Any, given: list[str], error: Any) -> int:
     if not given or type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return ExitCode.USAGE.value
-    message = error.format_message().rstrip(".").replace(": Value error, ", ": ")  # the words of what reads enums
+    message = (
+        error.format_message().rstrip(".").replace(": Value error, ", ": ")
+    )  # a prefix that the parser of enums adds
     remedy = f"run '{' '.join(['cdc', *words.split(), '--help'])}'"
     return _report_error(command, given, ConfigError(message[:1].lower() + message[1:], remedy=remedy))
 
 
 def _command_name(command: Any, given: list[str]) -> str:
-    """The command's own words at the head of the arguments: `migrate up`."""
+    """The names of command and subcommand at the start of the arguments, such as `migrate up`."""
     words = []
     for argument in given:
         command = getattr(command, "commands", {}).get(argument)

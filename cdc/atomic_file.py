@@ -1,4 +1,4 @@
-"""Atomic file writes that survive a loss of power: write a draft, sync it, rename it, sync the directory."""
+"""Atomic, durable file writes: write a temporary file, fsync it, rename it, fsync the directory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Protocol
 
 
 class StoredObject(Protocol):
-    """A file in an object store, which replaces content in one step and shows only what is durable."""
+    """A file in an object store, which replaces content atomically and shows only durable content."""
 
     def write_bytes(self, content: bytes, /) -> object:
-        """Put the content in the file's place."""
+        """Replace the content of the file."""
 
 
 def replace(path: Path | StoredObject, content: bytes) -> None:
-    """Put the content in the file's place in one step; raises OSError, and then the old file or the new one stands.
+    """Replace the content of a file atomically; after an OSError the file has either the old or the new content.
 
-    In a directory it is written to a hidden file beside it first, which only a killed process leaves behind. An object
-    store does all of it by itself; raises LogUnreachable and LogInaccessible there.
+    On a disk the content is first written to a hidden file in the same directory; only a killed process leaves that
+    file. An object store replaces atomically by itself; raises LogUnreachable and LogInaccessible there.
     """
     if not isinstance(path, Path):
         path.write_bytes(content)
@@ -40,7 +40,7 @@ def replace(path: Path | StoredObject, content: bytes) -> None:
 
 
 def probe(folder: Path) -> None:
-    """Write a small file in the folder, or in the nearest one above it that exists, and remove it; raises OSError."""
+    """Test that files can be written in the folder or its nearest existing parent; raises OSError."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     draft = folder / f".probe-{uuid.uuid4().hex}.tmp"
@@ -52,9 +52,9 @@ def probe(folder: Path) -> None:
 
 
 def sync(path: Path | StoredObject) -> None:
-    """Bring the bytes of a file, or the names in a directory, to the disk; raises OSError.
+    """Fsync a file or a directory; raises OSError.
 
-    What an object store shows is durable already.
+    Nothing to do in an object store, which shows only durable content.
     """
     if not isinstance(path, Path):
         return

@@ -1,4 +1,4 @@
-"""Back-off: the pauses between attempts, for every loop that tries again."""
+"""Exponential back-off: the pauses between the attempts of all retry loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipe: a queue between two threads that is bounded by bytes, not by items."""
+"""Queue between two threads, bounded by bytes instead of items."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class QueueClosed(Exception):
-    """The other end is gone: nothing more comes, or nobody reads."""
+    """The queue was closed: no more items arrive, or the consumer stopped."""
 
 
 class ByteQueue(Generic[T]):
-    """First in, first out; put blocks while limit bytes wait, one item of any size always fits an empty pipe."""
+    """FIFO queue; put blocks while limit bytes are queued. An empty queue accepts one item of any size."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -27,18 +27,18 @@ class ByteQueue(Generic[T]):
 
     @property
     def size(self) -> int:
-        """Bytes waiting."""
+        """Queued bytes."""
         return self._size
 
     @property
     def has_items(self) -> bool:
-        """Whether any wait."""
+        """Whether any item is queued."""
         return bool(self._items)
 
     def put(self, item: T, size: int, *, meanwhile: Callable[[], None] | None = None) -> None:
-        """Add an item of size bytes; while it has to wait, meanwhile is called about ten times a second.
+        """Add an item of size bytes; while put blocks, it calls meanwhile about ten times a second.
 
-        Raises PipeClosed once the pipe is closed: the reader of it failed or stopped.
+        Raises QueueClosed once the queue is closed: its consumer failed or stopped.
         """
         with self._changed:
             while not self._fits(size) and not self._closed:
@@ -52,7 +52,7 @@ class ByteQueue(Generic[T]):
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Let whoever reads, now or next, have None if there is no item; raises PipeClosed once it is closed."""
+        """Make the current or next get return None if the queue is empty; raises QueueClosed once it is closed."""
         with self._changed:
             if self._closed:
                 raise QueueClosed
@@ -60,7 +60,7 @@ class ByteQueue(Generic[T]):
             self._changed.notify_all()
 
     def get(self, timeout: float | None = None) -> T | None:
-        """The next item; None after timeout seconds or a call of wake; PipeClosed when it is closed and empty."""
+        """The next item; None after timeout seconds or a call of wake. Raises QueueClosed if closed and empty."""
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._items:
@@ -77,7 +77,7 @@ class ByteQueue(Generic[T]):
             return item
 
     def close(self, *, discard: bool = False) -> None:
-        """No more items; what waits is still read, unless it is discarded."""
+        """Refuse further items; queued items can still be read unless discard is set."""
         with self._changed:
             self._closed = True
             if discard:

@@ -1,4 +1,4 @@
-"""Operation and the log row: the one Arrow schema that reader, log and sinks share."""
+"""Arrow schema of a log row, which reader, log and sinks share, and its operation codes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pyarrow as pa
 
 
 class Operation(StrEnum):
-    """What a log row says; the letters are Debezium's, `s` and `g` are ours."""
+    """Operation code of a log row, as in Debezium; `s` and `g` are additions of cdc."""
 
     #: A row was inserted.
     CREATE = "c"
-    #: A row was updated, or moved here from another key (then `old_key` is set).
+    #: A row was updated; with `old_key`, its key changed to this one.
     UPDATE = "u"
-    #: A row was deleted, or moved away from this key.
+    #: A row was deleted, or its key changed to another one.
     DELETE = "d"
     #: A row was read by a snapshot, a backfill or a resync.
     READ = "r"
-    #: Every older row of the relation is gone.
+    #: The table was truncated: all older rows of the relation are deleted.
     TRUNCATE = "t"
     #: A logical message.
     MESSAGE = "m"
     #: A version of the relation's schema; the payload is TableSchema.to_json.
     SCHEMA = "s"
-    #: A full copy of the relation is complete: every row older than the payload's position is gone.
+    #: A full copy of the relation is complete: rows older than the payload's position are deleted.
     GENERATION = "g"
 
 
@@ -62,20 +62,20 @@ value is SQL NULL. Units: positions as `Position`, `committed_at` in microsecond
 """
 
 HEARTBEAT_PREFIX: Final = "cdc.heartbeat"
-"""Logical messages with this prefix move the log's position and leave no row."""
+"""Prefix of logical messages that advance the log's position; they leave no row."""
 DDL_PREFIX: Final = "cdc.ddl"
-"""Transactional messages with this prefix come from the event trigger in the source and become `s` rows, not `m`."""
+"""Prefix of transactional messages from the event trigger at the source; they become `s` rows, not `m` rows."""
 WATERMARK_PREFIX: Final = "cdc.watermark"
-"""Transactional messages with this prefix mark the place of rows that were read beside the stream; they leave none."""
+"""Prefix of transactional messages that mark the watermark window of a chunk; they leave no row."""
 SIGNAL_PREFIX: Final = "cdc.signal"
-"""Messages with this prefix ask the reader for something, in Debezium's words; they leave no row."""
+"""Prefix of messages that are signals to the reader, in Debezium's format; they leave no row."""
 OWN_PREFIXES: Final = frozenset({HEARTBEAT_PREFIX, DDL_PREFIX, WATERMARK_PREFIX, SIGNAL_PREFIX})
-"""Of the messages that are no messages of an application."""
+"""Prefixes of cdc's own messages, which are not messages of an application."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """Where a row stands: its transaction, and the order inside."""
+    """Order of a row in the log: its transaction and its ordinal in it."""
 
     position: int
     ordinal: int
@@ -85,14 +85,14 @@ class RowOrder:
 
 
 def control_row(
-    place: RowOrder, operation: Operation, relation: int, topic: str, payload: bytes | None = None
+    order: RowOrder, operation: Operation, relation: int, topic: str, payload: bytes | None = None
 ) -> pa.RecordBatch:
-    """One row of LOG_SCHEMA that says something of a relation and carries no image: `s`, `g` or `t`."""
+    """One row of LOG_SCHEMA without a row image: an `s`, `g` or `t` row of a relation."""
     row: dict[str, Any] = dict.fromkeys(LOG_SCHEMA.names) | {
-        "position": place.position,
-        "ordinal": place.ordinal,
-        "xid": place.xid,
-        "committed_at": place.committed_at,
+        "position": order.position,
+        "ordinal": order.ordinal,
+        "xid": order.xid,
+        "committed_at": order.committed_at,
         "relation": relation,
         "topic": topic,
         "op": operation.value,

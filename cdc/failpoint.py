@@ -1,7 +1,7 @@
-"""Named points where a test kills the process: `CDC_FAILPOINT=after_append:3` dies at the third pass.
+"""Failpoints for tests: `CDC_FAILPOINT=after_append:3` kills the process when it passes that point a third time.
 
-Off unless the variable is set; then the process ends as under `kill -9`, with nothing flushed. `slot_created:1:abandon`
-raises Abandoned instead, for a test that kills hundreds of readers inside its own process.
+Inactive unless the variable is set. The process then ends as with `kill -9`, without flushing anything.
+`slot_created:1:abandon` raises Abandoned instead, for a test that stops hundreds of readers in its own process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _passes: dict[str, int] = {}
 
 
 class Abandoned(BaseException):
-    """The work was left where it was; no code of ours handles it."""
+    """A failpoint interrupted the work; no code of cdc handles this exception."""
 
 
 def hit(name: str) -> None:
-    """Die here if the variable names this point and this is the pass it asks for (default: the first)."""
+    """Kill the process if the variable names this failpoint and this pass (default: the first)."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return

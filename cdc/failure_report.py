@@ -1,4 +1,4 @@
-"""What a person reads of a failure: an error with a code, and a traceback only where it is asked for."""
+"""Conversion of an unexpected exception into an error with a code; the traceback is printed only on request."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Final
 from cdc.errors import CdcError, FileUnusable
 
 TRACEBACK: Final = "CDC_TRACEBACK"
-"""The variable that has the traceback of an unexpected failure printed."""
+"""Environment variable that makes commands print the traceback of an unexpected failure."""
 _OUTPUT_FAILS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What a file that the shell opened for the output may say."""
+"""Errors of writing to the file to which the shell redirected the output."""
 
 
 def reported(error: BaseException, *, logs: bool = False) -> CdcError:
-    """The error to report; of one that nobody expected only type and place, for its text may have row values.
+    """The error to report. An unexpected one shows only type and line, because its text may contain row values.
 
-    logs: whether standard error is the log of a process, where the traceback belongs.
+    logs: whether standard error is a process log, to which the traceback is written.
     """
     if isinstance(error, CdcError):
         return error
@@ -36,15 +36,17 @@ def reported(error: BaseException, *, logs: bool = False) -> CdcError:
 
 
 def discard_output() -> None:
-    """Let what is still to be written to standard output go nowhere: the interpreter writes it when it ends."""
+    """Discard buffered output, which the interpreter would otherwise write when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unusable(error: OSError) -> FileUnusable:
-    said = (error.strerror or type(error).__name__).lower()
+    reason = (error.strerror or type(error).__name__).lower()
     if error.filename is not None:
-        return FileUnusable(f"cannot use {os.fsdecode(error.filename)!r}: {said}")
+        return FileUnusable(f"cannot use {os.fsdecode(error.filename)!r}: {reason}")
     if error.errno in _OUTPUT_FAILS:
         discard_output()
-        return FileUnusable(f"the output cannot be written: {said}", remedy="make room where the output goes")
-    return FileUnusable(said)
+        return FileUnusable(
+            f"the output cannot be written: {reason}", remedy="free space on the file system of the output"
+        )
+    return FileUnusable(reason)

@@ -1,7 +1,7 @@
-"""Every metric: name, kind, labels and when it moves. Nothing else in the code makes one up.
+"""Definitions of all Prometheus metrics, and the `Metrics` object in which a process collects their values.
 
-Processes keep their figures in a `Metrics` and hand snapshots to the catalog; the server turns them
-into Prometheus text. Units are base units: seconds, bytes, rows.
+Processes write snapshots of their `Metrics` to the catalog; the server process renders them as Prometheus
+text. Units are base units: seconds, bytes, rows.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from threading import Lock
 from typing import Final
 
 BUCKET: Final = "_bucket"
-"""Ends the name of a histogram's series of counts, each with its upper bound as the last label."""
+"""Suffix of a histogram's count series; the last label is the upper bound of the bucket."""
 SUM: Final = "_sum"
-"""Ends the name of the sum of its values."""
+"""Suffix of the series with the sum of a histogram's values."""
 INFINITE: Final = "+Inf"
-"""The bound of the bucket with all of them."""
+"""Upper bound of the bucket that counts all values."""
 
 
 class Kind(StrEnum):
-    """How a metric moves."""
+    """Prometheus metric types."""
 
-    #: Only up, from 0 at the start of its process.
+    #: Only increases, from 0 at the start of its process.
     COUNTER = "counter"
-    #: Up and down.
+    #: Increases and decreases.
     GAUGE = "gauge"
-    #: Counts of values by size, from 0 at the start of its process.
+    #: Counts observed values by size, from 0 at the start of its process.
     HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric as `/metrics` shows it; help says when it moves."""
+    """One metric with the help text that `/metrics` shows."""
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...] = ("pipeline",)
     bounds: tuple[float, ...] = ()
-    """Of a histogram: upper bounds of its buckets, ascending, without the infinite one."""
+    """Ascending upper bounds of a histogram's buckets, without the infinite one."""
 
 
 _SINK: Final = ("pipeline", "sink")
@@ -52,14 +52,17 @@ _CONSUMER: Final = ("pipeline", "consumer")
 _DURATIONS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Seconds: an append takes 10 ms on a local disk, a merge of a large table half a minute."""
 _LATENCIES: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""Seconds: a tenth on an idle machine; beyond half an hour a bucket more says nothing."""
+"""Seconds: the latency of an idle machine is a tenth; above half an hour the exact value does not matter."""
 
 BUILD_INFO: Final = Metric(
-    "cdc_build_info", Kind.GAUGE, "1, with the versions that run as labels", ("pipeline", "version", "python")
+    "cdc_build_info",
+    Kind.GAUGE,
+    "always 1; the labels contain the versions of cdc and Python that run",
+    ("pipeline", "version", "python"),
 )
 
 HEALTH: Final = Metric(
-    "cdc_health", Kind.GAUGE, "1 while the process does its work, 0 while it does not", ("pipeline", "process")
+    "cdc_health", Kind.GAUGE, "1 while the process works, 0 while it reports an error", ("pipeline", "process")
 )
 COMPILING: Final = Metric(
     "cdc_reader_compiling",
@@ -69,40 +72,40 @@ COMPILING: Final = Metric(
 REPORT_AGE: Final = Metric(
     "cdc_report_age_seconds",
     Kind.GAUGE,
-    "since a process last reported, at the moment of the scrape; processes report every second",
+    "seconds since the process last reported, at scrape time; processes report every second",
     ("pipeline", "process"),
 )
 TABLE_STATE: Final = Metric(
-    "cdc_table_state", Kind.GAUGE, "1 for the state a table is in", ("pipeline", "sink", "table", "state")
+    "cdc_table_state", Kind.GAUGE, "1 for the current state of a table", ("pipeline", "sink", "table", "state")
 )
 SOURCE_LAG_SECONDS: Final = Metric(
     "cdc_source_lag_seconds",
     Kind.GAUGE,
-    "age of the last transaction made durable, at the moment it became so; grows while the reader is silent or stalled",
+    "age of the last transaction when it became durable in the log; grows while the reader is silent or stalled",
 )
 SOURCE_LATENCY: Final = Metric(
     "cdc_source_latency_seconds",
     Kind.HISTOGRAM,
-    "commit at the source to durable in the log, of the last transaction of each commit to the log",
+    "time from commit at the source to durable in the log, for the last transaction of each log commit",
     bounds=_LATENCIES,
 )
 SOURCE_UP: Final = Metric(
-    "cdc_source_up", Kind.GAUGE, "1 while the source answers the server process; while it is 0 its figures are absent"
+    "cdc_source_up",
+    Kind.GAUGE,
+    "1 while the source answers the server process; while it is 0, metrics read at the source are absent",
 )
 SOURCE_LAG_BYTES: Final = Metric(
     "cdc_source_lag_bytes",
     Kind.GAUGE,
-    "server's WAL end minus this point; read from the source by the server process",
+    "bytes of WAL between this point and the end of the server's WAL; the server process reads it at the source",
     ("pipeline", "point"),
 )
 WAL_RATE: Final = Metric(
-    "cdc_source_wal_bytes_per_second", Kind.GAUGE, "WAL that the source writes, over the last minute"
+    "cdc_source_wal_bytes_per_second", Kind.GAUGE, "WAL bytes per second that the source wrote during the last minute"
 )
-RECEIVED_BYTES: Final = Metric(
-    "cdc_received_bytes_total", Kind.COUNTER, "bytes of replication messages taken from the socket"
-)
+RECEIVED_BYTES: Final = Metric("cdc_received_bytes_total", Kind.COUNTER, "bytes of replication messages received")
 SPOOLED_BYTES: Final = Metric(
-    "cdc_spooled_bytes", Kind.GAUGE, "bytes on disk of streamed transactions whose end has not come"
+    "cdc_spooled_bytes", Kind.GAUGE, "bytes on disk of streamed transactions that have not committed or aborted yet"
 )
 CHANGES: Final = Metric("cdc_changes_total", Kind.COUNTER, "log rows made durable")
 TRANSACTIONS: Final = Metric("cdc_transactions_total", Kind.COUNTER, "transactions made durable")
@@ -110,29 +113,27 @@ RECONNECTS: Final = Metric("cdc_reconnects_total", Kind.COUNTER, "replication co
 FEEDBACK_AGE: Final = Metric(
     "cdc_feedback_age_seconds",
     Kind.GAUGE,
-    "since the source last got a status update from the reader; above its wal_sender_timeout it hangs up",
+    "seconds since the source last received a status update from the reader; at wal_sender_timeout it disconnects",
 )
-SLOT_ACTIVE: Final = Metric(
-    "cdc_slot_active", Kind.GAUGE, "1 while somebody streams from the slot, 0 while nobody does"
-)
+SLOT_ACTIVE: Final = Metric("cdc_slot_active", Kind.GAUGE, "1 while a process streams from the slot, otherwise 0")
 SLOT_WAL_STATUS: Final = Metric(
     "cdc_slot_wal_status",
     Kind.GAUGE,
-    "1 for the wal_status of the slot: reserved, extended, unreserved (lost at the next checkpoint), lost",
+    "1 for the current wal_status of the slot: reserved, extended, unreserved (lost at the next checkpoint), lost",
     ("pipeline", "status"),
 )
 SLOT_RETAINED: Final = Metric(
-    "cdc_slot_retained_bytes", Kind.GAUGE, "WAL that the server keeps for the slot; read at the source"
+    "cdc_slot_retained_bytes", Kind.GAUGE, "bytes of WAL that the server retains for the slot; read at the source"
 )
 SLOT_UNCONFIRMED: Final = Metric(
     "cdc_slot_unconfirmed_seconds",
     Kind.GAUGE,
-    "how long the source has had WAL that the reader has not confirmed; a healthy one confirms every heartbeat",
+    "seconds for which the source has had unconfirmed WAL; a healthy reader confirms at every heartbeat",
 )
 SLOT_SECONDS_LEFT: Final = Metric(
     "cdc_slot_seconds_left",
     Kind.GAUGE,
-    "until the slot is lost if nothing is confirmed, at the present rate of WAL; absent without a limit",
+    "seconds until the slot is lost at the current WAL rate if nothing is confirmed; absent without a limit",
 )
 LOG_COMMITS: Final = Metric("cdc_log_commits_total", Kind.COUNTER, "Delta commits to the log")
 LOG_BYTES: Final = Metric("cdc_log_bytes_total", Kind.COUNTER, "bytes of data files committed to the log")
@@ -146,20 +147,24 @@ LOG_APPEND_DURATION: Final = Metric(
     bounds=_DURATIONS,
 )
 LOG_BLOCKED: Final = Metric(
-    "cdc_log_blocked", Kind.GAUGE, "1 while the log's storage takes no more and reading from the source pauses"
+    "cdc_log_blocked", Kind.GAUGE, "1 while the log's storage accepts no writes and reading from the source pauses"
 )
 SLOT_SAFE: Final = Metric(
     "cdc_slot_safe_bytes",
     Kind.GAUGE,
-    "WAL that may still be written before the server gives the slot up; absent without a limit",
+    "bytes of WAL that may still be written before the server invalidates the slot; absent without a limit",
 )
 COMPACTED_ROWS: Final = Metric("cdc_compacted_rows_total", Kind.COUNTER, "log rows folded into the compacted log")
 COMPACTED_BYTES: Final = Metric("cdc_compacted_bytes", Kind.GAUGE, "bytes of the compacted log, set by each compaction")
 LOG_HORIZON: Final = Metric(
-    "cdc_log_horizon", Kind.GAUGE, "position up to which the log is compacted, as a number; below it changes may go"
+    "cdc_log_horizon",
+    Kind.GAUGE,
+    "position up to which the log is compacted, as a number; older changes may be trimmed",
 )
 LOG_OLDEST: Final = Metric(
-    "cdc_log_oldest", Kind.GAUGE, "position above which every change is still in the log by itself; 0 if all are"
+    "cdc_log_oldest",
+    Kind.GAUGE,
+    "position above which the log still contains every single change, as a number; 0 if nothing was trimmed",
 )
 COMPACTION_CHANGES: Final = Metric(
     "cdc_compaction_changes", Kind.GAUGE, "log rows that the last compaction of this apply process read"
@@ -168,50 +173,60 @@ COMPACTION_SECONDS: Final = Metric(
     "cdc_compaction_seconds", Kind.GAUGE, "duration of the last compaction of this apply process"
 )
 COMPACTED_AT: Final = Metric(
-    "cdc_log_compacted_timestamp_seconds", Kind.GAUGE, "when the log was last compacted, by whomever; Unix time"
+    "cdc_log_compacted_timestamp_seconds", Kind.GAUGE, "Unix time at which the log was last compacted"
 )
-LOG_SEGMENTS: Final = Metric("cdc_log_segments", Kind.GAUGE, "segments of single changes that the log keeps")
+LOG_SEGMENTS: Final = Metric("cdc_log_segments", Kind.GAUGE, "number of segments of single changes in the log")
 LOG_HELD: Final = Metric(
     "cdc_log_held_bytes",
     Kind.GAUGE,
-    "bytes on the disk: of single changes, of the compacted log, and of files that left both and wait for readers",
+    "bytes on disk of single changes, of the compacted log, and of removed files that readers may still use",
     ("pipeline", "part"),
 )
 HORIZON_LAG_BYTES: Final = Metric(
-    "cdc_log_horizon_lag_bytes", Kind.GAUGE, "WAL from the position that the log is compacted up to, to its end"
+    "cdc_log_horizon_lag_bytes", Kind.GAUGE, "bytes of WAL between the compaction horizon and the end of the log"
 )
 HORIZON_LAG_SECONDS: Final = Metric(
-    "cdc_log_horizon_lag_seconds", Kind.GAUGE, "the same in time, from change to change; stands while nothing happens"
+    "cdc_log_horizon_lag_seconds",
+    Kind.GAUGE,
+    "seconds between the compaction horizon and the last change in the log; constant while nothing changes",
 )
 CONSUMER_LAG_BYTES: Final = Metric(
-    "cdc_consumer_lag_bytes", Kind.GAUGE, "WAL from where a reader of the log stands to the log's end", _CONSUMER
+    "cdc_consumer_lag_bytes",
+    Kind.GAUGE,
+    "bytes of WAL between the position of a consumer of the log and the end of the log",
+    _CONSUMER,
 )
 CONSUMER_LAG_SECONDS: Final = Metric(
-    "cdc_consumer_lag_seconds", Kind.GAUGE, "the same in time, from change to change", _CONSUMER
+    "cdc_consumer_lag_seconds",
+    Kind.GAUGE,
+    "seconds between the position of a consumer of the log and the last change in the log",
+    _CONSUMER,
 )
 CONSUMER_SILENT: Final = Metric(
-    "cdc_consumer_silent_seconds", Kind.GAUGE, "since a reader of the log was last heard of", _CONSUMER
+    "cdc_consumer_silent_seconds", Kind.GAUGE, "seconds since a consumer of the log last reported", _CONSUMER
 )
 CONSUMER_HOLDS: Final = Metric(
     "cdc_consumer_holds_bytes",
     Kind.GAUGE,
-    "compacted segments that stay because a reader has not passed them",
+    "bytes of compacted segments that are retained because a consumer has not read them yet",
     _CONSUMER,
 )
 CONSUMER_LATE: Final = Metric(
     "cdc_consumer_late",
     Kind.GAUGE,
-    "1 while the log does not lead on from where a reader stands: its target is to be built anew",
+    "1 while the log no longer contains the changes after a consumer's position, so its target must be rebuilt",
     _CONSUMER,
 )
 LOG_POSITION: Final = Metric("cdc_log_position", Kind.GAUGE, "the log's durable position, as a number")
 SINK_LAG_SECONDS: Final = Metric(
     "cdc_sink_lag_seconds",
     Kind.GAUGE,
-    "commit at the source to visible in the sink, for the last batch; grows while the sink is behind",
+    "time from commit at the source to visible in the sink for the last batch; grows while the sink is behind",
     _SINK,
 )
-SINK_LAG_BYTES: Final = Metric("cdc_sink_lag_bytes", Kind.GAUGE, "log's durable position minus the sink's", _SINK)
+SINK_LAG_BYTES: Final = Metric(
+    "cdc_sink_lag_bytes", Kind.GAUGE, "bytes of WAL between the sink's position and the log's durable position", _SINK
+)
 SINK_POSITION: Final = Metric("cdc_sink_position", Kind.GAUGE, "the sink's published position, as a number", _SINK)
 APPLY_ROWS: Final = Metric("cdc_apply_rows_total", Kind.COUNTER, "folded rows merged into the sink", _SINK)
 APPLY_SECONDS: Final = Metric("cdc_apply_seconds", Kind.GAUGE, "duration of the last batch from fold to publish", _SINK)
@@ -225,66 +240,74 @@ APPLY_DURATION: Final = Metric(
 SINK_LATENCY: Final = Metric(
     "cdc_sink_latency_seconds",
     Kind.HISTOGRAM,
-    "commit at the source to visible in the sink, of the median row of each batch",
+    "time from commit at the source to visible in the sink, for the median row of each batch",
     _SINK,
     _LATENCIES,
 )
 CADENCE: Final = Metric(
     "cdc_sink_cadence_seconds",
     Kind.GAUGE,
-    "least time between the beginnings of two batches, for the table that is written again too fast; 0 once none is",
+    "minimum time between the starts of two batches, if batches rewrite the table's files too fast; otherwise 0",
     _TARGET,
 )
 REWRITTEN_BYTES: Final = Metric(
-    "cdc_sink_rewritten_bytes_total", Kind.COUNTER, "bytes of the target's files that batches wrote again", _SINK
+    "cdc_sink_rewritten_bytes_total", Kind.COUNTER, "bytes of existing target files that batches rewrote", _SINK
 )
 FOREIGN_COMMITS: Final = Metric(
     "cdc_sink_foreign_commits_total",
     Kind.COUNTER,
-    "commits of other clients that changed rows of a target, which 'cdc verify' then finds; 0 where nobody else writes",
+    "commits of other clients that changed rows of a target; 'cdc verify' finds these rows",
     _TARGET,
 )
 BATCHES: Final = Metric("cdc_apply_batches_total", Kind.COUNTER, "batches published", _SINK)
 DLQ_RECORDS: Final = Metric(
-    "cdc_dlq_records", Kind.GAUGE, "keys that the sink has parked because its target cannot take their rows", _SINK
+    "cdc_dlq_records", Kind.GAUGE, "number of keys in the dead-letter queue: the target refused their rows", _SINK
 )
 VERIFY_SUCCESS: Final = Metric(
     "cdc_verify_last_success_timestamp_seconds",
     Kind.GAUGE,
-    "when a comparison of every row of a table with the source last found nothing; absent until one did",
+    "Unix time at which a full comparison of a table with the source last found no mismatch; absent until then",
     _TARGET,
 )
 VERIFY_MISMATCHED: Final = Metric(
-    "cdc_verify_mismatched_rows", Kind.GAUGE, "rows that differed when they were last compared with the source", _TARGET
+    "cdc_verify_mismatched_rows",
+    Kind.GAUGE,
+    "number of rows that differed when they were last compared with the source",
+    _TARGET,
 )
 VERIFIED_THROUGH: Final = Metric(
     "cdc_verified_through_timestamp_seconds",
     Kind.GAUGE,
-    "every row was compared with the source as it was then, or later; absent until all were",
+    "Unix time since which every row has been compared with the source; absent until all rows were compared",
     _TARGET,
 )
 SNAPSHOT_ROWS: Final = Metric(
-    "cdc_backfill_rows_total", Kind.COUNTER, "rows put in the log by copies, backfills and resyncs", _TABLE
+    "cdc_backfill_rows_total",
+    Kind.COUNTER,
+    "rows that initial snapshots, backfills and resyncs wrote to the log",
+    _TABLE,
 )
 BACKFILL_ESTIMATED: Final = Metric(
     "cdc_backfill_rows_estimated",
     Kind.GAUGE,
-    "rows of a table that is being copied, as the planner thinks; absent when it is done, or if nobody has counted",
+    "planner's estimate of the rows of a table that is being copied; absent after the copy or without an estimate",
     _TABLE,
 )
 BACKFILL_SHARE: Final = Metric(
     "cdc_backfill_share",
     Kind.GAUGE,
-    "0-1, how much of the copy of a table is in the log; absent when it is done",
+    "fraction (0 to 1) of a table's copy that is in the log; absent after the copy",
     _TABLE,
 )
 BACKFILL_ETA: Final = Metric(
     "cdc_backfill_eta_seconds",
     Kind.GAUGE,
-    "seconds until a copy is done at the pace so far; absent while it rests",
+    "estimated seconds until the copy of a table is complete; absent while it is paused",
     _TABLE,
 )
-ERRORS: Final = Metric("cdc_errors_total", Kind.COUNTER, "errors met, by code", ("pipeline", "process", "code"))
+ERRORS: Final = Metric(
+    "cdc_errors_total", Kind.COUNTER, "number of errors by error code", ("pipeline", "process", "code")
+)
 
 EVERY: Final[Mapping[str, Metric]] = {m.name: m for m in list(globals().values()) if isinstance(m, Metric)}
 """Metric by name."""
@@ -305,16 +328,16 @@ READ_AT_SOURCE: Final = frozenset(
         SLOT_SECONDS_LEFT,
     )
 )
-"""Metrics that only the server process gives out, as it reads them itself: what others reported of them is old."""
+"""Metrics that the server process reads at the source; values reported by other processes are ignored as stale."""
 
 
 MOMENTARY: Final = frozenset(metric.name for metric in (COMPILING, SPOOLED_BYTES, LOG_BLOCKED, CADENCE))
-"""What a process does at the moment: of one that has ended or is silent nobody knows it."""
+"""Metrics of the current activity of a process; they are omitted once the process is silent or has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """One figure at one moment."""
+    """One value of a metric with its label values."""
 
     metric: Metric
     labels: tuple[str, ...]
@@ -323,7 +346,7 @@ class MetricSample:
 
 
 class Observed:
-    """The values of one histogram under one set of labels, by size."""
+    """Bucket counts and sum of one histogram for one set of labels."""
 
     def __init__(self, metric: Metric) -> None:
         self._bounds = metric.bounds
@@ -331,12 +354,12 @@ class Observed:
         self._sum = 0.0
 
     def add(self, value: float) -> None:
-        """Count it in the bucket whose upper bound is the least that is not below it."""
+        """Count the value in the first bucket whose upper bound is not below it."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def series(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """(suffix of the name, upper bound or nothing, value); buckets hold all values up to their bound."""
+        """(name suffix, upper bound label, value) of each series; bucket counts are cumulative."""
         bounds = (*(str(bound) for bound in self._bounds), INFINITE)
         for bound, count in zip(bounds, accumulate(self._counts), strict=True):
             yield BUCKET, (bound,), float(count)
@@ -344,7 +367,7 @@ class Observed:
 
 
 class Metrics:
-    """The current figures of one process; safe to use from several threads."""
+    """The current metrics of one process; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, tuple[str, ...]], float] = {}
@@ -381,7 +404,7 @@ class Metrics:
         return (MetricSample(EVERY[name], labels, value) for (name, labels), value in values)
 
     def to_json(self) -> list[list[object]]:
-        """[[name, [label…], value]…], for the catalog; of a histogram the series that Prometheus has of it."""
+        """[[name, [label…], value]…] for the catalog; a histogram becomes its Prometheus series."""
         with self._lock:
             observed = [
                 [f"{name}{suffix}", [*labels, *bound], value]
@@ -398,26 +421,26 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class CommitFigures:
-    """By one commit to the log."""
+    """Measurements of one commit to the log."""
 
     changes: int
     transactions: int
     nbytes: int
     seconds: float
-    """That it took."""
+    """Duration of the commit."""
     lag: float | None
-    """Seconds since the last transaction in it was committed at the source; None if nobody knows."""
+    """Seconds since its last transaction was committed at the source; None if unknown."""
 
 
-def note_commit(figures: Metrics, pipeline: str, position: int, added: CommitFigures) -> None:
-    """What a commit that ends there changes in the figures."""
-    figures.add(CHANGES, added.changes, pipeline)
-    figures.add(TRANSACTIONS, added.transactions, pipeline)
-    figures.add(LOG_COMMITS, 1, pipeline)
-    figures.add(LOG_BYTES, added.nbytes, pipeline)
-    figures.set(LOG_APPEND_SECONDS, added.seconds, pipeline)
-    figures.observe(LOG_APPEND_DURATION, added.seconds, pipeline)
-    figures.set(LOG_POSITION, position, pipeline)
+def note_commit(metrics: Metrics, pipeline: str, position: int, added: CommitFigures) -> None:
+    """Update the reader's metrics after a commit to the log that ends at the position."""
+    metrics.add(CHANGES, added.changes, pipeline)
+    metrics.add(TRANSACTIONS, added.transactions, pipeline)
+    metrics.add(LOG_COMMITS, 1, pipeline)
+    metrics.add(LOG_BYTES, added.nbytes, pipeline)
+    metrics.set(LOG_APPEND_SECONDS, added.seconds, pipeline)
+    metrics.observe(LOG_APPEND_DURATION, added.seconds, pipeline)
+    metrics.set(LOG_POSITION, position, pipeline)
     if added.lag is not None:
-        figures.set(SOURCE_LAG_SECONDS, added.lag, pipeline)
-        figures.observe(SOURCE_LATENCY, added.lag, pipeline)
+        metrics.set(SOURCE_LAG_SECONDS, added.lag, pipeline)
+        metrics.observe(SOURCE_LATENCY, added.lag, pipeline)

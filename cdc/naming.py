@@ -1,7 +1,7 @@
-"""Names of source tables and columns as paths and Delta columns: injective and reversible.
+"""Escaping of table and column names for paths and Delta columns; injective and reversible.
 
-A name is never changed where it is safe as it stands, so that `shop.orders` is found under
-`shop/orders`; every other byte is written as an escape sign and two hexadecimal digits.
+A safe name stays as it is, so `shop.orders` is at `shop/orders`. Every unsafe byte is written as an escape
+character and two hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -21,71 +21,71 @@ POSITION_COLUMN: Final = "_position"
 ORDINAL_COLUMN: Final = "_ordinal"
 """Delta column: ordinal of that change inside its transaction, int64."""
 RELATION_COLUMN: Final = "_relation"
-"""Delta column of a target of many tables: the log's number of the table that the row is of, int64."""
+"""Delta column of a target shared by several tables: the log's number of the row's table, int64."""
 OP_COLUMN: Final = "_op"
-"""Delta column of a target of every change: the log's letter for it, string."""
+"""Delta column of an append target: the operation code of the change, string."""
 COMMITTED_COLUMN: Final = "_committed_at"
-"""Delta column of a target of every change, or of marked rows: when the row's change was committed, timestamp."""
+"""Delta column of append and soft-delete targets: commit time of the row's change, timestamp."""
 GENERATION_COLUMN: Final = "_generation"
-"""Delta column of a target of every change: where the full copy began that ended in this row, int64."""
+"""Delta column of an append target: start position of the full copy that this row completes, int64."""
 DELETED_COLUMN: Final = "_deleted"
-"""Delta column of a target of marked rows: whether the row is gone at the source, boolean."""
+"""Delta column of a soft-delete target: whether the row was deleted at the source, boolean."""
 START_COLUMN: Final = "__START_AT"
-"""Delta column of a target of versions: position of the transaction that the version began with, int64."""
+"""Delta column of an SCD2 target: position of the transaction that started the version, int64."""
 END_COLUMN: Final = "__END_AT"
-"""Delta column of a target of versions: position of the transaction that ended it, int64; null for the current one."""
+"""Delta column of an SCD2 target: position of the transaction that ended the version, int64; null if current."""
 FROM_COLUMN: Final = "_valid_from"
-"""Delta column of a target of versions: when the transaction at `__START_AT` was committed, timestamp."""
+"""Delta column of an SCD2 target: commit time of the transaction at `__START_AT`, timestamp."""
 TO_COLUMN: Final = "_valid_to"
-"""Delta column of a target of versions: when the transaction at `__END_AT` was committed, timestamp."""
+"""Delta column of an SCD2 target: commit time of the transaction at `__END_AT`, timestamp."""
 
 COLUMN_ID_KEY: Final = b"cdc.column_id"
-"""Field metadata: the log's id of the column, decimal; names may change, ids do not."""
+"""Key of Arrow field metadata: the log's column id in decimal; a column keeps its id when it is renamed."""
 
 _PATH_SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 _PLACEHOLDER: Final = re.compile(r"\{[a-z]+\}")
 
 
 def path_segment(name: str) -> str:
-    """One path segment for a schema's or table's name; names that differ give segments that differ.
+    """One path segment for the name of a schema or table; different names give different segments.
 
-    Upper case is escaped because some file systems fold it; a leading underscore because Spark
-    takes such a folder for metadata. Raises ValueError for an empty name, which Postgres does not have.
+    Upper case is escaped because some file systems ignore case, a leading underscore because Spark
+    treats such a folder as metadata. Raises ValueError for an empty name, which Postgres does not have.
     """
     if not name:
         raise ValueError("empty name")
     return "".join(
-        char if char in _PATH_SAFE and not (place == 0 and char == "_") else _escaped(char, PATH_ESCAPE)
-        for place, char in enumerate(name)
+        char if char in _PATH_SAFE and not (index == 0 and char == "_") else _escaped(char, PATH_ESCAPE)
+        for index, char in enumerate(name)
     )
 
 
 def name_of_segment(segment: str) -> str:
-    """The name that path_segment wrote."""
+    """Inverse of path_segment."""
     return _unescaped(segment, PATH_ESCAPE)
 
 
 def column_name(name: str) -> str:
-    """The Delta column for a source column: letters, digits and `_` stay, other signs are escaped.
+    """The Delta column for a source column: letters, digits and `_` stay, other characters are escaped.
 
-    Delta refuses ` ,;{}()` and control signs, SQL dialects split at dots and quotes. A leading
-    underscore is escaped because such names are ours (`_position`, `_ordinal`).
+    Delta rejects ` ,;{}()` and control characters; SQL dialects split names at dots and quotes. A leading
+    underscore is escaped because cdc's own columns begin with one (`_position`, `_ordinal`).
     """
     if not name:
         raise ValueError("empty name")
     return "".join(
-        char if char.isalnum() or (char == "_" and place > 0) else _escaped(char, COLUMN_ESCAPE)
-        for place, char in enumerate(name)
+        char if char.isalnum() or (char == "_" and index > 0) else _escaped(char, COLUMN_ESCAPE)
+        for index, char in enumerate(name)
     )
 
 
 def name_of_column(column: str) -> str:
-    """The name that column_name wrote."""
+    """Inverse of column_name."""
     return _unescaped(column, COLUMN_ESCAPE)
 
 
 def target_uri(template: str, schema: str, table: str, more: Mapping[str, str] | None = None) -> str:
-    """Where a sink's template puts a table: `{schema}`, `{table}` and what `more` names replaced by path segments."""
+    """The URI of a table's target: the sink's template with `{schema}`, `{table}` and the names in `more` filled in."""
     named = {"schema": schema, "table": table, **(more or {})}
     segments = {f"{{{name}}}": path_segment(text) for name, text in named.items()}
 
@@ -100,16 +100,16 @@ def target_uri(template: str, schema: str, table: str, more: Mapping[str, str] |
 
 
 def published_uri(template: str) -> str:
-    """Where a sink keeps its published record: `_cdc/published` under the path before the first placeholder."""
+    """The URI of a sink's published record: `_cdc/published` under the path before the first placeholder."""
     fixed = _PLACEHOLDER.split(template, maxsplit=1)[0]
     root = fixed if fixed == template else fixed.rpartition("/")[0]
     return f"{root.rstrip('/')}/_cdc/published" if root or fixed.startswith("/") else "_cdc/published"
 
 
 def parked_uri(record: str) -> str:
-    """Where the rows lie that a sink has parked: beside its published record, which is at `record`."""
+    """The URI of a sink's parked rows, next to its published record at `record`."""
     folder, _, name = record.rpartition("/")
-    # that of a target that is being built anew is removed with everything that begins with its name
+    # the record of a replay is removed together with everything whose name begins with its name
     return f"{folder}/parked" if name == "published" else f"{record}-parked"
 
 

@@ -1,4 +1,4 @@
-"""Moment: a place in the log as a person writes it, a position or a time of the source's clock."""
+"""Parser of a point in time on the command line: a log position or a time of the source's clock."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ WRITE_MOMENT = "write a position as 16/B374D848 or a time as 2026-01-31T12:00:00
 
 
 def parse_moment(text: str, option: str) -> Position | datetime:
-    """Read a position, or a time as ISO 8601, which is UTC if it does not say; raises ConfigError naming the option."""
+    """Parse a position or an ISO 8601 time, by default in UTC; raises ConfigError with the name of the option."""
     if "/" in text:
         return Position.parse(text)
     try:
-        moment = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError as error:
         raise ConfigError(f"malformed {option} {text!r}", remedy=WRITE_MOMENT) from error
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -1,8 +1,8 @@
-"""Position: where a transaction stands in the log, across source epochs.
+"""Position of a transaction in the log, ordered across source epochs.
 
 A position is ``epoch << 52 | commit LSN``. The commit LSN is that of the transaction's commit
-record; the epoch counts the lives of the source (a restored backup, an upgrade), so that positions
-never go back. A change is placed by its transaction's position and its ordinal inside it.
+record. The epoch increases when the source starts a new history (a restored backup, an upgrade), so
+positions never decrease. A change is identified by its transaction's position and its ordinal in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LSN_MASK: Final = (1 << LSN_BITS) - 1
 
 
 class Position(int):
-    """The place of one transaction in the log: an int, ordered, unique per transaction."""
+    """The position of one transaction in the log: an ordered int, unique per transaction."""
 
     __slots__ = ()
 
@@ -68,11 +68,11 @@ class Position(int):
 
 
 class ChangePosition(NamedTuple):
-    """The place of one change: unique and total over the whole log."""
+    """The position of one change; unique, with a total order over the whole log."""
 
     position: Position
     ordinal: int
-    """0-based order inside the transaction, schema rows counted."""
+    """0-based order inside the transaction; schema rows count."""
 
     def __str__(self) -> str:
         return f"{self.position}#{self.ordinal}"

@@ -1,8 +1,8 @@
-"""Modes of files: what the product makes is for the account that runs it, whatever umask it was started with.
+"""File modes: the files that cdc creates are private to its account, whatever umask the process inherits.
 
-The log and the catalog contain rows as they are before any mask. They are private always: their own modes say so.
-Everything else, a lake among it, follows the umask of our processes: 0077, or what CDC_UMASK says, which is how an
-operator shares a lake with a group. A directory that is there already keeps its mode.
+The log and the catalog contain unmasked rows, so they are always created with modes 0700 and 0600. All other files,
+such as a lake, follow the umask of cdc's processes: 0077, or CDC_UMASK, with which an operator shares a lake with a
+group. An existing directory keeps its mode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 @contextmanager
 def product_umask() -> Iterator[None]:
-    """Run a process of ours under its umask; children and the JVM inherit it. Raises ConfigError."""
+    """Set cdc's umask inside the block; child processes and the JVM inherit it. Raises ConfigError."""
     previous = os.umask(wanted_umask())
     try:
         yield
@@ -36,32 +36,33 @@ def product_umask() -> Iterator[None]:
 
 
 def wanted_umask() -> int:
-    """The umask of CDC_UMASK, or the private one."""
+    """The umask from CDC_UMASK, by default the private one."""
     text = os.environ.get(VARIABLE, "")
     if text and not re.fullmatch("0?[0-7]{3}", text):
         raise ConfigError(
-            f"{VARIABLE}: expected three octal digits, got {text!r}", remedy=f"set {VARIABLE}=0027, or none"
+            f"{VARIABLE}: expected three octal digits, got {text!r}",
+            remedy=f"set {VARIABLE} to three octal digits, for example {VARIABLE}=0027, or unset it",
         )
     return int(text, 8) if text else PRIVATE_UMASK
 
 
 def make_private_directory(path: Path) -> None:
-    """Make the directory, and those above it, unless it is there."""
+    """Create the directory and its missing parents."""
     path.mkdir(mode=_DIRECTORY, parents=True, exist_ok=True)
 
 
 def make_private_file(path: Path) -> None:
-    """Make an empty file unless it is there; SQLite gives the files next to a database its mode.
+    """Create an empty file unless it exists; SQLite gives a database's WAL files the mode of the database.
 
-    A file that is there is not even opened: to close it would release the locks that SQLite has on it in this process
-    (POSIX ties them to the process and the file), and another process would then delete the WAL that is in use.
+    An existing file is not even opened: closing it would release the locks that SQLite has on it in this process
+    (POSIX locks belong to the process and the file), and another process could then delete the WAL in use.
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY, _FILE))
 
 
 def is_exposed(path: Path) -> bool:
-    """Whether another account of this machine may reach the path and do something there, by the mode of each part."""
+    """Whether file modes let another account of this machine access the path."""
     try:
         is_open = path.stat().st_mode & _OTHERS
         return bool(is_open) and all(above.stat().st_mode & _ENTER for above in path.resolve().parents)

@@ -1,4 +1,4 @@
-"""Process logs: structlog in one of two forms, always on standard error."""
+"""Configuration of the process logs: structlog on standard error, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdc.remedy import literal
 
 
 class LogFormat(StrEnum):
-    """How a line of the process log looks."""
+    """Format of the lines of a process log."""
 
     #: For people: aligned, coloured on a terminal.
     CONSOLE = "console"
@@ -23,13 +23,13 @@ class LogFormat(StrEnum):
 
 
 REMEDIES: Final = ("fix", "reason")
-"""Fields that name commands."""
+"""Log fields that may contain cdc commands."""
 
 
 def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO", *, file: str | None = None) -> None:
-    """Set up structlog for this process and let the standard library's loggers speak through it.
+    """Configure structlog for this process, and route the standard library's loggers through it.
 
-    file: the definition, which commands in remedies are to name.
+    file: the definition file, which is inserted into commands in remedies.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
     common: list[structlog.types.Processor] = [
@@ -57,13 +57,13 @@ def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO", *, file:
     root = logging.getLogger()
     root.handlers[:] = [lines]
     root.setLevel(number)
-    # the steps of both are of interest to nobody who did not ask for a migration, or for what Spark is told
+    # both log every step of a migration or of a call to Spark at INFO
     for library in ("alembic", "py4j"):
         logging.getLogger(library).setLevel(max(number, logging.WARNING))
 
 
 class _Remedies:
-    """Writes commands in remedies as they can be copied: with definition, sink and table, where the line has them."""
+    """Fills the definition, sink and table of a log line into the commands of its remedy."""
 
     def __init__(self, file: str | None) -> None:
         self._file = file
@@ -77,6 +77,6 @@ class _Remedies:
 
 
 def configure_by_environment(file: str | None = None) -> None:
-    """Set up as CDC_LOG_FORMAT says, for a process without the option; what it does not know is for people."""
+    """Configure from CDC_LOG_FORMAT, for processes without the option; an unknown value means the console format."""
     known = {form.value: form for form in LogFormat}
     configure(known.get(os.environ.get("CDC_LOG_FORMAT", ""), LogFormat.CONSOLE), file=file)

@@ -1,7 +1,7 @@
-"""TableSchema and Column: one version of a source table, as an `s` row of the log carries it.
+"""Schema of a source table: one version of its columns, key and state, stored as an `s` row of the log.
 
-Columns are known by id (the attnum at first sight), never by name: names change, and an image in
-the log must stay readable after they did.
+A column is identified by its id (the attnum when it was first seen), never by its name: row images in
+the log must stay readable after a column is renamed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Self
 
 SCHEMA_FORMAT: Final = 2
-"""Version of the JSON below; a newer one is refused by older readers, what an older one lacks is unknown."""
+"""Version of the JSON format; readers reject a newer one. Fields missing from an older one are unknown."""
 
 _TOPIC: Final = re.compile(r'("(?:[^"]|"")+"|[^".]+)\.("(?:[^"]|"")+"|[^".]+)', re.DOTALL)
 _BARE: Final = re.compile(r'"(?:[^"]|"")+"|[^.]*', re.DOTALL)
 
 
 def topic(schema: str, name: str) -> str:
-    """`schema.table`; a name that holds a dot or a quote stands in quotes, so that no two tables share a topic.
+    """`schema.table`; a name that contains a dot or a quote is quoted, so no two tables have the same topic.
 
     `"s.x".y` is table `y` of schema `s.x`, `s."x.y"` is table `x.y` of schema `s`.
     """
@@ -39,19 +39,19 @@ def parted(text: str) -> tuple[str, str]:
 
 
 def matches(topic: str, globs: Iterable[str]) -> bool:
-    """Whether a glob over `schema.table` matches the topic, upper and lower case told apart."""
+    """Whether a glob over `schema.table` matches the topic; case-sensitive."""
     return any(fnmatchcase(topic, glob) for glob in globs)
 
 
 def named(topic: str, globs: Iterable[str]) -> bool:
-    """The same for what a person asks for: a bare name, one without a schema, means that table in any schema."""
+    """As `matches`, for globs that a user types: a name without a schema matches that table in every schema."""
     found = _TOPIC.fullmatch(topic)
     name = topic if found is None else found[2]
     return any(fnmatchcase(name if _BARE.fullmatch(glob) else topic, glob) for glob in globs)
 
 
 def exactly(topic: str) -> str:
-    """The glob that matches one topic alone."""
+    """The glob that matches only this topic."""
     return "".join(f"[{char}]" if char in "*?[" else char for char in topic)
 
 
@@ -62,7 +62,7 @@ def _part(name: str) -> str:
 
 
 class ReplicaIdentity(StrEnum):
-    """What Postgres sends of the old row (`pg_class.relreplident`)."""
+    """Columns of the old row that Postgres sends (`pg_class.relreplident`)."""
 
     #: The primary key.
     DEFAULT = "d"
@@ -75,26 +75,26 @@ class ReplicaIdentity(StrEnum):
 
 
 class TableState(StrEnum):
-    """What an `s` row says of its relation beside its shape."""
+    """State of a table in an `s` row."""
 
     #: Captured and exact.
     LIVE = "live"
-    #: Captured; the rows from before are being copied, and a `g` will say that all of them are there.
+    #: Captured, and its existing rows are being copied; a `g` row marks the end of the copy.
     SNAPSHOTTING = "snapshotting"
-    #: Something happened that pgoutput cannot show; the reason stands beside it.
+    #: A change happened that pgoutput does not send; `reason` says which.
     NEEDS_RESYNC = "needs_resync"
     #: The table no longer exists at the source.
     DROPPED = "dropped"
 
 
 CAPTURED: Final = frozenset({TableState.LIVE, TableState.SNAPSHOTTING})
-"""Of tables all of whose changes are in the log; their rows can be read beside the stream."""
+"""States of tables whose changes are all in the log."""
 REMOVED: Final = "no rule of the definition matches it any longer"
-"""Why a table is DROPPED that is still at the source, and may still be published."""
+"""Reason of a DROPPED table that still exists at the source and may still be published."""
 PARTITION_OF: Final = "it is a partition now of "
-"""Why a table is DROPPED whose changes come under the name of a partitioned table: how the reason begins."""
+"""Start of the reason of a DROPPED table whose changes are sent under the name of a partitioned table."""
 ADDED: Final = "added while the stream ran"
-"""Why a table is SNAPSHOTTING that was not there when its epoch began."""
+"""Reason of a SNAPSHOTTING table that was added after its epoch began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,38 +102,38 @@ class Column:
     """One column of one version of a table."""
 
     id: int
-    """attnum at first sight; new columns of later epochs are numbered above all used."""
+    """attnum when the column was first seen; columns that are new in a later epoch get ids above all used ones."""
     name: str
     type_oid: int
     type_name: str
     """As `format_type` prints it without the modifier: `numeric`, `character varying`, `shop.mood`."""
     typmod: int = -1
     key: int | None = None
-    """0-based place in the log key, None for other columns."""
+    """0-based index in the log key; None for other columns."""
     not_null: bool = False
     generated: bool = False
     """Computed by the source and not sent by pgoutput."""
     type_kind: str = "b"
     """`pg_type.typtype`: b base, c composite, d domain, e enum, r range, m multirange, p pseudo."""
     base_type_oid: int | None = None
-    """Of a domain: the type below all domains; None otherwise."""
+    """The base type of a domain, through all nested domains; None otherwise."""
     base_typmod: int = -1
-    """Of a domain: the modifier of that type."""
+    """The type modifier of a domain's base type."""
     missing: str | None = None
-    """`attmissingval`: what rows older than ADD COLUMN … DEFAULT hold, as text."""
+    """`attmissingval`: value of rows older than ADD COLUMN … DEFAULT, as text."""
     default: str | None = None
     """The expression of the default, or of a generated column, as Postgres prints it."""
     labels: tuple[str, ...] = ()
-    """Of an enum, a domain over one or an array of one: its labels in order."""
+    """Labels of an enum (or of a domain over one or an array of one) in order."""
 
     def keeps_labels(self, labels: tuple[str, ...]) -> bool:
-        """Whether labels were only added to its enum; else one was renamed, in every stored row."""
+        """Whether labels were only added to the enum; otherwise a label was renamed in every stored row."""
         rest = iter(labels)
         return not labels or all(label in rest for label in self.labels)
 
     @property
     def value_type(self) -> tuple[int, int]:
-        """(type OID, typmod) of the stored value, looked through domains."""
+        """(type OID, typmod) of the stored value; a domain is resolved to its base type."""
         if self.base_type_oid is not None:
             return self.base_type_oid, self.base_typmod
         return self.type_oid, self.typmod
@@ -141,7 +141,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogFingerprint:
-    """Marks of the catalogue that change when rows change without a word in the stream; compared, never shown."""
+    """Values of the system catalog that differ after rows changed without changes in the stream; only compared."""
 
     persistence: str
     """`p`, or `u` if the table or a leaf of it writes no WAL."""
@@ -154,11 +154,11 @@ class CatalogFingerprint:
     links: tuple[tuple[int, str], ...] = ()
     """(OID, xmins of the `pg_inherits` rows up to this table) of the leaves, by OID; empty in older rows."""
     published: tuple[str, ...] | None = None
-    """How the publication has it; None if it has not, or if nobody asked."""
+    """Settings of the table in the publication; None if it is not published or this was not read."""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """What asdict and JSON made of it, back."""
+        """Inverse of asdict, also after a round trip through JSON."""
         published = fields["published"]
         return cls(
             persistence=fields["persistence"],
@@ -175,9 +175,9 @@ class TableSchema:
     """One version of one source table; equal versions are equal objects."""
 
     relation: int
-    """The log's own number: epoch of first sight << 32 | OID at first sight."""
+    """The log's number of the table: epoch << 32 | OID, both as of when the table was first seen."""
     oid: int
-    """OID of now; equals the low half of relation inside the first epoch."""
+    """Current OID; equals the low half of relation inside the first epoch."""
     schema: str
     name: str
     replica_identity: ReplicaIdentity
@@ -185,13 +185,13 @@ class TableSchema:
     """Live columns in attnum order, generated ones included."""
     state: TableState = TableState.LIVE
     reason: str | None = None
-    """Why the state is not LIVE, in words for an operator."""
+    """Why the state is not LIVE, for an operator."""
     root: int | None = None
     """OID of the topmost partitioned table: its own for a root, None for an ordinary table."""
     standing: CatalogFingerprint | None = None
-    """As it was when the catalogue was last looked at; None in older rows."""
+    """Fingerprint when the system catalog was last read; None in older rows."""
     witness: str | None = None
-    """The event trigger that told this version at its place in the WAL; None if it was concluded."""
+    """The event trigger that sent this version at its position in the WAL; None if the reader inferred it."""
 
     @property
     def topic(self) -> str:
@@ -200,12 +200,12 @@ class TableSchema:
 
     @property
     def removed(self) -> bool:
-        """Whether it is captured no longer because nobody asks for it: of what is still sent no row is wanted."""
+        """Whether the definition no longer includes the table; rows that are still sent are ignored."""
         return self.state is TableState.DROPPED and self.reason == REMOVED
 
     @property
     def is_partition_now(self) -> bool:
-        """Whether it is captured no longer because its changes come under another table's name."""
+        """Whether the table became a partition, so its changes are sent under another table's name."""
         return self.state is TableState.DROPPED and (self.reason or "").startswith(PARTITION_OF)
 
     @property
@@ -219,20 +219,20 @@ class TableSchema:
         return tuple(c for c in self.columns if not c.generated)
 
     def column(self, name: str) -> Column | None:
-        """The live column of that name, if there is one."""
+        """The live column of that name; None if there is none."""
         return next((c for c in self.columns if c.name == name), None)
 
     def flagged(self, state: TableState, reason: str) -> Self:
-        """This version, marked."""
+        """A copy with another state and its reason."""
         return replace(self, state=state, reason=reason)
 
     def to_json(self) -> bytes:
-        """The payload of an `s` row: UTF-8 JSON with sorted keys, so that equal versions are equal bytes."""
+        """The payload of an `s` row: UTF-8 JSON with sorted keys, so equal versions give equal bytes."""
         return json.dumps({"format": SCHEMA_FORMAT, **asdict(self)}, sort_keys=True, ensure_ascii=False).encode()
 
     @classmethod
     def from_json(cls, payload: bytes | str) -> Self:
-        """Read what to_json wrote; raises ValueError for a newer format."""
+        """Inverse of to_json; raises ValueError for a newer format."""
         return cls._from_fields(json.loads(payload))
 
     @classmethod

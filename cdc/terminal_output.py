@@ -1,4 +1,4 @@
-"""Output of commands: one JSON envelope, or lines for people with the next step under each."""
+"""Output of commands: one JSON envelope, or text lines, each error followed by its remedy."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from cdc.errors import CdcError, ConfigError
 
 
 class LineMark(StrEnum):
-    """The sign in front of a line."""
+    """Symbol at the start of an output line."""
 
-    #: As it should be.
+    #: Success.
     GOOD = "✓"
-    #: Worth knowing, stops nothing.
+    #: A warning.
     ADVICE = "⚠"
-    #: Wrong.
+    #: An error.
     BAD = "✗"
 
 
 _COLOURS: Final = {LineMark.GOOD: "32", LineMark.ADVICE: "33", LineMark.BAD: "31"}
 _PLAIN: Final = {LineMark.GOOD: "ok", LineMark.ADVICE: "!", LineMark.BAD: "x", "→": "->"}
-"""For terminals that cannot print the signs."""
+"""ASCII replacements for terminals that cannot print the symbols."""
 _MARKS: Final = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))
-"""What moves text about without a sign of its own: directions and ends of lines; and halves of surrogate pairs."""
+"""Invisible characters that reorder or break text, and unpaired surrogates."""
 _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {
     code: f"\\u{code:04x}" for code in _MARKS
 }
 _CONTROL_IN_JSON: Final = {code: f"\\u{code:04x}" for code in (*range(127, 160), *_MARKS)}
-"""JSON escapes the others by itself."""
+"""Characters that the JSON encoder does not escape by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReport:
-    """An error in an envelope; path, line and column where a file is at fault."""
+    """An error in an envelope; path, line and column are set if it is in a file."""
 
     code: str
     message: str
@@ -49,7 +49,7 @@ class ErrorReport:
 
     @classmethod
     def of(cls, error: CdcError) -> ErrorReport:
-        """The report of an error; of several flaws in a definition it points at the first."""
+        """The report of an error; path and line are those of the first issue of a definition."""
         flaws = error.issues if isinstance(error, ConfigError) else ()
         report = cls(code=error.code, message=error.message, suggestion=error.fix)
         if not flaws:
@@ -59,7 +59,7 @@ class ErrorReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """The one shape of every `--json` answer."""
+    """Envelope of all `--json` output."""
 
     command: str
     ok: bool
@@ -72,7 +72,7 @@ class Envelope:
 
 
 def emit(command: str, *, json: bool, summary: str, result: Any = None, ok: bool = True) -> None:
-    """Print what a command did: its envelope, or one line with ✓ (✗ when not ok)."""
+    """Print the result of a command: its JSON envelope, or one line with ✓ (✗ when not ok)."""
     if json:
         print(Envelope(command=command, ok=ok, summary=summary, result=result), flush=True)
     else:
@@ -80,7 +80,7 @@ def emit(command: str, *, json: bool, summary: str, result: Any = None, ok: bool
 
 
 def line(mark: LineMark, text: str, *, fix: str | None = None, to: TextIO | None = None) -> None:
-    """Print one line for people, and under it the next step."""
+    """Print one text line, and the remedy below it."""
     stream = to or sys.stdout
     sign = _sign(mark, stream)
     if _coloured(stream):
@@ -91,7 +91,7 @@ def line(mark: LineMark, text: str, *, fix: str | None = None, to: TextIO | None
 
 
 def fail(command: str, error: CdcError, *, json: bool) -> None:
-    """Print an error: its envelope on standard output, or lines on standard error."""
+    """Print an error: its JSON envelope on standard output, or text lines on standard error."""
     if json:
         result = {"flaws": [asdict(flaw) for flaw in error.issues]} if isinstance(error, ConfigError) else None
         report = ErrorReport.of(error)
@@ -104,7 +104,7 @@ def fail(command: str, error: CdcError, *, json: bool) -> None:
 
 
 def shown(text: str) -> str:
-    """Text in which control characters from names and messages are harmless to a terminal."""
+    """The text with control characters escaped, so that it is harmless to a terminal."""
     return text.translate(_CONTROL)
 
 
@@ -114,20 +114,20 @@ def json_text(value: Any) -> str:
 
 
 def echo(*values: object, sep: str = " ", end: str = "\n", to: TextIO | None = None, flush: bool = False) -> None:
-    """Print values as `shown` has them: the one way in which commands print names that are not theirs."""
+    """Print values with control characters escaped; commands print all foreign names with it."""
     print(sep.join(shown(str(value)) for value in values), end=end, file=to, flush=flush)
 
 
 def echo_source(text: str, *, end: str = "\n") -> None:
-    """Print text that a program is to read, SQL or a command: as it is, unless a terminal would act on it."""
+    """Print SQL or a shell command unchanged, or escaped if standard output is a terminal."""
     print(shown(text) if sys.stdout.isatty() else text, end=end)
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Rows of cells as lines, each column as wide as its widest cell; right: columns whose cells end together."""
+    """Rows of cells as lines with aligned columns; right: indices of right-aligned columns."""
     texts = [[shown(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    sides = [">" if place in right else "<" for place in range(len(widths))]
+    sides = [">" if index in right else "<" for index in range(len(widths))]
     return [
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
         for row in texts

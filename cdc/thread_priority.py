@@ -1,4 +1,4 @@
-"""Priority: threads whose work is worth doing when the others have none."""
+"""Lower scheduling priority for threads of background work."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from threading import get_native_id
 from typing import Final
 
 GIVEN_WAY: Final = 10
-"""By how much nicer: beside a thread that did not, a tenth of a core's time, and all that nobody asks for."""
+"""Increase of the nice value: about a tenth of a core next to a thread of normal priority, and all idle time."""
 _NICEST: Final = 19
 
 
 def give_way() -> None:
-    """Let the calling thread come after the others wherever cores are scarce; on Linux, which has this of a thread."""
+    """Lower the priority of the calling thread; only on Linux, where each thread has its own nice value."""
     if sys.platform == "linux":
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         os.setpriority(os.PRIO_PROCESS, get_native_id(), min(_NICEST, nice + GIVEN_WAY))

@@ -119,7 +119,7 @@ def test_a_table_that_is_not_exact_at_the_source_is_to_be_copied_again(catalog: 
     fill(catalog)
     catalog.tables.record(NAME, [TableProgress("", "shop.orders", "needs_resync", "a type changed", 7, None, 3)])
     (problem,) = pipeline_status(catalog, NAME, later(0), file="shop.yaml").problems
-    assert problem.remedy == "have it copied again: 'cdc tables resync shop.orders -c shop.yaml'"
+    assert problem.remedy == "copy the table again: 'cdc tables resync shop.orders -c shop.yaml'"
 
 
 def test_nobody_vouches_for_a_sink_whose_process_has_ended_but_why_it_failed_stays(catalog: Catalog) -> None:
