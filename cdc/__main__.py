@@ -13,9 +13,9 @@ from typer.main import get_command
 from cdc.cli.app import application
 from cdc.cli.options import Invocation
 from cdc.errors import CdcError, ConfigError, ExitCode, process_exit_code
-from cdc.failure_report import discard_output, reported
+from cdc.failure_report import discard_output, error_to_report
 from cdc.private_files import product_umask
-from cdc.remedy import literal
+from cdc.remedy import complete_remedy
 from cdc.terminal_output import fail
 
 INTERRUPTED: Final = 130
@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - an engine's panic is no Exception
-        return _report_error(command, given, reported(error, logs=_command_name(command, given) in _LONG_RUNNING))
+        return _report_error(
+            command, given, error_to_report(error, logs=_command_name(command, given) in _LONG_RUNNING)
+        )
 
 
 def _escape_unprintable() -> None:
@@ -61,7 +63,7 @@ def _escape_unprintable() -> None:
 
 
 def _report_error(command: Any, given: list[str], error: CdcError) -> int:
-    error.fix = literal(error.fix, file=_definition_path(given))
+    error.fix = complete_remedy(error.fix, file=_definition_path(given))
     words = _command_name(command, given)
     fail(words, error, json="--json" in given)
     return int((process_exit_code(error) if words in _LONG_RUNNING else error.exit_code).value)

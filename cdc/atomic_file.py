@@ -39,13 +39,13 @@ def replace(path: Path | StoredObject, content: bytes) -> None:
     sync(path.parent)
 
 
-def probe(folder: Path) -> None:
+def probe_writable(folder: Path) -> None:
     """Test that files can be written in the folder or its nearest existing parent; raises OSError."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     draft = folder / f".probe-{uuid.uuid4().hex}.tmp"
     try:
-        draft.write_bytes(b"probe")
+        draft.write_bytes(b"probe_writable")
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)

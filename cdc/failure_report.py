@@ -17,7 +17,7 @@ _OUTPUT_FAILS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno
 """Errors of writing to the file to which the shell redirected the output."""
 
 
-def reported(error: BaseException, *, logs: bool = False) -> CdcError:
+def error_to_report(error: BaseException, *, logs: bool = False) -> CdcError:
     """The error to report. An unexpected one shows only type and line, because its text may contain row values.
 
     logs: whether standard error is a process log, to which the traceback is written.

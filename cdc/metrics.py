@@ -309,7 +309,7 @@ ERRORS: Final = Metric(
     "cdc_errors_total", Kind.COUNTER, "number of errors by error code", ("pipeline", "process", "code")
 )
 
-EVERY: Final[Mapping[str, Metric]] = {m.name: m for m in list(globals().values()) if isinstance(m, Metric)}
+METRICS_BY_NAME: Final[Mapping[str, Metric]] = {m.name: m for m in list(globals().values()) if isinstance(m, Metric)}
 """Metric by name."""
 
 
@@ -345,7 +345,7 @@ class MetricSample:
     value: float
 
 
-class Observed:
+class HistogramValues:
     """Bucket counts and sum of one histogram for one set of labels."""
 
     def __init__(self, metric: Metric) -> None:
@@ -371,7 +371,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, tuple[str, ...]], float] = {}
-        self._observed: dict[tuple[str, tuple[str, ...]], Observed] = {}
+        self._observed: dict[tuple[str, tuple[str, ...]], HistogramValues] = {}
         self._lock = Lock()
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:
@@ -391,7 +391,7 @@ class Metrics:
         """Count a value in a histogram."""
         self._check(metric, labels)
         with self._lock:
-            self._observed.setdefault((metric.name, labels), Observed(metric)).add(value)
+            self._observed.setdefault((metric.name, labels), HistogramValues(metric)).add(value)
 
     def value(self, metric: Metric, *labels: str) -> float | None:
         """The figure as it stands; None before it was first set."""
@@ -401,7 +401,7 @@ class Metrics:
     def __iter__(self) -> Iterator[MetricSample]:
         with self._lock:
             values = sorted(self._values.items())
-        return (MetricSample(EVERY[name], labels, value) for (name, labels), value in values)
+        return (MetricSample(METRICS_BY_NAME[name], labels, value) for (name, labels), value in values)
 
     def to_json(self) -> list[list[object]]:
         """[[name, [label…], value]…] for the catalog; a histogram becomes its Prometheus series."""
@@ -420,7 +420,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitFigures:
+class CommitMetrics:
     """Measurements of one commit to the log."""
 
     changes: int
@@ -432,7 +432,7 @@ class CommitFigures:
     """Seconds since its last transaction was committed at the source; None if unknown."""
 
 
-def note_commit(metrics: Metrics, pipeline: str, position: int, added: CommitFigures) -> None:
+def record_commit(metrics: Metrics, pipeline: str, position: int, added: CommitMetrics) -> None:
     """Update the reader's metrics after a commit to the log that ends at the position."""
     metrics.add(CHANGES, added.changes, pipeline)
     metrics.add(TRANSACTIONS, added.transactions, pipeline)

@@ -28,14 +28,14 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 @contextmanager
 def product_umask() -> Iterator[None]:
     """Set cdc's umask inside the block; child processes and the JVM inherit it. Raises ConfigError."""
-    previous = os.umask(wanted_umask())
+    previous = os.umask(configured_umask())
     try:
         yield
     finally:
         os.umask(previous)
 
 
-def wanted_umask() -> int:
+def configured_umask() -> int:
     """The umask from CDC_UMASK, by default the private one."""
     text = os.environ.get(VARIABLE, "")
     if text and not re.fullmatch("0?[0-7]{3}", text):

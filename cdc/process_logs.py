@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from cdc.remedy import literal
+from cdc.remedy import complete_remedy
 
 
 class LogFormat(StrEnum):
@@ -72,7 +72,7 @@ class _Remedies:
         sink, table = event.get("sink"), event.get("table")
         for name in REMEDIES:
             if isinstance(text := event.get(name), str):
-                event[name] = literal(text, sink=sink, topic=table, file=self._file)
+                event[name] = complete_remedy(text, sink=sink, topic=table, file=self._file)
         return event
 
 

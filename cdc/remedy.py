@@ -15,7 +15,7 @@ _WITHOUT: Final = ("cdc config", "cdc demo", "cdc explain", "cdc version")
 """Commands without a definition file."""
 
 
-def literal(remedy: str, *, sink: str | None = None, topic: str | None = None, file: str | None = None) -> str:
+def complete_remedy(remedy: str, *, sink: str | None = None, topic: str | None = None, file: str | None = None) -> str:
     """The remedy with its placeholders replaced; a placeholder whose value is None stays."""
     return COMMAND.sub(lambda match: f"'{_with_definition(_with_names(match[1], sink, topic), file)}'", remedy)
 

@@ -29,7 +29,7 @@ def topic(schema: str, name: str) -> str:
     return f"{_part(schema)}.{_part(name)}"
 
 
-def parted(text: str) -> tuple[str, str]:
+def split_topic(text: str) -> tuple[str, str]:
     """(schema, name) of a topic; the schema is empty if the text is not one."""
     found = _TOPIC.fullmatch(text)
     if found is None:
@@ -43,14 +43,14 @@ def matches(topic: str, globs: Iterable[str]) -> bool:
     return any(fnmatchcase(topic, glob) for glob in globs)
 
 
-def named(topic: str, globs: Iterable[str]) -> bool:
+def matches_name(topic: str, globs: Iterable[str]) -> bool:
     """As `matches`, for globs that a user types: a name without a schema matches that table in every schema."""
     found = _TOPIC.fullmatch(topic)
     name = topic if found is None else found[2]
     return any(fnmatchcase(name if _BARE.fullmatch(glob) else topic, glob) for glob in globs)
 
 
-def exactly(topic: str) -> str:
+def exact_glob(topic: str) -> str:
     """The glob that matches only this topic."""
     return "".join(f"[{char}]" if char in "*?[" else char for char in topic)
 

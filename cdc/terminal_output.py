@@ -85,9 +85,9 @@ def line(mark: LineMark, text: str, *, fix: str | None = None, to: TextIO | None
     sign = _sign(mark, stream)
     if _coloured(stream):
         sign = f"\x1b[{_COLOURS[mark]}m{sign}\x1b[0m"
-    print(sign, shown(text), file=stream, flush=fix is None)
+    print(sign, escaped_for_terminal(text), file=stream, flush=fix is None)
     if fix:
-        print(" ", _sign("→", stream), shown(fix), file=stream, flush=True)
+        print(" ", _sign("→", stream), escaped_for_terminal(fix), file=stream, flush=True)
 
 
 def fail(command: str, error: CdcError, *, json: bool) -> None:
@@ -103,7 +103,7 @@ def fail(command: str, error: CdcError, *, json: bool) -> None:
     line(LineMark.BAD, last, fix=error.fix, to=sys.stderr)
 
 
-def shown(text: str) -> str:
+def escaped_for_terminal(text: str) -> str:
     """The text with control characters escaped, so that it is harmless to a terminal."""
     return text.translate(_CONTROL)
 
@@ -115,17 +115,17 @@ def json_text(value: Any) -> str:
 
 def echo(*values: object, sep: str = " ", end: str = "\n", to: TextIO | None = None, flush: bool = False) -> None:
     """Print values with control characters escaped; commands print all foreign names with it."""
-    print(sep.join(shown(str(value)) for value in values), end=end, file=to, flush=flush)
+    print(sep.join(escaped_for_terminal(str(value)) for value in values), end=end, file=to, flush=flush)
 
 
 def echo_source(text: str, *, end: str = "\n") -> None:
     """Print SQL or a shell command unchanged, or escaped if standard output is a terminal."""
-    print(shown(text) if sys.stdout.isatty() else text, end=end)
+    print(escaped_for_terminal(text) if sys.stdout.isatty() else text, end=end)
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Rows of cells as lines with aligned columns; right: indices of right-aligned columns."""
-    texts = [[shown(cell) for cell in row] for row in rows]
+    texts = [[escaped_for_terminal(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     sides = [">" if index in right else "<" for index in range(len(widths))]
     return [

@@ -17,10 +17,10 @@ from cdc.config import Definition, issues_in_file, load_definition
 from cdc.config.units import seconds
 from cdc.config.verify_options import Against, VerifyMode
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, process_exit_code
-from cdc.failure_report import reported
+from cdc.failure_report import error_to_report
 from cdc.private_files import product_umask
 from cdc.process_logs import configure_by_environment
-from cdc.remedy import literal
+from cdc.remedy import complete_remedy
 from cdc.terminal_output import Envelope, ErrorReport, LineMark, emit, fail, line
 
 INTERRUPTED: Final = 130
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> 
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as exc:  # noqa: BLE001 - reported with a code
-        error = reported(exc, logs=asked.verb == "apply")
-        error.fix = literal(error.fix, file=str(asked.config))
+        error = error_to_report(exc, logs=asked.verb == "apply")
+        error.fix = complete_remedy(error.fix, file=str(asked.config))
         fail(asked.verb, error, json=getattr(asked, "json", False))
         is_process = asked.verb == "apply" and asked.trigger != ONCE and not submitted
         return int((process_exit_code(error) if is_process else error.exit_code).value)
@@ -201,7 +201,7 @@ def _print_replay(asked: argparse.Namespace, report: Any) -> None:
             estimate = f"{table.rows:>14,} rows {table.bytes:>16,} bytes {table.seconds:>8,.0f} s"
             line(LineMark.GOOD, f"{table.topic:32} {estimate}")
         elif table.reason:
-            why = literal(table.reason, sink=asked.sink, topic=table.topic, file=str(asked.config))
+            why = complete_remedy(table.reason, sink=asked.sink, topic=table.topic, file=str(asked.config))
             line(LineMark.BAD, f"{table.topic}: {table.state}, {why}")
     for note in report.notes:
         line(LineMark.ADVICE, note)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cdc.config import DeltaSinkDefinition
 from cdc.naming import RELATION_COLUMN
 from cdc.position import Position
-from cdc.stores.lake import Lake, Moment, ReadAt, aliases, parse_at, shared
+from cdc.stores.lake import Lake, Moment, ReadAt, aliases, parse_at, tables_by_shared_target
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.target_rules import TargetRules
 from pipelines.sinks.delta.merge import require_delta
@@ -43,7 +43,7 @@ def at(
     record = moment if isinstance(moment, Published) else cut(sink, moment)
     versions = record.versions
     named = {table.topic: [table] for table in sorted(record.tables.values(), key=lambda table: table.topic)}
-    named = {**shared(record.tables.values()), **named}
+    named = {**tables_by_shared_target(record.tables.values()), **named}
     lake = Lake.open(sink) if isinstance(sink, str) else Lake.open(sink.path, TargetRules.of(sink))
     return {
         name: _frame(spark, parts, versions[parts[0].target])

@@ -170,7 +170,7 @@ def _command(name: str, command: Any) -> str:
 def _metrics_page() -> str:
     rows = [
         (f"`{one.name}`", one.kind.value, ", ".join(f"`{label}`" for label in one.labels), one.help)
-        for one in sorted(metrics.EVERY.values(), key=lambda one: one.name)
+        for one in sorted(metrics.METRICS_BY_NAME.values(), key=lambda one: one.name)
     ]
     return _page(
         "Metrics",

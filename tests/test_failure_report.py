@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import CdcError, FileUnusable, SourceUnreachable
-from cdc.failure_report import reported
+from cdc.failure_report import error_to_report
 
 
 def test_an_error_with_a_code_stays_as_it_is() -> None:
     error = SourceUnreachable("no")
-    assert reported(error) is error
+    assert error_to_report(error) is error
 
 
 def test_a_file_that_cannot_be_used_is_named() -> None:
-    error = reported(PermissionError(errno.EACCES, "Permission denied", "/etc/shadow"))
+    error = error_to_report(PermissionError(errno.EACCES, "Permission denied", "/etc/shadow"))
     assert (type(error), error.message) == (FileUnusable, "cannot use '/etc/shadow': permission denied")
 
 
@@ -32,7 +32,7 @@ def raised() -> BaseException:
 
 
 def test_what_nobody_expected_has_its_type_and_place_and_no_value(capsys: pytest.CaptureFixture[str]) -> None:
-    error = reported(raised())
+    error = error_to_report(raised())
     assert type(error) is CdcError
     assert error.message.startswith("unexpected KeyError at test_failure_report.py:")
     assert "value" not in error.message
@@ -43,10 +43,10 @@ def test_what_nobody_expected_has_its_type_and_place_and_no_value(capsys: pytest
 def test_the_traceback_is_printed_where_it_is_asked_for_and_in_the_log_of_a_process(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reported(raised(), logs=True)
+    error_to_report(raised(), logs=True)
     assert "Traceback" in capsys.readouterr().err
     monkeypatch.setenv("CDC_TRACEBACK", "1")
-    reported(raised())
+    error_to_report(raised())
     assert "Traceback" in capsys.readouterr().err
 
 

@@ -9,10 +9,10 @@ from threading import Thread
 
 import pytest
 
-from cdc.metrics import APPLY_DURATION, CHANGES, EVERY, SINK_LAG_SECONDS, Kind, Metric, Metrics
+from cdc.metrics import APPLY_DURATION, CHANGES, METRICS_BY_NAME, SINK_LAG_SECONDS, Kind, Metric, Metrics
 
 ALERTS = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "cdc.rules.yml"
-every_metric = pytest.mark.parametrize("metric", EVERY.values(), ids=lambda m: m.name)
+every_metric = pytest.mark.parametrize("metric", METRICS_BY_NAME.values(), ids=lambda m: m.name)
 
 
 @every_metric
@@ -28,7 +28,7 @@ def test_shipped_alerts_use_declared_metrics() -> None:
     used = set(re.findall(r"\bcdc_[a-z_]+\b", expressions))
 
     assert used
-    assert used <= set(EVERY)
+    assert used <= set(METRICS_BY_NAME)
 
 
 def test_counters_add_and_gauges_replace() -> None:
@@ -51,7 +51,7 @@ def test_a_histogram_counts_each_value_in_every_bucket_that_is_not_below_it() ->
 
 
 def test_buckets_of_a_histogram_ascend() -> None:
-    bounds = [metric.bounds for metric in EVERY.values() if metric.kind is Kind.HISTOGRAM]
+    bounds = [metric.bounds for metric in METRICS_BY_NAME.values() if metric.kind is Kind.HISTOGRAM]
     assert bounds
     assert all(found == tuple(sorted(set(found))) for found in bounds)
 

@@ -11,7 +11,7 @@ import pytest
 from cdc.capture.startup_checks import exposure_problems
 from cdc.catalog import Catalog
 from cdc.errors import ConfigError
-from cdc.private_files import PRIVATE_UMASK, is_exposed, product_umask, wanted_umask
+from cdc.private_files import PRIVATE_UMASK, configured_umask, is_exposed, product_umask
 from tests.fixtures.private import open_to_others, under_umask
 from tests.service.pipeline import definition, write_log
 
@@ -53,12 +53,12 @@ def test_an_operator_shares_what_is_no_log_and_no_catalog(tmp_path: Path, monkey
 def test_a_umask_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("CDC_UMASK", text)
     with pytest.raises(ConfigError, match="three octal digits"):
-        wanted_umask()
+        configured_umask()
 
 
 def test_without_a_wish_of_the_operator_the_umask_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CDC_UMASK", raising=False)
-    assert wanted_umask() == PRIVATE_UMASK
+    assert configured_umask() == PRIVATE_UMASK
 
 
 def test_a_log_of_an_older_version_is_reported_with_the_command_that_closes_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from cdc.cli.app import application
 from cdc.errors import CdcError, all_error_classes
-from cdc.remedy import COMMAND, literal
+from cdc.remedy import COMMAND, complete_remedy
 
 
 @pytest.mark.parametrize(
@@ -27,15 +27,15 @@ from cdc.remedy import COMMAND, literal
     ],
 )
 def test_a_command_gets_the_names_that_are_known(remedy: str, told: str) -> None:
-    assert literal(remedy, sink="lake", topic="shop.t", file="s.yaml") == told
+    assert complete_remedy(remedy, sink="lake", topic="shop.t", file="s.yaml") == told
 
 
 def test_what_is_not_known_stays_and_a_name_with_a_space_is_one_word() -> None:
     remedy = "build it anew: 'cdc replay SINK --tables TABLE'"
-    assert literal(remedy) == remedy
-    told = literal(remedy, topic="shop.my table", file="my shop.yaml")
+    assert complete_remedy(remedy) == remedy
+    told = complete_remedy(remedy, topic="shop.my table", file="my shop.yaml")
     assert told == 'build it anew: \'cdc replay SINK --tables "shop.my table" -c "my shop.yaml"\''
-    assert literal(told, sink="lake", file="my shop.yaml") == told.replace("SINK", "lake")
+    assert complete_remedy(told, sink="lake", file="my shop.yaml") == told.replace("SINK", "lake")
 
 
 @pytest.mark.parametrize("error", all_error_classes(), ids=lambda error: error.__name__)
@@ -52,7 +52,7 @@ def test_a_command_in_a_remedy_is_one_of_ours_with_all_that_it_needs(error: type
 
 @pytest.mark.parametrize("name", ["shop.a b", "shop.$(touch x)", "shop.`id`", 'shop."x"', "shop.a\\b", "shop.$HOME;id"])
 def test_a_shell_takes_a_name_as_it_is(name: str) -> None:
-    said = literal("run 'cdc tables resync TABLE'", topic=name)
+    said = complete_remedy("run 'cdc tables resync TABLE'", topic=name)
     command = said.removeprefix("run '").removesuffix("'")
     script = f'set -- {command}; printf %s "$4"'
     assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == name

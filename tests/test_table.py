@@ -14,10 +14,10 @@ from cdc.table import (
     ReplicaIdentity,
     TableSchema,
     TableState,
-    exactly,
+    exact_glob,
     matches,
-    named,
-    parted,
+    matches_name,
+    split_topic,
     topic,
 )
 
@@ -154,11 +154,11 @@ def test_labels_that_are_gone_or_moved_were_renamed(
 )
 def test_a_topic_tells_schema_and_name_apart(schema: str, name: str, text: str) -> None:
     assert topic(schema, name) == text
-    assert parted(text) == (schema, name)
+    assert split_topic(text) == (schema, name)
 
 
 def test_a_text_that_is_no_topic_has_no_schema() -> None:
-    assert parted("orders") == ("", "orders")
+    assert split_topic("orders") == ("", "orders")
 
 
 def test_a_glob_matches_the_whole_topic_with_its_case() -> None:
@@ -179,7 +179,7 @@ def test_a_glob_matches_the_whole_topic_with_its_case() -> None:
     ],
 )
 def test_a_bare_name_means_a_table_of_any_schema(topic: str, glob: str) -> None:
-    assert named(topic, ["nothing", glob])
+    assert matches_name(topic, ["nothing", glob])
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,11 @@ def test_a_bare_name_means_a_table_of_any_schema(topic: str, glob: str) -> None:
     ],
 )
 def test_a_bare_name_means_a_whole_name(topic: str, glob: str) -> None:
-    assert not named(topic, [glob])
+    assert not matches_name(topic, [glob])
 
 
 @given(names, names, names)
 def test_a_glob_made_of_a_topic_matches_it_alone(schema: str, name: str, other: str) -> None:
-    glob = exactly(topic(schema, name))
+    glob = exact_glob(topic(schema, name))
     assert matches(topic(schema, name), [glob])
     assert matches(topic(schema, other), [glob]) == (other == name)

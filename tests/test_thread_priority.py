@@ -9,7 +9,7 @@ from threading import get_native_id
 
 import pytest
 
-from cdc.thread_priority import GIVEN_WAY, give_way
+from cdc.thread_priority import NICE_INCREMENT, lower_thread_priority
 
 
 def nice() -> int:
@@ -19,6 +19,6 @@ def nice() -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="a priority is the process' there")
 def test_a_thread_gives_way_to_the_others_of_its_process():
     before = nice()
-    with ThreadPoolExecutor(1, initializer=give_way) as pool:
-        assert pool.submit(nice).result() == min(19, before + GIVEN_WAY)
+    with ThreadPoolExecutor(1, initializer=lower_thread_priority) as pool:
+        assert pool.submit(nice).result() == min(19, before + NICE_INCREMENT)
     assert nice() == before

@@ -27,7 +27,7 @@ from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit
 from cdc.log.layout import CommitInfo, Lineage
 from cdc.log.object_path import Root
-from cdc.log.pending_epoch import declared, fulfil
+from cdc.log.pending_epoch import read_pending_epoch, remove_pending_epoch
 from cdc.log.reader import LogReader
 from cdc.log.slot_record import write_slot_record
 from cdc.log.writer import LogWriter, StagedFile
@@ -97,13 +97,13 @@ def ensure_initial_snapshot(source: CopySource, root: Root, writer: LogWriter, f
     SlotNotOwned or SlotNotCreated for a slot that the copy may not replace.
     """
     copied = take_initial_snapshot(source, root, writer, figures, EarlierTables()) if writer.durable is None else None
-    intent = declared(root)
+    intent = read_pending_epoch(root)
     if intent is None or writer.durable is None:
         return copied
     if writer.durable.epoch < intent.epoch:
         versions = [schema for _, schema in LogReader(root).schema_history()]
         copied = take_initial_snapshot(source, root, writer, figures, EarlierTables.of(intent.epoch, versions))
-    fulfil(root)
+    remove_pending_epoch(root)
     return copied
 
 

@@ -26,7 +26,7 @@ from cdc.capture.status_reporter import StatusReporter
 from cdc.config import Definition
 from cdc.config.definition import SnapshotMode
 from cdc.errors import CdcError, ExitCode, Reaction, UndecodableWal, as_cdc_error
-from cdc.log.retrying_writer import failure_of
+from cdc.log.retrying_writer import classify_storage_error
 from cdc.snapshot.backfill_worker import BackfillWorker
 from cdc.snapshot.watermark_window import WatermarkWindows
 
@@ -149,4 +149,4 @@ def _run(
     except ERRORS_WITH_POSITIONS as exc:
         raise add_positions(exc, definition) from exc
     except OSError as exc:
-        raise failure_of(settings.log, exc) from exc
+        raise classify_storage_error(settings.log, exc) from exc

@@ -25,7 +25,7 @@ from cdc.capture.slot_ownership import SlotClaim, check_slot_name, record_slot
 from cdc.errors import SourceError
 from cdc.failpoint import hit
 from cdc.log.layout import LogIdentity
-from cdc.log.orphan_files import remove_leftovers
+from cdc.log.orphan_files import remove_staged_files
 from cdc.log.reader import LogReader
 from cdc.log.retention_worker import RetentionWorker
 from cdc.log.retrying_writer import RetryingWriter
@@ -137,7 +137,7 @@ class Reader:
             self._figures.set(metrics.LOG_BLOCKED, on, source.pipeline)
 
         blocked(False)  # the session before this one may have ended while it waited for room
-        remove_leftovers(self._settings.log)
+        remove_staged_files(self._settings.log)
         self._writer = RetryingWriter(self._settings.log, self._settings.limits, self._ending, blocked)
         last = self._writer.last_commit
         assert last is not None, "the initial copy has committed"  # noqa: S101
@@ -255,6 +255,6 @@ class Reader:
         self._reached.tell(end.last)
         lag = max(0.0, time.time() - end.committed_at / 1e6) if end.committed_at else None
         nbytes, seconds = sum(file.size for file in files), time.monotonic() - began
-        added = metrics.CommitFigures(count, end.transactions, nbytes, seconds, lag)
-        metrics.note_commit(self._figures, pipeline, int(end.last), added)
+        added = metrics.CommitMetrics(count, end.transactions, nbytes, seconds, lag)
+        metrics.record_commit(self._figures, pipeline, int(end.last), added)
         return []

@@ -26,7 +26,7 @@ from cdc.config import Definition
 from cdc.errors import CdcError, ConfigError, LogError, SlotInUse, SlotMissing, StateConflict
 from cdc.failpoint import hit
 from cdc.log.layout import CommitInfo, LogIdentity
-from cdc.log.pending_epoch import EpochIntent, declare, declared
+from cdc.log.pending_epoch import PendingEpoch, read_pending_epoch, write_pending_epoch
 from cdc.log.reader import LogReader
 from cdc.log.slot_record import write_slot_record
 from cdc.log.writer import LogWriter
@@ -55,7 +55,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
         raise LogError("the log is empty", remedy=EMPTY)
     _idle_slot(definition)
     _record_slot_for_replacement(settings, writer)
-    declare(settings.log, EpochIntent(before.epoch + 1, "asked for with cdc slots recover"))
+    write_pending_epoch(settings.log, PendingEpoch(before.epoch + 1, "asked for with cdc slots recover"))
     hit("after_intent")
     ensure_initial_snapshot(settings.source, settings.log, writer, metrics.Metrics())
     log = LogReader(settings.log)
@@ -95,7 +95,7 @@ def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
         check_adopted(slot, source.slot, claim, identity)
     elif slot is not None:
         check_replaceable(slot, claim, identity)
-    declare(settings.log, EpochIntent(log.durable.epoch + 1, f"{exc.code} {exc.message}"))
+    write_pending_epoch(settings.log, PendingEpoch(log.durable.epoch + 1, f"{exc.code} {exc.message}"))
 
 
 def adopt_slot(definition: Definition) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
     last = writer.last_commit
     if last is None:
         raise LogError("the log is empty", remedy=EMPTY)
-    intent = declared(definition.log.root)
+    intent = read_pending_epoch(definition.log.root)
     if intent is not None and intent.epoch > last.last.epoch:
         raise StateConflict(
             f"epoch {intent.epoch} was asked for and has not begun: nothing continues the log before it",

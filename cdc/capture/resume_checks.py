@@ -25,8 +25,8 @@ from cdc.postgres.publication import addition_sql, via_root_sql
 from cdc.postgres.slot import PLUGIN, SlotStatus
 from cdc.postgres.source_identity import PublicationStatus, SourceState
 from cdc.postgres.tables import TableName
-from cdc.remedy import literal
-from cdc.table import TableSchema, TableState, parted
+from cdc.remedy import complete_remedy
+from cdc.table import TableSchema, TableState, split_topic
 
 RECOVER: Final = "run 'cdc slots recover -c FILE --new-epoch'"
 """The way on for everything that the stream cannot bring any more."""
@@ -85,8 +85,8 @@ def check_publication(last: CommitInfo, publication: PublicationStatus | None) -
 
 def _narrowed(publication: PublicationStatus) -> PublicationNarrowed:
     listed = ", ".join(publication.missing)
-    statement = addition_sql(publication.name, [TableName(*parted(topic)) for topic in publication.missing])
-    copies = ", ".join(literal("'cdc tables resync TABLE'", topic=topic) for topic in publication.missing)
+    statement = addition_sql(publication.name, [TableName(*split_topic(topic)) for topic in publication.missing])
+    copies = ", ".join(complete_remedy("'cdc tables resync TABLE'", topic=topic) for topic in publication.missing)
     return PublicationNarrowed(
         f"publication {publication.name!r} no longer has {listed}",
         remedy=f"run {statement} start the reader, then run {copies}",

@@ -48,8 +48,8 @@ from cdc.errors import (
     all_error_classes,
 )
 from cdc.log.fenced_table import check_writable_format
-from cdc.log.object_path import BucketPath, keeps_what_is_there
-from cdc.log.pending_epoch import declared
+from cdc.log.object_path import BucketPath, has_conditional_create
+from cdc.log.pending_epoch import read_pending_epoch
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
@@ -59,7 +59,7 @@ from cdc.postgres.slot import copy_lock, slot_status
 from cdc.postgres.source_identity import read_source_state
 from cdc.postgres.tables import match_tables, matched_schemas
 from cdc.private_files import is_exposed
-from cdc.remedy import literal
+from cdc.remedy import complete_remedy
 from cdc.snapshot.publication_sync import publication_control
 from cdc.stores.lake import Lake
 from cdc.stores.sink_preflight import tables_in
@@ -106,7 +106,7 @@ class CheckSubject:
     @property
     def begins_epoch(self) -> bool:
         """Whether the next start copies everything under a new epoch, which fits any source."""
-        intent = declared(self.definition.log.root)
+        intent = read_pending_epoch(self.definition.log.root)
         durable_position = None if self.log is None else self.log.durable
         return intent is not None and durable_position is not None and durable_position.epoch < intent.epoch
 
@@ -181,11 +181,11 @@ def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
         try:
             differing = Lake.open(sink.path, TargetRules.of(sink)).differences()
         except SinkUnavailable as exc:
-            fix = literal(exc.fix, sink=sink.name, file=file)
+            fix = complete_remedy(exc.fix, sink=sink.name, file=file)
             found.append(PreflightProblem(exc.code, f"sink {sink.name}", f"{exc.message}; {fix}"))
             continue
         for topic, error in differing:
-            fix = literal(error.fix, sink=sink.name, topic=topic, file=file)
+            fix = complete_remedy(error.fix, sink=sink.name, topic=topic, file=file)
             found.append(PreflightProblem(error.code, topic, f"sink {sink.name!r}: {error.message}; {fix}"))
     return found
 
@@ -230,7 +230,9 @@ def storage_problems(definition: Definition) -> list[PreflightProblem]:
         return []
     try:
         told = (
-            "" if keeps_what_is_there(root) else "the store overwrites what was to be new: it cannot tell writers apart"
+            ""
+            if has_conditional_create(root)
+            else "the store overwrites what was to be new: it cannot tell writers apart"
         )
         code, fix = LogInaccessible.code, "use a store that keeps If-None-Match"
     except (LogInaccessible, LogUnreachable) as exc:
@@ -250,7 +252,7 @@ def _log_directory(subject: CheckSubject) -> Iterator[PreflightProblem]:
         check_writable_format(subject.log.format)
     if isinstance(root, Path):
         try:
-            atomic_file.probe(root)
+            atomic_file.probe_writable(root)
         except OSError as exc:
             raise LogUnwritable(f"the log's directory {str(root)!r} cannot be written: {_reason(exc)}") from exc
     yield from ()
@@ -331,7 +333,7 @@ def _lake(subject: CheckSubject) -> Iterator[PreflightProblem]:
         if is_remote(place):
             continue
         try:
-            atomic_file.probe(Path(place.removeprefix("file://")))
+            atomic_file.probe_writable(Path(place.removeprefix("file://")))
         except OSError as exc:
             error = SinkUnavailable(f"{place!r} cannot be written: {_reason(exc)}")
             yield _problem_of(error, f"sink {sink.name}")

@@ -58,13 +58,15 @@ class DeadLetterRequest:
     """Kept in the audit."""
 
 
-def letters_of(catalog: Catalog, pipeline: str, ids: Iterable[str]) -> list[DeadLetter]:
+def find_dead_letters(catalog: Catalog, pipeline: str, ids: Iterable[str]) -> list[DeadLetter]:
     """The letters of these names, or of beginnings of them that no other letter has; raises UnknownName."""
     known = catalog.dead_letters.ls(pipeline)
     return [_named(known, one) for one in ids]
 
 
-def say(catalog: Catalog, pipeline: str, letters: Iterable[DeadLetter], wish: DeadLetterRequest) -> list[int]:
+def request_action(
+    catalog: Catalog, pipeline: str, letters: Iterable[DeadLetter], wish: DeadLetterRequest
+) -> list[int]:
     """Ask the apply process; hands back the commands' numbers, one for each sink."""
     by_sink: dict[str, list[DeadLetter]] = {}
     for letter in letters:
@@ -79,7 +81,7 @@ def say(catalog: Catalog, pipeline: str, letters: Iterable[DeadLetter], wish: De
     return posted
 
 
-def answers(catalog: Catalog, commands: Iterable[int], patience: float = ANSWER_WITHIN) -> dict[str, str]:
+def await_outcomes(catalog: Catalog, commands: Iterable[int], patience: float = ANSWER_WITHIN) -> dict[str, str]:
     """What became of letters, by name, as far as that is known after so many seconds."""
     deadline, never, told = time.monotonic() + patience, Event(), dict[str, str]()
     for number in commands:

@@ -27,7 +27,7 @@ def check_catalog_writable(url: str) -> None:
     file = _file(url)
     try:
         if file is not None:
-            atomic_file.probe(file.parent)  # its journal lies there
+            atomic_file.probe_writable(file.parent)  # its journal lies there
     except OSError as exc:
         why = (exc.strerror or "refused").lower()
         raise CatalogUnavailable(f"catalog {url!r}: its directory cannot be written: {why}") from exc

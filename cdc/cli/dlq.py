@@ -59,12 +59,12 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """Show one: why and since when it is parked, and its row as the log has it."""
     from cdc.catalog import Catalog
-    from cdc.catalog.dead_letter_requests import letters_of, to_json
+    from cdc.catalog.dead_letter_requests import find_dead_letters, to_json
     from cdc.config import load_definition
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        (found,) = letters_of(catalog, definition.name, [letter])
+        (found,) = find_dead_letters(catalog, definition.name, [letter])
     row, names = _find_parked_row(definition, found)
     parked: dict[str, Any] = {"attempts": None, "complete": None, "row": None, "changes": None}
     if row is not None:
@@ -122,15 +122,15 @@ def _send_request(
     from getpass import getuser
 
     from cdc.catalog import Catalog
-    from cdc.catalog.dead_letter_requests import DeadLetterRequest, answers, letters_of, say
+    from cdc.catalog.dead_letter_requests import DeadLetterRequest, await_outcomes, find_dead_letters, request_action
     from cdc.config import load_definition
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url) as catalog:
         known = catalog.dead_letters.ls(definition.name)
-        letters = known if names is None else letters_of(catalog, definition.name, names)
-        posted = say(catalog, definition.name, letters, DeadLetterRequest(verb, getuser(), reason))
-        outcomes = answers(catalog, posted)
+        letters = known if names is None else find_dead_letters(catalog, definition.name, names)
+        posted = request_action(catalog, definition.name, letters, DeadLetterRequest(verb, getuser(), reason))
+        outcomes = await_outcomes(catalog, posted)
     waiting = [letter.id for letter in letters if letter.id not in outcomes]
     command = f"dlq {verb.value}"
     refused = [letter for letter in letters if outcomes.get(letter.id) == "parked"]

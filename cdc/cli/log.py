@@ -16,7 +16,7 @@ from cdc.cli import log_drop, log_export, log_verify, retention
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.cli.retention import open_log
 from cdc.errors import ConfigError, LogTrimmed, MalformedPosition
-from cdc.terminal_output import echo, emit, json_text, shown
+from cdc.terminal_output import echo, emit, escaped_for_terminal, json_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,9 +58,9 @@ def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CO
     if position is not None:
         _inspect_transaction(log, definition, position, json=json)
         return
-    from cdc.log.inspect import counts
+    from cdc.log.inspect import count_rows
 
-    found = counts(log)
+    found = count_rows(log)
     tables = {topic: operations for topic, operations in found.items() if topic}
     result = {
         "log_id": log.log_id,
@@ -81,7 +81,7 @@ def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CO
         if name != "tables":
             echo(f"{name + ':':15}{value}")
     for topic, operations in tables.items():
-        echo(f"  {shown(topic)}:", "  ".join(f"{op} {count:,}" for op, count in operations.items()))
+        echo(f"  {escaped_for_terminal(topic)}:", "  ".join(f"{op} {count:,}" for op, count in operations.items()))
 
 
 def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -139,9 +139,9 @@ class _LogMessages:
 
     def newest(self, count: int, operations: frozenset[str]) -> pa.Table:
         """At least the last `count` rows, sorted."""
-        from cdc.log.inspect import newest
+        from cdc.log.inspect import newest_rows
 
-        return newest(self._log, self._wanted, count, operations)
+        return newest_rows(self._log, self._wanted, count, operations)
 
     def since(self, after: Position, earliest: datetime | None) -> pa.Table:
         """The rows after a position that were committed at `earliest` or later, sorted."""
@@ -156,10 +156,10 @@ class _LogMessages:
 
     def parts(self, after: Position, upto: Position) -> Iterator[pa.Table]:
         """The rows in (after, upto], sorted, a few files at a time; raises LogTrimmed if not all are left."""
-        from cdc.log.inspect import between
+        from cdc.log.inspect import rows_between
 
         _check_not_trimmed(self._log, after)
-        return between(self._log, self._wanted, after, upto)
+        return rows_between(self._log, self._wanted, after, upto)
 
     def schemas_before(self, rows: pa.Table) -> dict[int, Any]:
         """The schemas in force where the rows begin."""
@@ -194,9 +194,9 @@ class _Printer:
 
     def show(self, found: Iterator[tuple[Row, Message]], count: int) -> None:
         """Print the last `count` messages of the wanted operations, all for -1."""
-        from cdc.log.message_formats import filtered
+        from cdc.log.message_formats import filter_messages
 
-        wanted = deque(filtered(found, self.operations), maxlen=None if count < 0 else count)
+        wanted = deque(filter_messages(found, self.operations), maxlen=None if count < 0 else count)
         if self._envelope:
             emit("tail", json=True, summary=f"{len(wanted):,} changes", result={"changes": list(wanted)})
             return
@@ -214,7 +214,7 @@ def _line(message: Message) -> str:
     # the key is shown where the image does not repeat it
     names = ("old_key", *(() if message.get("after") else ("key",)), "before", "after", "unchanged", "older_than")
     parts += [f"{name}={encoder.dumps(message[name], ensure_ascii=False)}" for name in names if name in message]
-    return shown(" ".join(parts))
+    return escaped_for_terminal(" ".join(parts))
 
 
 def _inspect_transaction(log: LogReader, definition: Definition, position: str, *, json: bool) -> None:
@@ -254,16 +254,16 @@ def _check_table_exists(log: LogReader, glob: str) -> None:
 
 
 def _topic_filter(glob: str) -> Callable[[str], bool]:
-    from cdc.table import named
+    from cdc.table import matches_name
 
-    return lambda topic: named(topic, (glob,))
+    return lambda topic: matches_name(topic, (glob,))
 
 
 def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime | None] | None:
     """(position, exclusive; earliest commit time) of --since."""
     if text is None:
         return None
-    from cdc.log.inspect import before_time
+    from cdc.log.inspect import position_before_time
     from cdc.position import Position
 
     try:
@@ -286,7 +286,7 @@ def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime |
             f"{earliest.isoformat()}",
             remedy=f"write --since {earliest.isoformat()} or later",
         )
-    return before_time(log, since), since
+    return position_before_time(log, since), since
 
 
 def _oldest_commit_time(log: LogReader) -> datetime:

@@ -56,14 +56,14 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     JSON comes in the order of the commits and holds one transaction in memory; Parquet as the rows lie in the log.
     """
-    from cdc.log.export import span, write_lines, write_parquet
+    from cdc.log.export import export_range, write_lines, write_parquet
     from cdc.log.message_formats import MessageFormat
-    from cdc.table import named
+    from cdc.table import matches_name
 
     definition, log = open_log(config)
     globs = tuple(tables or ())
-    wanted = (lambda topic: named(topic, globs)) if globs else None
-    asked = span(log, _position(first), _position(last), wanted)
+    wanted = (lambda topic: matches_name(topic, globs)) if globs else None
+    asked = export_range(log, _position(first), _position(last), wanted)
     if shape is ExportFormat.PARQUET:
         done = write_parquet(log, asked, out)
     else:

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
     )
     for command in (status, up, down, sql, log):
         group.command()(command)
-    app.add_typer(group, name="migrate")
+    app.add_typer(group, name="migrate_log")
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
@@ -81,9 +81,9 @@ def log(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None
     In place; positions and changes stay as they are. Killed, it is run again.
     """
     from cdc.config import load_definition
-    from cdc.log.migrate import migrate
+    from cdc.log.migrate import migrate_log
 
-    done = migrate(load_definition(config).log.root)
+    done = migrate_log(load_definition(config).log.root)
     what = "is already of" if done.before == done.after else f"went from format {done.before} to"
     result = {"before": done.before, "after": done.after}
     emit("migrate log", json=json, summary=f"the log {what} format {done.after}", result=result)

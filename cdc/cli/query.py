@@ -11,7 +11,7 @@ import typer
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ConfigError
-from cdc.terminal_output import echo, emit, shown
+from cdc.terminal_output import echo, emit, escaped_for_terminal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,7 +89,9 @@ def _cut_to_json(cut: Published) -> dict[str, Any]:
 def _cut_text(cut: Published) -> str:
     named = _cut_to_json(cut)
     when = f", committed {named['committed_at']}" if named["committed_at"] else ""
-    apart = "".join(f"; {shown(topic)} is not part of it: {state}" for topic, state in sorted(named["apart"].items()))
+    apart = "".join(
+        f"; {escaped_for_terminal(topic)} is not part of it: {state}" for topic, state in sorted(named["apart"].items())
+    )
     return f"{named['position']}{when}{apart}"
 
 
@@ -135,9 +137,11 @@ def _print(names: list[str], rows: list[list[Any]]) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(names):
         numeric = bool(rows) and all(isinstance(row[index], int | float | None) for row in rows)
-        table.add_column(Text(shown(name)), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(Text(escaped_for_terminal(name)), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text("null", style="dim") if value is None else Text(shown(str(value))) for value in row))
+        table.add_row(
+            *(Text("null", style="dim") if value is None else Text(escaped_for_terminal(str(value))) for value in row)
+        )
     console = Console()
     width = Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).maximum
     if not console.is_terminal:
@@ -150,8 +154,9 @@ def _print(names: list[str], rows: list[list[Any]]) -> None:
 
 def _print_upright(names: list[str], rows: list[list[Any]]) -> None:
     """A column in each line, for rows that are wider than the terminal."""
-    widest = max(len(shown(name)) for name in names)
+    widest = max(len(escaped_for_terminal(name)) for name in names)
     for number, row in enumerate(rows, 1):
         echo(f"── row {number}")
         for name, value in zip(names, row, strict=True):
-            echo(f"  {shown(name):<{widest}}  {'null' if value is None else shown(str(value))}")
+            text = "null" if value is None else escaped_for_terminal(str(value))
+            echo(f"  {escaped_for_terminal(name):<{widest}}  {text}")

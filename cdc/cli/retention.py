@@ -204,10 +204,10 @@ def _segment_table(found: LogStatus, segments: Sequence[SegmentLine]) -> list[st
 
 
 def _file_table(root: Root, log: LogReader) -> list[str]:
-    from cdc.log.compacted_state import state
+    from cdc.log.compacted_state import read_compacted_state
     from cdc.service import number_format
 
-    compacted = state(root, log.log_id)
+    compacted = read_compacted_state(root, log.log_id)
     both = [("run", file) for file in (compacted.files if compacted else ())]
     both += [("segment", file) for file in _by_position(log.every_file())]
     rows = [

@@ -222,7 +222,7 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
 
 
 def _print_tables(found: PipelineStatus, file: Path) -> None:
-    from cdc.remedy import literal
+    from cdc.remedy import complete_remedy
     from cdc.service.status import FAILED_STATES
     from cdc.snapshot.backfill_progress import progress_text
 
@@ -233,7 +233,7 @@ def _print_tables(found: PipelineStatus, file: Path) -> None:
             echo(f"      {words}")
         # parked keys, another hand in the target; why a table stands still is told among the problems
         if table.reason and table.state not in FAILED_STATES:
-            echo(f"      {literal(table.reason, file=str(file))}")
+            echo(f"      {complete_remedy(table.reason, file=str(file))}")
 
 
 def _seconds(lag: float | None) -> str:

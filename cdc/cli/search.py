@@ -10,7 +10,7 @@ import typer
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ConfigError, UnknownName
-from cdc.terminal_output import echo, emit, shown
+from cdc.terminal_output import echo, emit, escaped_for_terminal
 
 if TYPE_CHECKING:
     from cdc.config import Definition
@@ -64,15 +64,15 @@ def _find_index(definition: Definition, table: str) -> tuple[SearchIndex, str]:
 
 
 def _topic(topics: Iterable[str], table: str) -> str | None:
-    from cdc.table import parted
+    from cdc.table import split_topic
 
-    fitting = [topic for topic in topics if table in {topic, parted(topic)[1]}]
+    fitting = [topic for topic in topics if table in {topic, split_topic(topic)[1]}]
     return table if table in fitting else fitting[0] if len(fitting) == 1 else None
 
 
 def _print(row: FoundRow) -> None:
     cells = (f"{name}={_shorten(value)}" for name, value in row.source.items() if value is not None)
-    echo(f"{row.score:6.2f}  {shown('  '.join(cells))}")
+    echo(f"{row.score:6.2f}  {escaped_for_terminal('  '.join(cells))}")
 
 
 def _shorten(value: str) -> str:

@@ -52,7 +52,7 @@ def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> d
     the log.
     """
     from cdc.cluster.job import chosen_sinks
-    from cdc.point_in_time import parse_moment
+    from cdc.point_in_time import parse_point_in_time
 
     if verb not in VERBS:
         raise ConfigError(
@@ -66,7 +66,7 @@ def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> d
         chosen_sinks(definition, [options["sink"]])
         for option, text, every in (("--from", options["start"], "beginning"), ("--to", options["end"], "latest")):
             if text != every:
-                parse_moment(text, option)
+                parse_point_in_time(text, option)
     return options
 
 

@@ -269,7 +269,7 @@ def _print_answer(outcome: dict[str, Any] | None, refused: dict[str, str], troub
 
 
 def _print(table: TableLine, file: str) -> None:
-    from cdc.remedy import literal
+    from cdc.remedy import complete_remedy
     from cdc.snapshot.backfill_progress import progress_text
 
     number = "–" if table.relation is None else str(table.relation)
@@ -279,4 +279,4 @@ def _print(table: TableLine, file: str) -> None:
         echo(f"      {words}")
     for where, reason in (("", table.reason), *((f"{sink.sink}: ", sink.reason) for sink in table.sinks)):
         if reason:
-            line(LineMark.ADVICE, f"{where}{literal(reason, file=file)}")
+            line(LineMark.ADVICE, f"{where}{complete_remedy(reason, file=file)}")

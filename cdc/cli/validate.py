@@ -49,12 +49,12 @@ def _issues(file: Path) -> list[ConfigIssue]:
 
 
 def _print(flaws: list[ConfigIssue], summary: str, *, fix: str | None) -> None:
-    from cdc.remedy import literal
+    from cdc.remedy import complete_remedy
 
     for flaw in flaws:
         line(LineMark.BAD if flaw.fatal else LineMark.ADVICE, f"{flaw.code} {flaw}")
     file = flaws[0].path if fix and len({flaw.path for flaw in flaws}) == 1 else None
-    line(LineMark.BAD if fix else LineMark.GOOD, summary, fix=None if fix is None else literal(fix, file=file))
+    line(LineMark.BAD if fix else LineMark.GOOD, summary, fix=None if fix is None else complete_remedy(fix, file=file))
 
 
 def _files(path: Path) -> list[Path]:

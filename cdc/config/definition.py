@@ -42,7 +42,7 @@ from cdc.config.storage import Storage, log_root
 from cdc.config.units import Bytes, Seconds
 from cdc.errors import ServiceUnprotected
 from cdc.log.object_path import Root
-from cdc.table import parted, topic
+from cdc.table import split_topic, topic
 
 
 class Undecodable(StrEnum):
@@ -187,7 +187,7 @@ class SourceLoad(Model):
 
 
 def _table_name(text: str) -> str:
-    schema, name = parted(text)
+    schema, name = split_topic(text)
     if not schema:
         raise invalid("expected schema.table, for example public.debezium_signal")
     return topic(schema, name)

@@ -14,7 +14,7 @@ from cdc.config.model import Model
 from cdc.config.names import Location, Switch, invalid
 from cdc.config.secret import HIDDEN, Secret
 from cdc.errors import InvalidDefinition
-from cdc.log.object_path import Root, located
+from cdc.log.object_path import Root, as_root
 
 _S3: Final = {
     "endpoint": "aws_endpoint",
@@ -101,7 +101,7 @@ class Storage(Model):
 
 def log_root(path: str, storage: Storage) -> Root:
     """Where a log lies, with all that is needed to read and write there."""
-    return located(path, storage.options(path.partition("://")[0]))
+    return as_root(path, storage.options(path.partition("://")[0]))
 
 
 def storage_keys(scheme: str) -> frozenset[str]:

@@ -24,7 +24,7 @@ from cdc import atomic_file
 from cdc.config.definition import Definition
 from cdc.config.load import check_definition, load_definition
 from cdc.errors import ConfigError
-from cdc.table import exactly, matches
+from cdc.table import exact_glob, matches
 
 _GLOB: Final = re.compile(r"[^\x00-\x1f\x7f]+\.[^\x00-\x1f\x7f]+\Z")
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z0-9_]+(?:\.?\*)?\Z")
@@ -145,7 +145,7 @@ def _add(text: _Text, table: str) -> _Step:
 def _remove(text: _Text, table: str) -> _Step:
     definition = text.definition
     rules = definition.tables
-    own = [n for n, rule in enumerate(rules) if rule.match in {table, exactly(table)} and not rule.exclude]
+    own = [n for n, rule in enumerate(rules) if rule.match in {table, exact_glob(table)} and not rule.exclude]
     if own:
         if len(rules) == len(own):
             raise ConfigError(
@@ -181,7 +181,7 @@ class _Text:
         """(key of the list, place in it) of exclusions that name this very table."""
         lists: list[tuple[tuple[str | int, ...], Sequence[str]]] = [(("exclude",), self.definition.exclude)]
         lists += [(("tables", n, "exclude"), rule.exclude) for n, rule in enumerate(self.definition.tables)]
-        names = {table, exactly(table)}
+        names = {table, exact_glob(table)}
         return [(key, n) for key, globs in lists for n, glob in enumerate(globs) if glob in names]
 
     def without(self, key: tuple[str | int, ...], number: int) -> str:

@@ -7,7 +7,13 @@ from decimal import Decimal
 from typing import Any, Final
 
 from cdc.catalog import Catalog, DeadLetter
-from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome, DeadLetterRequest, answers, say
+from cdc.catalog.dead_letter_requests import (
+    DeadLetterAction,
+    DeadLetterOutcome,
+    DeadLetterRequest,
+    await_outcomes,
+    request_action,
+)
 from cdc.demo import shell_commands
 from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import PIPELINE
@@ -86,8 +92,8 @@ class DeadLetterStep:
         return StepResult(text, self._hint("dlq ls"), equal, 1, facts)
 
     def _request_retry(self, letter: DeadLetter) -> str:
-        posted = say(self.catalog, PIPELINE, [letter], DeadLetterRequest(DeadLetterAction.RETRY, "cdc demo"))
-        return str(answers(self.catalog, posted).get(letter.id, "not answered"))
+        posted = request_action(self.catalog, PIPELINE, [letter], DeadLetterRequest(DeadLetterAction.RETRY, "cdc demo"))
+        return str(await_outcomes(self.catalog, posted).get(letter.id, "not answered"))
 
     def _wait_for_lake(self) -> None:
         """Wait until the lake has every commit up to now, except the quarantined row."""

@@ -21,9 +21,9 @@ from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import removed_files
 from cdc.log.fenced_table import FencedTable, sync_commit
-from cdc.log.layout import CHANGES, COMPACTED, LogFile, LogIdentity, floor_id, format_of, listed, segment_of
-from cdc.log.object_path import BucketPath, Root, located
-from cdc.log.storage import is_table, open_table, said_last
+from cdc.log.layout import CHANGES, COMPACTED, LogFile, LogIdentity, floor_id, format_of, log_file_of_action, segment_of
+from cdc.log.object_path import BucketPath, Root, as_root
+from cdc.log.storage import is_table, last_commit_info, open_table
 from cdc.position import Position
 
 
@@ -54,7 +54,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactedState:
     """The table at one version, as readers plan with it."""
 
     horizon: Position
@@ -71,30 +71,32 @@ class Compacted:
         return [file for run in self.runs for file in run.files]
 
 
-def state(root: str | Root, log_id: str | None = None, version: int | None = None) -> Compacted | None:
+def read_compacted_state(
+    root: str | Root, log_id: str | None = None, version: int | None = None
+) -> CompactedState | None:
     """The compacted table of the log under root as it is now, or was at a version; None if it was never compacted.
 
     log_id: of `changes`, looked up there if not given. Raises LogCorrupt if the table is another log's, or if the
     version is not known any more.
     """
-    path = located(root) / COMPACTED
+    path = as_root(root) / COMPACTED
     if not is_table(path):
         return None
-    return _state(path, open_table(path, version), log_id or str(open_table(located(root) / CHANGES).metadata().id))
+    return _state(path, open_table(path, version), log_id or str(open_table(as_root(root) / CHANGES).metadata().id))
 
 
 def last_commit(root: str | Root) -> dict[str, Any]:
     """What the latest commit of the compacted table says of itself, its `timestamp` in ms UTC; it is there."""
-    path = located(root) / COMPACTED
-    return said_last(path, open_table(path))
+    path = as_root(root) / COMPACTED
+    return last_commit_info(path, open_table(path))
 
 
 def secured_horizon(root: str | Root, log_id: str) -> Position:
     """The horizon of the log under root, once a loss of power cannot take it back; 0 if nothing is compacted."""
-    found = state(root, log_id)
+    found = read_compacted_state(root, log_id)
     if found is None:
         return Position(0)
-    sync_commit(located(root) / COMPACTED, found.version)  # its files were on the disk before
+    sync_commit(as_root(root) / COMPACTED, found.version)  # its files were on the disk before
     return found.horizon
 
 
@@ -103,7 +105,7 @@ class CompactedWriter:
 
     def __init__(self, root: str | Root, log_id: str) -> None:
         """Raises LogCorrupt if the table is another log's, LogUnwritable if it cannot be made durable."""
-        self._root = located(root)
+        self._root = as_root(root)
         self._fenced = FencedTable(self._root / COMPACTED, log_id)
         self._state = self._look()
         self._cleared = False
@@ -111,7 +113,7 @@ class CompactedWriter:
     @classmethod
     def open(cls, root: str | Root, identity: LogIdentity, log_id: str) -> Self:
         """The writer for the log under root, whose `changes` has that identity and id; the table is made if needed."""
-        path = located(root) / COMPACTED
+        path = as_root(root) / COMPACTED
         FencedTable.create(path, identity)
         writer = cls(root, log_id)
         if writer._fenced.identity != identity:
@@ -143,7 +145,7 @@ class CompactedWriter:
         taken = {segment_of(place.name) for place in path.glob("segment=*")}
         if not self._cleared:
             self._cleared = True
-            kept = {run.number for run in self.runs} | removed_files.segments(self._root, COMPACTED)
+            kept = {run.number for run in self.runs} | removed_files.segments_with_removed_files(self._root, COMPACTED)
             if left := taken - kept:
                 # who began them may live and be about to commit them: from here on that is refused
                 self.commit([], horizon=self.horizon, floor=self.floor)
@@ -188,7 +190,7 @@ class CompactedWriter:
         added = [self._added(file, horizon) for file in written]
         self._sync(written)
         removed = {self._relative(file): file.size for run in gone for file in run.files}
-        removed_files.note(self._root, COMPACTED, removed, self._state.version + 1)
+        removed_files.record_removal(self._root, COMPACTED, removed, self._state.version + 1)
         self._fenced.commit(
             [*added, *(FencedTable.removed(name, size) for name, size in removed.items())],
             int(horizon),
@@ -219,7 +221,7 @@ class CompactedWriter:
 
     def _take_out(self, files: Mapping[str, int], horizon: Position, floor: Position) -> None:
         self._fenced.check_ours()
-        removed_files.note(self._root, COMPACTED, files, self._state.version + 1)
+        removed_files.record_removal(self._root, COMPACTED, files, self._state.version + 1)
         hit("drop_noted")
         self._fenced.commit(
             [FencedTable.removed(name, size) for name, size in files.items()],
@@ -230,7 +232,7 @@ class CompactedWriter:
         hit("drop_committed")
         self._state = self._look()
 
-    def _look(self) -> Compacted:
+    def _look(self) -> CompactedState:
         return _state(self._fenced.path, self._fenced.table, self._fenced.log_id)
 
     def _relative(self, file: LogFile) -> str:
@@ -259,14 +261,14 @@ def _remove_all(folder: Root) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _state(path: Root, table: DeltaTable, log_id: str) -> Compacted:
+def _state(path: Root, table: DeltaTable, log_id: str) -> CompactedState:
     format_of(table.metadata().description)  # a newer one is refused
     rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     horizon, floor = table.transaction_version(log_id), table.transaction_version(floor_id(log_id))
     if rows and horizon is None:
         raise LogCorrupt(f"table {str(path)!r} was compacted from another log", remedy="remove the directory")
     numbers = sorted({int(row["partition.segment"]) for row in rows})
-    return Compacted(
+    return CompactedState(
         horizon=Position(horizon or 0),
         floor=Position(floor or 0),
         runs=tuple(_run(path, n, [row for row in rows if int(row["partition.segment"]) == n]) for n in numbers),
@@ -275,7 +277,7 @@ def _state(path: Root, table: DeltaTable, log_id: str) -> Compacted:
 
 
 def _run(path: Root, number: int, rows: Sequence[Mapping[str, Any]]) -> Run:
-    files = tuple(sorted((listed(path, row) for row in rows), key=lambda file: file.path))
+    files = tuple(sorted((log_file_of_action(path, row) for row in rows), key=lambda file: file.path))
     least = [row["min.relation"] for row in rows if row["min.relation"] is not None]
     greatest = [row["max.relation"] for row in rows if row["max.relation"] is not None]
     return Run(

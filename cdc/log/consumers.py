@@ -14,7 +14,7 @@ from typing import Any, Final
 from cdc import atomic_file
 from cdc.errors import LogCorrupt
 from cdc.log.boot_clock import BootTimestamp
-from cdc.log.object_path import Root, located
+from cdc.log.object_path import Root, as_root
 from cdc.position import Position
 
 FOLDER: Final = "_consumers"
@@ -62,7 +62,7 @@ class Consumer:
 
 def register(root: str | Root, consumer: Consumer) -> None:
     """Say who reads the log under root and how far; durable when it returns, the last word counts."""
-    root = located(root)
+    root = as_root(root)
     folder = root / FOLDER
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,16 +71,16 @@ def register(root: str | Root, consumer: Consumer) -> None:
     atomic_file.replace(folder / f"{consumer.uuid}.json", json.dumps(said).encode())
 
 
-def ls(root: str | Root) -> list[Consumer]:
+def list_consumers(root: str | Root) -> list[Consumer]:
     """Every registered consumer, by name; raises LogCorrupt if a file cannot be read."""
-    return _by_name(_read(file) for file in (located(root) / FOLDER).glob("[!.]*.json"))
+    return _by_name(_read(file) for file in (as_root(root) / FOLDER).glob("[!.]*.json"))
 
 
-def survey(root: str | Root) -> tuple[list[Consumer], list[str]]:
+def list_readable_consumers(root: str | Root) -> tuple[list[Consumer], list[str]]:
     """Every registered consumer, by name, and the UUIDs of those whose file cannot be read: for who only looks."""
     found: list[Consumer | None] = []
     broken: list[str] = []
-    for file in (located(root) / FOLDER).glob("[!.]*.json"):
+    for file in (as_root(root) / FOLDER).glob("[!.]*.json"):
         try:
             found.append(_read(file))
         except LogCorrupt:
@@ -90,7 +90,7 @@ def survey(root: str | Root) -> tuple[list[Consumer], list[str]]:
 
 def forget(root: str | Root, uuid: str) -> bool:
     """Take a consumer's word back, so that it holds no segment any more; False if there was none."""
-    file = located(root) / FOLDER / f"{uuid}.json"
+    file = as_root(root) / FOLDER / f"{uuid}.json"
     if not _PLAIN.match(uuid) or not file.exists():
         return False
     file.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError, LogTrimmed
-from cdc.log.inspect import between
+from cdc.log.inspect import rows_between
 from cdc.log.layout import GROUP, PARQUET
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
@@ -40,7 +40,7 @@ class ExportRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """What was written."""
 
     rows: int
@@ -50,7 +50,7 @@ class Exported:
     """Bytes."""
 
 
-def span(
+def export_range(
     log: LogReader, first: Position | None, last: Position | None, wanted: Callable[[str], bool] | None
 ) -> ExportRange:
     """From a position (included; default: the oldest that is left) to one (included; default: the log's end).
@@ -69,20 +69,20 @@ def span(
 
 def sorted_rows(log: LogReader, asked: ExportRange) -> Iterator[pa.Table]:
     """The rows in order of position and ordinal, a few files at a time."""
-    return between(log, asked.wanted or (lambda _topic: True), asked.after, asked.upto)
+    return rows_between(log, asked.wanted or (lambda _topic: True), asked.after, asked.upto)
 
 
-def write_lines(messages: Iterable[object], out: Path) -> Exported:
+def write_lines(messages: Iterable[object], out: Path) -> ExportResult:
     """Each message as a line of JSON in a new file; raises ConfigError if there is something by that name."""
     rows = 0
     with _draft(out) as draft, draft.open("w", encoding="utf-8") as sink:
         for message in messages:
             sink.write(json.dumps(message, ensure_ascii=False) + "\n")
             rows += 1
-    return Exported(rows, 1, out.stat().st_size)
+    return ExportResult(rows, 1, out.stat().st_size)
 
 
-def write_parquet(log: LogReader, asked: ExportRange, out: Path, file_rows: int = FILE_ROWS) -> Exported:
+def write_parquet(log: LogReader, asked: ExportRange, out: Path, file_rows: int = FILE_ROWS) -> ExportResult:
     """The rows (LOG_SCHEMA) as files `00000.parquet` … of about file_rows rows in a new directory.
 
     As they lie in the log: file by file, each sorted by relation. Raises ConfigError if something has that name.
@@ -98,7 +98,7 @@ def write_parquet(log: LogReader, asked: ExportRange, out: Path, file_rows: int 
                     sink.write_table(part, row_group_size=GROUP)
                     rows += part.num_rows
             files += 1
-    return Exported(rows, files, sum(file.stat().st_size for file in out.iterdir()))
+    return ExportResult(rows, files, sum(file.stat().st_size for file in out.iterdir()))
 
 
 def _gathered(parts: Iterator[pa.Table], limit: int) -> Iterator[Iterator[pa.Table]]:

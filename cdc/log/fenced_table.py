@@ -31,8 +31,8 @@ from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown, LogUnwritable
 from cdc.log import torn_commit
 from cdc.log.checkpoint import checkpoint
 from cdc.log.layout import FORMAT, PROPERTIES, TABLE_SCHEMA, LogIdentity, commit_file, format_of, segment_of
-from cdc.log.object_path import BucketPath, Root, options_of, told
-from cdc.log.storage import footer, is_table, open_table, said_last
+from cdc.log.object_path import BucketPath, Root, options_of, storage_errors
+from cdc.log.storage import footer, is_table, last_commit_info, open_table
 from cdc.private_files import make_private_directory
 
 CHECKPOINT_EVERY: Final = 20
@@ -75,7 +75,7 @@ class FencedTable:
 
         Raises LogUnwritable where no directory can be.
         """
-        torn_commit.mend(path)
+        torn_commit.repair_torn_commit(path)
         if is_table(path):
             return
         try:
@@ -87,7 +87,7 @@ class FencedTable:
         except OSError as exc:
             why = (exc.strerror or "refused").lower()
             raise LogUnwritable(f"the log's directory {str(path)!r} cannot be made: {why}") from exc
-        with told(path):
+        with storage_errors(path):
             DeltaTable.create(
                 str(path),
                 _DELTA_SCHEMA,
@@ -116,7 +116,7 @@ class FencedTable:
 
     def said_last(self) -> dict[str, Any]:
         """What the latest commit says of itself."""
-        return said_last(self.path, self._table)
+        return last_commit_info(self.path, self._table)
 
     def files(self) -> pa.Table:
         """The data files as delta-rs lists them, statistics in columns of their own."""
@@ -154,7 +154,7 @@ class FencedTable:
             app_transactions=[Transaction(name, int(version)) for name, version in transactions.items()],
         )
         self._attempted = said[TOKEN]
-        with told(self.path):
+        with storage_errors(self.path):
             self._create(actions, properties, said[TOKEN])
             self._token = said[TOKEN]
             self._ours = self._table.version() + 1

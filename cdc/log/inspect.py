@@ -22,7 +22,7 @@ Wanted = Callable[[str], bool]
 _ORDER = [("position", "ascending"), ("ordinal", "ascending")]
 
 
-def newest(log: LogReader, wanted: Wanted, count: int, operations: frozenset[str] = frozenset()) -> pa.Table:
+def newest_rows(log: LogReader, wanted: Wanted, count: int, operations: frozenset[str] = frozenset()) -> pa.Table:
     """At least the last `count` rows of the wanted topics (all if there are fewer), sorted, read from the end.
 
     Nothing of what was trimmed: there are states of keys there, and no changes. Rows of other operations come along
@@ -40,13 +40,13 @@ def newest(log: LogReader, wanted: Wanted, count: int, operations: frozenset[str
     return pa.concat_tables(found) if found else pa.table({})
 
 
-def between(log: LogReader, wanted: Wanted, after: Position, upto: Position) -> Iterator[pa.Table]:
+def rows_between(log: LogReader, wanted: Wanted, after: Position, upto: Position) -> Iterator[pa.Table]:
     """The rows in (after, upto], sorted, a few files at a time; no transaction is cut in two."""
     for group in _groups(log.files(after, upto)):
         yield _sorted(group, after, upto, wanted)
 
 
-def before_time(log: LogReader, moment: datetime) -> Position:
+def position_before_time(log: LogReader, moment: datetime) -> Position:
     """A position at or before the first transaction committed at that time or later; the durable one if none was.
 
     Never one below the oldest from which single changes can be read.
@@ -59,7 +59,7 @@ def before_time(log: LogReader, moment: datetime) -> Position:
 
 def transaction(log: LogReader, position: Position) -> pa.Table:
     """The rows of the transaction at a position, in order; empty if there is none."""
-    tables = list(between(log, lambda _topic: True, Position(max(0, position - 1)), position))
+    tables = list(rows_between(log, lambda _topic: True, Position(max(0, position - 1)), position))
     return pa.concat_tables(tables) if tables else pa.table({})
 
 
@@ -78,7 +78,7 @@ def outline(log: LogReader, position: Position, most: int) -> tuple[pa.Table, in
     return pa.concat_tables(tables).sort_by("ordinal").slice(0, most), count
 
 
-def counts(log: LogReader) -> dict[str, dict[str, int]]:
+def count_rows(log: LogReader) -> dict[str, dict[str, int]]:
     """By topic and operation → the number of rows in the whole log; reads two columns of every file."""
     durable = log.durable or Position(0)
     found: dict[str, Counter[str]] = {}
@@ -89,7 +89,7 @@ def counts(log: LogReader) -> dict[str, dict[str, int]]:
     return {topic: dict(sorted(found[topic].items())) for topic in sorted(found)}
 
 
-def segments(files: Sequence[LogFile]) -> list[dict[str, Any]]:
+def summarize_segments(files: Sequence[LogFile]) -> list[dict[str, Any]]:
     """What a listing shows per segment: files, rows, bytes, first and last position as text."""
     shown = []
     for number in sorted({file.segment for file in files}):

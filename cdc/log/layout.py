@@ -195,7 +195,7 @@ class LogFile:
     """How the object store that it lies in is reached; some are secret."""
 
 
-def listed(path: FilePath, action: Mapping[str, Any]) -> LogFile:
+def log_file_of_action(path: FilePath, action: Mapping[str, Any]) -> LogFile:
     """A file of the table at path, as delta-rs lists it with its statistics in columns of their own."""
     latest = action.get("max.committed_at")
     return LogFile(
@@ -213,7 +213,7 @@ def listed(path: FilePath, action: Mapping[str, Any]) -> LogFile:
     )
 
 
-def statistics(rows: pa.Table) -> str:
+def delta_statistics(rows: pa.Table) -> str:
     """The Delta statistics of a file that holds rows, as JSON."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from cdc.change import ROW_OPERATIONS, Operation
 from cdc.position import Position
-from cdc.table import Column, TableSchema, parted
+from cdc.table import Column, TableSchema, split_topic
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"
 """What Debezium writes for an unchanged TOAST value; only the debezium format has it."""
@@ -67,7 +67,7 @@ class SchemaInForce:
         """Column name → JSON value; a column dropped since is called by its id."""
         columns = {c.id: c for c in self._columns(row)}
         return {
-            columns[number].name if number in columns else f"column_{number}": typed(text, columns.get(number))
+            columns[number].name if number in columns else f"column_{number}": json_value(text, columns.get(number))
             for number, text in image
         }
 
@@ -80,7 +80,7 @@ class SchemaInForce:
         values = list(parts)
         if len(columns) != len(values):
             return {str(place): value for place, value in enumerate(values)}
-        return {c.name: typed(value, c) for c, value in zip(columns, values, strict=True)}
+        return {c.name: json_value(value, c) for c, value in zip(columns, values, strict=True)}
 
     def names(self, row: Row) -> list[str]:
         """The columns that the source sends, in order."""
@@ -91,7 +91,7 @@ class SchemaInForce:
         return schema.columns if schema else ()
 
 
-def typed(text: str | None, column: Column | None) -> Any:
+def json_value(text: str | None, column: Column | None) -> Any:
     """A value as JSON has it: integers and booleans as such, everything else as text."""
     if text is None or column is None:
         return text
@@ -120,7 +120,7 @@ def messages(
             yield row, message
 
 
-def filtered(found: Iterable[tuple[Row, Message]], operations: frozenset[str]) -> Iterator[Message]:
+def filter_messages(found: Iterable[tuple[Row, Message]], operations: frozenset[str]) -> Iterator[Message]:
     """The messages of rows with a wanted operation; empty means all."""
     return (message for row, message in found if not operations or row["op"] in operations)
 
@@ -237,7 +237,7 @@ class _Debezium:
         return {**dict.fromkeys(tables.names(row), absent), **values}
 
     def _source(self, row: Row, micros: int, lsn: int) -> Message:
-        schema, table = parted(row["topic"] or "")
+        schema, table = split_topic(row["topic"] or "")
         return {
             "version": self._place.version,
             "connector": "postgresql",

@@ -19,7 +19,7 @@ from cdc.failpoint import hit
 from cdc.log.fenced_table import sync_commit
 from cdc.log.layout import CHANGES, COMPACTED, FORMAT, LogIdentity, format_of
 from cdc.log.object_path import Root
-from cdc.log.storage import is_table, open_table, said_last
+from cdc.log.storage import is_table, last_commit_info, open_table
 
 Step = Callable[[Root], None]
 """What is done to a table at that path before it may call itself of the next format."""
@@ -27,7 +27,7 @@ _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_exp
 
 
 @dataclass(frozen=True, slots=True)
-class Migrated:
+class MigrationResult:
     """What became of a log."""
 
     before: int
@@ -35,7 +35,7 @@ class Migrated:
     after: int
 
 
-def migrate(root: Root) -> Migrated:
+def migrate_log(root: Root) -> MigrationResult:
     """Bring the log under root to the format of this version, while no reader and no compaction runs.
 
     One that runs all the same is fenced by its next commit. Raises LogFormatUnknown for a log of a newer format,
@@ -49,7 +49,7 @@ def migrate(root: Root) -> Migrated:
         if is_table(root / name):
             found.append(_raised(root / name, log_id))
             hit(f"migrate_{name}")
-    return Migrated(min(found), FORMAT)
+    return MigrationResult(min(found), FORMAT)
 
 
 def describe(table: Root, log_id: str, description: str) -> None:
@@ -59,7 +59,7 @@ def describe(table: Root, log_id: str, description: str) -> None:
     """
     delta = open_table(table)
     position = delta.transaction_version(log_id)
-    told = {name: str(value) for name, value in said_last(table, delta).items() if name.startswith("cdc.")}
+    told = {name: str(value) for name, value in last_commit_info(table, delta).items() if name.startswith("cdc.")}
     try:
         delta.alter.set_table_description(
             description,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Options = tuple[tuple[str, str], ...]
 """How a store is reached, in the words of delta-rs (those of the Rust crate object_store); some are secret."""
 
-PATIENCE: Final[dict[str, str]] = {
+REQUEST_LIMITS: Final[dict[str, str]] = {
     "max_retries": "3",
     "retry_timeout": "20s",
     "timeout": "30s",
@@ -45,7 +45,7 @@ _REFUSED: Final = re.compile(
 )
 _ANSWERED: Final = re.compile(r"\b4(?!08|09|12|29)\d\d [A-Z]")
 _ASKED: Final = re.compile(r"Error performing|Generic (?:S3|GCS|MicrosoftAzure) error|error sending request")
-AHEAD: Final = 1 << 20
+READ_AHEAD_BYTES: Final = 1 << 20
 """Bytes that are fetched at least where only a part of a file is read: columns lie side by side."""
 _MARK: Final = ".begun"
 """The file that makes a folder somebody's."""
@@ -203,7 +203,7 @@ class BucketPath:
 
         size: of the file, where it is known.
         """
-        return io.BufferedReader(_Ranges(self, self.stat().st_size if size is None else size), AHEAD)
+        return io.BufferedReader(_Ranges(self, self.stat().st_size if size is None else size), READ_AHEAD_BYTES)
 
     def read_range(self, start: int, length: int) -> Any:
         """A part of the content, as a buffer."""
@@ -214,7 +214,7 @@ class BucketPath:
 
     @contextmanager
     def _asking(self) -> Iterator[ObjectStore]:
-        with told(self):
+        with storage_errors(self):
             yield _store(self.bucket, self.options)
 
 
@@ -250,7 +250,7 @@ Root = Path | BucketPath
 """Where a log lies."""
 
 
-def located(place: str | Root, options: Options = ()) -> Root:
+def as_root(place: str | Root, options: Options = ()) -> Root:
     """A directory, by its path or a `file://` URL, or a place in an object store by its URL."""
     if not isinstance(place, str):
         return place
@@ -260,7 +260,7 @@ def located(place: str | Root, options: Options = ()) -> Root:
     return Path(place.removeprefix("file://"))
 
 
-def keeps_what_is_there(folder: BucketPath) -> bool:
+def has_conditional_create(folder: BucketPath) -> bool:
     """Try each right that a log needs, with a small file in the folder: whether of two who make one the second fails.
 
     Raises LogUnreachable and LogInaccessible.
@@ -278,11 +278,11 @@ def keeps_what_is_there(folder: BucketPath) -> bool:
 
 def options_of(place: Root) -> dict[str, str] | None:
     """For delta-rs; None for a directory."""
-    return {**PATIENCE, **dict(place.options)} if isinstance(place, BucketPath) else None
+    return {**REQUEST_LIMITS, **dict(place.options)} if isinstance(place, BucketPath) else None
 
 
 @contextmanager
-def told(place: Root) -> Iterator[None]:
+def storage_errors(place: Root) -> Iterator[None]:
     """What an object store answers inside the block, as errors of the log; a directory's errors are let through."""
     try:
         yield
@@ -319,7 +319,7 @@ def _stat(size: int, changed: datetime) -> Stat:
 def _store(bucket: str, options: Options) -> ObjectStore:
     from obstore.store import from_url
 
-    said = {**PATIENCE, **dict(options)}
+    said = {**REQUEST_LIMITS, **dict(options)}
     retries: dict[str, Any] = {
         "max_retries": int(said.pop("max_retries")),
         "retry_timeout": timedelta(seconds=int(said.pop("retry_timeout").removesuffix("s"))),

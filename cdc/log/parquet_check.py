@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt
 from cdc.log.layout import LogFile
-from cdc.log.object_path import BucketPath, Root, located
-from cdc.log.storage import by_threads, parquet_file
+from cdc.log.object_path import BucketPath, Root, as_root
+from cdc.log.storage import can_read_in_threads, parquet_file
 from cdc.position import Position
 
 _BROKEN: Final = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
@@ -56,7 +56,7 @@ def read(
     names = list(columns or LOG_SCHEMA.names)
     schema = pa.schema([LOG_SCHEMA.field(name) for name in names])
     try:
-        source = opened(place, size)
+        source = open_for_random_access(place, size)
         parquet = parquet_file(source)
         fits = parquet.schema_arrow.names == LOG_SCHEMA.names
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def read(
         return FileCheck(
             (UnreadablePart(message=f"its columns are not the log's: {', '.join(parquet.schema_arrow.names)}"),)
         )
-    unread, threads = list[UnreadablePart](), by_threads(source)
+    unread, threads = list[UnreadablePart](), can_read_in_threads(source)
     for number in range(parquet.num_row_groups):
         try:
             rows = parquet.read_row_group(number, columns=names, use_threads=threads).select(names).cast(schema)
@@ -81,21 +81,21 @@ def read(
     return FileCheck(tuple(unread), _has_checksums(source, parquet.metadata))
 
 
-def opened(place: Root, size: int | None = None) -> Any:
+def open_for_random_access(place: Root, size: int | None = None) -> Any:
     """The file for random access; raises FileNotFoundError, of one whose size is given maybe when it is read."""
     return place.reader(size) if isinstance(place, BucketPath) else pa.OSFile(str(place))
 
 
-def unreadable(file: LogFile) -> LogCorrupt:
+def unreadable_file_error(file: LogFile) -> LogCorrupt:
     """The error of who meets a damaged file: where it lies, what it held, and what to do next."""
-    held = f"positions {file.first!s} to {file.last!s}{in_tables(_topics(file))}"
+    held = f"positions {file.first!s} to {file.last!s}{tables_suffix(_topics(file))}"
     return LogCorrupt(f"log file {file.path!r} cannot be read: {held}")
 
 
 def _topics(file: LogFile) -> list[str]:
     """The tables in a file by that column of it, if it can be read; else the relations by what the commit says."""
     try:
-        topics = parquet_file(opened(located(file.path, file.options)))
+        topics = parquet_file(open_for_random_access(as_root(file.path, file.options)))
         return sorted(topics.read(columns=["topic"], use_threads=False)["topic"].unique().drop_null().to_pylist())
     except _BROKEN:
         return [] if file.relations is None else [f"relation {number}" for number in sorted(set(file.relations))]
@@ -148,7 +148,7 @@ def _reason(exc: BaseException) -> str:
     return (str(exc) or type(exc).__name__).splitlines()[0][:160]
 
 
-def in_tables(tables: Collection[str]) -> str:
+def tables_suffix(tables: Collection[str]) -> str:
     """The text `; tables a, b and 3 more`, empty for no tables."""
     if not tables:
         return ""

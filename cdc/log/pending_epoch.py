@@ -12,14 +12,14 @@ from typing import Final
 
 from cdc import atomic_file
 from cdc.errors import LogCorrupt
-from cdc.log.object_path import Root, located
+from cdc.log.object_path import Root, as_root
 
 NAME: Final = "_epoch.json"
 """Under the log's root."""
 
 
 @dataclass(frozen=True, slots=True)
-class EpochIntent:
+class PendingEpoch:
     """What was asked for."""
 
     epoch: int
@@ -28,22 +28,22 @@ class EpochIntent:
     """In words for an operator."""
 
 
-def declared(root: str | Root) -> EpochIntent | None:
+def read_pending_epoch(root: str | Root) -> PendingEpoch | None:
     """The intent beside the log under root; None if there is none. Raises LogCorrupt if it cannot be read."""
     try:
-        fields = json.loads((located(root) / NAME).read_text(encoding="utf-8"))
-        return EpochIntent(int(fields["epoch"]), str(fields["reason"]))
+        fields = json.loads((as_root(root) / NAME).read_text(encoding="utf-8"))
+        return PendingEpoch(int(fields["epoch"]), str(fields["reason"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise LogCorrupt(f"{NAME!r} beside the log cannot be read") from exc
 
 
-def declare(root: str | Root, intent: EpochIntent) -> None:
+def write_pending_epoch(root: str | Root, intent: PendingEpoch) -> None:
     """Put the intent beside the log; durable when it returns."""
-    atomic_file.replace(located(root) / NAME, json.dumps(asdict(intent)).encode())
+    atomic_file.replace(as_root(root) / NAME, json.dumps(asdict(intent)).encode())
 
 
-def fulfil(root: str | Root) -> None:
+def remove_pending_epoch(root: str | Root) -> None:
     """Take it away; nothing happens if there is none."""
-    (located(root) / NAME).unlink(missing_ok=True)
+    (as_root(root) / NAME).unlink(missing_ok=True)

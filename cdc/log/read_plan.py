@@ -98,13 +98,17 @@ def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Positi
     else:
         _check_start(view, after)
         end = view.durable if max_rows is None else view.horizon
-    return lost_ranges.beyond(lost_ranges.told(view.changes), after, end)
+    return lost_ranges.end_after_lost_ranges(lost_ranges.lost_ranges_in(view.changes), after, end)
 
 
-def leads(view: LogSnapshot, after: Position, upto: Position) -> bool:
+def can_read_range(view: LogSnapshot, after: Position, upto: Position) -> bool:
     """Whether a batch that starts after `after` may end at `upto`: there the log tells all that lies in between."""
     is_told = after >= view.oldest or upto >= view.horizon
-    return after < upto and is_told and lost_ranges.beyond(lost_ranges.told(view.changes), after, upto) == upto
+    return (
+        after < upto
+        and is_told
+        and lost_ranges.end_after_lost_ranges(lost_ranges.lost_ranges_in(view.changes), after, upto) == upto
+    )
 
 
 def schema_files(view: LogSnapshot, upto: Position) -> list[LogFile]:
@@ -124,12 +128,12 @@ def _beyond_horizon(view: LogSnapshot, upto: Position) -> list[LogFile]:
 
 
 def _check_whole(view: LogSnapshot, after: Position, upto: Position) -> None:
-    for gap in lost_ranges.told(view.changes):
+    for gap in lost_ranges.lost_ranges_in(view.changes):
         if gap.cuts(after, upto):
             raise LogTrimmed(
                 f"rows at {gap.first!s} to {gap.last!s} are lost with a damaged file, of which the log tells at "
-                f"{gap.told!s}: it cannot be read from {after!s} up to {upto!s}",
-                remedy=f"end at {gap.told!s} or later; build a sink that stands before it anew with 'cdc replay SINK'",
+                f"{gap.recorded_at!s}: it cannot be read from {after!s} up to {upto!s}",
+                remedy=f"end at {gap.recorded_at!s} or later; rebuild a sink that is before it with 'cdc replay SINK'",
             )
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt, LogError
 from cdc.log import read_plan
-from cdc.log.compacted_state import Compacted, state
+from cdc.log.compacted_state import CompactedState, read_compacted_state
 from cdc.log.layout import (
     CHANGES,
     COMPACTED,
@@ -28,13 +28,13 @@ from cdc.log.layout import (
     LogIdentity,
     commit_file,
     format_of,
-    listed,
+    log_file_of_action,
     trimmed_id,
 )
-from cdc.log.object_path import BucketPath, Root, located, told
-from cdc.log.parquet_check import unreadable
+from cdc.log.object_path import BucketPath, Root, as_root, storage_errors
+from cdc.log.parquet_check import unreadable_file_error
 from cdc.log.ranges import EVERY_ROW, TableSelection
-from cdc.log.storage import by_threads, is_table, open_table, opened_file, parquet_file, said_last
+from cdc.log.storage import can_read_in_threads, is_table, last_commit_info, open_data_file, open_table, parquet_file
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, matches
 
@@ -68,7 +68,7 @@ class LogReader:
     """A view of one log as of the last refresh; cheap to refresh, safe beside the writer."""
 
     def __init__(self, root: str | Root) -> None:
-        self._root = located(root) / CHANGES
+        self._root = as_root(root) / CHANGES
         if not is_table(self._root):
             raise LogError(f"no change log at {str(root)!r}", remedy="check log.path, and that the reader has run once")
         self._table = open_table(self._root)
@@ -83,7 +83,7 @@ class LogReader:
         """By path, those that were listed last: of hundreds few are new, and none ever changes."""
         self._durable: Position | None = None
         self._oldest = Position(0)
-        self._compacted: Compacted | None = None
+        self._compacted: CompactedState | None = None
         self._settle()
 
     @property
@@ -107,14 +107,14 @@ class LogReader:
         return self._oldest
 
     @property
-    def compacted(self) -> Compacted | None:
+    def compacted(self) -> CompactedState | None:
         """What the view reads instead of trimmed changes; None while nothing was trimmed."""
         return self._compacted
 
     @property
     def last_commit(self) -> CommitInfo | None:
         """What the latest commit says of itself; None before the first snapshot."""
-        return CommitInfo.from_metadata(said_last(self._root, self._table))
+        return CommitInfo.from_metadata(last_commit_info(self._root, self._table))
 
     def refresh(self) -> None:
         """Move the view to what is committed now (PROBE_EVERY ago in an object store); nearly free when nothing is."""
@@ -146,7 +146,7 @@ class LogReader:
             paths = actions["path"].to_pylist()
             fresh = [place for place, path in enumerate(paths) if path not in self._known]
             rows = actions.take(pa.array(fresh, pa.int64())).to_pylist()
-            known = self._known | {row["path"]: listed(self._root, row) for row in rows}
+            known = self._known | {row["path"]: log_file_of_action(self._root, row) for row in rows}
             self._known = {path: known[path] for path in paths}
             self._files = list(self._known.values())
         return self._files
@@ -188,7 +188,7 @@ class LogReader:
 
     def leads(self, after: Position, upto: Position) -> bool:
         """Whether a batch that starts after `after` may end at `upto`; see latest_boundary for one that always may."""
-        return read_plan.leads(self._view(), after, upto)
+        return read_plan.can_read_range(self._view(), after, upto)
 
     def as_of(self, version: int, upto: Position) -> Self | None:
         """This view with that version of `compacted`, to plan ranges that end at upto; not to be refreshed.
@@ -196,12 +196,12 @@ class LogReader:
         None where it does not lead there any more: its files, or changes behind its horizon, are gone.
         """
         try:
-            held = state(self._root.parent, self.log_id, version)
+            held = read_compacted_state(self._root.parent, self.log_id, version)
         except LogCorrupt:  # cleaned away
             return None
         if held is None or self._oldest > held.horizon < upto:
             return None
-        if not all(located(file.path, file.options).exists() for file in held.files):
+        if not all(as_root(file.path, file.options).exists() for file in held.files):
             return None
         view = copy(self)
         view._compacted, view._oldest = held, min(self._oldest, held.horizon)  # noqa: SLF001 - its own copy
@@ -263,7 +263,7 @@ class LogReader:
             if not self._oldest:
                 return
             if self._compacted is None or self._is_compacted_again() or time.monotonic() >= self._compacted_due:
-                self._compacted = state(self._root.parent, self.log_id)
+                self._compacted = read_compacted_state(self._root.parent, self.log_id)
                 self._compacted_due = time.monotonic() + LOOK_AGAIN
             if self._compacted is not None and self._oldest <= self._compacted.horizon <= (self._durable or 0):
                 return
@@ -273,7 +273,7 @@ class LogReader:
         raise LogCorrupt(f"changes up to {self._oldest!s} were trimmed, and {COMPACTED!r} beside them does not fit")
 
     def _update(self) -> None:
-        with told(self._root):
+        with storage_errors(self._root):
             self._table.update_incremental()
 
     def _is_compacted_again(self) -> bool:
@@ -315,27 +315,27 @@ def stream_file(
     asked = {"position": not within, "relation": only.relations is not None, "topic": bool(only.globs)}
     needed = [*columns, *(name for name, is_asked in asked.items() if is_asked and name not in columns)]
     try:
-        with told(located(file.path, file.options)):
-            source = opened_file(file.path, file.options, file.size)
+        with storage_errors(as_root(file.path, file.options)):
+            source = open_data_file(file.path, file.options, file.size)
             parquet = parquet_file(source)
             for groups in _groups(parquet.metadata, (after, upto), only):
-                rows = parquet.read_row_groups(groups, columns=needed, use_threads=by_threads(source))
+                rows = parquet.read_row_groups(groups, columns=needed, use_threads=can_read_in_threads(source))
                 if not within:
                     place = rows["position"]
                     rows = rows.filter(pc.and_(pc.greater(place, int(after)), pc.less_equal(place, int(upto))))
-                yield chosen(rows, only).select(columns).cast(schema)
+                yield select_rows(rows, only).select(columns).cast(schema)
     except (OSError, pa.ArrowException) as exc:
-        raise unreadable(file) from exc
+        raise unreadable_file_error(file) from exc
 
 
-def extents(file: LogFile) -> list[RowSpan]:
+def row_spans(file: LogFile) -> list[RowSpan]:
     """The file's row groups; those of messages alone are left out."""
     try:
-        with told(located(file.path, file.options)):
+        with storage_errors(as_root(file.path, file.options)):
             # without its size: what is far from the footer is not fetched
-            about = parquet_file(opened_file(file.path, file.options)).metadata
+            about = parquet_file(open_data_file(file.path, file.options)).metadata
     except (OSError, pa.ArrowException) as exc:
-        raise unreadable(file) from exc
+        raise unreadable_file_error(file) from exc
     groups = [about.row_group(number) for number in range(about.num_row_groups)]
     found = [(_bounds(group).get("relation", file.relations), group.total_byte_size) for group in groups]
     return [RowSpan(*relations, size) for relations, size in found if relations is not None]
@@ -370,7 +370,7 @@ def _bounds(group: pq.RowGroupMetaData) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def chosen(rows: pa.Table, only: TableSelection) -> pa.Table:
+def select_rows(rows: pa.Table, only: TableSelection) -> pa.Table:
     """The rows that are wanted; `relation` and `topic` are looked at where they are asked for."""
     if only.relations is not None:
         least, greatest = only.relations

@@ -18,7 +18,7 @@ from cdc import atomic_file
 from cdc.errors import LogCorrupt
 from cdc.log.boot_clock import BootTimestamp
 from cdc.log.layout import CHANGES, COMPACTED, segment_of
-from cdc.log.object_path import Root, located
+from cdc.log.object_path import Root, as_root
 
 FOLDER: Final = "_leaving"
 """Under the log's root."""
@@ -81,7 +81,7 @@ class RemovedFiles:
         return 0 if self.seen_at is None else now.since(BootTimestamp(self.seen_at, self.boot, self.up_us))
 
 
-def note(root: Root, table: str, files: Mapping[str, int], version: int) -> None:
+def record_removal(root: Root, table: str, files: Mapping[str, int], version: int) -> None:
     """Write down that the next commit of a table, which makes that version, takes files (path: bytes) out of it."""
     if not files:
         return
@@ -92,12 +92,12 @@ def note(root: Root, table: str, files: Mapping[str, int], version: int) -> None
     RemovedFiles(table, version, tuple(files), size=sum(files.values())).write(folder / f"{uuid.uuid4().hex}.json")
 
 
-def notes(root: str | Root) -> dict[Root, RemovedFiles]:
+def list_removals(root: str | Root) -> dict[Root, RemovedFiles]:
     """Every note beside the log under root, by its file."""
-    files: list[Root] = sorted((located(root) / FOLDER).glob("[!.]*.json"), key=str)
+    files: list[Root] = sorted((as_root(root) / FOLDER).glob("[!.]*.json"), key=str)
     return {file: found for file in files if (found := RemovedFiles.read(file)) is not None}
 
 
-def segments(root: Root, table: str) -> set[int]:
+def segments_with_removed_files(root: Root, table: str) -> set[int]:
     """The partitions of a table that hold such files."""
-    return {segment_of(path) for found in notes(root).values() if found.table == table for path in found.paths}
+    return {segment_of(path) for found in list_removals(root).values() if found.table == table for path in found.paths}

@@ -74,7 +74,7 @@ def deletable(
     return [
         note
         for note in notes
-        if in_force(note, held)
+        if is_committed(note, held)
         and note.age_us(now) >= int(grace * SECOND)
         and not (
             note.table == COMPACTED
@@ -84,7 +84,7 @@ def deletable(
     ]
 
 
-def in_force(note: RemovedFiles, held: Mapping[str, Collection[str]]) -> bool:
+def is_committed(note: RemovedFiles, held: Mapping[str, Collection[str]]) -> bool:
     """Whether none of a note's files is in its table any more: the commit that it announced was made."""
     return not set(note.paths) & set(held.get(note.table, ()))
 

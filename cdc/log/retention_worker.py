@@ -22,11 +22,11 @@ from cdc.log import consumers
 from cdc.log.boot_clock import SECOND
 from cdc.log.compacted_state import secured_horizon
 from cdc.log.layout import COMPACTED
-from cdc.log.object_path import BucketPath, Root, located
+from cdc.log.object_path import BucketPath, Root, as_root
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention, trimmable
 from cdc.log.small_file_rewrite import Rewrites, SmallFileRewriter
-from cdc.log.vacuum import sweep
+from cdc.log.vacuum import vacuum
 from cdc.position import Position
 from cdc.table import TableState
 
@@ -38,7 +38,7 @@ ASKED_FAR_EVERY: Final = 5.0
 """The same in an object store, where each is a request that is paid for."""
 SETTLE_EVERY: Final = 5.0
 """Seconds between two looks for small files; many come in as short a time, and a look at few costs a millisecond."""
-ASKED: Final = "_trim"
+REQUEST_FILE: Final = "_trim"
 """Under the log's root: there while somebody waits for a look."""
 
 log = structlog.get_logger("trimmer")
@@ -60,32 +60,32 @@ class TrimPlanner(Rewrites, Protocol):
         """As LogWriter.trim."""
 
 
-def ask(root: str | Root) -> None:
+def request_trim(root: str | Root) -> None:
     """Let the reader of the log under root look at once; the file is gone once it has."""
-    (located(root) / ASKED).touch()
+    (as_root(root) / REQUEST_FILE).touch()
 
 
-def due(root: str | Root, retention: Retention) -> TrimPlan | None:
+def plan_trim(root: str | Root, retention: Retention) -> TrimPlan | None:
     """What may go of the log under root as it is now, None if nothing."""
-    root = located(root)
+    root = as_root(root)
     if not (root / COMPACTED).is_dir():
         return None
     view = LogReader(root)
     segments, upto = trimmable(
         view.segments(),
         horizon=secured_horizon(root, view.log_id),
-        consumers=consumers.ls(root),
+        consumers=consumers.list_consumers(root),
         max_age=retention.max_age,
         now_us=int(time.time() * SECOND),
     )
     # a copy that is on its way asks the log what has changed since it began
-    if segments and (began := copies_began(view)) is not None and began < upto:
+    if segments and (began := oldest_copy_start(view)) is not None and began < upto:
         kept = [one for one in view.segments() if one.segment in segments and one.last <= began]
         segments, upto = [one.segment for one in kept], max((one.last for one in kept), default=Position(0))
     return TrimPlan(tuple(segments), upto) if segments else None
 
 
-def copies_began(view: LogReader) -> Position | None:
+def oldest_copy_start(view: LogReader) -> Position | None:
     """Where the first of the copies began that have not ended; None if there is none."""
     open_since: dict[int, Position] = {}
     for place, schema in view.schema_history():
@@ -101,7 +101,7 @@ class RetentionWorker:
 
     def __init__(self, root: str | Root, retention: Retention | None, wake: Callable[[], None]) -> None:
         """wake: lets the committing thread pass by soon; PipeClosed from it means that there is none any more."""
-        self._root, self._retention, self._wake = located(root), retention, wake
+        self._root, self._retention, self._wake = as_root(root), retention, wake
         self._offered: TrimPlan | None = None
         self._spared: tuple[int, ...] = ()
         self._end = Event()
@@ -144,7 +144,7 @@ class RetentionWorker:
                 if not self._going_on(self._look, "the log is not trimmed"):
                     return
                 if self._asked() == asked:  # who asked meanwhile may have compacted meanwhile
-                    (self._root / ASKED).unlink(missing_ok=True)
+                    (self._root / REQUEST_FILE).unlink(missing_ok=True)
             if time.monotonic() >= settle_at:
                 settle_at = time.monotonic() + SETTLE_EVERY
                 if not self._going_on(self._settle, "small files stay"):
@@ -162,7 +162,7 @@ class RetentionWorker:
 
     def _asked(self) -> tuple[int, bytes] | None:
         """Which question somebody has put last; None if nobody waits."""
-        asked = self._root / ASKED
+        asked = self._root / REQUEST_FILE
         try:
             # an object store counts time in seconds, but no two of its questions are of one content
             return asked.stat().st_mtime_ns, asked.read_bytes()
@@ -172,10 +172,10 @@ class RetentionWorker:
     def _look(self) -> None:
         if self._retention is None:
             return
-        swept = sweep(self._root, self._retention)
+        swept = vacuum(self._root, self._retention)
         if swept.files:
             log.info("swept", files=swept.files, bytes=swept.size)
-        found = due(self._root, self._retention)
+        found = plan_trim(self._root, self._retention)
         self._spared = () if found is None else found.segments
         self._offered = found
         if found is not None:

@@ -21,7 +21,7 @@ from cdc.back_off import BackOff
 from cdc.errors import LogCorrupt, LogError, LogFenced, LogUnreachable, LogUnwritable
 from cdc.failpoint import hit
 from cdc.log.layout import CHANGES, CommitInfo, LogIdentity
-from cdc.log.object_path import Root, located
+from cdc.log.object_path import Root, as_root
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import EncodedFile, LogWriter, StagedFile, encoded
 from cdc.position import Position
@@ -41,7 +41,7 @@ class RetryingWriter:
 
     def __init__(self, root: str | Root, limits: SegmentLimits, stop: Event, blocked: Callable[[bool], None]) -> None:
         """`blocked` is told True when storage begins to fail and False when it takes again; stop ends the waiting."""
-        self._root, self._limits, self._stop, self._blocked = located(root), limits, stop, blocked
+        self._root, self._limits, self._stop, self._blocked = as_root(root), limits, stop, blocked
         self._writer = LogWriter(root, limits)
 
     @property
@@ -111,7 +111,7 @@ class RetryingWriter:
             try:
                 done = action()
             except (OSError, DeltaError, pa.ArrowException, LogError) as exc:
-                if not is_storage(exc):
+                if not is_storage_failure(exc):
                     self._give_up(exc)
                 if not failures:
                     self._blocked(True)
@@ -127,7 +127,7 @@ class RetryingWriter:
                 return done
 
     def _give_up(self, exc: Exception) -> NoReturn:
-        if (gone := lost(self._root)) is not None:
+        if (gone := missing_log_error(self._root)) is not None:
             raise gone from exc
         raise exc
 
@@ -139,7 +139,7 @@ class RetryingWriter:
         try:
             writer = LogWriter(self._root, self._limits)
         except (OSError, DeltaError, LogError) as exc:
-            if not is_storage(exc):
+            if not is_storage_failure(exc):
                 self._give_up(exc)
             return False
         if writer.last_token not in self._writer.tokens:
@@ -148,26 +148,26 @@ class RetryingWriter:
         return True
 
 
-def is_storage(error: BaseException) -> bool:
+def is_storage_failure(error: BaseException) -> bool:
     """Whether the storage refused for a reason that may go by itself; delta-rs and Arrow tell it in words only."""
     if isinstance(error, LogUnreachable) or (isinstance(error, OSError) and error.errno in FULL):
         return True
     if isinstance(error, LogError):
-        return error.__cause__ is not None and is_storage(error.__cause__)
+        return error.__cause__ is not None and is_storage_failure(error.__cause__)
     text = str(error)
     return any(f"os error {code}" in text or os.strerror(code) in text for code in FULL)
 
 
-def failure_of(root: Root, error: OSError) -> Exception:
+def classify_storage_error(root: Root, error: OSError) -> Exception:
     """The error of ours for one that a file of the log gave; the same one if it has nothing to do with the log."""
-    if (found := lost(root)) is not None:
+    if (found := missing_log_error(root)) is not None:
         return found
-    if is_storage(error) and str(error.filename or root).startswith(str(root)):
+    if is_storage_failure(error) and str(error.filename or root).startswith(str(root)):
         return LogUnwritable(f"the log's storage takes no more: {_reason(error)}")
     return error
 
 
-def lost(root: Root) -> LogCorrupt | None:
+def missing_log_error(root: Root) -> LogCorrupt | None:
     """The error that stops a reader whose log was there and is not any more; None while there is one.
 
     Nothing makes another log in its place: the changes between it and the slot would be in neither.

@@ -13,7 +13,7 @@ from typing import Final
 
 from cdc import atomic_file
 from cdc.errors import LogCorrupt
-from cdc.log.object_path import Root, located
+from cdc.log.object_path import Root, as_root
 from cdc.lsn import Lsn
 
 NAME: Final = "_slot.json"
@@ -41,7 +41,7 @@ class SlotRecord:
 def read_slot_record(root: str | Root) -> SlotRecord | None:
     """The record of the log under root; None if there is none. Raises LogCorrupt if it cannot be read."""
     try:
-        fields = json.loads((located(root) / NAME).read_text(encoding="utf-8"))
+        fields = json.loads((as_root(root) / NAME).read_text(encoding="utf-8"))
         confirmed, restart = fields.pop("confirmed_flush"), fields.pop("restart_lsn")
         return SlotRecord(
             confirmed_flush=Lsn.parse(confirmed), restart_lsn=None if restart is None else Lsn.parse(restart), **fields
@@ -59,4 +59,4 @@ def write_slot_record(root: str | Root, record: SlotRecord) -> None:
     """Replace the record; durable when it returns."""
     restart = None if record.restart_lsn is None else str(record.restart_lsn)
     fields = {**asdict(record), "confirmed_flush": str(record.confirmed_flush), "restart_lsn": restart}
-    atomic_file.replace(located(root) / NAME, json.dumps(fields).encode())
+    atomic_file.replace(as_root(root) / NAME, json.dumps(fields).encode())

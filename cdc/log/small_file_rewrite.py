@@ -20,8 +20,8 @@ import structlog
 
 from cdc.errors import LogCorrupt
 from cdc.log import lost_ranges
-from cdc.log.layout import CHANGES, GROUP, ORDER, SMALL_GROUP, LogFile, statistics
-from cdc.log.object_path import Root, located
+from cdc.log.layout import CHANGES, GROUP, ORDER, SMALL_GROUP, LogFile, delta_statistics
+from cdc.log.object_path import Root, as_root
 from cdc.log.reader import LogReader, read_file
 from cdc.log.storage import write_parquet
 from cdc.log.writer import StagedFile
@@ -72,7 +72,7 @@ class Rewrites(Protocol):
         """As LogWriter.rewrite."""
 
 
-def due(files: Sequence[LogFile], spared: Collection[int] = (), many: int = MANY) -> RewriteJob | None:
+def plan_rewrite(files: Sequence[LogFile], spared: Collection[int] = (), many: int = MANY) -> RewriteJob | None:
     """What is worth it of `changes`, the oldest segment first; pure. spared: segments that are left as they are."""
     newest = max((file.segment for file in files), default=0)
     segments: dict[int, list[LogFile]] = {}
@@ -109,7 +109,7 @@ def _is_small(file: LogFile) -> bool:
     return file.size < (ALONE if alone else SMALL)
 
 
-def rewritten(root: Root, job: RewriteJob, stopped: Callable[[], bool], memory: int = MEMORY) -> Rewrite | None:
+def rewrite_files(root: Root, job: RewriteJob, stopped: Callable[[], bool], memory: int = MEMORY) -> Rewrite | None:
     """Write the new files, of which the log knows nothing yet, synced to disk; None once it is to stop.
 
     memory: bytes of rows from which on they become a file. Raises LogCorrupt if an old file cannot be read or is not as
@@ -168,7 +168,7 @@ def _written(root: Root, job: RewriteJob, rows: pa.Table) -> StagedFile:
     relative = f"segment={job.segment}/{job.prefix}{uuid.uuid4().hex}.parquet"
     path = root / CHANGES / relative
     size = write_parquet(rows, path, order, SMALL_GROUP if many else GROUP)
-    return StagedFile(path, relative, job.segment, rows.num_rows, size, statistics(rows))
+    return StagedFile(path, relative, job.segment, rows.num_rows, size, delta_statistics(rows))
 
 
 def _name(file: LogFile) -> str:
@@ -180,7 +180,7 @@ class SmallFileRewriter:
 
     def __init__(self, root: str | Root, stopped: Callable[[], bool], many: int = MANY) -> None:
         """stopped: asked between two files that are read. many: new files of the open segment that are worth it."""
-        self._root, self._stopped, self._many = located(root), stopped, many
+        self._root, self._stopped, self._many = as_root(root), stopped, many
         self._view: LogReader | None = None
         self._offered: Rewrite | None = None
         self._refused: set[int] = set()
@@ -195,11 +195,11 @@ class SmallFileRewriter:
         if self._view is None:
             self._view = LogReader(self._root)
         self._view.refresh()
-        job = due(self._view.every_file(), {*spared, *self._refused}, self._many)
+        job = plan_rewrite(self._view.every_file(), {*spared, *self._refused}, self._many)
         if job is None:
             return False
         try:
-            self._offered = rewritten(self._root, job, self._stopped)
+            self._offered = rewrite_files(self._root, job, self._stopped)
         except LogCorrupt as exc:
             self._refused.add(job.segment)
             log.warning("a segment keeps its small files", segment=job.segment, code=exc.code, message=exc.message)
@@ -218,5 +218,5 @@ class SmallFileRewriter:
         finally:
             self._offered = None
         if done:
-            log.info("rewritten", files=len(rewrite.gone), into=len(rewrite.made))
+            log.info("rewrite_files", files=len(rewrite.gone), into=len(rewrite.made))
         return done

@@ -17,7 +17,7 @@ from deltalake.exceptions import DeltaError
 from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogInaccessible
 from cdc.log.layout import GROUP, PARQUET, commit_file
-from cdc.log.object_path import BucketPath, Options, Root, located, options_of, told
+from cdc.log.object_path import BucketPath, Options, Root, as_root, options_of, storage_errors
 
 _LOG: Final = "_delta_log"
 _READABLE: Final = "let this user read and write the directory log.path, and every one above it"
@@ -50,7 +50,7 @@ def open_table(path: Root, version: int | None = None) -> DeltaTable:
     Raises LogCorrupt if a commit or a checkpoint is missing or cannot be read.
     """
     try:
-        with told(path):
+        with storage_errors(path):
             return DeltaTable(str(path), version=version, storage_options=options_of(path))
     except (DeltaError, OSError) as exc:
         raise LogCorrupt(f"table {path.name!r} of the log cannot be opened: {_first_line(exc)}") from exc
@@ -60,14 +60,14 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:160]
 
 
-def said_last(path: Root, table: DeltaTable) -> dict[str, Any]:
+def last_commit_info(path: Root, table: DeltaTable) -> dict[str, Any]:
     """What the commit says of itself that made the table's version, with its `timestamp` in ms UTC."""
     if isinstance(path, BucketPath):
         # as is_table; a commit that was cleaned away is in the checkpoint
         with suppress(FileNotFoundError):
             actions = map(json.loads, commit_file(path, table.version()).read_bytes().splitlines())
             return next(action["commitInfo"] for action in actions if "commitInfo" in action)
-    with told(path):
+    with storage_errors(path):
         return table.history(1)[0]
 
 
@@ -164,16 +164,16 @@ def _write(rows: pa.Table, sink: Any, order: pa.Array | None, group: int) -> Non
 
 def footer(path: Root, size: int) -> pq.FileMetaData:
     """What a data file of that size says of itself; raises OSError or an Arrow error if it is not whole."""
-    with told(path):
+    with storage_errors(path):
         return pq.read_metadata(path.reader(size) if isinstance(path, BucketPath) else path)
 
 
-def opened_file(path: str | Root, options: Options = (), size: int | None = None) -> Any:
+def open_data_file(path: str | Root, options: Options = (), size: int | None = None) -> Any:
     """What pyarrow reads a data file from: the path, or for an object store what fetches from there.
 
     size: of the file, if it is read and not only looked at: a small one is fetched as a whole.
     """
-    place = located(path, options)
+    place = as_root(path, options)
     if not isinstance(place, BucketPath):
         return place
     return _in_arrow(place.read_bytes()) if size is not None and size <= WHOLE else place.reader(size)
@@ -186,7 +186,9 @@ def parquet_file(source: Any) -> pq.ParquetFile:
     they are read, and who gives Python memory back while the process ends takes the process with it.
     """
     about = _exactly(source) if isinstance(source, str | Path) else None
-    return pq.ParquetFile(source, metadata=about, page_checksum_verification=True, pre_buffer=by_threads(source))
+    return pq.ParquetFile(
+        source, metadata=about, page_checksum_verification=True, pre_buffer=can_read_in_threads(source)
+    )
 
 
 def _exactly(path: str | Path) -> pq.FileMetaData:
@@ -198,7 +200,7 @@ def _exactly(path: str | Path) -> pq.FileMetaData:
         return pq.read_metadata(pa.BufferReader(_MAGIC + file.readall()))
 
 
-def by_threads(source: Any) -> bool:
+def can_read_in_threads(source: Any) -> bool:
     """Whether pyarrow's threads may read an opened file: not one that asks Python for bytes, as for parquet_file."""
     return isinstance(source, str | Path | pa.NativeFile)
 

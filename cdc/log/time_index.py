@@ -19,7 +19,7 @@ _MILLISECOND = 1_000
 """What the statistics of a file cut its latest commit time to."""
 
 
-def before(files: Iterable[LogFile], durable: Position, moment: int) -> Position:
+def position_before(files: Iterable[LogFile], durable: Position, moment: int) -> Position:
     """The last position before the first transaction in files that was committed later than a moment, else durable.
 
     moment: microseconds UTC. Of each file only positions and commit times are read, and of most not even those.

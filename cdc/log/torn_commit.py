@@ -20,7 +20,7 @@ from cdc.log.object_path import BucketPath, Root
 log = structlog.get_logger("log")
 
 
-def mend(path: Root) -> None:
+def repair_torn_commit(path: Root) -> None:
     """Let the newest commit of the table at path change nothing if it is torn, or the table not be there if it made it.
 
     For whoever is about to write the table; a commit that is being made is never seen in part.

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from cdc.log import consumers, removed_files
 from cdc.log.boot_clock import SECOND, BootTimestamp
-from cdc.log.object_path import Root, located
+from cdc.log.object_path import Root, as_root
 from cdc.log.removed_files import RemovedFiles
-from cdc.log.retention import Retention, deletable, in_force
+from cdc.log.retention import Retention, deletable, is_committed
 from cdc.log.storage import is_table, open_table
 
 
@@ -25,14 +25,14 @@ class VacuumResult:
     """Bytes."""
 
 
-def sweep(root: str | Root, retention: Retention, *, dry_run: bool = False) -> VacuumResult:
+def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> VacuumResult:
     """Delete what left a table longer than the grace ago; nothing of a current version, nothing that is pinned.
 
     Any process may do it, also beside another one. What nobody has swept since it left begins its grace now.
     """
-    root, now = located(root), BootTimestamp.now()
+    root, now = as_root(root), BootTimestamp.now()
     # in this order: what a note announces may be committed while this runs, and is seen to be then
-    notes = removed_files.notes(root)
+    notes = removed_files.list_removals(root)
     held = {table: _held(root / table) for table in {note.table for note in notes.values()}}
     if not dry_run:
         notes = {file: _seen(file, note, held, now) for file, note in notes.items()}
@@ -51,7 +51,7 @@ def sweep(root: str | Root, retention: Retention, *, dry_run: bool = False) -> V
 
 def waiting(root: str | Root) -> int:
     """Bytes of files that left the log's tables, or are about to, and are still on the disk; asks for none of them."""
-    return sum(note.size for note in removed_files.notes(root).values())
+    return sum(note.size for note in removed_files.list_removals(root).values())
 
 
 def _held(path: Root) -> set[str]:
@@ -61,7 +61,7 @@ def _held(path: Root) -> set[str]:
 
 
 def _seen(file: Root, note: RemovedFiles, held: Mapping[str, set[str]], now: BootTimestamp) -> RemovedFiles:
-    if note.seen_at is not None or not in_force(note, held):
+    if note.seen_at is not None or not is_committed(note, held):
         return note
     note = note.seen(now)
     note.write(file)
@@ -70,7 +70,7 @@ def _seen(file: Root, note: RemovedFiles, held: Mapping[str, set[str]], now: Boo
 
 def _pinned(root: Root, now: BootTimestamp, max_age_us: int) -> int | None:
     """The lowest version that one of the consumers holds who have said something lately."""
-    known = consumers.ls(root)
+    known = consumers.list_consumers(root)
     return min((c.pinned for c in known if c.pinned is not None and c.silent_us(now) <= max_age_us), default=None)
 
 

@@ -18,8 +18,8 @@ from cdc.failpoint import hit
 from cdc.log import removed_files, torn_commit
 from cdc.log.compacted_state import secured_horizon
 from cdc.log.fenced_table import TOKEN, FencedTable
-from cdc.log.layout import CHANGES, COMPACTED, ORDER, CommitInfo, LogIdentity, segment_of, statistics, trimmed_id
-from cdc.log.object_path import Root, located
+from cdc.log.layout import CHANGES, COMPACTED, ORDER, CommitInfo, LogIdentity, delta_statistics, segment_of, trimmed_id
+from cdc.log.object_path import Root, as_root
 from cdc.log.segments import OpenSegment, SegmentLimits
 from cdc.log.storage import encode, write_encoded
 from cdc.position import Position
@@ -49,7 +49,7 @@ def encoded(rows: pa.Table) -> list[EncodedFile]:
 def _encoded(rows: pa.Table) -> EncodedFile:
     if pc.count_distinct(rows["relation"], mode="all").as_py() > 1:
         rows = rows.sort_by(ORDER)
-    return EncodedFile(encode(rows), rows.num_rows, statistics(rows))
+    return EncodedFile(encode(rows), rows.num_rows, delta_statistics(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class LogWriter:
 
     def __init__(self, root: str | Root, limits: SegmentLimits) -> None:
         """Raises LogUnwritable if what the log holds cannot be made durable."""
-        root = located(root)
+        root = as_root(root)
         self._log = root
         self._root = root / CHANGES
         self._limits = limits
@@ -82,8 +82,10 @@ class LogWriter:
     @classmethod
     def open(cls, root: str | Root, identity: LogIdentity, limits: SegmentLimits) -> Self:
         """The writer of the log under root, which is made if there is none."""
-        torn_commit.mend(located(root) / COMPACTED)  # else nobody could read the log before it is compacted again
-        FencedTable.create(located(root) / CHANGES, identity)
+        torn_commit.repair_torn_commit(
+            as_root(root) / COMPACTED
+        )  # else nobody could read the log before it is compacted again
+        FencedTable.create(as_root(root) / CHANGES, identity)
         return cls(root, limits)
 
     @property
@@ -156,7 +158,7 @@ class LogWriter:
         if (horizon := secured_horizon(self._log, self.log_id)) < upto:
             raise LogCorrupt(f"changes up to {upto!s} cannot be trimmed: they are compacted up to {horizon!s}")
         sizes = {row["path"]: row["size_bytes"] for row in chosen}
-        removed_files.note(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
+        removed_files.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
         hit("trim_noted")
         self._fenced.commit(
             [FencedTable.removed(row["path"], row["size_bytes"]) for row in chosen],
@@ -189,7 +191,7 @@ class LogWriter:
             for file in made
         ]
         sizes = {path: held[path]["size_bytes"] for path in gone}
-        removed_files.note(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
+        removed_files.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
         hit("rewrite_noted")
         removed = [FencedTable.removed(path, held[path]["size_bytes"], data_change=False) for path in gone]
         self._fenced.commit([*added, *removed], last.last, {**last.to_metadata(), "cdc.rewritten": str(len(gone))})

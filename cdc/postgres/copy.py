@@ -15,7 +15,7 @@ from cdc.postgres.quoting import identifier
 from cdc.postgres.replication import error_from_result
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName
-from cdc.remedy import literal as remedy_of
+from cdc.remedy import complete_remedy as remedy_of
 from cdc.table import TableSchema
 
 CHUNK: Final = 1 << 20

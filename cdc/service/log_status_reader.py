@@ -8,10 +8,10 @@ from typing import Final, TypeVar
 
 from cdc.errors import CdcError, ConfigError, LogCorrupt, LogTrimmed, UnknownName
 from cdc.log import consumers
-from cdc.log.compacted_state import Compacted, Run, last_commit, state
+from cdc.log.compacted_state import CompactedState, Run, last_commit, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.layout import CHANGES, LogFile
-from cdc.log.object_path import Root, located
+from cdc.log.object_path import Root, as_root
 from cdc.log.read_plan import is_late
 from cdc.log.reader import LogReader
 from cdc.log.segment_listing import SegmentListing, SegmentSummary
@@ -38,7 +38,7 @@ _Found = TypeVar("_Found")
 
 def open_log(root: str | Root, log: LogReader | None = None) -> LogReader:
     """Open the log under root, or refresh the reader from before; raises LogError without a log."""
-    if log is None or not is_table(located(root) / CHANGES):  # a sampler goes on without what it is of
+    if log is None or not is_table(as_root(root) / CHANGES):  # a sampler goes on without what it is of
         return LogReader(root)
     log.refresh()
     return log
@@ -73,7 +73,7 @@ def files_of_segment(log: LogReader, segment: int) -> list[FileLine]:
 
 def files_of_run(root: str | Root, log: LogReader, run: int) -> list[FileLine]:
     """Of one run of the compacted log; raises UnknownName if there is none with the number."""
-    held = state(root, log.log_id)
+    held = read_compacted_state(root, log.log_id)
     found = next((each for each in (held.runs if held else ()) if each.number == run), None)
     if found is None:
         raise UnknownName(f"the compacted log has no run {run}", remedy="'cdc log ls' shows which there are")
@@ -85,7 +85,7 @@ def find_consumer(root: str | Root, name: str) -> Consumer:
 
     One whose file cannot be read has no name any more, only its UUID, and stands at 0.
     """
-    known, broken = consumers.survey(root)
+    known, broken = consumers.list_readable_consumers(root)
     known += [Consumer(uuid, uuid, Position(0)) for uuid in broken]
     found = [consumer for consumer in known if name in (consumer.name, consumer.uuid)]
     if len(found) > 1:
@@ -113,10 +113,13 @@ class _LogStatusBuilder:
 
     def status(self) -> LogStatus:
         log, segments = self._log, self._segments
-        held = self._attempt("the compacted log", lambda: state(self._root, log.log_id))
+        held = self._attempt("the compacted log", lambda: read_compacted_state(self._root, log.log_id))
         horizon = held.horizon if held and held.horizon else None
         leaving = self._attempt("the notes of files that leave", lambda: waiting(self._root))
-        known, broken = self._attempt("the consumers", lambda: consumers.survey(self._root)) or ([], [])
+        known, broken = self._attempt("the consumers", lambda: consumers.list_readable_consumers(self._root)) or (
+            [],
+            [],
+        )
         lines = tuple(self._consumer(consumer, held) for consumer in known)
         self._problems += [self._broken(uuid) for uuid in broken]
         self._problems += [self._late(line) for line in lines if line.state == "late"]
@@ -153,7 +156,7 @@ class _LogStatusBuilder:
             self._problems.append(Problem("log", LogCorrupt.code, message, _verify_remedy(self._file)))
         return None
 
-    def _consumer(self, consumer: Consumer, held: Compacted | None) -> ConsumerLine:
+    def _consumer(self, consumer: Consumer, held: CompactedState | None) -> ConsumerLine:
         position, ago = consumer.position, seconds_since_seen(consumer, self._now)
         late = held is not None and is_late(position, self._log.oldest, held.floor)
         ahead = [extent for extent in self._segments if extent.last > position]

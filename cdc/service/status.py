@@ -27,7 +27,7 @@ from cdc.metrics import (
     Metric,
 )
 from cdc.position import Position
-from cdc.remedy import RESYNC, literal
+from cdc.remedy import RESYNC, complete_remedy
 from cdc.service.copy_status import TableStatus, table_statuses
 from cdc.service.log_status import LogState, LogStatus, wal_between
 from cdc.service.machine_load import MachineLoad
@@ -171,7 +171,7 @@ def pipeline_status(
     verified = verified_statuses(catalog.verified.ls(name))
     of_tables = (*_table_problems(tables), *mismatch_problems(verified))
     found = (*_process_problems(processes), *told, *_sink_problems(sinks), *of_tables)
-    problems = tuple(replace(problem, remedy=literal(problem.remedy, file=file)) for problem in found)
+    problems = tuple(replace(problem, remedy=complete_remedy(problem.remedy, file=file)) for problem in found)
     return PipelineStatus(
         name=name,
         state=_pipeline_state(processes, problems),
@@ -256,7 +256,7 @@ def with_source(
         slot_seconds_left=observed.seconds_left,
         slot_forecast=observed.forecast,
     )
-    found = (replace(problem, remedy=literal(problem.remedy, file=file)) for problem in observed.problems())
+    found = (replace(problem, remedy=complete_remedy(problem.remedy, file=file)) for problem in observed.problems())
     problems = (*found, *status.problems)
     return replace(status, source=source, problems=problems, state=_pipeline_state(status.processes, problems))
 
@@ -344,7 +344,7 @@ def _table_problems(tables: Iterable[TableStatus]) -> Iterable[Problem]:
             subject = f"table {t.topic} in {t.sink}" if t.sink else f"table {t.topic}"
             otherwise = SchemaNotApplicable.remedy if t.sink else RESYNC
             problem = _problem_from_reason(subject, t.reason or t.state, otherwise)
-            yield replace(problem, remedy=literal(problem.remedy, sink=t.sink or None, topic=t.topic))
+            yield replace(problem, remedy=complete_remedy(problem.remedy, sink=t.sink or None, topic=t.topic))
 
 
 def _problem_from_reason(subject: str, reason: str, otherwise: str) -> Problem:

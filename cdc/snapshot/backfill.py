@@ -32,7 +32,7 @@ from cdc.snapshot.missing_bases import keys_without_base, moved_keys_without_bas
 from cdc.snapshot.schema_rows import end_of_copy_chunk, schema_chunk, schema_from_catalog, with_state
 from cdc.snapshot.watermark_window import Chunk
 from cdc.table import ADDED, CAPTURED, TableSchema, TableState
-from cdc.thread_priority import give_way
+from cdc.thread_priority import lower_thread_priority
 
 CHECK_EVERY: Final = 0.3
 """Seconds between two questions whether to go on; what became durable is recorded at once."""
@@ -210,7 +210,7 @@ class Backfill:
         readers = [self._chunks(schema, n) for n in range(len(self._conns) if cut.parallel else 1)]
         try:
             # they wait for what the stream's threads do with their rows, and whoever changes rows waits for those too
-            with ThreadPoolExecutor(len(readers), thread_name_prefix="copy", initializer=give_way) as pool:
+            with ThreadPoolExecutor(len(readers), thread_name_prefix="copy", initializer=lower_thread_priority) as pool:
                 running = {pool.submit(reader.copy, cut, self._slots, note) for reader in readers}
                 try:
                     self._oversee(running)

@@ -11,7 +11,7 @@ from cdc.catalog import Catalog, Command, CommandState
 from cdc.errors import UnknownName
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest, BackfillState, TableBackfillState
 from cdc.snapshot.key_list import csv_line
-from cdc.table import matches, named
+from cdc.table import matches, matches_name
 
 ENDED_SHOWN: Final = 20
 """Of those that ended, so many of the newest stand in a listing that is not asked for more."""
@@ -123,7 +123,7 @@ def list_backfills(catalog: Catalog, pipeline: str, ended: int = ENDED_SHOWN) ->
 
 def covers(request: BackfillRequest, topic: str) -> bool:
     """Whether the request is about this table, however its globs are meant."""
-    return matches(topic, request.tables) or named(topic, request.tables)
+    return matches(topic, request.tables) or matches_name(topic, request.tables)
 
 
 def is_part(request: BackfillRequest) -> bool:

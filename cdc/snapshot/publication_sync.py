@@ -26,7 +26,7 @@ from cdc.postgres.preflight import SourceRequirements, preflight
 from cdc.postgres.publication import PublicationControl, drop_table, ensure_publication, read_publication
 from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.tables import TableName, match_tables, read_schema, uncapturable_tables
-from cdc.remedy import literal
+from cdc.remedy import complete_remedy
 from cdc.snapshot.chunk_sender import ChunkSender
 from cdc.snapshot.schema_rows import schema_chunk, schema_from_catalog, with_state
 from cdc.snapshot.watermark_window import WatermarkWindows
@@ -228,7 +228,7 @@ class PublicationSync:
 
 def _refusal_text(table: TableName, message: str, statement: str | None) -> str:
     """Why a table is refused, with the next step."""
-    step = statement or literal("exclude it: 'cdc tables remove TABLE'", topic=str(table))
+    step = statement or complete_remedy("exclude it: 'cdc tables remove TABLE'", topic=str(table))
     return f"{PreflightFailed.code} {message} → {step}"
 
 

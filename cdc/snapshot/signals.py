@@ -34,7 +34,7 @@ from cdc.snapshot.signal_queue import (
     SignalType,
     parse_json_object,
 )
-from cdc.table import TableSchema, TableState, exactly, parted
+from cdc.table import TableSchema, TableState, exact_glob, split_topic
 
 SIGNAL: Final = "signal"
 """The kind of command that notes a signal; it is nobody's to carry out but ours."""
@@ -124,7 +124,7 @@ class Signals:
         possible: dict[str, BackfillRequest] = {}
         for schema in _matching_tables(entries, tables):
             where = next((where for entry, where in filters if schema in _tables_of_entry(entry, tables)), None)
-            request = BackfillRequest((exactly(schema.topic),), where=where)
+            request = BackfillRequest((exact_glob(schema.topic),), where=where)
             try:
                 check_request(request, {schema.relation: schema}, {})
             except ConfigError as exc:
@@ -236,7 +236,7 @@ def _tables_of_entry(entry: str, tables: list[TableSchema]) -> list[TableSchema]
     """The table of that very name, or else those whose `schema.table` the regular expression matches, as a whole and
     whatever its case. The expressions are RE2's: anybody can send one, and none takes longer than its text is long.
     """
-    exact = [schema for schema in tables if (schema.schema, schema.name) == parted(entry)]
+    exact = [schema for schema in tables if (schema.schema, schema.name) == split_topic(entry)]
     if exact:
         return exact
     names = pa.array([f"{schema.schema}.{schema.name}" for schema in tables], pa.string())

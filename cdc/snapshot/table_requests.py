@@ -17,7 +17,7 @@ from cdc.errors import StateConflict, UnknownName
 from cdc.log.reader import LogReader
 from cdc.snapshot.backfill_progress import covers
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
-from cdc.table import TableSchema, TableState, exactly, named
+from cdc.table import TableSchema, TableState, exact_glob, matches_name
 
 CHECK_TABLES: Final = "tables.look"
 """The kind that asks to hold the tables against the definition now; its result has `added`, `removed`, `refused`."""
@@ -45,7 +45,7 @@ def request_skip(definition: Definition, catalog: Catalog, tables: Sequence[str]
         chosen |= {schema.topic: schema for schema in _inexact_tables(known, glob)}
     check_not_copying(catalog, definition.name, sorted(chosen))
     topics = sorted(chosen)
-    job = catalog.commands.post(definition.name, SKIP_TABLES, {"tables": [exactly(topic) for topic in topics]})
+    job = catalog.commands.post(definition.name, SKIP_TABLES, {"tables": [exact_glob(topic) for topic in topics]})
     catalog.audit.write(actor, "tables skip", definition.name, {"id": job, "tables": topics})
     return job, topics
 
@@ -75,7 +75,7 @@ def wait_for_answer(catalog: Catalog, job: int, patience: float = ANSWER_WITHIN)
 
 
 def _inexact_tables(known: Sequence[TableSchema], glob: str) -> list[TableSchema]:
-    found = [schema for schema in known if named(schema.topic, [glob])]
+    found = [schema for schema in known if matches_name(schema.topic, [glob])]
     if not found:
         listed = ", ".join(sorted(schema.topic for schema in known)[:10]) or "none"
         raise UnknownName(f"no table of the log matches {glob!r}", remedy=f"tables there: {listed}")

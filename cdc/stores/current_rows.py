@@ -95,7 +95,9 @@ class CurrentRows:
             predicate = " AND ".join(filter(None, (self._mine, _CURRENT[self.mode], where))) or None
             return pa.RecordBatchReader.from_stream(self._table.scan(columns=list(columns), predicate=predicate))
         query = _LATEST.format(
-            key=", ".join(map(quoted, key)), columns=", ".join(map(quoted, columns)), where=where or "true"
+            key=", ".join(map(quote_identifier, key)),
+            columns=", ".join(map(quote_identifier, columns)),
+            where=where or "true",
         )
         builder = QueryBuilder().register("target", self._table)
         return pa.RecordBatchReader.from_stream(builder.execute(query))
@@ -120,11 +122,11 @@ def _unreadable(target: str, exc: BaseException) -> SinkUnavailable:
     )
 
 
-def quoted(name: str) -> str:
+def quote_identifier(name: str) -> str:
     """A name in SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def literal(text: str) -> str:
+def quote_literal(text: str) -> str:
     """Text in SQL."""
     return "'" + text.replace("'", "''") + "'"

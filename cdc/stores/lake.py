@@ -35,7 +35,7 @@ from cdc.stores.read_only import checked_rows, named_errors, one_line, require_q
 from cdc.stores.snapshot_retention import ListedCut, chosen
 from cdc.stores.table_features import lacking, named_in, widened
 from cdc.stores.target_rules import TargetRules
-from cdc.table import TableSchema, parted, topic
+from cdc.table import TableSchema, split_topic, topic
 
 PUBLISHED_AT: Final = "published_at"
 PUBLISHED_SCHEMA: Final = pa.schema(
@@ -159,14 +159,18 @@ class Lake:
             cut = at if isinstance(at, Published) else self.cut(at)
             tables = sorted(cut.tables.values(), key=lambda table: table.topic)
             versions = cut.versions
-        text, wanted = bound(sql, {**shared(tables), **{table.topic: [table] for table in tables}})
+        text, wanted = bind_tables(
+            sql, {**tables_by_shared_target(tables), **{table.topic: [table] for table in tables}}
+        )
         builder, opened = QueryBuilder(), dict[str, DeltaTable]()
         try:
             with named_errors():
                 known = {} if self._rules is None or not wanted else self._known()
                 for alias, parts in wanted.items():
                     self._check_newest(parts, known)
-                    version = None if at is ReadAt.LATEST else min(versions[in_cut(part).target] for part in parts)
+                    version = (
+                        None if at is ReadAt.LATEST else min(versions[check_in_cut(part).target] for part in parts)
+                    )
                     table = opened[parts[0].topic] = self._opened(parts[0], version)
                     self._check_opened(parts, known, table)
                     _register(builder, alias, table, parts)
@@ -269,7 +273,7 @@ class Lake:
             return None
 
 
-def shared(tables: Iterable[TableRecord]) -> dict[str, list[TableRecord]]:
+def tables_by_shared_target(tables: Iterable[TableRecord]) -> dict[str, list[TableRecord]]:
     """The name of its directory → the tables, of every target that more than one of them has."""
     found: dict[str, list[TableRecord]] = {}
     for table in tables:
@@ -295,7 +299,7 @@ def _now(part: TableRecord, known: Mapping[int, TableSchema]) -> tuple[str, Tabl
     return part.topic if schema is None else schema.topic, schema
 
 
-def in_cut(table: TableRecord) -> TableRecord:
+def check_in_cut(table: TableRecord) -> TableRecord:
     """The table of a cut, if it belongs to it; raises CutUnavailable for one that is copied or stands still."""
     if (table.reason or "").startswith(CutUnderOtherRules.code):
         raise CutUnderOtherRules(f"table {table.topic!r} is not in the cut any more: {table.reason}")
@@ -344,12 +348,12 @@ def _record_of(table: DeltaTable, published_at: int) -> Published | None:
 
 def aliases(topics: Iterable[str]) -> dict[str, str]:
     """Topic → a name without a schema: the table's own where no other schema has that table, else `schema__table`."""
-    parts = {table: parted(table) for table in topics}
+    parts = {table: split_topic(table) for table in topics}
     names = [name for _, name in parts.values()]
     return {table: name if names.count(name) == 1 else f"{schema}__{name}" for table, (schema, name) in parts.items()}
 
 
-def bound(sql: str, tables: Mapping[str, _T]) -> tuple[str, dict[str, _T]]:
+def bind_tables(sql: str, tables: Mapping[str, _T]) -> tuple[str, dict[str, _T]]:
     """SQL with every table's name replaced by an alias, and alias → table for those it names.
 
     Pure. The engine has one flat set of names, so `shop.orders` becomes `orders` where no other
@@ -399,12 +403,12 @@ def _nearest(message: str, tables: list[TableRecord]) -> str:
         return ""
     names = {
         **{table.topic: table.topic for table in tables},
-        **{parted(table.topic)[1]: table.topic for table in tables},
+        **{split_topic(table.topic)[1]: table.topic for table in tables},
     }
     near = get_close_matches(missing[1], names, n=1)
     return f"did you mean {names[near[0]]!r}? " if near else ""
 
 
 def _known(tables: list[TableRecord]) -> str:
-    names = sorted({*shared(tables), *(table.topic for table in tables)})
+    names = sorted({*tables_by_shared_target(tables), *(table.topic for table in tables)})
     return f"tables are: {', '.join(names) or 'none yet'}"

@@ -59,13 +59,13 @@ def check_free(uri: str) -> None:
 def check_owner(uri: str, owner: str | None, log_id: str | None) -> None:
     """Raise TargetUnusable for a Delta table whose property says another log, or none; log_id: as of check_place."""
     if owner is None:
-        raise strange(uri, LOG_ID)
+        raise foreign_table_error(uri, LOG_ID)
     if owner != log_id:
         expected = "this pipeline has no log yet" if log_id is None else f"expected {log_id!r}"
         raise TargetUnusable(f"the Delta table at {uri!r} is filled from log {owner!r}: {expected}", remedy=ELSEWHERE)
 
 
-def strange(uri: str, name: str) -> TargetUnusable:
+def foreign_table_error(uri: str, name: str) -> TargetUnusable:
     """The error of a Delta table that lacks a property of ours."""
     return TargetUnusable(
         f"at {uri!r} lies a Delta table that cdc did not make: it has no property {name!r}", remedy=ELSEWHERE

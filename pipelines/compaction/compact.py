@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from cdc import atomic_file
 from cdc.failpoint import hit
 from cdc.log import consumers
-from cdc.log.compacted_state import CompactedWriter, Run, WrittenFile, state
+from cdc.log.compacted_state import CompactedWriter, Run, WrittenFile, read_compacted_state
 from cdc.log.fenced_table import sync_commit
 from cdc.log.layout import CHANGES, LogFile, commit_file
-from cdc.log.object_path import Root, located
+from cdc.log.object_path import Root, as_root
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.compaction.key_changes import left_behind, moves_in, moves_of, together
@@ -104,8 +104,8 @@ def compact(
     Raises LogFenced if another process compacts the same log, LogCorrupt if a file cannot be read.
     """
     log = LogReader(root)
-    writer = CompactedWriter.open(located(root), log.identity, log.log_id)
-    job = _Job(spark, located(root), writer, limits)
+    writer = CompactedWriter.open(as_root(root), log.identity, log.log_id)
+    job = _Job(spark, as_root(root), writer, limits)
     made = total = job.merge(job.append(log, upto, everything=everything))
     while made.rows_in:
         made = job.append(log, upto, everything=everything)
@@ -118,7 +118,7 @@ def compact(
 def is_large(root: str | Root, *, everything: bool = False, large: int = LARGE) -> bool:
     """Whether compact() may have so much to do now that it should be given Spark."""
     log = LogReader(root)
-    held = state(located(root), log.log_id)
+    held = read_compacted_state(as_root(root), log.log_id)
     after, runs = (Position(0), ()) if held is None else (held.horizon, held.runs)
     ahead = log.files(after, log.durable or after)
     end = log.durable if everything else cold_end(ahead)
@@ -226,5 +226,5 @@ def _secure(root: Root, log: LogReader) -> None:
 
 def _floor(root: Root, writer: CompactedWriter) -> Position:
     """What every consumer has passed; without one nothing is known to be passed."""
-    passed = min((consumer.position for consumer in consumers.ls(root)), default=writer.floor)
+    passed = min((consumer.position for consumer in consumers.list_consumers(root)), default=writer.floor)
     return max(writer.floor, min(passed, writer.horizon))

@@ -19,7 +19,7 @@ from cdc.catalog.commands import COMPACT, Command
 from cdc.config import Definition
 from cdc.errors import CdcError, LogError
 from cdc.log import retention_worker
-from cdc.log.compacted_state import state
+from cdc.log.compacted_state import read_compacted_state
 from cdc.log.reader import LogReader
 from pipelines.compaction.compact import CompactionLimits, CompactionResult, compact, is_large
 from pipelines.runtime.session import COMPACTION_POOL
@@ -82,7 +82,7 @@ class CompactionWorker(Thread):
         except Exception as exc:  # noqa: BLE001 - whatever it is, the sinks go on
             return self._failed(exc)
         if made.rows_in or made.merged:
-            retention_worker.ask(self._root)
+            retention_worker.request_trim(self._root)
             log.info("compacted", outcome=made.to_json(), seconds=round(time.monotonic() - began, 1))
         return made
 
@@ -108,7 +108,7 @@ class CompactionWorker(Thread):
             self._figures.set(metrics.COMPACTION_SECONDS, seconds, self._pipeline)
         self._figures.add(metrics.COMPACTED_ROWS, made.rows_in, self._pipeline)
         self._figures.set(metrics.LOG_HORIZON, int(made.horizon), self._pipeline)
-        held = state(self._root)
+        held = read_compacted_state(self._root)
         self._figures.set(metrics.COMPACTED_BYTES, sum(run.size for run in held.runs) if held else 0, self._pipeline)
         self._figures.set(metrics.LOG_OLDEST, int(LogReader(self._root).oldest), self._pipeline)
 

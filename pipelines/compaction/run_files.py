@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from cdc.log.compacted_state import WrittenFile
-from cdc.log.layout import ORDER, LogFile, statistics
-from cdc.log.object_path import Root, located
+from cdc.log.layout import ORDER, LogFile, delta_statistics
+from cdc.log.object_path import Root, as_root
 from cdc.log.ranges import split
 from cdc.log.reader import read_file
 from cdc.log.storage import write_parquet
@@ -43,7 +43,7 @@ OWN_FILE: Final = 64 << 20
 _DEALT: Final = "part int, rows binary"
 _WRITTEN: Final = "name string, rows long, size long, statistics string"
 _MADE: Final = pa.schema(
-    [("name", pa.string()), ("rows", pa.int64()), ("size", pa.int64()), ("statistics", pa.string())]
+    [("name", pa.string()), ("rows", pa.int64()), ("size", pa.int64()), ("delta_statistics", pa.string())]
 )
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 _FENCES: Final = pa.array(["t", "g"])
@@ -207,7 +207,7 @@ def _unless_empty(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _written(rows: pa.Table, order: RunOrder) -> WrittenFile:
-    folder = located(order.folder)
+    folder = as_root(order.folder)
     path = folder / f"{uuid.uuid4().hex}.parquet"
     size = write_parquet(rows, path)
-    return WrittenFile(f"{folder.name}/{path.name}", rows.num_rows, size, statistics(rows))
+    return WrittenFile(f"{folder.name}/{path.name}", rows.num_rows, size, delta_statistics(rows))

@@ -20,7 +20,7 @@ from cdc.errors import CdcError, StateConflict
 from cdc.snapshot.backfill_requests import request_keys
 from cdc.snapshot.backfill_state import KEYS, BackfillRequest
 from cdc.stores.dead_letter_rows import Key, ParkedRow
-from cdc.table import exactly
+from cdc.table import exact_glob
 from pipelines.dead_letters.quarantine import Place, Quarantine
 from pipelines.runtime.progress import SinkFigures
 
@@ -113,7 +113,7 @@ class DeadLetterCommands:
             command = self._catalog.commands.get(last.job)
             if command is not None and command.state is CommandState.PENDING:
                 return
-        request = BackfillRequest((exactly(topic),), sink=self._sink, keys=tuple(keys))
+        request = BackfillRequest((exact_glob(topic),), sink=self._sink, keys=tuple(keys))
         try:
             job = request_keys(self._definition, self._catalog, request, "apply").id
         except CdcError as exc:

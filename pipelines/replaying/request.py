@@ -12,12 +12,12 @@ from cdc.config.target_path import target_path
 from cdc.errors import ConfigError, SinkUnavailable
 from cdc.log import time_index
 from cdc.log.reader import LogReader
-from cdc.point_in_time import WRITE_MOMENT, parse_moment
+from cdc.point_in_time import POINT_IN_TIME_REMEDY, parse_point_in_time
 from cdc.position import Position
 from cdc.stores.lake import Lake
 from cdc.stores.published import Published
 from cdc.stores.search_index import SearchIndex
-from cdc.table import exactly, named
+from cdc.table import exact_glob, matches_name
 from pipelines.replaying.log_contents import TableContents, contents
 
 BEGINNING: Final = "beginning"
@@ -61,7 +61,7 @@ class ReplayPlan:
     @property
     def globs(self) -> tuple[str, ...]:
         """Which tables the new target follows."""
-        return tuple(exactly(table.topic) for table in self.tables) if self.partial else self.wanted.tables
+        return tuple(exact_glob(table.topic) for table in self.tables) if self.partial else self.wanted.tables
 
 
 def checked(definition: Definition, options: ReplayOptions) -> ReplayPlan:
@@ -79,8 +79,8 @@ def checked(definition: Definition, options: ReplayOptions) -> ReplayPlan:
         upto = _in_place(wanted, options, standing, upto)
     _check_told(log, options, upto)
     found = contents(log, upto, sink=wanted.name, globs=wanted.tables)
-    tables = [table for table in found if not options.tables or named(table.topic, options.tables)]
-    missing = [glob for glob in options.tables if not any(named(table.topic, (glob,)) for table in tables)]
+    tables = [table for table in found if not options.tables or matches_name(table.topic, options.tables)]
+    missing = [glob for glob in options.tables if not any(matches_name(table.topic, (glob,)) for table in tables)]
     if missing or not tables:
         known = ", ".join(table.topic for table in found) or "none"
         asked = missing[0] if missing else wanted.tables[0]
@@ -144,7 +144,9 @@ def _check_start(log: LogReader, options: ReplayOptions, oldest: Position, durab
             remedy=f"write --from {BEGINNING} or --from {oldest}",
         )
     if start > durable:
-        raise ConfigError(f"--from {options.start} lies after the log, which ends at {durable}", remedy=WRITE_MOMENT)
+        raise ConfigError(
+            f"--from {options.start} lies after the log, which ends at {durable}", remedy=POINT_IN_TIME_REMEDY
+        )
     if start > oldest:
         raise ConfigError(
             f"sink {options.sink!r} holds one row per key: built from {start} on it would lack every row "
@@ -181,14 +183,14 @@ def _check_told(log: LogReader, options: ReplayOptions, upto: Position) -> None:
 
 def _place(log: LogReader, text: str, option: str) -> Position:
     """A position, or the last one before what was committed after a time."""
-    moment = parse_moment(text, option)
+    moment = parse_point_in_time(text, option)
     return moment if isinstance(moment, Position) else before(log, moment)
 
 
 def before(log: LogReader, moment: datetime) -> Position:
     """The last position before the first transaction that was committed later than a moment."""
     durable = log.durable or Position(0)
-    return time_index.before(log.files(Position(0), durable), durable, int(moment.timestamp() * 1_000_000))
+    return time_index.position_before(log.files(Position(0), durable), durable, int(moment.timestamp() * 1_000_000))
 
 
 def _standing(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Published | None:

@@ -19,7 +19,7 @@ from cdc.errors import CdcError
 from cdc.log import consumers
 from cdc.log.boot_clock import BootTimestamp
 from cdc.log.consumers import Consumer
-from cdc.log.object_path import Root, located
+from cdc.log.object_path import Root, as_root
 from cdc.log.reader import LogReader
 from cdc.position import Position
 
@@ -39,7 +39,7 @@ class ConsumerRegistration:
     def __init__(
         self, root: str | Root, log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = ""
     ) -> None:
-        self._root, self._name = located(root), wanted.name + suffix
+        self._root, self._name = as_root(root), wanted.name + suffix
         self.uuid = target_uuid(log_id, wanted, suffix)
         self._said: tuple[Position, int | None] | None = None
         self._said_at = 0.0

@@ -14,7 +14,7 @@ import structlog
 from cdc import metrics
 from cdc.catalog import AWAITS_SPARK, Catalog, DeadLetter, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import CdcError
-from cdc.remedy import literal
+from cdc.remedy import complete_remedy
 from cdc.stores.published import Published, TableRecord
 from pipelines.runtime.external_commits import ExternalCommitReport
 from pipelines.runtime.throttle import BatchThrottle, CommitRate
@@ -137,7 +137,8 @@ class SinkFigures:
                     sink=self.sink,
                     topic=table.topic,
                     state=table.state,
-                    reason=literal(table.reason or "", sink=self.sink, topic=table.topic) or self._worth_knowing(table),
+                    reason=complete_remedy(table.reason or "", sink=self.sink, topic=table.topic)
+                    or self._worth_knowing(table),
                     position=table.position,
                     version=table.version,
                     rows=self._rows.get(table.relation, 0),

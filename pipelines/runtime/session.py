@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from cdc.cluster.job import DELTA_PACKAGE, SHIPPED_BY_SPARK
 from cdc.config import Definition
 from cdc.errors import SparkUnavailable
-from cdc.private_files import wanted_umask
+from cdc.private_files import configured_umask
 from pipelines.runtime.ship_code import ship
 
 NEEDED_JARS: Final = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")
@@ -236,7 +236,7 @@ def _names_delta(conf: Mapping[str, str]) -> bool:
 
 def _jvm_conf(settings: SparkSettings, jars: tuple[Path, ...], package: str = "") -> SparkConf:
     # Hadoop sets the modes of some files itself, by a umask of its own
-    chosen = {**EVERYWHERE, "spark.hadoop.fs.permissions.umask-mode": f"{wanted_umask():03o}"}
+    chosen = {**EVERYWHERE, "spark.hadoop.fs.permissions.umask-mode": f"{configured_umask():03o}"}
     if settings.local:
         log4j = Path(__file__).with_name("log4j2.properties").as_uri()
         options = f"-Dlog4j2.configurationFile={log4j} {_TRUST_ARROW}"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import CdcError, LogTrimmed, SchemaNotApplicable
-from cdc.remedy import RESYNC, literal
+from cdc.remedy import RESYNC, complete_remedy
 from cdc.stores.published import TableRecord, TargetState
 from cdc.table import CAPTURED, TableSchema, TableState
 from pipelines.sinks.contract import TableBatch
@@ -66,7 +66,7 @@ def failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> Ta
         position=position,
         version=version,
         state=TargetState.FAILED.value,
-        reason=literal(reason(exc), topic=schema.topic),
+        reason=complete_remedy(reason(exc), topic=schema.topic),
         schema=before.schema if before else schema.to_json().decode(),
         parked=before.parked if before else (),
     )

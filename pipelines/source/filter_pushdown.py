@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 from cdc.log.ranges import TableSelection
 from cdc.naming import POSITION_COLUMN
 from cdc.position import Position
-from cdc.table import exactly, matches
+from cdc.table import exact_glob, matches
 
 _END: Final = (1 << 63) - 1
 
@@ -63,7 +63,7 @@ class PushedFilters:
         if self.topics is None:
             return only
         named = [topic for topic in self.topics if not only.globs or matches(topic, only.globs)]
-        return replace(only, globs=tuple(map(exactly, sorted(named)))) if named else None
+        return replace(only, globs=tuple(map(exact_glob, sorted(named)))) if named else None
 
 
 def _both(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from cdc.errors import InvalidDefinition
 from cdc.log.layout import LogFile
 from cdc.log.ranges import TableSelection, split
 from cdc.log.read_plan import HistoryPlan
-from cdc.log.reader import LogReader, chosen, extents, read_file, stream_file
+from cdc.log.reader import LogReader, read_file, row_spans, select_rows, stream_file
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, matches
 from pipelines.source.filter_pushdown import PushedFilters
@@ -179,7 +179,7 @@ def read(partition: InputPartition, frame: Frame) -> Iterator[pa.RecordBatch]:
     _keep_what_is_imported()
     if isinstance(partition, BaselinePartition):
         state = folded(partition.share, partition.horizon)
-        yield from frame.batches(chosen(state, partition.only).select(frame.needed))
+        yield from frame.batches(select_rows(state, partition.only).select(frame.needed))
     # Spark asks a batch frame without partitions for the rows of a plain InputPartition(None)
     elif isinstance(partition, LogPartition):
         for rows in _rows(partition, frame.needed):
@@ -216,7 +216,7 @@ def _baseline(log: LogReader, files: Sequence[LogFile], only: TableSelection) ->
     of_tables = [
         extent
         for file in files
-        for extent in extents(file)
+        for extent in row_spans(file)
         if any(extent.least <= relation <= extent.greatest for relation in relations)
     ]
     found = shares(files, of_tables)

@@ -101,11 +101,11 @@ def _placed(log: LogReader, bound: str | datetime, at_moment: int) -> Position:
         return Position.parse(bound)
     files, micros = log.every_file(), int(bound.timestamp() * 1_000_000)
     first = min((file.first for file in files), default=durable)
-    if log.oldest and time_index.before(files, durable, micros) < first:
+    if log.oldest and time_index.position_before(files, durable, micros) < first:
         raise LogTrimmed(
             f"{bound.isoformat()} lies before the oldest change in the log: it holds none up to {log.oldest!s}"
         )
-    return time_index.before(files, durable, micros + at_moment)
+    return time_index.position_before(files, durable, micros + at_moment)
 
 
 def _bound(options: Mapping[str, str], which: str, otherwise: str) -> str | datetime:

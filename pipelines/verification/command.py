@@ -12,7 +12,7 @@ from cdc.config import load_definition
 from cdc.config.units import seconds
 from cdc.config.verify_options import Against, VerifyMode
 from cdc.errors import ConfigError, ExitCode, VerifyMismatch
-from cdc.remedy import literal
+from cdc.remedy import complete_remedy
 from cdc.terminal_output import Envelope, ErrorReport, LineMark, line
 from pipelines.verification.continuous import ContinuousVerification, RangeResult, VerificationSchedule
 from pipelines.verification.repair import RepairResult, repair
@@ -104,7 +104,7 @@ def _next(report: VerifyReport, file: str) -> str:
     """What to do; where one table alone is wrong, about that one."""
     wrong = [(verdict.sink, verdict.topic) for verdict in report.tables if not verdict.equal]
     sink, topic = wrong[0] if len(wrong) == 1 else (None, None)
-    return literal(VerifyMismatch.remedy, sink=sink, topic=topic, file=file)
+    return complete_remedy(VerifyMismatch.remedy, sink=sink, topic=topic, file=file)
 
 
 def _told(
@@ -143,7 +143,7 @@ def words(verdict: TableVerdict) -> str:
         found[0] = found[0] if verdict.complete else f"at least {found[0]}"
         return f"{verdict.rows:,} rows, {', '.join(found)}{apart}"
     if not verdict.compared:
-        return f"{verdict.state}, {literal(verdict.reason or '', sink=verdict.sink, topic=verdict.topic)}"
+        return f"{verdict.state}, {complete_remedy(verdict.reason or '', sink=verdict.sink, topic=verdict.topic)}"
     if not verdict.equal:
         why = f", {verdict.reason}" if verdict.reason else ""
         return f"{verdict.rows:,} rows and {verdict.target_rows:,} in the target{why}"

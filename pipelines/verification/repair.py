@@ -22,7 +22,7 @@ from cdc.position import Position
 from cdc.snapshot.backfill_progress import find_backfill
 from cdc.snapshot.backfill_requests import request_backfill
 from cdc.snapshot.backfill_state import BACKFILL, KEYS, BackfillRequest
-from cdc.table import exactly
+from cdc.table import exact_glob
 from pipelines.verification.compare_rows import LISTED
 from pipelines.verification.source_cut import SILENT_AFTER
 from pipelines.verification.verdict import TableVerdict, VerifyReport
@@ -203,12 +203,12 @@ def keys_of(verdict: TableVerdict) -> list[Key]:
 
 
 def _request(one: RepairResult, keys: Iterable[Key]) -> BackfillRequest:
-    return BackfillRequest((exactly(one.topic),), sink=one.sink, keys=tuple(keys))
+    return BackfillRequest((exact_glob(one.topic),), sink=one.sink, keys=tuple(keys))
 
 
 def _only(options: VerifyOptions, places: Iterable[Place]) -> VerifyOptions:
     sinks, topics = zip(*places, strict=True)
-    return replace(options, tables=tuple(sorted({*map(exactly, topics)})), sinks=tuple(sorted({*sinks})))
+    return replace(options, tables=tuple(sorted({*map(exact_glob, topics)})), sinks=tuple(sorted({*sinks})))
 
 
 def _merged(before: VerifyReport, again: VerifyReport, wanted: Iterable[Place]) -> VerifyReport:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from cdc.errors import CdcError, SinkUnavailable
 from cdc.naming import POSITION_COLUMN, column_name
 from cdc.postgres.key_ranges import KeyRange
-from cdc.stores.current_rows import APPEND, CurrentRows, literal, quoted
+from cdc.stores.current_rows import APPEND, CurrentRows, quote_identifier, quote_literal
 from cdc.stores.published import TableRecord
 from cdc.stores.search_index import SearchIndex
 from pipelines.verification.canonical_rows import document_batches, target_batch
@@ -93,7 +93,11 @@ class DeltaTargetRows:
             return None
         column, text = column_name(within.column), not pa.types.is_integer(self.kind(within.column))
         bounds = ((sign, getattr(within, name)) for sign, name in _BOUNDS)
-        found = [f"{quoted(column)} {sign} {literal(at) if text else at}" for sign, at in bounds if at is not None]
+        found = [
+            f"{quote_identifier(column)} {sign} {quote_literal(at) if text else at}"
+            for sign, at in bounds
+            if at is not None
+        ]
         return " AND ".join(found) or None
 
 

@@ -25,7 +25,7 @@ from cdc.postgres.publication_columns import published_schema
 from cdc.postgres.tables import match_tables
 from cdc.stores.published import TableRecord, TargetState
 from cdc.stores.search_index import SearchIndex
-from cdc.table import TableSchema, matches, named
+from cdc.table import TableSchema, matches, matches_name
 from pipelines.verification.compare_rows import LISTED
 from pipelines.verification.compare_table import TableComparison, refused
 from pipelines.verification.expected_schema import ExpectedSchema
@@ -135,7 +135,7 @@ def forget_others(catalog: Catalog, definition: Definition, options: VerifyOptio
 
 
 def _is_wanted(topic: str, sink: DeltaSinkDefinition | SearchSinkDefinition, options: VerifyOptions) -> bool:
-    return matches(topic, sink.tables) and (not options.tables or named(topic, options.tables))
+    return matches(topic, sink.tables) and (not options.tables or matches_name(topic, options.tables))
 
 
 def _nothing(options: VerifyOptions) -> ConfigError:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from cdc.change import LOG_SCHEMA
 from cdc.log.checkpoint import HINT
-from cdc.log.compacted_state import state
+from cdc.log.compacted_state import read_compacted_state
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.reader import LogReader
@@ -212,7 +212,7 @@ def _compaction(random: np.random.Generator, sizes: tuple[int, int], figures: di
         first = compact(None, folder, upto=quarter, everything=True)
         second = compact(None, folder, everything=True)
         seconds = time.monotonic() - began
-        found = state(folder)
+        found = read_compacted_state(folder)
         if found is None or second.merged < 2 or first.rows_in + second.rows_in != changes:
             raise RuntimeError(f"not all was compacted and merged: {first}, {second}")
         size, log_size = sum(run.size for run in found.runs), _bytes_under(folder / CHANGES)

@@ -145,7 +145,7 @@ class Log:
             raise RuntimeError(f"nothing was cold: {made.summary}")
         if self._random.random() < 0.5:
             consumers.register(self._root, Consumer("lake", "lake", made.horizon))
-        if (trim := retention_worker.due(self._root, _KEEP)) is not None:
+        if (trim := retention_worker.plan_trim(self._root, _KEEP)) is not None:
             self._writer.trim(trim.segments, trim.upto)
 
     def _check(self, number: int) -> None:

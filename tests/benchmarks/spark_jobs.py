@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from cdc.config import Definition, load_definition
-from cdc.log.compacted_state import state
+from cdc.log.compacted_state import read_compacted_state
 from cdc.log.reader import LogReader
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
@@ -49,7 +49,7 @@ def replayed(_session: SparkSession, config: str, sink: str, into: str, begun: s
 
 
 def _horizon(definition: Definition) -> int:
-    held = state(definition.log.root)
+    held = read_compacted_state(definition.log.root)
     return 0 if held is None else held.horizon
 
 

@@ -38,7 +38,7 @@ def main() -> int:
 
 def _compact(root: str, upto: Position) -> None:
     compact(None, root, upto=upto)
-    retention_worker.ask(root)
+    retention_worker.request_trim(root)
 
 
 if __name__ == "__main__":

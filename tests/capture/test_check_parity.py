@@ -17,7 +17,7 @@ from cdc.capture.reader import Reader
 from cdc.capture.settings import reader_settings
 from cdc.capture.startup_checks import check_log
 from cdc.errors import CdcError
-from cdc.log.pending_epoch import EpochIntent, declare
+from cdc.log.pending_epoch import PendingEpoch, write_pending_epoch
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.snapshot.watermark_window import WatermarkWindows
@@ -54,7 +54,7 @@ def advanced(held: Captured) -> None:
 
 def epoch_over_a_foreign_slot(held: Captured) -> None:
     replaced(held, "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')")
-    declare(held.folder / "log", EpochIntent(1, "somebody asked for it"))
+    write_pending_epoch(held.folder / "log", PendingEpoch(1, "somebody asked for it"))
 
 
 def slot_of_another_database(held: Captured) -> None:

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def left(folder: Folder) -> list[str]:
-    return [consumer.uuid for consumer in consumers.ls(folder.root)]
+    return [consumer.uuid for consumer in consumers.list_consumers(folder.root)]
 
 
 def test_ls_says_how_far_each_is_and_whether_it_is_there(capsys: pytest.CaptureFixture[str], folder: Folder) -> None:

@@ -14,7 +14,7 @@ from cdc.catalog import Catalog, ProcessReport
 from cdc.catalog.commands import COMPACT
 from cdc.config import load_definition
 from cdc.log.reader import LogReader
-from cdc.log.retention_worker import ASKED
+from cdc.log.retention_worker import REQUEST_FILE
 from tests.cli.command import run, spawn
 from tests.cli.trimmed import Folder
 
@@ -70,7 +70,7 @@ def test_gc_asks_the_reader_to_trim_and_removes_files_after_their_grace(
 ) -> None:
     folder.compacted(150)
     assert asked(capsys, folder, "log", "gc")["trim"] is not None
-    assert (folder.root / ASKED).exists()
+    assert (folder.root / REQUEST_FILE).exists()
     folder.trimmed()
     assert asked(capsys, folder, "log", "gc", "--dry-run")["files"] == 6
     left = asked(capsys, folder, "log", "gc")

@@ -18,7 +18,7 @@ from obstore.store import from_url
 from cdc.config import load_definition
 from cdc.config.storage import Storage, storage_keys
 from cdc.errors import LogError
-from cdc.log.object_path import CLIENT, BucketPath, located, options_of
+from cdc.log.object_path import CLIENT, BucketPath, as_root, options_of
 
 KEY = "c2VjcmV0LWtleQ=="
 """As Azure's are: base64."""
@@ -98,7 +98,7 @@ def test_all_that_can_be_said_of_a_store_is_known_to_its_client(tmp_path: Path, 
 def test_an_option_that_is_not_known_would_be_refused(path: str, name: str) -> None:
     """So the names above are no free text."""
     with pytest.raises(UnknownConfigurationKeyError, match=name):
-        located(path, ((name, "x"),)).exists()
+        as_root(path, ((name, "x"),)).exists()
 
 
 @pytest.fixture(name="asked")

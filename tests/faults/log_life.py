@@ -18,13 +18,13 @@ from cdc.log.checkpoint import KEPT
 from cdc.log.consumers import Consumer
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import CHANGES, COMPACTED
-from cdc.log.orphan_files import remove_leftovers
+from cdc.log.orphan_files import remove_staged_files
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
-from cdc.log.retention_worker import due
+from cdc.log.retention_worker import plan_trim
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.segments import SegmentLimits
-from cdc.log.vacuum import sweep
+from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compaction.compact import compact
@@ -84,7 +84,7 @@ def live_on(root: Path, tell: Tell, *, patient: bool = False) -> None:
     begun = LogWriter.open(root, IDENTITY, CLOSED)
     if (begun.durable or 0) < FIRST:  # the first copy
         append(begun, FIRST, tell)
-    remove_leftovers(root)
+    remove_staged_files(root)
     writer = RetryingWriter(root, CLOSED, Event(), lambda _on: None) if patient else LogWriter(root, CLOSED)
     for position in range((writer.durable or 0) + 1, LAST + 1):
         append(writer, position, tell)
@@ -103,9 +103,9 @@ def keep_small(root: Path, writer: LogWriter | RetryingWriter, passed: int) -> N
     """What the processes of a log do to it now and then, one after the other; a sink has come to `passed`."""
     compact(None, root)
     consumers.register(root, Consumer("sink", "lake", Position(passed)))
-    if (trim := due(root, SOON)) is not None:
+    if (trim := plan_trim(root, SOON)) is not None:
         writer.trim(trim.segments, trim.upto)
-    sweep(root, SOON)
+    vacuum(root, SOON)
 
 
 def assert_whole(root: Path, confirmed: int) -> None:
@@ -128,7 +128,9 @@ def assert_lived(root: Path) -> None:
     assert_whole(root, LAST)
     held = {file.path for file in log.every_file()}
     held |= {file.path for file in ([] if log.compacted is None else log.compacted.files)}
-    noted = {str(root / note.table / path) for note in removed_files.notes(root).values() for path in note.paths}
+    noted = {
+        str(root / note.table / path) for note in removed_files.list_removals(root).values() for path in note.paths
+    }
     on_disk = {str(file) for name in (CHANGES, COMPACTED) for file in (root / name).glob("segment=*/*.parquet")}
     assert on_disk - held - noted == set()
 

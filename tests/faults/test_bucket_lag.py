@@ -12,10 +12,10 @@ from cdc.errors import LogFenced, LogUnreachable
 from cdc.log.audit.verify import verify
 from cdc.log.object_path import BucketPath
 from cdc.log.reader import LogReader
-from cdc.log.removed_files import notes
+from cdc.log.removed_files import list_removals
 from cdc.log.retention import Retention
 from cdc.log.retrying_writer import RetryingWriter
-from cdc.log.vacuum import sweep
+from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.test_bucket import patient
@@ -80,15 +80,15 @@ def test_a_file_whose_delete_is_late_is_read_by_nobody(root: BucketPath) -> None
     writer.trim([0, 1, 2], Position(20))
     folders = [root / "changes" / f"segment={number}" for number in range(3)]
     files = [file for folder in folders for file in folder.iterdir()]
-    contents = [(file, file.read_bytes()) for file in (*files, *notes(root))]
-    assert sweep(root, AT_ONCE).files == len(files) == 3
+    contents = [(file, file.read_bytes()) for file in (*files, *list_removals(root))]
+    assert vacuum(root, AT_ONCE).files == len(files) == 3
     for file, content in contents:
         file.write_bytes(content)  # answered, and not done yet: the same as being there again
 
     assert live(between(LogReader(root), Position(0), Position(30))) == before
     assert LogWriter(root, SMALL).durable == 30
     assert verify(root).is_sound
-    assert sweep(root, AT_ONCE).files == 3
+    assert vacuum(root, AT_ONCE).files == 3
     assert live(between(LogReader(root), Position(0), Position(30))) == before
 
 

@@ -24,7 +24,7 @@ from deltalake import DeltaTable, QueryBuilder
 from cdc.catalog import Catalog
 from cdc.demo.workload import Workload
 from cdc.errors import LogFenced
-from cdc.log.compacted_state import state
+from cdc.log.compacted_state import read_compacted_state
 from cdc.log.layout import LogFile
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
@@ -312,7 +312,7 @@ def test_executors_compact_the_log_and_a_driver_that_is_late_is_refused(
         assert (f"{LogFenced.code} " in shop.output()) is is_late
         assert cluster.tasks("Finished task") > before
 
-        held = state(shop.log)
+        held = read_compacted_state(shop.log)
         assert held is not None
         assert held.horizon >= durable
         assert latest_rows(held.files, held.horizon).equals(right)

@@ -16,7 +16,7 @@ from cdc.change import LOG_SCHEMA
 from cdc.errors import LogUnwritable
 from cdc.log.layout import CommitInfo
 from cdc.log.reader import LogReader
-from cdc.log.retrying_writer import RetryingWriter, is_storage
+from cdc.log.retrying_writer import RetryingWriter, is_storage_failure
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.postgres.connection import connect
@@ -158,4 +158,4 @@ def test_a_writer_that_is_told_to_stop_does_not_wait_for_room(small: Path) -> No
     ],
 )
 def test_only_what_may_go_by_itself_is_waited_for(error: Exception, expected: bool) -> None:
-    assert is_storage(error) is expected
+    assert is_storage_failure(error) is expected

@@ -185,7 +185,7 @@ def told(pipeline: Pipeline) -> tuple[str, str] | None:
 
 def sink_position(pipeline: Pipeline) -> Position:
     """Where the lake stands, by its own word beside the log."""
-    (lake,) = consumers.ls(pipeline.log)
+    (lake,) = consumers.list_consumers(pipeline.log)
     return lake.position
 
 

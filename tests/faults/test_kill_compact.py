@@ -11,7 +11,7 @@ import pytest
 from cdc.change import LOG_SCHEMA
 from cdc.failpoint import VARIABLE
 from cdc.log import removed_files
-from cdc.log.compacted_state import Compacted, state
+from cdc.log.compacted_state import CompactedState, read_compacted_state
 from cdc.log.layout import COMPACTED
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -56,8 +56,8 @@ def run(root: Path, failpoint: str | None = None) -> forked.Ended:
     return forked.run(*command, environment={VARIABLE: failpoint} if failpoint else {}, timeout=90)
 
 
-def held(root: Path) -> Compacted:
-    found = state(root)
+def held(root: Path) -> CompactedState:
+    found = read_compacted_state(root)
     assert found is not None
     return found
 
@@ -94,7 +94,7 @@ def test_a_killed_compaction_leaves_each_step_undone_or_done(root: Path, rows: l
     assert read(root) == right
     append(log_writer(root), [[rows[-1] | {"position": int(horizons[1] or 0) + 1}]])
     compact(None, root, everything=True)
-    known = {found.number for found in held(root).runs} | removed_files.segments(root, COMPACTED)
+    known = {found.number for found in held(root).runs} | removed_files.segments_with_removed_files(root, COMPACTED)
     assert {int(found.name.partition("=")[2]) for found in (root / COMPACTED).glob("segment=*")} <= known
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterRequest, answers, say
+from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterRequest, await_outcomes, request_action
 from cdc.config.sinks import HistoryMode
 from cdc.failpoint import VARIABLE
 from tests.contracts.histories import MODELS, RELATION, kept
@@ -127,11 +127,11 @@ def test_the_apply_process_parks_a_key_of_a_history_until_it_is_discarded(pipeli
         envelope = pipeline.verify()
         assert envelope["ok"], f"{envelope}\n{pipeline.output()}"
         (letter,) = catalog.dead_letters.ls(pipeline.name)
-        (asked,) = say(
+        (asked,) = request_action(
             catalog, pipeline.name, [letter], DeadLetterRequest(DeadLetterAction.DISCARD, "a test", "a test")
         )
         pipeline.wait(lambda: not catalog.dead_letters.ls(pipeline.name), "none")
-        assert answers(catalog, [asked]) == {letter.id: "discarded"}
+        assert await_outcomes(catalog, [asked]) == {letter.id: "discarded"}
         run_sql(pipeline.dsn, "UPDATE t SET v = 9 WHERE id = 2")
     envelope = pipeline.verify()
     assert envelope["ok"], f"{envelope}\n{pipeline.output()}"

@@ -12,7 +12,7 @@ from cdc.errors import LogFenced
 from cdc.log.layout import CHANGES, COMPACTED, commit_file
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
-from cdc.log.vacuum import sweep
+from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.log_life import CLOSED, LAST, aged, assert_lived
@@ -106,7 +106,7 @@ def test_no_file_goes_before_its_grace_is_over_because_the_clock_jumped(
     view = LogReader(root)
     compact(root, 30, merge=True)
     held = [*root.glob(f"{CHANGES}/segment=*/*.parquet"), *root.glob(f"{COMPACTED}/segment=*/*.parquet")]
-    assert sweep(root, KEPT).files == 0  # from here on the grace is counted
+    assert vacuum(root, KEPT).files == 0  # from here on the grace is counted
     moved_clock.run(clock, "-c", SWEEPS, root)
     assert [file for file in held if not file.exists()] == []
     assert [row["position"] for row in between(view, Position(0), Position(40))] == [10, 20, 30, 40]

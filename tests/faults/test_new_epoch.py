@@ -14,7 +14,7 @@ from cdc.capture.recovery import begin_epoch
 from cdc.capture.startup_checks import check_log
 from cdc.errors import ExitCode, SlotMissing, SourceBehindLog
 from cdc.failpoint import VARIABLE
-from cdc.log.pending_epoch import declared
+from cdc.log.pending_epoch import read_pending_epoch
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.table import TableState
@@ -104,7 +104,7 @@ def test_a_recovery_killed_anywhere_is_ended_by_the_reader_and_begins_one_epoch(
     after = held.stream()
 
     assert after.epoch == 1
-    assert declared(held.folder / "log") is None
+    assert read_pending_epoch(held.folder / "log") is None
     assert [row[:2] for row in held.folded("t")] == text_rows(held.dsn)
 
 

@@ -14,7 +14,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.errors import PublicationReplaced, StateConflict, UndecodableWal
 from cdc.failpoint import VARIABLE
-from cdc.log.pending_epoch import EpochIntent, declare
+from cdc.log.pending_epoch import PendingEpoch, write_pending_epoch
 from cdc.table import TableState
 from tests.cli.command import run, spawn
 from tests.faults.capture import Captured, ReaderProcess
@@ -116,7 +116,7 @@ def test_a_skip_that_was_killed_before_the_slot_moved_can_be_run_again(held: Cap
 def test_nothing_is_skipped_for_a_log_that_waits_for_another_epoch(held: Captured) -> None:
     before = held.log.durable
     assert before is not None
-    declare(held.folder / "log", EpochIntent(before.epoch + 1, "asked for"))
+    write_pending_epoch(held.folder / "log", PendingEpoch(before.epoch + 1, "asked for"))
     done = spawn("slots", "recover", "-c", held.path, "--skip-to", "FFFF/0", "--resync", "*", "--yes", "--json")
     assert done.envelope["error"]["code"] == StateConflict.code
     assert "--new-epoch" in done.envelope["error"]["suggestion"]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from cdc.log import removed_files
-from cdc.log.compacted_state import state
+from cdc.log.compacted_state import read_compacted_state
 from cdc.log.consumers import Consumer, forget, register
 from cdc.log.layout import COMPACTED
-from cdc.log.vacuum import sweep
+from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.log_life import CLOSED, SOON
@@ -30,19 +30,19 @@ def _root(tmp_path: Path) -> Path:
 
 
 def test_what_a_consumer_has_pinned_stays_although_an_older_merge_of_it_was_announced(root: Path) -> None:
-    announced = state(root)
+    announced = read_compacted_state(root)
     assert announced is not None
     paths = {file.path.removeprefix(f"{root / COMPACTED}/"): file.size for file in announced.files}
-    removed_files.note(root, COMPACTED, paths, announced.version + 1)
+    removed_files.record_removal(root, COMPACTED, paths, announced.version + 1)
     compact(root, 30)
-    pinned = state(root)
+    pinned = read_compacted_state(root)
     assert pinned is not None
     register(root, Consumer("c", "lake", Position(30), pinned=pinned.version, seen_at=1 << 60))
     compact(root, 40, merge=True)
 
-    sweep(root, SOON)
+    vacuum(root, SOON)
     assert sorted(row["position"] for file in pinned.files for row in read(file)) == [10, 20, 30]
     forget(root, "c")
-    sweep(root, SOON)
+    vacuum(root, SOON)
     assert [file.path for file in pinned.files if Path(file.path).exists()] == []
-    assert removed_files.notes(root) == {}
+    assert removed_files.list_removals(root) == {}

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from cdc.errors import LogFenced
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import CHANGES, COMPACTED, commit_file
-from cdc.log.orphan_files import remove_leftovers
+from cdc.log.orphan_files import remove_staged_files
 from cdc.log.reader import LogReader
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.writer import LogWriter
@@ -104,7 +104,7 @@ pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs st
 
 def test_a_reader_whose_staged_files_another_one_removed_does_not_commit_them(root: Path) -> None:
     with stopped(root, CHANGES, APPENDS) as said:
-        assert remove_leftovers(root) > 0
+        assert remove_staged_files(root) > 0
     assert LogFenced.code in said[0] or LogFenced.__name__ in said[0]
     assert rows(root) == [10, 20, 30]
 
@@ -147,7 +147,7 @@ def test_a_reader_that_waited_for_room_while_another_one_cleared_up_commits_noth
     def blocked(on: bool) -> None:
         if on:
             ballast.unlink()
-            assert remove_leftovers(small) > 0
+            assert remove_staged_files(small) > 0
 
     writer = RetryingWriter(small, CLOSED, Event(), blocked)
     writer.commit(writer.stage(table(row(10))), info(10))

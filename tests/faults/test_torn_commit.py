@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log.compacted_state import state
+from cdc.log.compacted_state import read_compacted_state
 from cdc.log.layout import CHANGES, COMPACTED, commit_file
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
@@ -43,7 +43,7 @@ def positions(log: LogReader) -> list[int]:
 def test_a_torn_commit_changes_nothing_and_is_said_again(root: Path, name: str, torn: str) -> None:
     append(LogWriter(root, CLOSED), 40)
     compact(root, 20)
-    held = {CHANGES: LogReader(root).version, COMPACTED: state(root).version}  # type: ignore[union-attr]
+    held = {CHANGES: LogReader(root).version, COMPACTED: read_compacted_state(root).version}  # type: ignore[union-attr]
     commit = commit_file(root / name, held[name])
     half = len(commit.read_bytes()) // 2
     kept, zeros = KEPT[torn]

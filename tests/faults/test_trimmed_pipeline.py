@@ -68,7 +68,7 @@ def test_sinks_and_their_replays_over_a_log_that_is_trimmed_all_the_time_equal_t
     for _ in range(2):
         wait_for_trim(pipeline)
     assert_equal(pipeline)
-    assert {consumer.name for consumer in consumers.ls(pipeline.log)} == {"lake", "find"}
+    assert {consumer.name for consumer in consumers.list_consumers(pipeline.log)} == {"lake", "find"}
     for sink in ("lake", "find"):
         assert cdc(pipeline, "replay", sink)["ok"], pipeline.output()
     workload.stop()

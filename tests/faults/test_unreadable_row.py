@@ -14,7 +14,7 @@ import pytest
 from cdc.catalog import Catalog, CommandState, ProcessReport
 from cdc.errors import UndecodableWal, UnreadableRow
 from cdc.postgres.connection import connect
-from cdc.remedy import COMMAND, literal
+from cdc.remedy import COMMAND, complete_remedy
 from cdc.service.status import pipeline_status
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.table import TableState
@@ -54,7 +54,7 @@ def last_report(held: Captured) -> ProcessReport | None:
 
 def commands(remedy: str, held: Captured) -> list[str]:
     """Those that an error names, as they can be copied."""
-    return [match[1] for match in COMMAND.finditer(literal(remedy, file=str(held.path)))]
+    return [match[1] for match in COMMAND.finditer(complete_remedy(remedy, file=str(held.path)))]
 
 
 def carry_out(command: str, *more: str) -> Outcome:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA
 from cdc.log.compacted_state import CompactedWriter, WrittenFile
-from cdc.log.layout import statistics
+from cdc.log.layout import delta_statistics
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file
 from cdc.log.storage import write_parquet
@@ -82,4 +82,4 @@ def live(rows: list[Row], before: dict[Any, Any] | None = None) -> dict[Any, Any
 
 def _file(path: Root, rows: pa.Table) -> WrittenFile:
     size = write_parquet(rows.cast(LOG_SCHEMA), path)
-    return WrittenFile(f"{path.parent.name}/{path.name}", rows.num_rows, size, statistics(rows))
+    return WrittenFile(f"{path.parent.name}/{path.name}", rows.num_rows, size, delta_statistics(rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cdc.log.compacted_state import state
+from cdc.log.compacted_state import read_compacted_state
 from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
@@ -77,7 +77,7 @@ def _compactor(root: Root) -> Step:
 
 
 def _in_runs(root: Root) -> list[int]:
-    found = state(root)
+    found = read_compacted_state(root)
     return [] if found is None else sorted(row["position"] for file in found.files for row in read(file))
 
 

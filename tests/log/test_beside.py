@@ -13,9 +13,9 @@ import pytest
 from cdc.log.consumers import Consumer, register
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
-from cdc.log.retention_worker import due
+from cdc.log.retention_worker import plan_trim
 from cdc.log.segments import SegmentLimits
-from cdc.log.vacuum import sweep
+from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.log.compacting import Row, between, compact, live, opened
@@ -63,7 +63,7 @@ class Beside:
     def writes(self) -> None:
         for number in range(self.commits):
             self.append()
-            if number % 4 == 0 and (trim := due(self.root, GRACE)) is not None:
+            if number % 4 == 0 and (trim := plan_trim(self.root, GRACE)) is not None:
                 self.writer.trim(trim.segments, trim.upto)
                 self.trimmed += 1
             if self.failures:
@@ -79,7 +79,7 @@ class Beside:
 
     def sweeps(self) -> None:
         while not self.done.wait(0.01):
-            sweep(self.root, GRACE)
+            vacuum(self.root, GRACE)
 
     def reads_anew(self) -> None:
         while not self.done.is_set():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import LogCorrupt, LogFenced
-from cdc.log.compacted_state import CompactedWriter, Run, WrittenFile, state
+from cdc.log.compacted_state import CompactedWriter, Run, WrittenFile, read_compacted_state
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import COMPACTED, LogIdentity
 from cdc.log.reader import LogReader
@@ -38,12 +38,12 @@ def run_of(writer: CompactedWriter, *positions: int) -> list[WrittenFile]:
 
 
 def test_a_log_that_was_never_compacted_has_no_state(root: Path):
-    assert state(root) is None
+    assert read_compacted_state(root) is None
 
 
 def test_a_run_comes_with_its_horizon(root: Path):
     compact(root, 20)
-    found = state(root)
+    found = read_compacted_state(root)
     assert found is not None
     assert (found.horizon, found.floor, rows_of(found.runs)) == (20, 0, [(20, 0), (20, 1)])
     assert [(run.rows, run.relations) for run in found.runs] == [(2, (16384, 16384))]
@@ -52,10 +52,10 @@ def test_a_run_comes_with_its_horizon(root: Path):
 
 def test_a_merge_replaces_the_runs_and_moves_no_row(root: Path):
     compact(root, 40, writer=compact(root, 20))
-    before = state(root)
+    before = read_compacted_state(root)
     assert before is not None
     compact(root, 40, merge=True, floor=15)
-    after = state(root)
+    after = read_compacted_state(root)
     assert after is not None
     assert (len(before.runs), len(after.runs), after.horizon, after.floor) == (2, 1, 40, 15)
     kept = live([r for file in before.files for r in read(file)])
@@ -96,7 +96,7 @@ def test_of_two_compactors_that_start_alike_the_second_fails(root: Path, merges:
     compact(root, 20 if merges else 30, writer=first, merge=merges)
     with pytest.raises(LogFenced):
         compact(root, 20 if merges else 40, writer=second, merge=merges)
-    found = state(root)
+    found = read_compacted_state(root)
     assert found is not None
     assert found.runs == first.runs
 
@@ -191,7 +191,7 @@ def test_compactors_that_live_for_one_commit_make_checkpoints_in_their_turn(root
 def test_the_table_of_another_log_is_refused(root: Path, tmp_path: Path):
     compact(root, 20)
     with pytest.raises(LogCorrupt, match="another log"):
-        state(root, "other")
+        read_compacted_state(root, "other")
     log = LogReader(root)
     with pytest.raises(LogCorrupt, match="another log"):
         CompactedWriter.open(tmp_path, LogIdentity(system_id="1", database="x"), log.log_id)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import LogCorrupt
-from cdc.log.consumers import FOLDER, Consumer, forget, ls, register
+from cdc.log.consumers import FOLDER, Consumer, forget, list_consumers, register
 from cdc.position import Position
 
 
@@ -16,25 +16,25 @@ def consumer(uuid: str = "1-a", position: int = 5, pinned: int | None = None, se
 
 
 def test_nobody_reads_a_new_log(tmp_path: Path):
-    assert ls(tmp_path) == []
+    assert list_consumers(tmp_path) == []
 
 
 def test_the_last_word_of_each_counts(tmp_path: Path):
     for word in (consumer(), consumer("2"), consumer(position=9, pinned=3, seen_at=17)):
         register(tmp_path, word)
-    assert ls(tmp_path) == [consumer(position=9, pinned=3, seen_at=17), consumer("2")]
+    assert list_consumers(tmp_path) == [consumer(position=9, pinned=3, seen_at=17), consumer("2")]
 
 
 def test_positions_of_every_epoch_are_kept(tmp_path: Path):
     register(tmp_path, consumer(position=(2 << 52) + 7))
-    assert ls(tmp_path)[0].position.epoch == 2
+    assert list_consumers(tmp_path)[0].position.epoch == 2
 
 
 def test_a_consumer_is_forgotten_once(tmp_path: Path):
     register(tmp_path, consumer())
     assert forget(tmp_path, "1-a")
     assert not forget(tmp_path, "1-a")
-    assert ls(tmp_path) == []
+    assert list_consumers(tmp_path) == []
 
 
 @pytest.mark.parametrize("uuid", ["", "../x", "a/b", ".", "a.b", "x" * 65, "a\n"])
@@ -49,10 +49,10 @@ def test_a_word_that_cannot_be_read_is_an_error_and_not_silence(tmp_path: Path, 
     register(tmp_path, consumer())
     (tmp_path / FOLDER / "1-a.json").write_text(content)
     with pytest.raises(LogCorrupt, match=r"'1-a\.json'"):
-        ls(tmp_path)
+        list_consumers(tmp_path)
 
 
 def test_what_a_killed_process_left_half_written_is_nobody(tmp_path: Path):
     register(tmp_path, consumer())
     (tmp_path / FOLDER / ".2.json.0.tmp").write_text("{")
-    assert len(ls(tmp_path)) == 1
+    assert len(list_consumers(tmp_path)) == 1

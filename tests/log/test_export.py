@@ -9,7 +9,7 @@ import pytest
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError, LogTrimmed
-from cdc.log.export import Exported, span, write_lines, write_parquet
+from cdc.log.export import ExportResult, export_range, write_lines, write_parquet
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from tests.log.whole_log import RESTORED, build
@@ -29,21 +29,21 @@ def places(out: Path) -> list[tuple[int, int]]:
 
 
 def test_parquet_holds_the_rows_as_they_are(log: LogReader, tmp_path: Path):
-    asked = span(log, None, None, None)
+    asked = export_range(log, None, None, None)
     done = write_parquet(log, asked, tmp_path / "out")
     expected = [r for batch in log.rows(log.oldest, Position(RESTORED + 10)) for r in batch.to_pylist()]
     (file,) = (tmp_path / "out").iterdir()
     assert pq.ParquetFile(file).read().to_pylist() == expected
-    assert done == Exported(len(expected), 1, file.stat().st_size)
+    assert done == ExportResult(len(expected), 1, file.stat().st_size)
 
 
 def test_a_range_includes_both_of_its_ends(log: LogReader, tmp_path: Path):
-    write_parquet(log, span(log, Position(120), Position(130), None), tmp_path / "out")
+    write_parquet(log, export_range(log, Position(120), Position(130), None), tmp_path / "out")
     assert {position for position, _ in places(tmp_path / "out")} == {120, 130}
 
 
 def test_of_named_tables_come_only_their_rows(log: LogReader, tmp_path: Path):
-    asked = span(log, None, None, lambda topic: topic == "shop.items")
+    asked = export_range(log, None, None, lambda topic: topic == "shop.items")
     assert places_after(log, asked, tmp_path) == {(140, 1), (140, 2), (140, 3), (RESTORED + 10, 1)}
 
 
@@ -53,7 +53,7 @@ def places_after(log: LogReader, asked: object, folder: Path) -> set[tuple[int, 
 
 
 def test_files_end_after_so_many_rows(log: LogReader, tmp_path: Path):
-    done = write_parquet(log, span(log, None, None, None), tmp_path / "out", file_rows=3)
+    done = write_parquet(log, export_range(log, None, None, None), tmp_path / "out", file_rows=3)
     assert done.files > 2
     assert sorted(places(tmp_path / "out")) == sorted(set(places(tmp_path / "out")))
     assert len(places(tmp_path / "out")) == done.rows
@@ -62,7 +62,7 @@ def test_files_end_after_so_many_rows(log: LogReader, tmp_path: Path):
 def test_what_is_there_is_never_written_over(log: LogReader, tmp_path: Path):
     (tmp_path / "out").write_text("mine")
     for write in (
-        lambda: write_parquet(log, span(log, None, None, None), tmp_path / "out"),
+        lambda: write_parquet(log, export_range(log, None, None, None), tmp_path / "out"),
         lambda: write_lines([{}], tmp_path / "out"),
     ):
         with pytest.raises(ConfigError, match="there already"):
@@ -87,5 +87,5 @@ def test_what_fails_leaves_nothing_behind(tmp_path: Path):
 
 def test_what_was_trimmed_is_told_with_the_first_that_is_left(log: LogReader):
     with pytest.raises(LogTrimmed) as refused:
-        span(log, Position(100), None, None)
+        export_range(log, Position(100), None, None)
     assert str(Position(116)) in refused.value.fix

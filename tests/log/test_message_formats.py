@@ -13,9 +13,9 @@ from cdc.log.message_formats import (
     Row,
     SchemaInForce,
     SourceBlock,
-    filtered,
+    filter_messages,
+    json_value,
     messages,
-    typed,
 )
 from cdc.position import Position
 from cdc.table import Column, TableSchema
@@ -43,11 +43,11 @@ def test_integers_and_booleans_are_json_and_all_else_is_text() -> None:
     def column(oid: int, kind: str) -> Column:
         return Column(id=1, name="x", type_oid=oid, type_name=kind)
 
-    assert typed("9223372036854775807", column(20, "bigint")) == 2**63 - 1
-    assert typed("f", column(16, "boolean")) is False
-    assert typed("1.10", column(1700, "numeric")) == "1.10"
-    assert typed(None, column(20, "bigint")) is None
-    assert typed("7", None) == "7"
+    assert json_value("9223372036854775807", column(20, "bigint")) == 2**63 - 1
+    assert json_value("f", column(16, "boolean")) is False
+    assert json_value("1.10", column(1700, "numeric")) == "1.10"
+    assert json_value(None, column(20, "bigint")) is None
+    assert json_value("7", None) == "7"
 
 
 def test_cdc_lists_unchanged_columns_and_invents_no_value_for_them() -> None:
@@ -137,5 +137,5 @@ def test_names_follow_the_schema_rows_that_pass() -> None:
 
 def test_an_operation_filter_keeps_the_header_of_a_key_change() -> None:
     found = messages(moved(), SchemaInForce({16384: SCHEMA}), MessageFormat.DEBEZIUM, PLACE)
-    kept = list(filtered(found, frozenset("d")))
+    kept = list(filter_messages(found, frozenset("d")))
     assert [message["headers"] for message in kept] == [{"__debezium.newkey": {"id": 2}}] * 2

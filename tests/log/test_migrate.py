@@ -11,14 +11,14 @@ import pytest
 from cdc.errors import LogError, LogFenced, LogFormatUnknown
 from cdc.log.audit.commits import parsed
 from cdc.log.audit.verify import verify
-from cdc.log.compacted_state import CompactedWriter, state
+from cdc.log.compacted_state import CompactedWriter, read_compacted_state
 from cdc.log.layout import CHANGES, COMPACTED, FORMAT, LogIdentity, commit_file, format_of
-from cdc.log.migrate import STEPS, Migrated, describe, migrate
+from cdc.log.migrate import STEPS, MigrationResult, describe, migrate_log
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.log.storage import open_table
-from cdc.log.vacuum import sweep
+from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.cli.command import spawn
@@ -35,7 +35,7 @@ def _root(tmp_path: Path) -> Path:
 
 def told(root: Root) -> tuple[Any, ...]:
     """All that readers go by."""
-    log, compacted = LogReader(root), state(root)
+    log, compacted = LogReader(root), read_compacted_state(root)
     assert compacted is not None
     rows = [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]
     return log.durable, log.oldest, log.last_commit, compacted.horizon, compacted.floor, log.schema_history(), rows
@@ -57,7 +57,7 @@ def test_an_older_log_is_read_as_it_is(root: Path):
 
 def test_what_an_older_version_let_go_of_is_swept(root: Path):
     """Its notes do not say how large the files are."""
-    assert sweep(root, Retention(max_age=0.0, grace=0.0)).files == 3
+    assert vacuum(root, Retention(max_age=0.0, grace=0.0)).files == 3
     assert not list((root / "_leaving").glob("*.json"))
 
 
@@ -71,7 +71,7 @@ def test_an_older_log_is_not_written_and_the_error_says_what_to_do(root: Path):
 
 def test_migration_keeps_every_position_and_every_row(root: Path):
     before = told(root)
-    assert migrate(root) == Migrated(1, FORMAT)
+    assert migrate_log(root) == MigrationResult(1, FORMAT)
     assert told(root) == before
     assert formats(root) == [FORMAT, FORMAT]
     assert verify(root).is_sound
@@ -79,14 +79,14 @@ def test_migration_keeps_every_position_and_every_row(root: Path):
 
 def test_the_commit_that_says_so_carries_the_position_as_every_other_does(root: Path):
     """So of two that write at once one is refused."""
-    migrate(root)
+    migrate_log(root)
     for name, position in ((CHANGES, 130), (COMPACTED, 110)):
         said = parsed(commit_file(root / name, open_table(root / name).version()).read_text(), LogReader(root).log_id)
         assert (said.position, said.added) == (position, {})
 
 
 def test_a_migrated_log_is_written_and_compacted_on(root: Path):
-    migrate(root)
+    migrate_log(root)
     writer = LogWriter(root, LIMITS)
     writer.commit(writer.stage(table(row(140))), info(140))
     compactor = CompactedWriter.open(root, IDENTITY, writer.log_id)
@@ -96,9 +96,9 @@ def test_a_migrated_log_is_written_and_compacted_on(root: Path):
 
 
 def test_migrating_again_changes_nothing(root: Path):
-    migrate(root)
+    migrate_log(root)
     versions = [open_table(root / name).version() for name in (CHANGES, COMPACTED)]
-    assert migrate(root) == Migrated(FORMAT, FORMAT)
+    assert migrate_log(root) == MigrationResult(FORMAT, FORMAT)
     assert [open_table(root / name).version() for name in (CHANGES, COMPACTED)] == versions
 
 
@@ -116,11 +116,11 @@ def test_killed_on_its_way_a_migration_is_run_again(tmp_path: Path, root: Path, 
         f"log: {{path: '{root}'}}\n"
     )
     before = told(root)
-    killed = spawn("migrate", "log", "-c", definition, environment={"CDC_FAILPOINT": point})
+    killed = spawn("migrate_log", "log", "-c", definition, environment={"CDC_FAILPOINT": point})
     assert killed.status == -9
     assert formats(root) == left
     assert told(root) == before
-    migrate(root)
+    migrate_log(root)
     assert told(root) == before
     assert formats(root) == [FORMAT, FORMAT]
 
@@ -136,20 +136,20 @@ def test_a_writer_that_runs_while_the_format_is_raised_is_fenced(tmp_path: Path)
 
 def test_a_new_log_is_of_this_format(tmp_path: Path):
     LogWriter.open(tmp_path, IDENTITY, LIMITS)
-    assert migrate(tmp_path) == Migrated(FORMAT, FORMAT)
+    assert migrate_log(tmp_path) == MigrationResult(FORMAT, FORMAT)
 
 
 @pytest.mark.parametrize("name", [CHANGES, COMPACTED])
 def test_a_newer_table_is_refused_by_every_reader_and_writer_and_left_alone(root: Path, name: str):
-    migrate(root)
+    migrate_log(root)
     log_id = LogReader(root).log_id
     newer = LogIdentity.to_description(IDENTITY).replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}')
     describe(root / name, log_id, newer)
-    users = [lambda: LogReader(root), lambda: migrate(root), lambda: verify(root)]
+    users = [lambda: LogReader(root), lambda: migrate_log(root), lambda: verify(root)]
     if name == CHANGES:
         users.append(lambda: LogWriter(root, LIMITS))
     else:
-        users += [lambda: CompactedWriter(root, log_id), lambda: state(root, log_id)]
+        users += [lambda: CompactedWriter(root, log_id), lambda: read_compacted_state(root, log_id)]
     for use in users:
         with pytest.raises(LogFormatUnknown, match=f"got {FORMAT + 1}"):
             use()
@@ -157,4 +157,4 @@ def test_a_newer_table_is_refused_by_every_reader_and_writer_and_left_alone(root
 
 def test_without_a_log_there_is_nothing_to_migrate(tmp_path: Path):
     with pytest.raises(LogError, match="no change log"):
-        migrate(tmp_path)
+        migrate_log(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from cdc.log import removed_files
 from cdc.log.layout import CHANGES, CommitInfo
 from cdc.log.object_path import Root
-from cdc.log.orphan_files import remove_leftovers
+from cdc.log.orphan_files import remove_staged_files
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -44,15 +44,15 @@ def commit(writer: LogWriter, position: int) -> Root:
 def test_a_staged_file_that_was_never_committed_is_removed(writer: LogWriter, tmp_path: Path) -> None:
     (staged,) = writer.stage(table(row(200), row(200, 1)))
     dated(staged.path, -MINUTE)
-    assert remove_leftovers(tmp_path) == staged.size
+    assert remove_staged_files(tmp_path) == staged.size
     assert not staged.path.exists()
-    assert remove_leftovers(tmp_path) == 0
+    assert remove_staged_files(tmp_path) == 0
 
 
 def test_what_the_log_holds_stays_however_young_it_looks(writer: LogWriter, tmp_path: Path) -> None:
     file = commit(writer, 200)
     dated(file, MINUTE)
-    assert remove_leftovers(tmp_path) == 0
+    assert remove_staged_files(tmp_path) == 0
     assert sum(batch.num_rows for batch in LogReader(tmp_path).rows(Position(0), Position(200))) == 2
 
 
@@ -62,8 +62,8 @@ def test_a_file_that_the_log_has_let_go_stays_for_who_still_reads_it(tmp_path: P
     let_go = file.with_name("let-go.parquet")
     let_go.write_bytes(file.read_bytes())
     dated(let_go, MINUTE)  # the clock went back since
-    removed_files.note(tmp_path, CHANGES, {f"{let_go.parent.name}/{let_go.name}": 1}, 2)
-    assert remove_leftovers(tmp_path) == 0
+    removed_files.record_removal(tmp_path, CHANGES, {f"{let_go.parent.name}/{let_go.name}": 1}, 2)
+    assert remove_staged_files(tmp_path) == 0
     assert let_go.exists()
 
 
@@ -72,4 +72,4 @@ def test_a_file_that_goes_while_it_is_looked_at_is_no_error(tmp_path: Path) -> N
     """As when it was trimmed, and is swept by another process; a link that leads nowhere is listed and not there."""
     file = next((tmp_path / "changes").glob("segment=*/*.parquet"))
     file.with_name("swept.parquet").symlink_to("nowhere")
-    assert remove_leftovers(tmp_path) == 0
+    assert remove_staged_files(tmp_path) == 0

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc.log.storage import by_threads, parquet_file
+from cdc.log.storage import can_read_in_threads, parquet_file
 from tests.fixtures.spent import bytes_read
 
 
@@ -36,14 +36,14 @@ def test_no_other_thread_asks_a_python_file_for_bytes() -> None:
     pq.write_table(rows, sink, row_group_size=5_000)
     source = Recorded(sink.getvalue().to_pybytes())
 
-    found = parquet_file(source).read_row_groups([0, 1, 2, 3], use_threads=by_threads(source))
+    found = parquet_file(source).read_row_groups([0, 1, 2, 3], use_threads=can_read_in_threads(source))
 
     assert found == rows
     assert source.threads == {get_ident()}
 
 
 def test_pyarrow_may_read_its_own_memory_by_threads() -> None:
-    assert by_threads(pa.BufferReader(b""))
+    assert can_read_in_threads(pa.BufferReader(b""))
 
 
 def test_of_a_file_on_disk_the_footer_is_read_once_and_nothing_else_but_what_is_asked_for(tmp_path: Path) -> None:

@@ -12,20 +12,20 @@ from cdc.errors import LogError, LogFenced, LogFormatUnknown
 from cdc.log import consumers, retention_worker
 from cdc.log.audit.verify import verify
 from cdc.log.checkpoint import checkpoint
-from cdc.log.compacted_state import CompactedWriter, state
+from cdc.log.compacted_state import CompactedWriter, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.layout import CHANGES, COMPACTED, FORMAT, commit_file, segment_of
-from cdc.log.migrate import Migrated, migrate
+from cdc.log.migrate import MigrationResult, migrate_log
 from cdc.log.object_path import Root
-from cdc.log.orphan_files import remove_leftovers
-from cdc.log.pending_epoch import EpochIntent, declare, declared, fulfil
+from cdc.log.orphan_files import remove_staged_files
+from cdc.log.pending_epoch import PendingEpoch, read_pending_epoch, remove_pending_epoch, write_pending_epoch
 from cdc.log.reader import PROBE_EVERY, LogReader
 from cdc.log.retention import Retention
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.segments import SegmentLimits
-from cdc.log.small_file_rewrite import GATHERED, SETTLED, SmallFileRewriter, due, rewritten
+from cdc.log.small_file_rewrite import GATHERED, SETTLED, SmallFileRewriter, plan_rewrite, rewrite_files
 from cdc.log.storage import open_table
-from cdc.log.vacuum import sweep, waiting
+from cdc.log.vacuum import vacuum, waiting
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.fixtures.waiting import until
@@ -129,7 +129,7 @@ def test_what_was_staged_and_never_committed_is_removed(root: Root) -> None:
 
 def remove_leftovers_of(writer: LogWriter, root: Root) -> bool:
     writer.stage(table(row(20)))
-    return remove_leftovers(root) > 0
+    return remove_staged_files(root) > 0
 
 
 def test_segments_are_trimmed_and_swept_and_the_state_is_read_instead(root: Root) -> None:
@@ -138,13 +138,13 @@ def test_segments_are_trimmed_and_swept_and_the_state_is_read_instead(root: Root
     compact(root, 30)
     consumers.register(root, Consumer("a-1", "lake", Position(30)))
     before = live(between(LogReader(root), Position(0), Position(40)))
-    trim = retention_worker.due(root, AT_ONCE)
+    trim = retention_worker.plan_trim(root, AT_ONCE)
     assert trim is not None
     writer.trim(trim.segments, trim.upto)
     gone: list[Root] = list((root / CHANGES).glob("segment=0/*.parquet"))
 
     assert waiting(root) > 0
-    assert sweep(root, AT_ONCE).files == 3
+    assert vacuum(root, AT_ONCE).files == 3
     assert gone
     assert not any(file.exists() for file in gone)
     assert waiting(root) == 0
@@ -156,9 +156,9 @@ def test_segments_are_trimmed_and_swept_and_the_state_is_read_instead(root: Root
 def test_small_files_become_one_row_for_row(root: Root) -> None:
     writer = LogWriter.open(root, IDENTITY, LIMITS)
     append(writer, 10, 20, 30)
-    job = due(LogReader(root).every_file(), many=2)
+    job = plan_rewrite(LogReader(root).every_file(), many=2)
     assert job is not None
-    made = rewritten(root, job, lambda: False)
+    made = rewrite_files(root, job, lambda: False)
     assert made is not None
     assert writer.rewrite(made.made, made.gone)
     append(writer, 40)
@@ -195,7 +195,7 @@ def test_a_log_of_an_older_format_is_migrated(root: Root) -> None:
     before = told(root)
     with pytest.raises(LogFormatUnknown):
         LogWriter(root, LIMITS)
-    assert migrate(root) == Migrated(1, FORMAT)
+    assert migrate_log(root) == MigrationResult(1, FORMAT)
     assert told(root) == before
     append(LogWriter(root, LIMITS), 140)
     assert verify(root).is_sound
@@ -212,7 +212,7 @@ def test_one_of_two_compactors_is_fenced_and_runs_merge(root: Root) -> None:
 
     assert len(set(numbers)) == 2
     assert merged.horizon == 30
-    held = state(root)
+    held = read_compacted_state(root)
     assert held is not None
     assert len(held.runs) == 1
     assert live(between(LogReader(root), Position(0), Position(30))).keys() == {(16384, ("0",)), (16384, ("1",))}
@@ -236,26 +236,26 @@ def test_consumers_are_replaced_listed_and_forgotten(root: Root) -> None:
     consumers.register(root, Consumer("b-2", "index", Position(5)))
     consumers.register(root, replace(lake, position=Position(20)))
 
-    assert [(c.name, c.position) for c in consumers.ls(root)] == [("index", 5), ("lake", 20)]
+    assert [(c.name, c.position) for c in consumers.list_consumers(root)] == [("index", 5), ("lake", 20)]
     assert consumers.forget(root, "b-2")
     assert not consumers.forget(root, "b-2")
-    assert [c.name for c in consumers.ls(root)] == ["lake"]
+    assert [c.name for c in consumers.list_consumers(root)] == ["lake"]
 
 
 def test_an_intent_is_declared_and_fulfilled(root: Root) -> None:
     LogWriter.open(root, IDENTITY, LIMITS)
-    assert declared(root) is None
-    declare(root, EpochIntent(2, "restored"))
-    assert declared(root) == EpochIntent(2, "restored")
-    fulfil(root)
-    fulfil(root)
-    assert declared(root) is None
+    assert read_pending_epoch(root) is None
+    write_pending_epoch(root, PendingEpoch(2, "restored"))
+    assert read_pending_epoch(root) == PendingEpoch(2, "restored")
+    remove_pending_epoch(root)
+    remove_pending_epoch(root)
+    assert read_pending_epoch(root) is None
 
 
 def test_who_asks_for_a_trim_is_seen_until_it_is_done(root: Root) -> None:
     LogWriter.open(root, IDENTITY, LIMITS)
-    retention_worker.ask(root)
-    asked = root / retention_worker.ASKED
+    retention_worker.request_trim(root)
+    asked = root / retention_worker.REQUEST_FILE
     assert asked.exists()
     with retention_worker.RetentionWorker(root, AT_ONCE, Event().set):
         until(lambda: not asked.exists(), "a look", seconds=60)

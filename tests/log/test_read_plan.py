@@ -42,7 +42,7 @@ class Consumer:
         assert after < upto <= view.durable or after == upto >= view.durable
         found = model.rows(read_plan.files(view, after, upto), after, upto)
         assert len(found) == len(set(found))
-        if any(after < gap.last and after < gap.told <= upto for gap in model.lost):
+        if any(after < gap.last and after < gap.recorded_at <= upto for gap in model.lost):
             self.state = model.state(upto)  # it is told, and copied anew
         else:
             self.state = fold(self.state, found)
@@ -120,7 +120,7 @@ class Model:
             return
         gone, told = files[round((len(files) - 1) * share)], Position(self.view.durable + 1)
         mark = replace(self._file([(told, "", None)], self.segment), schemas_only=True)
-        named = replace(mark, path=lost_ranges.name(gone.first, gone.last))
+        named = replace(mark, path=lost_ranges.lost_range_file_name(gone.first, gone.last))
         self.content[named.path] = []
         self.left = [row for row in self.left if row not in self.content[gone.path]]
         self.lost.append(lost_ranges.LostRange(gone.first, gone.last, told))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cdc.log.consumers import Consumer, register
-from cdc.log.removed_files import notes
-from cdc.log.retention_worker import ask
+from cdc.log.removed_files import list_removals
+from cdc.log.retention_worker import request_trim
 from cdc.log.vacuum import waiting
 from cdc.position import Position
 from tests.faults.capture import Captured
@@ -41,11 +41,11 @@ def test_a_running_reader_trims_what_everybody_has_read_and_goes_on(held: Captur
         durable = held.log.durable or Position(0)
         compact(root, durable)
         register(root, Consumer("c", "lake", durable))
-        ask(root)
+        request_trim(root)
         reading.until(lambda: held.log.oldest > 0, "the trim")
         assert segments(held) == 1
-        ask(root)
-        reading.until(lambda: notes(root) == {}, "the files of it gone")
+        request_trim(root)
+        reading.until(lambda: list_removals(root) == {}, "the files of it gone")
         run_sql(held.dsn, "DELETE FROM t WHERE id = 2", "INSERT INTO t VALUES (3, 'later')")
         reading.caught_up()
     assert held.folded("t") == [("1", "new 2"), ("3", "later")]

@@ -16,9 +16,9 @@ from cdc.errors import LogTrimmed
 from cdc.log.consumers import Consumer, register
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
-from cdc.log.retention_worker import due
+from cdc.log.retention_worker import plan_trim
 from cdc.log.segments import SegmentLimits
-from cdc.log.vacuum import sweep
+from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.log.compacting import Row, between, compact, live, opened
@@ -72,7 +72,7 @@ class World:
             compact(self.root, upto, writer=self.compactor, merge=merge, floor=min(low, upto) if merge else 0)
 
     def trim(self, max_age: float) -> None:
-        trim = due(self.root, Retention(max_age=max_age, grace=0.0))
+        trim = plan_trim(self.root, Retention(max_age=max_age, grace=0.0))
         if trim is not None:
             self.writer.trim(trim.segments, trim.upto)
 
@@ -80,7 +80,7 @@ class World:
         """Nobody holds an old view by now."""
         for sink in self.sinks:
             sink.log.refresh()
-        sweep(self.root, Retention(max_age=0.0, grace=0.0))
+        vacuum(self.root, Retention(max_age=0.0, grace=0.0))
 
     def restart(self) -> None:
         self.writer, self.compactor = LogWriter(self.root, EVERY), opened(self.root)
@@ -111,7 +111,7 @@ steps = st.lists(
         st.tuples(st.just("append"), changes),
         st.tuples(st.just("compact"), st.booleans(), st.booleans()),
         st.tuples(st.just("trim"), st.sampled_from([0.0, 1e9])),
-        st.tuples(st.just("sweep")),
+        st.tuples(st.just("vacuum")),
         st.tuples(st.just("restart")),
         st.tuples(st.just("register"), number),
         st.tuples(st.just("read"), number, st.none() | st.integers(1, 4), st.booleans()),

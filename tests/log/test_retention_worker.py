@@ -12,9 +12,9 @@ import pytest
 
 from cdc.log.consumers import FOLDER, Consumer, register
 from cdc.log.reader import LogReader
-from cdc.log.removed_files import notes
+from cdc.log.removed_files import list_removals
 from cdc.log.retention import Retention
-from cdc.log.retention_worker import ASKED, RetentionWorker, TrimPlan, ask, due
+from cdc.log.retention_worker import REQUEST_FILE, RetentionWorker, TrimPlan, plan_trim, request_trim
 from cdc.log.segments import SegmentLimits
 from cdc.log.small_file_rewrite import FEW
 from cdc.log.writer import LogWriter
@@ -38,11 +38,11 @@ def _writer(tmp_path: Path) -> LogWriter:
 
 
 def test_nothing_is_due_before_the_log_is_compacted(writer: LogWriter, tmp_path: Path):
-    assert due(tmp_path, KEPT) is None
+    assert plan_trim(tmp_path, KEPT) is None
     compact(tmp_path, 20)
-    assert due(tmp_path, KEPT) == TrimPlan((0, 1), Position(20))
+    assert plan_trim(tmp_path, KEPT) == TrimPlan((0, 1), Position(20))
     writer.trim([0, 1], Position(20))
-    assert due(tmp_path, KEPT) is None
+    assert plan_trim(tmp_path, KEPT) is None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_copy_that_has_not_ended_keeps_what_came_since_it_began(
         writer.commit(writer.stage(table(said.get(position, row(position)))), info(position))
     register(tmp_path, Consumer("c", "lake", Position(35)))
     compact(tmp_path, 40)
-    assert due(tmp_path, KEPT) == expected
+    assert plan_trim(tmp_path, KEPT) == expected
 
 
 def said_at(position: int, state: TableState) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def test_the_committing_thread_is_woken_and_trims(
 ):
     assert trimmer.carry_out(writer) is None
     compact(tmp_path, 40)
-    ask(tmp_path)
+    request_trim(tmp_path)
     assert woken.wait(60)
     assert trimmer.carry_out(writer) == TrimPlan((0, 1, 2), Position(30))
     assert trimmer.carry_out(writer) is None
@@ -101,19 +101,19 @@ def test_the_committing_thread_is_woken_and_trims(
 @pytest.mark.usefixtures("writer")
 def test_what_is_asked_for_is_done_at_once(tmp_path: Path, trimmer: RetentionWorker):
     assert trimmer is not None
-    until(lambda: not (tmp_path / ASKED).exists(), "the first look")
-    ask(tmp_path)
-    until(lambda: not (tmp_path / ASKED).exists(), "the look that was asked for")
+    until(lambda: not (tmp_path / REQUEST_FILE).exists(), "the first look")
+    request_trim(tmp_path)
+    until(lambda: not (tmp_path / REQUEST_FILE).exists(), "the look that was asked for")
 
 
 def test_a_look_that_fails_is_made_again(writer: LogWriter, tmp_path: Path, trimmer: RetentionWorker, woken: Event):
     compact(tmp_path, 40)
     broken = tmp_path / FOLDER / "d.json"
     broken.write_text("{")
-    ask(tmp_path)
-    until(lambda: not (tmp_path / ASKED).exists(), "the look that fails")
+    request_trim(tmp_path)
+    until(lambda: not (tmp_path / REQUEST_FILE).exists(), "the look that fails")
     broken.unlink()
-    ask(tmp_path)
+    request_trim(tmp_path)
     assert woken.wait(60)
     assert trimmer.carry_out(writer) is not None
 
@@ -129,15 +129,15 @@ def test_what_is_settled_is_found_beside_and_put_in_place_by_who_commits(tmp_pat
         trimmer.carry_out(later)
         assert len(LogReader(tmp_path).every_file()) == 2
         later.commit([], info(100))
-        ask(tmp_path)
-        until(lambda: not notes(tmp_path), "the old files gone")
+        request_trim(tmp_path)
+        until(lambda: not list_removals(tmp_path), "the old files gone")
 
 
 def test_a_trim_that_is_no_more_possible_is_told_and_stops_nothing(
     writer: LogWriter, tmp_path: Path, trimmer: RetentionWorker, woken: Event
 ):
     compact(tmp_path, 40)
-    ask(tmp_path)
+    request_trim(tmp_path)
     assert woken.wait(60)
     (tmp_path / "compacted").rename(tmp_path / "elsewhere")
     assert trimmer.carry_out(writer) is None
@@ -145,7 +145,7 @@ def test_a_trim_that_is_no_more_possible_is_told_and_stops_nothing(
 
 
 def test_without_a_retention_nothing_is_looked_at(tmp_path: Path, woken: Event):
-    ask(tmp_path)
+    request_trim(tmp_path)
     with RetentionWorker(tmp_path, None, woken.set):
         pass
-    assert (tmp_path / ASKED).exists()
+    assert (tmp_path / REQUEST_FILE).exists()

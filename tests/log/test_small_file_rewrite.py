@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.log.layout import CHANGES, GROUP, SMALL_GROUP, LogFile, commit_file
-from cdc.log.orphan_files import remove_leftovers
+from cdc.log.orphan_files import remove_staged_files
 from cdc.log.reader import LogReader
-from cdc.log.removed_files import notes
+from cdc.log.removed_files import list_removals
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.segments import SegmentLimits
 from cdc.log.small_file_rewrite import (
@@ -33,8 +33,8 @@ from cdc.log.small_file_rewrite import (
     Rewrite,
     RewriteJob,
     SmallFileRewriter,
-    due,
-    rewritten,
+    plan_rewrite,
+    rewrite_files,
 )
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -75,9 +75,9 @@ def never() -> bool:
 
 
 def written(root: Path) -> Rewrite:
-    job = due(LogReader(root).every_file())
+    job = plan_rewrite(LogReader(root).every_file())
     assert job is not None
-    made = rewritten(root, job, never)
+    made = rewrite_files(root, job, never)
     assert made is not None
     return made
 
@@ -176,8 +176,8 @@ def test_who_reads_the_old_files_keeps_them(writer: LogWriter, tmp_path: Path):
     files = reader.files(Position(0), Position(500))
     made = written(tmp_path)
     writer.rewrite(made.made, made.gone)
-    assert {path for note in notes(tmp_path).values() for path in note.paths} == set(made.gone)
-    assert remove_leftovers(tmp_path) == 0
+    assert {path for note in list_removals(tmp_path).values() for path in note.paths} == set(made.gone)
+    assert remove_staged_files(tmp_path) == 0
     assert reader.files(Position(0), Position(500)) == files
     assert sum(batch.num_rows for batch in reader.rows(Position(0), Position(500))) == len(everything(tmp_path))
 
@@ -191,22 +191,22 @@ def test_a_writer_that_is_killed_leaves_the_old_files_or_the_new_ones(tmp_path: 
     )
     assert killed.returncode == -signal.SIGKILL
     assert (names(tmp_path)[SETTLED], everything(tmp_path)) == (settled_files, rows)
-    remove_leftovers(tmp_path)
+    remove_staged_files(tmp_path)
     again = LogWriter(tmp_path, SegmentLimits(size=1, age=1.0))
     if not settled_files:
         made = written(tmp_path)
         assert again.rewrite(made.made, made.gone)
-    assert due(LogReader(tmp_path).every_file()) is None
+    assert plan_rewrite(LogReader(tmp_path).every_file()) is None
     assert (names(tmp_path)[SETTLED], everything(tmp_path)) == (2, rows)
 
 
 @pytest.mark.usefixtures("writer")
 def test_who_is_stopped_leaves_nothing_behind(tmp_path: Path):
     files = set((tmp_path / CHANGES).rglob("*.parquet"))
-    job = due(LogReader(tmp_path).every_file())
+    job = plan_rewrite(LogReader(tmp_path).every_file())
     assert job is not None
     asked = count()
-    assert rewritten(tmp_path, job, lambda: next(asked) > len(job.groups[0])) is None
+    assert rewrite_files(tmp_path, job, lambda: next(asked) > len(job.groups[0])) is None
     assert set((tmp_path / CHANGES).rglob("*.parquet")) == files
 
 
@@ -236,10 +236,10 @@ def test_a_segment_with_a_file_that_cannot_be_read_stays_as_it_is(writer: LogWri
 @pytest.mark.usefixtures("writer")
 def test_a_file_that_lacks_rows_is_not_rewritten(tmp_path: Path):
     files = [replace(file, rows=file.rows + 1) for file in LogReader(tmp_path).every_file()]
-    job = due(files)
+    job = plan_rewrite(files)
     assert job is not None
     with pytest.raises(LogCorrupt, match="rows in place of"):
-        rewritten(tmp_path, job, never)
+        rewrite_files(tmp_path, job, never)
 
 
 def test_new_files_of_the_open_segment_are_gathered_and_those_when_it_closes_settled(tmp_path: Path):
@@ -264,9 +264,9 @@ def test_new_files_of_the_open_segment_are_gathered_and_those_when_it_closes_set
 
 @pytest.mark.usefixtures("writer")
 def test_memory_bounds_what_becomes_one_file(tmp_path: Path):
-    job = due(LogReader(tmp_path).every_file())
+    job = plan_rewrite(LogReader(tmp_path).every_file())
     assert job is not None
-    made = rewritten(tmp_path, job, never, memory=1)
+    made = rewrite_files(tmp_path, job, never, memory=1)
     assert made is not None
     assert [file.rows for file in made.made] == [file.rows for group in job.groups for file in group]
 
@@ -279,10 +279,10 @@ def test_in_a_file_of_more_tables_than_groups_the_groups_are_small(tmp_path: Pat
         writer.commit(writer.stage(table(*rows)), info(place))
     later = LogWriter(tmp_path, SegmentLimits(size=1, age=3600.0))
     later.commit(later.stage(table(row(500))), info(500))
-    job = due(LogReader(tmp_path).every_file())
+    job = plan_rewrite(LogReader(tmp_path).every_file())
     assert job is not None
 
-    made = rewritten(tmp_path, job, never)
+    made = rewrite_files(tmp_path, job, never)
 
     assert made is not None
     groups = pq.read_metadata(made.made[0].path)
@@ -306,7 +306,7 @@ def test_every_file_is_settled_once_and_only_small_neighbours_become_one(sizes: 
         for at in [Position(next(place))]
     ]
     left = files
-    while (job := due(left, many=FEW)) is not None:
+    while (job := plan_rewrite(left, many=FEW)) is not None:
         is_open = job.segment == max(file.segment for file in left)
         assert job.prefix == (GATHERED if is_open else SETTLED)
         for group in job.groups:
@@ -324,7 +324,7 @@ def test_files_of_a_copy_are_not_written_again(relations: tuple[int, int], *, ag
         LogFile(path=f"x/{n}", rows=1, size=2 << 20, first=at, last=at, segment=n // 20, relations=relations)
         for n, at in enumerate(map(Position, range(1, 41)))
     ]
-    assert (due(files) is not None) is again
+    assert (plan_rewrite(files) is not None) is again
 
 
 def replaced(files: list[LogFile], job: RewriteJob) -> list[LogFile]:

@@ -33,7 +33,7 @@ def test_everything_before_a_moment_was_committed_by_then_and_what_follows_was_n
             writer.commit(writer.stage(table(*rows)), info(own[-1][0]))
             placed += own
         log = LogReader(folder)
-        found = time_index.before(log.every_file(), log.durable or Position(0), BEGAN + moment)
+        found = time_index.position_before(log.every_file(), log.durable or Position(0), BEGAN + moment)
 
     assert all(at <= moment for position, at in placed if position <= found)
     following = [at for position, at in placed if position == found + 1]

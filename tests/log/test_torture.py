@@ -23,9 +23,9 @@ from cdc.log.consumers import Consumer, forget, register
 from cdc.log.layout import CommitInfo
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
-from cdc.log.retention_worker import due
+from cdc.log.retention_worker import plan_trim
 from cdc.log.segments import SegmentLimits
-from cdc.log.vacuum import sweep
+from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compaction.compact import compact
@@ -144,9 +144,9 @@ class Torture:
 
     def keep_small(self) -> None:
         """What the reader's process does between two commits."""
-        if (trim := due(self.root, GRACE)) is not None:
+        if (trim := plan_trim(self.root, GRACE)) is not None:
             self.writer.trim(trim.segments, trim.upto)
-        sweep(self.root, GRACE)
+        vacuum(self.root, GRACE)
 
     def oldest(self) -> Position:
         """Where the single changes begin."""

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from cdc.errors import LogCorrupt, LogFenced, LogTrimmed
-from cdc.log.inspect import newest
-from cdc.log.orphan_files import remove_leftovers
+from cdc.log.inspect import newest_rows
+from cdc.log.orphan_files import remove_staged_files
 from cdc.log.reader import LogReader
-from cdc.log.removed_files import notes
+from cdc.log.removed_files import list_removals
 from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -100,7 +100,7 @@ def test_what_is_trimmed_already_may_be_asked_for_again(writer: LogWriter, tmp_p
     writer.trim([0, 1], Position(20))
     version = LogReader(tmp_path).version
     writer.trim([0, 1], Position(20))
-    assert (LogReader(tmp_path).version, len(notes(tmp_path))) == (version, 1)
+    assert (LogReader(tmp_path).version, len(list_removals(tmp_path))) == (version, 1)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_reader_that_opened_before_the_trim_goes_on_reading_its_files(writer: 
     files = reader.files(Position(0), Position(60))
     compact(tmp_path, 40)
     writer.trim([0, 1, 2, 3], Position(40))
-    assert remove_leftovers(tmp_path) == 0
+    assert remove_staged_files(tmp_path) == 0
     assert reader.files(Position(0), Position(60)) == files
     assert sum(batch.num_rows for batch in reader.rows(Position(0), Position(60))) == 9
 
@@ -199,7 +199,7 @@ def test_the_commit_time_at_the_horizon_is_known(writer: LogWriter, tmp_path: Pa
 def test_people_are_shown_single_changes_alone(writer: LogWriter, tmp_path: Path):
     compact(tmp_path, 50)
     writer.trim([0, 1, 2, 3], Position(40))
-    shown = newest(LogReader(tmp_path), lambda _topic: True, 100)
+    shown = newest_rows(LogReader(tmp_path), lambda _topic: True, 100)
     assert shown["position"].to_pylist() == [50, 60]
 
 

@@ -17,17 +17,17 @@ from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown
 from cdc.log import consumers, parquet_check, removed_files
 from cdc.log.audit.commits import missing
-from cdc.log.audit.finding import AuditFinding, Damage
-from cdc.log.audit.orphan_files import remove
-from cdc.log.audit.rows import CommitClaim, Contents
-from cdc.log.audit.table_claims import look
+from cdc.log.audit.finding import AuditFinding, DamageKind
+from cdc.log.audit.orphan_files import remove_orphan_files
+from cdc.log.audit.rows import CommitClaim, FileContents
+from cdc.log.audit.table_claims import read_log_tables
 from cdc.log.audit.verify import AuditReport, AuditScope, verify
 from cdc.log.consumers import Consumer
 from cdc.log.layout import FORMAT
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.log.storage import open_table
-from cdc.log.vacuum import sweep
+from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compaction.compact import compact
@@ -59,7 +59,7 @@ def _writer(tmp_path: Path) -> LogWriter:
 
 def claim_at(root: Path, position: int, *, schemas: bool = False) -> CommitClaim:
     """The file of `changes` that begins at a position."""
-    claims = look(root).claims
+    claims = read_log_tables(root).claims
     return next(c for c in claims if (c.first, c.has_schemas_only) == (position, schemas) and c.table == "changes")
 
 
@@ -98,7 +98,7 @@ def test_a_flipped_byte_is_found_with_file_positions_and_tables(root: Path):
     claim = claim_at(root, 140)
     change(root / claim.path, page_of(root / claim.path, "after"))
     found = the_one(root)
-    assert (found.damage, found.file) == (Damage.UNREADABLE, claim.path)
+    assert (found.damage, found.file) == (DamageKind.UNREADABLE, claim.path)
     assert (found.first, found.last, found.tables) == (140, 140, ("shop.items", "shop.orders"))
     assert "columns after" in found.message
 
@@ -118,7 +118,7 @@ def test_any_flipped_byte_is_found_or_changes_nothing_that_is_read(root: Path, t
     for at in random.sample(range(claim.size), 120):
         shutil.copy(root / claim.path, copy)
         change(copy, at, 1 << random.randrange(8))
-        contents = Contents()
+        contents = FileContents()
         if parquet_check.read(copy, contents.add).unread or list(contents.faults(claim)):
             seen += 1
         else:
@@ -136,14 +136,14 @@ def truncate(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "damage"),
-    [(flip_footer, Damage.UNREADABLE), (truncate, Damage.SIZE), (Path.unlink, Damage.MISSING)],
+    [(flip_footer, DamageKind.UNREADABLE), (truncate, DamageKind.SIZE), (Path.unlink, DamageKind.MISSING)],
     ids=["footer", "truncated", "missing"],
 )
 @pytest.mark.parametrize("table", ["changes", "compacted"])
 def test_a_damaged_file_is_named_with_what_it_held(
-    root: Path, table: str, harm: Callable[[Path], None], damage: Damage
+    root: Path, table: str, harm: Callable[[Path], None], damage: DamageKind
 ):
-    claims = [c for c in look(root).claims if c.table == table and not c.has_schemas_only]
+    claims = [c for c in read_log_tables(root).claims if c.table == table and not c.has_schemas_only]
     claim = min(claims, key=lambda c: c.first)
     harm(root / claim.path)
     found = the_one(root)
@@ -155,18 +155,18 @@ def test_a_file_of_yesterday_under_the_same_name_is_found(root: Path):
     claim, other = claim_at(root, 120), claim_at(root, RESTORED + 10)
     shutil.copy(root / other.path, root / claim.path)
     found = the_one(root)
-    assert (found.damage, found.file, found.first) == (Damage.SIZE, claim.path, 120)
+    assert (found.damage, found.file, found.first) == (DamageKind.SIZE, claim.path, 120)
 
 
 def test_a_file_of_the_same_length_with_other_rows_is_found(writer: LogWriter, tmp_path: Path):
     root = tmp_path / "log"
     for position in range(110, 116):
         add(writer, row(position))
-    claims = sorted(look(root).claims, key=lambda claim: claim.size)
+    claims = sorted(read_log_tables(root).claims, key=lambda claim: claim.size)
     first, second = next(pair for pair in pairwise(claims) if pair[0].size == pair[1].size)
     shutil.copy(root / first.path, root / second.path)
     found = wrong(verify(root))
-    assert {f.damage for f in found if f.file == second.path} >= {Damage.CONTENTS, Damage.RANGE}
+    assert {f.damage for f in found if f.file == second.path} >= {DamageKind.CONTENTS, DamageKind.RANGE}
 
 
 def test_everything_that_is_not_damaged_is_looked_at_all_the_same(root: Path):
@@ -175,8 +175,8 @@ def test_everything_that_is_not_damaged_is_looked_at_all_the_same(root: Path):
     change(root / second.path, page_of(root / second.path, "key"))
     report = verify(root)
     assert {(f.damage, f.file) for f in report.findings} == {
-        (Damage.MISSING, first.path),
-        (Damage.UNREADABLE, second.path),
+        (DamageKind.MISSING, first.path),
+        (DamageKind.UNREADABLE, second.path),
     }
     assert report.read == report.files - 1
 
@@ -186,14 +186,14 @@ def test_a_missing_commit_is_named(root: Path):
     found = wrong(verify(root))
     assert found[0].file == "changes/_delta_log/00000000000000000003.json"
     assert found[0].message == "the commit is missing"
-    assert {f.damage for f in found} == {Damage.COMMIT}
+    assert {f.damage for f in found} == {DamageKind.COMMIT}
 
 
 def test_where_one_table_cannot_be_opened_the_other_is_looked_at(root: Path):
     (root / "changes" / "_delta_log" / f"{3:020d}.json").unlink()
-    claim = next(c for c in look(root).claims if not c.has_schemas_only)
+    claim = next(c for c in read_log_tables(root).claims if not c.has_schemas_only)
     change(root / claim.path, page_of(root / claim.path, "after"))
-    assert (Damage.UNREADABLE, claim.path) in {(f.damage, f.file) for f in verify(root).findings}
+    assert (DamageKind.UNREADABLE, claim.path) in {(f.damage, f.file) for f in verify(root).findings}
 
 
 def test_a_commit_that_cannot_be_read_is_named(root: Path):
@@ -231,38 +231,42 @@ def test_a_file_that_belongs_to_nothing_is_harmless_and_goes(root: Path):
     os.utime(stray, (1, 1))
     report = verify(root)
     (found,) = report.findings
-    assert (found.damage, found.file, report.is_sound) == (Damage.FOREIGN, "changes/segment=5/somebody.parquet", True)
+    assert (found.damage, found.file, report.is_sound) == (
+        DamageKind.FOREIGN,
+        "changes/segment=5/somebody.parquet",
+        True,
+    )
     assert "cdc log gc" in (found.remedy or "")
-    assert remove(root, 3600.0, dry_run=True).files == 1
-    assert remove(root, 3600.0).files == 1
+    assert remove_orphan_files(root, 3600.0, dry_run=True).files == 1
+    assert remove_orphan_files(root, 3600.0).files == 1
     assert verify(root).findings == ()
 
 
 def test_what_a_writer_has_staged_and_what_left_a_table_belong_to_somebody(root: Path):
     writer = LogWriter.open(root, IDENTITY, EACH_OF_ITS_OWN)
-    for note in removed_files.notes(root).values():
+    for note in removed_files.list_removals(root).values():
         for path in note.paths:
             os.utime(root / note.table / path, (1, 1))
     writer.stage(table(row(RESTORED + 20)))
     assert verify(root).findings == ()
-    assert remove(root, 0.0).files == 0
+    assert remove_orphan_files(root, 0.0).files == 0
 
 
 @pytest.mark.parametrize(
     ("rows", "damage", "words"),
     [
-        ([row(110, 0), row(110, 2)], Damage.HOLE, "0/6E lacks rows before ordinal 2"),
-        ([row(110, 1), row(120, 0)], Damage.HOLE, "0/6E lacks rows before ordinal 1"),
-        ([row(110, 0), row(110, 1), row(110, 1)], Damage.DUPLICATE, "0/6E#1 twice"),
-        ([row(110, 1), row(110, 0)], Damage.ORDER, "0/6E#0 is late"),
-        ([row(110), row(130)], Damage.RANGE, "holds 0/6E to 0/82"),
-        ([item(110, 0)], Damage.VERSION, "no schema row stands before the first row"),
-        ([row(110, 0, after=[(1, "1"), (7, "x")])], Damage.VERSION, "no schema row has the columns [7]"),
+        ([row(110, 0), row(110, 2)], DamageKind.HOLE, "0/6E lacks rows before ordinal 2"),
+        ([row(110, 1), row(120, 0)], DamageKind.HOLE, "0/6E lacks rows before ordinal 1"),
+        ([row(110, 0), row(110, 1), row(110, 1)], DamageKind.DUPLICATE, "0/6E#1 twice"),
+        ([row(110, 1), row(110, 0)], DamageKind.ORDER, "0/6E#0 is late"),
+        ([row(110), row(130)], DamageKind.RANGE, "holds 0/6E to 0/82"),
+        ([item(110, 0)], DamageKind.VERSION, "no schema row stands before the first row"),
+        ([row(110, 0, after=[(1, "1"), (7, "x")])], DamageKind.VERSION, "no schema row has the columns [7]"),
     ],
     ids=["hole", "begins late", "duplicate", "order", "range", "no version", "unknown column"],
 )
 def test_rows_that_no_reader_would_write_are_found(
-    writer: LogWriter, tmp_path: Path, rows: list[dict[str, object]], damage: Damage, words: str
+    writer: LogWriter, tmp_path: Path, rows: list[dict[str, object]], damage: DamageKind, words: str
 ):
     add(writer, *rows, last=120)
     claim = claim_at(tmp_path / "log", 110)
@@ -279,7 +283,7 @@ def test_one_place_in_two_files_is_found(writer: LogWriter, tmp_path: Path):
     writer.commit(both, info(110))
     found = the_one(tmp_path / "log")
     assert (found.damage, found.first, found.message) == (
-        Damage.DUPLICATE,
+        DamageKind.DUPLICATE,
         110,
         "transaction 0/6E has twice ordinal 0",
     )
@@ -290,7 +294,7 @@ def test_a_transaction_may_lie_in_many_files(writer: LogWriter, tmp_path: Path):
     writer.commit(files, info(110))
     assert verify(tmp_path / "log").findings == ()
     writer.commit([f for n in (2, 0) for f in writer.stage(table(row(120, n)))], info(120))
-    assert the_one(tmp_path / "log").damage is Damage.HOLE
+    assert the_one(tmp_path / "log").damage is DamageKind.HOLE
 
 
 def test_rows_that_the_commit_does_not_count_are_found(writer: LogWriter, tmp_path: Path):
@@ -299,15 +303,15 @@ def test_rows_that_the_commit_does_not_count_are_found(writer: LogWriter, tmp_pa
     writer.commit([replace(file, statistics=text)], replace(info(110), rows=3))
     found = wrong(verify(tmp_path / "log"))
     assert {(f.damage, f.file.startswith("changes/_delta_log/")) for f in found} == {
-        (Damage.CONTENTS, False),
-        (Damage.COMMIT, True),
+        (DamageKind.CONTENTS, False),
+        (DamageKind.COMMIT, True),
     }
 
 
 def test_a_log_of_another_source_is_told_when_somebody_asks(root: Path):
     assert verify(root, AuditScope(system_id="7000")).is_sound
     found = the_one(root, AuditScope(system_id="8000"))
-    assert found.damage is Damage.SOURCE
+    assert found.damage is DamageKind.SOURCE
     assert "7000" in found.message
     assert "8000" in found.message
 
@@ -332,29 +336,29 @@ def test_a_compacted_table_of_another_log_is_found(root: Path, tmp_path: Path):
     build(other)
     shutil.rmtree(root / "compacted")
     shutil.copytree(other / "compacted", root / "compacted")
-    assert Damage.MISFIT in {f.damage for f in wrong(verify(root))}
+    assert DamageKind.MISFIT in {f.damage for f in wrong(verify(root))}
 
 
 def test_a_log_that_went_back_to_an_older_copy_is_found_by_who_was_further(root: Path):
     consumers.register(root, Consumer("1", "lake", Position(RESTORED + 50)))
     found = the_one(root)
-    assert found.damage is Damage.MISFIT
+    assert found.damage is DamageKind.MISFIT
     assert "'lake' has read up to 1:0/64" in found.message
 
 
 def test_a_compacted_table_that_lost_what_tells_columns_is_found(root: Path):
-    claims = look(root).claims
+    claims = read_log_tables(root).claims
     claim = next(c for c in claims if c.table == "compacted" and c.has_schemas_only)
     commits = sorted((root / "compacted" / "_delta_log").glob("*.json"))
     for commit in commits:
         lines = [line for line in commit.read_text().splitlines() if claim.name not in line]
         commit.write_text("\n".join(lines))
-    assert Damage.VERSION in {f.damage for f in wrong(verify(root))}
+    assert DamageKind.VERSION in {f.damage for f in wrong(verify(root))}
 
 
 def test_files_without_page_checksums_are_told_and_are_no_fault():
     report = verify(DATA / "format-1")
-    assert [f.damage for f in report.findings] == [Damage.UNCHECKED]
+    assert [f.damage for f in report.findings] == [DamageKind.UNCHECKED]
     assert report.is_sound
 
 
@@ -380,12 +384,12 @@ def test_what_leaves_the_log_while_it_is_looked_at_is_no_finding(root: Path):
 
     def meanwhile(_done: int, _total: int) -> None:
         writer.trim([3, 4, 5, 6], Position(140))
-        sweep(root, asked)
+        vacuum(root, asked)
 
     report = verify(root, progress=meanwhile)
     assert report.findings == ()
     assert report.read < report.files
-    assert {claim.first for claim in look(root).claims if claim.table == "changes"} == {
+    assert {claim.first for claim in read_log_tables(root).claims if claim.table == "changes"} == {
         RESTORED,
         RESTORED + 10,
     }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc.log.audit.finding import Damage
-from cdc.log.audit.orphan_files import remove
+from cdc.log.audit.finding import DamageKind
+from cdc.log.audit.orphan_files import remove_orphan_files
 from cdc.log.audit.verify import verify
-from cdc.log.export import span, write_parquet
-from cdc.log.migrate import Migrated, migrate
+from cdc.log.export import export_range, write_parquet
+from cdc.log.migrate import MigrationResult, migrate_log
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from tests.fixtures.s3 import S3, Relay
@@ -22,8 +22,8 @@ def test_a_log_in_a_bucket_is_verified_like_one_in_a_directory(s3: S3, tmp_path:
     add(writer, said(100, 0, version(ORDERS, "name")), row(100, 1))
     add(writer, row(110))
     assert verify(root).findings == ()
-    assert migrate(root) == Migrated(2, 2)
-    assert write_parquet(LogReader(root), span(LogReader(root), None, None, None), tmp_path / "out").rows == 3
+    assert migrate_log(root) == MigrationResult(2, 2)
+    assert write_parquet(LogReader(root), export_range(LogReader(root), None, None, None), tmp_path / "out").rows == 3
     first, second = (next(iter((root / "changes" / f"segment={number}").glob("*.parquet"))) for number in (1, 2))
     content = bytearray(first.read_bytes())
     content[len(content) - 6] ^= 1
@@ -32,10 +32,10 @@ def test_a_log_in_a_bucket_is_verified_like_one_in_a_directory(s3: S3, tmp_path:
     (root / "changes" / "segment=7" / "stray.parquet").write_bytes(b"x")
     found = {(finding.damage, finding.file, finding.first) for finding in verify(root).findings}
     assert found == {
-        (Damage.UNREADABLE, f"changes/segment=1/{first.name}", 100),
-        (Damage.MISSING, f"changes/segment=2/{second.name}", 110),
+        (DamageKind.UNREADABLE, f"changes/segment=1/{first.name}", 100),
+        (DamageKind.MISSING, f"changes/segment=2/{second.name}", 110),
     }
-    assert remove(root, 0.0).files == 0
+    assert remove_orphan_files(root, 0.0).files == 0
 
 
 def test_sizes_are_listed_and_not_asked_for_file_by_file(s3: S3, relay: Relay) -> None:

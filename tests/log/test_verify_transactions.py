@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from cdc.log.audit.finding import Damage
+from cdc.log.audit.finding import DamageKind
 from cdc.log.audit.transactions import Gap, Transactions, runs
 from cdc.position import Position
 
@@ -53,7 +53,7 @@ def test_a_row_that_is_there_twice_is_found(seed: int):
     near = next(file for file in files if place in file)
     near.append(place)
     (gap,) = found(files)
-    assert (gap.damage, gap.first, gap.ordinal) == (Damage.DUPLICATE, *place)
+    assert (gap.damage, gap.first, gap.ordinal) == (DamageKind.DUPLICATE, *place)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -67,6 +67,6 @@ def test_a_row_that_is_missing_before_another_is_found_unless_it_may_be_where_no
     place = random.choice(inner)
     next(file for file in files if place in file).remove(place)
     (gap,) = found(files)
-    assert (gap.damage, gap.first, gap.ordinal) == (Damage.HOLE, place[0], place[1] + 1)
+    assert (gap.damage, gap.first, gap.ordinal) == (DamageKind.HOLE, place[0], place[1] + 1)
     assert found(files, unseen=[(place[0], place[0])]) == []
     assert found(files, after=place[0]) == []

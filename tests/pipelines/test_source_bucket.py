@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc.errors import InvalidDefinition
-from cdc.log.compacted_state import state
+from cdc.log.compacted_state import read_compacted_state
 from cdc.log.object_path import BucketPath
 from cdc.log.writer import LogWriter
 from pipelines.compaction.compact import CompactionLimits, compact
@@ -67,7 +67,7 @@ def test_a_stream_reads_what_the_bucket_holds(spark: SparkSession, root: BucketP
 
 def test_a_log_in_a_bucket_is_compacted(root: BucketPath) -> None:
     done = compact(None, root, everything=True)
-    held = state(root)
+    held = read_compacted_state(root)
 
     assert (done.rows_in, done.rows_out) == (6, 2)
     assert held is not None

@@ -13,8 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from cdc.errors import LogTrimmed
 from cdc.log import retention_worker
-from cdc.log.compacted_state import state
-from cdc.log.reader import LogReader, RowSpan, extents
+from cdc.log.compacted_state import read_compacted_state
+from cdc.log.reader import LogReader, RowSpan, row_spans
 from cdc.log.retention import Retention
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits, compact
@@ -41,12 +41,12 @@ def trimmed_log(root: Path, seed: int) -> tuple[list[Row], Position]:
         several = several[count:]
         if several and random.random() < 0.7:
             compact(None, root, everything=True, limits=CompactionLimits(parts=random.choice([1, 3])))
-    if state(root) is None:
+    if read_compacted_state(root) is None:
         compact(None, root, everything=True)
-    trim = retention_worker.due(root, NOBODY)
+    trim = retention_worker.plan_trim(root, NOBODY)
     assert trim is not None
     writer.trim(trim.segments, trim.upto)
-    held = state(root)
+    held = read_compacted_state(root)
     assert held is not None
     return rows, held.horizon
 
@@ -89,7 +89,7 @@ def test_it_is_the_state_at_the_horizon_and_every_change_behind_it(tmp_path: Pat
 def test_however_it_is_dealt_out_the_state_is_the_same(tmp_path: Path, seed: int) -> None:
     _, horizon = trimmed_log(tmp_path, seed)
     files = LogReader(tmp_path).history(Position(0), LogReader(tmp_path).durable or Position(0)).baseline
-    lies = [extent for file in files for extent in extents(file)]
+    lies = [extent for file in files for extent in row_spans(file)]
     (whole,) = shares(files, lies, 1 << 40)
     expected = images(folded(whole, horizon), "r")
     for limit in (sum(extent.size for extent in lies) // pieces for pieces in (2, 9)):

@@ -15,11 +15,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from cdc.change import LOG_SCHEMA
 from cdc.errors import LogTrimmed
 from cdc.log import consumers, retention_worker
-from cdc.log.compacted_state import Compacted, state
+from cdc.log.compacted_state import CompactedState, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
-from cdc.log.vacuum import sweep
+from cdc.log.vacuum import vacuum
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from pipelines.source.data_source import LogStreamReader
@@ -56,12 +56,12 @@ class Life:
             self.rows.append(log_row(1, (place, 0), op, key=[key], after=after, partial=partial))
             append(self._writer, [self.rows[-1:]])
 
-    def compact(self) -> Compacted:
+    def compact(self) -> CompactedState:
         """All there is; and trim what nobody waits for."""
         compact(None, self.root, everything=True)
-        if (trim := retention_worker.due(self.root, KEPT)) is not None:
+        if (trim := retention_worker.plan_trim(self.root, KEPT)) is not None:
             self._writer.trim(trim.segments, trim.upto)
-        held = state(self.root)
+        held = read_compacted_state(self.root)
         assert held is not None
         return held
 
@@ -95,7 +95,7 @@ def read(planner: LogStreamReader, end: dict[str, int], start: int = 0) -> pa.Ta
 
 def compacted_again(life: Life) -> None:
     """Often enough for runs to be merged, so that what the first batch was read from leaves the table."""
-    before = state(life.root)
+    before = read_compacted_state(life.root)
     for upto in (2 * ANNOUNCED, 3 * ANNOUNCED):
         life.grow(upto)
         after = life.compact()
@@ -143,7 +143,7 @@ def test_a_history_goes_on_behind_it_while_somebody_keeps_the_changes(life: Life
 def test_once_its_files_have_left_the_disk_it_is_refused(life: Life) -> None:
     end = announced(life)
     compacted_again(life)
-    sweep(life.root, SWEPT)
+    vacuum(life.root, SWEPT)
     with pytest.raises(LogTrimmed, match="cannot be read up to"):
         started(life).partitions({"position": 0}, end)
 

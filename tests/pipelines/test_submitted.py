@@ -10,7 +10,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.catalog.commands import JOB_LEASE, REPLAY, Command
 from cdc.failpoint import VARIABLE
-from cdc.log.compacted_state import state
+from cdc.log.compacted_state import read_compacted_state
 from cdc.service.replay_jobs import ReplayJobs, ReplayStatus
 from tests.fixtures import forked
 from tests.fixtures.forked import Ended
@@ -95,6 +95,6 @@ def test_a_compaction_folds_what_is_cold(ground: Ground) -> None:
     done = submitted(ground, "compact", "--all")
     assert done.status == 0, done.errors
 
-    held = state(ground.definition.log.root)
+    held = read_compacted_state(ground.definition.log.root)
     assert held is not None
     assert held.horizon == END

@@ -82,7 +82,7 @@ def test_a_sink_that_stands_before_the_oldest_change_catches_up(twins: Twins) ->
 def test_a_sink_registers_and_is_waited_for(twins: Twins) -> None:
     end = twins.append(6)
     brought_up(twins.cut)
-    (consumer,) = consumers.ls(twins.root)
+    (consumer,) = consumers.list_consumers(twins.root)
     lake = twins.cut.definition.sinks[0]
     assert (consumer.name, consumer.position) == ("lake", end)
     assert consumer.uuid == target_uuid(LogReader(twins.root).log_id, lake)
@@ -175,12 +175,12 @@ def test_a_replay_holds_what_it_reads_and_lets_go_of_it(twins: Twins) -> None:
     twins.append(4)
     view = LogReader(twins.root)
     with held_for_replay(twins.root, view, twins.cut.definition.sinks[0]):
-        (held,) = consumers.ls(twins.root)
+        (held,) = consumers.list_consumers(twins.root)
         assert (held.name, held.position, held.pinned) == (f"lake{REPLAY}", first.horizon, first.version)
         twins.append(4)
         assert twins.compact(KEEP).horizon > first.horizon
         assert twins.oldest <= first.horizon
-    assert consumers.ls(twins.root) == []
+    assert consumers.list_consumers(twins.root) == []
 
 
 def test_a_state_of_the_past_that_was_folded_away_is_refused(twins: Twins) -> None:

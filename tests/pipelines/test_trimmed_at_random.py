@@ -60,7 +60,7 @@ class Story:
         assert replay(self.twins.cut.definition, ReplayOptions(sink=self._random.choice(SINKS))).ok
 
     def _forget(self) -> None:
-        for consumer in consumers.ls(self.twins.root):
+        for consumer in consumers.list_consumers(self.twins.root):
             consumers.forget(self.twins.root, consumer.uuid)
         consumers.register(self.twins.root, Consumer("other", "other", Position(self.twins.append(1))))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from cdc.catalog import Catalog
 from cdc.log import retention_worker
-from cdc.log.compacted_state import Compacted, state
+from cdc.log.compacted_state import CompactedState, read_compacted_state
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.position import Position
@@ -81,13 +81,13 @@ class Twins:
         self.whole.append(several[-1][0], [row for _, rows in several for row in rows])
         return several[-1][0]
 
-    def compact(self, retention: Retention = KEEP) -> Compacted:
+    def compact(self, retention: Retention = KEEP) -> CompactedState:
         """Compact what is cold, and trim what may go."""
         compact(None, self.root)
-        trim = retention_worker.due(self.root, retention)
+        trim = retention_worker.plan_trim(self.root, retention)
         if trim is not None:
             self.cut.writer.trim(trim.segments, trim.upto)
-        held = state(self.root)
+        held = read_compacted_state(self.root)
         assert held is not None
         return held
 

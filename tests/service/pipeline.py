@@ -12,7 +12,7 @@ from cdc.config import Definition
 from cdc.log.writer import LogWriter
 from cdc.metrics import APPLY_ROWS, CHANGES, LOG_POSITION, SLOT_RETAINED, SOURCE_LAG_BYTES, SOURCE_LAG_SECONDS, Metrics
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest, BackfillState, TableBackfillState
-from cdc.table import parted
+from cdc.table import split_topic
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 NAME = "shop"
@@ -45,7 +45,7 @@ def definition(directory: Path, dsn: str = "postgresql://reader@db.internal:5432
 def write_log(directory: Path) -> None:
     """A log that knows the tables, each with the key `id`, and holds none of their rows."""
     writer = LogWriter.open(directory / "log", IDENTITY, LIMITS)
-    schemas = [replace(schema_of(100 + n, "note"), name=parted(topic)[1]) for n, topic in enumerate(TABLES)]
+    schemas = [replace(schema_of(100 + n, "note"), name=split_topic(topic)[1]) for n, topic in enumerate(TABLES)]
     rows = [
         row(1, n, op="s", relation=s.relation, topic=s.topic, key=None, after=None, payload=s.to_json())
         for n, s in enumerate(schemas)

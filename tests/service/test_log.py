@@ -55,7 +55,7 @@ def test_consumers_are_listed_and_one_is_forgotten(client: httpx.Client, catalog
     assert refusal(client.post(f"{PIPELINE}/consumers/pond/forget", json={})) == (404, "CDC-5010")
     answer = client.post(f"{PIPELINE}/consumers/lake/forget", json={})
     assert (answer.status_code, answer.json()) == (202, {"uuid": "lake", "name": "lake"})
-    assert consumers.ls(folder.root) == []
+    assert consumers.list_consumers(folder.root) == []
     assert [entry.action for entry in catalog.audit.ls()] == ["consumers.forget"]
 
 

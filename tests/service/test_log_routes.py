@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.catalog import Catalog
 from cdc.log import consumers
-from cdc.log.retention_worker import ASKED
+from cdc.log.retention_worker import REQUEST_FILE
 from cdc.service.api.app import create_app
 from cdc.service.log_sampler import LogSampler
 from tests.cli.command import run
@@ -84,9 +84,9 @@ def test_gc_says_what_may_go_and_lets_it_go_unless_it_is_only_asked(
     folder.consumer("lake", 190)
     asked = client.post(f"{PIPELINE}/log/gc", json={"dry_run": True}).json()
     assert asked["trim"] == {"segments": [6, 7], "oldest": "0/AA"}  # the commits are of 2023, and lake has passed them
-    assert (asked["dry_run"], (folder.root / ASKED).exists(), catalog.audit.ls()) == (True, False, [])
+    assert (asked["dry_run"], (folder.root / REQUEST_FILE).exists(), catalog.audit.ls()) == (True, False, [])
     assert client.post(f"{PIPELINE}/log/gc", json={}).status_code == 200
-    assert (folder.root / ASKED).exists()
+    assert (folder.root / REQUEST_FILE).exists()
     assert [entry.action for entry in catalog.audit.ls()] == ["log.gc"]
 
 
@@ -105,7 +105,7 @@ def test_a_consumer_whose_file_is_damaged_is_a_problem_until_it_is_forgotten(
     assert [line["name"] for line in client.get(f"{PIPELINE}/consumers").json()] == ["lake"]
     forgotten = client.post(f"{PIPELINE}/consumers/lost/forget", json={})
     assert (forgotten.status_code, forgotten.json()) == (202, {"uuid": "lost", "name": "lost"})
-    assert consumers.survey(folder.root)[1] == []
+    assert consumers.list_readable_consumers(folder.root)[1] == []
     until(lambda: lost() is False, "the problem to be gone")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable
 from cdc.position import Position
-from cdc.stores.lake import Lake, ReadAt, bound, parse_at
+from cdc.stores.lake import Lake, ReadAt, bind_tables, parse_at
 from cdc.stores.published import Published, TableRecord
 from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.contracts.folded import ORDERS, batch, put
@@ -146,7 +146,7 @@ def test_a_missing_target_or_version_is_an_error(lake, tmp_path):
     ],
 )
 def test_names_of_tables_become_names_the_engine_knows(sql, expected, used):
-    text, found = bound(sql, TABLES)
+    text, found = bind_tables(sql, TABLES)
 
     assert text == expected
     assert [table.topic for table in found.values()] == used

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.log.audit.finding import AuditFinding, Damage
+from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.layout import commit_file
 from cdc.log.object_path import Root
-from cdc.log.parquet_check import opened
+from cdc.log.parquet_check import open_for_random_access
 from cdc.log.storage import parquet_file
 from cdc.position import Position
 
@@ -123,11 +123,11 @@ def _reads(checkpoint: Root) -> bool:
     """Whether it is whole; one that is cleaned away meanwhile counts as such."""
     with suppress(FileNotFoundError):
         try:
-            parquet_file(opened(checkpoint)).read(use_threads=False)
+            parquet_file(open_for_random_access(checkpoint)).read(use_threads=False)
         except (OSError, pa.ArrowException) as exc:
             return isinstance(exc, FileNotFoundError)
     return True
 
 
 def _finding(table: Root, name: str, message: str, remedy: str) -> AuditFinding:
-    return AuditFinding(damage=Damage.COMMIT, file=f"{table.name}/{_FOLDER}/{name}", message=message, remedy=remedy)
+    return AuditFinding(damage=DamageKind.COMMIT, file=f"{table.name}/{_FOLDER}/{name}", message=message, remedy=remedy)

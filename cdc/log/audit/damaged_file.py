@@ -22,13 +22,13 @@ from cdc.errors import ConfigError, LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import lost_ranges, parquet_check, removed_files
 from cdc.log.audit import table_claims
-from cdc.log.audit.rows import CommitClaim, Contents
-from cdc.log.compacted_state import CompactedWriter, secured_horizon, state
+from cdc.log.audit.rows import CommitClaim, FileContents
+from cdc.log.compacted_state import CompactedWriter, read_compacted_state, secured_horizon
 from cdc.log.fenced_table import FencedTable
-from cdc.log.layout import CHANGES, COMPACTED, ORDER, CommitInfo, LogFile, statistics
+from cdc.log.layout import CHANGES, COMPACTED, ORDER, CommitInfo, LogFile, delta_statistics
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file
-from cdc.log.retention_worker import copies_began
+from cdc.log.retention_worker import oldest_copy_start
 from cdc.log.segments import SegmentLimits
 from cdc.log.storage import is_table, write_parquet
 from cdc.log.writer import LogWriter
@@ -84,9 +84,9 @@ class Damaged:
         Raises ConfigError if it is none of the log's files, or if nothing is wrong with it.
         """
         relative = path.removeprefix(f"{root}/")
-        claim = next((claim for claim in table_claims.look(root).claims if claim.path == relative), None)
+        claim = next((claim for claim in table_claims.read_log_tables(root).claims if claim.path == relative), None)
         log = LogReader(root)
-        held = state(root, log.log_id)
+        held = read_compacted_state(root, log.log_id)
         files = {file.path: file for file in (*log.every_file(), *(() if held is None else held.files))}
         if claim is None or (file := files.get(str(root / relative))) is None:
             raise ConfigError(f"no file {path!r} in the log", remedy="name it as 'cdc log verify' does")
@@ -141,7 +141,7 @@ class Damaged:
         segments = [one for one in self.log.segments() if one.segment <= self.file.segment]
         upto = max(one.last for one in segments)
         newest = max(one.segment for one in self.log.segments())
-        began = copies_began(self.log) if not self.file.schemas_only else None
+        began = oldest_copy_start(self.log) if not self.file.schemas_only else None
         is_needed = newest == self.file.segment or (began is not None and began < upto)
         if is_needed or not is_table(self.root / COMPACTED):
             return None
@@ -150,7 +150,7 @@ class Damaged:
 
     def _give_up(self, tables: Sequence[TableSchema]) -> None:
         own = {self.name: self.file.size} if self.table == CHANGES else {}
-        lost_before = {(gap.first, gap.last) for gap in lost_ranges.told(self.log.every_file())}
+        lost_before = {(gap.first, gap.last) for gap in lost_ranges.lost_ranges_in(self.log.every_file())}
         if own or (self.file.first, self.file.last) not in lost_before:
             _mark(self.root, _Marks(self.file, tables, own))
         if not own:
@@ -183,7 +183,7 @@ def position_behind(last: Position) -> Position:
 
 
 def _is_damaged(root: Root, claim: CommitClaim) -> bool:
-    place, contents = root / claim.table / claim.name, Contents()
+    place, contents = root / claim.table / claim.name, FileContents()
     try:
         if place.stat().st_size != claim.size:
             return True
@@ -219,7 +219,7 @@ def _mark(root: Root, marks: _Marks) -> None:
         info = replace(info, last=position_behind(info.last), committed_at=time.time_ns() // 1000)
         info = replace(info, rows=len(marks.tables), transactions=1)
         actions.append(_written(fenced, marks.file, _rows(marks, info)))
-    removed_files.note(root, CHANGES, marks.gone, fenced.table.version() + 1)
+    removed_files.record_removal(root, CHANGES, marks.gone, fenced.table.version() + 1)
     hit("drop_noted")
     fenced.commit(actions, int(info.last), {**info.to_metadata(), "cdc.dropped": marks.file.path})
     hit("drop_committed")
@@ -252,6 +252,6 @@ def _marked(schema: TableSchema, reason: str) -> TableSchema:
 
 def _written(fenced: FencedTable, file: LogFile, rows: pa.Table) -> AddAction:
     segment = max(map(int, fenced.files()["partition.segment"].to_pylist()))
-    relative = f"segment={segment}/{lost_ranges.name(file.first, file.last)}"
+    relative = f"segment={segment}/{lost_ranges.lost_range_file_name(file.first, file.last)}"
     size = write_parquet(rows.sort_by(ORDER), fenced.path / relative)
-    return fenced.added(relative, size, rows.num_rows, statistics(rows))
+    return fenced.added(relative, size, rows.num_rows, delta_statistics(rows))

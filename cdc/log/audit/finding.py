@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from cdc.log.parquet_check import in_tables
+from cdc.log.parquet_check import tables_suffix
 from cdc.position import Position
 
 
-class Damage(StrEnum):
+class DamageKind(StrEnum):
     """What is wrong."""
 
     #: A file that a table names is not there.
@@ -45,7 +45,7 @@ class Damage(StrEnum):
     UNCHECKED = "unchecked"
 
 
-HARMLESS: Final = frozenset({Damage.FOREIGN, Damage.LOST, Damage.UNCHECKED})
+HARMLESS: Final = frozenset({DamageKind.FOREIGN, DamageKind.LOST, DamageKind.UNCHECKED})
 """What is worth knowing and makes no read wrong."""
 
 
@@ -53,7 +53,7 @@ HARMLESS: Final = frozenset({Damage.FOREIGN, Damage.LOST, Damage.UNCHECKED})
 class AuditFinding:
     """One thing that is wrong."""
 
-    damage: Damage
+    damage: DamageKind
     message: str
     """One line, without the file."""
     file: str = ""
@@ -75,7 +75,7 @@ class AuditFinding:
     def line(self) -> str:
         """For people: file, what is wrong, positions and tables."""
         place = "" if self.first is None else f"; positions {self.first!s} to {self.last!s}"
-        return f"{f'{self.file}: ' if self.file else ''}{self.message}{place}{in_tables(self.tables)}"
+        return f"{f'{self.file}: ' if self.file else ''}{self.message}{place}{tables_suffix(self.tables)}"
 
     def to_json(self) -> dict[str, Any]:
         """As commands and the API print it."""

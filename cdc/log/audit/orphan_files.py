@@ -16,10 +16,10 @@ from typing import Final
 import pyarrow as pa
 
 from cdc.log import removed_files
-from cdc.log.audit.finding import AuditFinding, Damage
+from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.object_path import Root
-from cdc.log.storage import is_table, open_table, said_last
+from cdc.log.storage import is_table, last_commit_info, open_table
 from cdc.log.vacuum import VacuumResult
 
 NAMED: Final = 100
@@ -32,7 +32,7 @@ _SECOND: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
+class OrphanFile:
     """A file that belongs to nothing."""
 
     name: str
@@ -41,24 +41,26 @@ class Stray:
     """Bytes."""
 
 
-def strays(root: Root, grace: float) -> list[Stray]:
+def find_orphan_files(root: Root, grace: float) -> list[OrphanFile]:
     """Those of both tables that have been there for longer than the grace (seconds), by name."""
     found = _found(root, grace)
-    named = (Stray(f"{place.parent.parent.name}/{place.parent.name}/{place.name}", size) for place, size in found)
+    named = (OrphanFile(f"{place.parent.parent.name}/{place.parent.name}/{place.name}", size) for place, size in found)
     return sorted(named, key=lambda stray: stray.name)
 
 
-def foreign(found: Sequence[Stray]) -> Iterator[AuditFinding]:
+def orphan_findings(found: Sequence[OrphanFile]) -> Iterator[AuditFinding]:
     """The strays as findings, so many one by one."""
     for stray in found[:NAMED]:
         message = f"{stray.size:,} bytes that belong to nothing"
-        yield AuditFinding(damage=Damage.FOREIGN, message=message, file=stray.name, remedy="'cdc log gc' removes it")
+        yield AuditFinding(
+            damage=DamageKind.FOREIGN, message=message, file=stray.name, remedy="'cdc log gc' removes it"
+        )
     if len(found) > NAMED:
         message = f"{len(found) - NAMED:,} more files belong to nothing"
-        yield AuditFinding(damage=Damage.FOREIGN, message=message, remedy="'cdc log gc' removes them")
+        yield AuditFinding(damage=DamageKind.FOREIGN, message=message, remedy="'cdc log gc' removes them")
 
 
-def remove(root: Root, grace: float, *, dry_run: bool = False) -> VacuumResult:
+def remove_orphan_files(root: Root, grace: float, *, dry_run: bool = False) -> VacuumResult:
     """Delete them; what went, or would go."""
     files = size = 0
     for place, length in _found(root, grace):
@@ -78,8 +80,10 @@ def _found(root: Root, grace: float) -> Iterator[tuple[Root, int]]:
         table = open_table(path)
         held = set(pa.table(table.get_add_actions())["path"].to_pylist())
         # read behind the table: what left it later is in its version still
-        noted = {file for note in removed_files.notes(root).values() if note.table == name for file in note.paths}
-        committed = int(said_last(path, table)["timestamp"]) * 1_000_000
+        noted = {
+            file for note in removed_files.list_removals(root).values() if note.table == name for file in note.paths
+        }
+        committed = int(last_commit_info(path, table)["timestamp"]) * 1_000_000
         # the grace is also for clocks that disagree
         before = min(committed, time.time_ns()) - int(max(grace, LEAST) * _SECOND)
         for folder in path.iterdir():

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import Operation
-from cdc.log.audit.finding import Damage
+from cdc.log.audit.finding import DamageKind
 from cdc.log.audit.transactions import runs
 from cdc.log.layout import STATISTICS
 from cdc.position import Position
@@ -90,7 +90,7 @@ class CommitClaim:
 
 
 @dataclass(slots=True)
-class Contents:
+class FileContents:
     """What the rows of one file come to, one row group after the other."""
 
     rows: int = 0
@@ -124,22 +124,25 @@ class Contents:
             for number, column in _columns(relation, rows[name]):
                 self.columns.setdefault(number, set()).add(column)
 
-    def faults(self, claim: CommitClaim) -> Iterator[tuple[Damage, str]]:
+    def faults(self, claim: CommitClaim) -> Iterator[tuple[DamageKind, str]]:
         """What is wrong with the rows, by themselves and by what the commit says of them."""
         if self.rows != claim.rows:
-            yield Damage.CONTENTS, f"has {self.rows:,} rows, its commit says {claim.rows:,}"
+            yield DamageKind.CONTENTS, f"has {self.rows:,} rows, its commit says {claim.rows:,}"
         for name, found in self.bounds.items():
             said = claim.bounds.get(name)
             if said != found:
-                yield Damage.CONTENTS, f"{name} goes from {_pair(found)}, its commit says {_pair(said)}"
+                yield DamageKind.CONTENTS, f"{name} goes from {_pair(found)}, its commit says {_pair(said)}"
         least, greatest = self.bounds.get("position", (claim.upto, claim.upto))
         if least <= claim.after or greatest > claim.upto:
             allowed = f"its commit holds positions above {claim.after!s} and up to {claim.upto!s}"
-            yield Damage.RANGE, f"holds {_place(least)} to {_place(greatest)}, and {allowed}"
+            yield DamageKind.RANGE, f"holds {_place(least)} to {_place(greatest)}, and {allowed}"
         if self.repeated_at is not None:
-            yield Damage.DUPLICATE, f"holds {_text(self.repeated_at)} twice"
+            yield DamageKind.DUPLICATE, f"holds {_text(self.repeated_at)} twice"
         if self.unsorted_at is not None:
-            yield Damage.ORDER, f"is not sorted by relation, position and ordinal: {_text(self.unsorted_at)} is late"
+            yield (
+                DamageKind.ORDER,
+                f"is not sorted by relation, position and ordinal: {_text(self.unsorted_at)} is late",
+            )
 
     def _bound(self, rows: pa.Table) -> None:
         for name in STATISTICS:
@@ -173,7 +176,7 @@ class Contents:
             self.firsts[number] = min(place, self.firsts.get(number, place))
 
 
-class Versions:
+class SchemaVersions:
     """The schema rows of a log, and whether each row has one before it."""
 
     def __init__(self) -> None:
@@ -204,7 +207,7 @@ class Versions:
             return []
         return [number for number in sorted(self._topics) if relations[0] <= number <= relations[1]]
 
-    def faults(self, contents: Contents) -> Iterator[tuple[int, Place, str]]:
+    def faults(self, contents: FileContents) -> Iterator[tuple[int, Place, str]]:
         """(relation, its first row in the file, what is wrong) of the tables whose rows cannot be read."""
         for relation, place in contents.firsts.items():
             known = self._first.get(relation)

@@ -14,15 +14,17 @@ from deltalake.exceptions import DeltaError
 from cdc.errors import LogCorrupt
 from cdc.log import consumers, pending_epoch, removed_files
 from cdc.log.audit import commits
-from cdc.log.audit.finding import AuditFinding, Damage
+from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim
 from cdc.log.layout import CHANGES, COMPACTED, CommitInfo, LogIdentity, floor_id, trimmed_id
 from cdc.log.object_path import BucketPath, Root
-from cdc.log.storage import is_table, open_table, said_last
+from cdc.log.storage import is_table, last_commit_info, open_table
 from cdc.position import Position
 
-COPY: Final = "restore the file from a copy; without one run 'cdc log drop-file FILE', which says what is lost"
-BESIDE: Final = "find out who wrote to the log beside its writers, and restore it from a copy"
+RESTORE_REMEDY: Final = (
+    "restore the file from a copy; without one run 'cdc log drop-file FILE', which says what is lost"
+)
+FOREIGN_WRITER_REMEDY: Final = "find out who wrote to the log beside its writers, and restore it from a copy"
 _ZERO: Final = Position(0)
 _END: Final = Position((1 << 63) - 1)
 
@@ -55,7 +57,7 @@ class _Table:
         return listed
 
 
-def look(root: Root, system_id: str | None = None) -> LogTables:
+def read_log_tables(root: Root, system_id: str | None = None) -> LogTables:
     """The tables of the log under root; system_id: of the cluster that it must have been written from.
 
     Raises LogFormatUnknown if one is of a newer format.
@@ -87,7 +89,7 @@ def look(root: Root, system_id: str | None = None) -> LogTables:
     return found
 
 
-def held(root: Root) -> set[str]:
+def listed_files(root: Root) -> set[str]:
     """The files of both tables now, relative to the log's root; of none that cannot be opened."""
     found: set[str] = set()
     for name in (CHANGES, COMPACTED):
@@ -102,9 +104,9 @@ def sizes(table: Root) -> Mapping[str, int]:
     return table.sizes() if isinstance(table, BucketPath) else {}
 
 
-def misfit(message: str, remedy: str = BESIDE) -> AuditFinding:
+def contradiction(message: str, remedy: str = FOREIGN_WRITER_REMEDY) -> AuditFinding:
     """A contradiction."""
-    return AuditFinding(damage=Damage.MISFIT, message=message, remedy=remedy)
+    return AuditFinding(damage=DamageKind.MISFIT, message=message, remedy=remedy)
 
 
 def _opened(root: Root, name: str, found: LogTables) -> _Table | None:
@@ -115,7 +117,7 @@ def _opened(root: Root, name: str, found: LogTables) -> _Table | None:
         found.findings += commits.look(path, "").findings
         reason = str(exc.__cause__ or exc).splitlines()[0][:160]
         message = f"the table cannot be opened: {reason}"
-        found.findings.append(AuditFinding(damage=Damage.COMMIT, file=name, message=message, remedy=COPY))
+        found.findings.append(AuditFinding(damage=DamageKind.COMMIT, file=name, message=message, remedy=RESTORE_REMEDY))
         return None
     return _Table(path, delta, LogIdentity.from_description(delta.metadata().description))
 
@@ -124,38 +126,38 @@ def _misfits(found: LogTables, changes: _Table, compacted: _Table | None, log_id
     """Positions have to be oldest ≤ horizon ≤ durable, floor ≤ horizon."""
     if compacted is None:
         if found.oldest:
-            yield misfit(f"changes up to {found.oldest!s} were trimmed, and {COMPACTED!r} is not there")
+            yield contradiction(f"changes up to {found.oldest!s} were trimmed, and {COMPACTED!r} is not there")
         return
     horizon = found.horizon
     if horizon is None:
         if found.oldest or compacted.delta.get_add_actions().num_rows:
-            yield misfit(f"{COMPACTED!r} was compacted from another log")
+            yield contradiction(f"{COMPACTED!r} was compacted from another log")
         return
     floor = compacted.version(floor_id(log_id)) or _ZERO
     if not found.oldest <= horizon <= (found.durable or _ZERO) or floor > horizon:
         said = f"oldest {found.oldest!s}, floor {floor!s}, horizon {horizon!s}, end {found.durable!s}"
-        yield misfit(f"the two tables do not fit: {said}")
+        yield contradiction(f"the two tables do not fit: {said}")
     if compacted.identity != changes.identity:
-        yield misfit(f"{COMPACTED!r} was made for another source than {CHANGES!r}")
+        yield contradiction(f"{COMPACTED!r} was made for another source than {CHANGES!r}")
 
 
 def _source_faults(changes: _Table, wanted: str | None) -> Iterator[AuditFinding]:
-    last = CommitInfo.from_metadata(said_last(changes.path, changes.delta))
+    last = CommitInfo.from_metadata(last_commit_info(changes.path, changes.delta))
     ours = (last.system_id if last is not None else "") or changes.identity.system_id
     if wanted not in {None, ours}:
         message = f"the log was written from cluster {ours}, the definition's source is cluster {wanted}"
         remedy = "point source.dsn at the log's cluster, or log.path at that cluster's log"
-        yield AuditFinding(damage=Damage.SOURCE, message=message, remedy=remedy)
+        yield AuditFinding(damage=DamageKind.SOURCE, message=message, remedy=remedy)
 
 
 def _beside(root: Root, end: Position) -> Iterator[AuditFinding]:
     """What lies beside the tables: every file readable, nobody further than the log."""
-    for read in (consumers.ls, removed_files.notes, pending_epoch.declared):
+    for read in (consumers.list_consumers, removed_files.list_removals, pending_epoch.read_pending_epoch):
         try:
             read(root)
         except LogCorrupt as exc:
-            yield misfit(exc.message, "remove the file if nobody knows what it said")
-    for consumer in consumers.survey(root)[0]:
+            yield contradiction(exc.message, "remove the file if nobody knows what it said")
+    for consumer in consumers.list_readable_consumers(root)[0]:
         if consumer.position > end:
             message = f"consumer {consumer.name!r} has read up to {consumer.position!s}, and the log ends at {end!s}"
-            yield misfit(message, "the log went back, maybe to an older copy: restore the latest one")
+            yield contradiction(message, "the log went back, maybe to an older copy: restore the latest one")

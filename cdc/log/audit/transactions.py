@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdc.log.audit.finding import Damage
+from cdc.log.audit.finding import DamageKind
 from cdc.position import Position
 
 
 class Gap(NamedTuple):
     """Transactions that are not as they should be, as one file shows them."""
 
-    damage: Damage
+    damage: DamageKind
     """HOLE or DUPLICATE."""
     file: int
     """Which one has the rows behind the hole, or one of the two."""
@@ -60,7 +60,7 @@ class Transactions:
         holes = (start > expected) & (position > self._after)
         for first, last in unseen if holes.any() else ():
             holes &= (position < first) | (position > last)
-        gaps = [*_gaps(Damage.HOLE, own[holes]), *_gaps(Damage.DUPLICATE, own[start < expected])]
+        gaps = [*_gaps(DamageKind.HOLE, own[holes]), *_gaps(DamageKind.DUPLICATE, own[start < expected])]
         return sorted(gaps, key=lambda gap: gap.first)
 
 
@@ -74,7 +74,7 @@ def runs(position: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
     return np.stack((position[starts], ordinal[starts], ordinal[ends]), axis=1)
 
 
-def _gaps(damage: Damage, wrong: np.ndarray) -> Iterator[Gap]:
+def _gaps(damage: DamageKind, wrong: np.ndarray) -> Iterator[Gap]:
     for file in np.unique(wrong[:, 3]).tolist():
         own = wrong[wrong[:, 3] == file]
         yield Gap(damage, file, int(own[0, 0]), int(own[0, 1]), int(own[-1, 0]), len(own))

@@ -17,17 +17,17 @@ from deltalake.exceptions import DeltaError
 from cdc.errors import LogCorrupt, LogError
 from cdc.log import lost_ranges, parquet_check
 from cdc.log.audit import table_claims
-from cdc.log.audit.finding import AuditFinding, Damage
-from cdc.log.audit.orphan_files import foreign, strays
-from cdc.log.audit.rows import CommitClaim, Contents, Place, Versions
-from cdc.log.audit.table_claims import BESIDE, COPY, LogTables
+from cdc.log.audit.finding import AuditFinding, DamageKind
+from cdc.log.audit.orphan_files import find_orphan_files, orphan_findings
+from cdc.log.audit.rows import CommitClaim, FileContents, Place, SchemaVersions
+from cdc.log.audit.table_claims import FOREIGN_WRITER_REMEDY, RESTORE_REMEDY, LogTables
 from cdc.log.audit.transactions import Gap, Transactions
 from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.parquet_check import UnreadablePart
 from cdc.log.storage import is_table
 from cdc.position import Position
-from cdc.table import TableSchema, named
+from cdc.table import TableSchema, matches_name
 
 Progress = Callable[[int, int], None]
 """(bytes read, bytes to read)."""
@@ -103,7 +103,7 @@ class _Verification:
     def __init__(self, root: Root, scope: AuditScope, progress: Progress) -> None:
         self._root, self._scope, self._progress = root, scope, progress
         self._tables = LogTables()
-        self._versions = Versions()
+        self._versions = SchemaVersions()
         self._places: dict[str, set[Place]] = {CHANGES: set(), COMPACTED: set()}
         self._schemas_are_whole = True
         self._missing: list[CommitClaim] = []
@@ -112,7 +112,7 @@ class _Verification:
 
     def run(self) -> AuditReport:
         """All of it, the cheap before the dear."""
-        self._tables = tables = table_claims.look(self._root, self._scope.system_id)
+        self._tables = tables = table_claims.read_log_tables(self._root, self._scope.system_id)
         schemas = sorted((c for c in tables.claims if c.has_schemas_only), key=lambda claim: claim.first)
         self._read_schemas(schemas)
         self._tell_lost(schemas)
@@ -156,7 +156,7 @@ class _Verification:
         try:
             schema = TableSchema.from_json(payload)
         except (ValueError, KeyError, TypeError):
-            self._damaged(claim, Damage.CONTENTS, f"the schema row at ordinal {place[1]} cannot be read")
+            self._damaged(claim, DamageKind.CONTENTS, f"the schema row at ordinal {place[1]} cannot be read")
             self._schemas_are_whole = False
             return
         self._places[claim.table].add(place)
@@ -171,29 +171,29 @@ class _Verification:
             self._missing.append(claim)
             return False
         if size != claim.size:
-            self._damaged(claim, Damage.SIZE, f"the file has {size:,} bytes, its commit says {claim.size:,}")
+            self._damaged(claim, DamageKind.SIZE, f"the file has {size:,} bytes, its commit says {claim.size:,}")
         return size == claim.size
 
     def _tell_missing(self) -> None:
         """The files that are not there; one that left its table meanwhile is no finding."""
-        held = table_claims.held(self._root) if self._missing else set()
+        held = table_claims.listed_files(self._root) if self._missing else set()
         for claim in self._missing:
             if claim.path in held:
-                self._damaged(claim, Damage.MISSING, "the file is missing")
+                self._damaged(claim, DamageKind.MISSING, "the file is missing")
 
     def _tell_lost(self, claims: Sequence[CommitClaim]) -> None:
         """The ranges of which rows were given up: nothing more is missing where those have been."""
         for claim in claims:
-            if claim.table == CHANGES and (ends := lost_ranges.bounds(claim.name)) is not None:
+            if claim.table == CHANGES and (ends := lost_ranges.range_in_file_name(claim.name)) is not None:
                 self._unseen.append(ends)
-                found = self._about(claim, Damage.LOST, "tells of rows that were given up with a damaged file")
+                found = self._about(claim, DamageKind.LOST, "tells of rows that were given up with a damaged file")
                 remedy = "copy the tables that still need it anew with 'cdc tables resync'"
                 self._tables.findings.append(replace(found, first=ends[0], last=ends[1], remedy=remedy))
 
     def _chosen(self, claims: Sequence[CommitClaim]) -> list[CommitClaim]:
         """The files whose contents are read, in order of their first position."""
         globs = self._scope.globs
-        found = [c for c in claims if not globs or any(named(topic, globs) for topic in self._called(c))]
+        found = [c for c in claims if not globs or any(matches_name(topic, globs) for topic in self._called(c))]
         found.sort(key=lambda claim: (claim.first, claim.name))
         if self._scope.most is None:
             return found
@@ -213,9 +213,9 @@ class _Verification:
             for gap in transactions.settled(following, self._unseen):
                 self._tell_gap(gap, claims[gap.file])
 
-    def _scan(self, claim: CommitClaim, total: int) -> Contents | None:
+    def _scan(self, claim: CommitClaim, total: int) -> FileContents | None:
         """What the rows of a file come to; None if not all of it can be read."""
-        contents = Contents()
+        contents = FileContents()
         try:
             outcome = parquet_check.read(self._root / claim.table / claim.name, contents.add, size=claim.size)
         except FileNotFoundError:  # swept since it was listed
@@ -240,40 +240,40 @@ class _Verification:
             lost = {place for place in self._places[CHANGES] if place[0] <= horizon} - self._places[COMPACTED]
             if lost:
                 message = f"{COMPACTED!r} lacks {len(lost):,} schema rows of what it holds the state of"
-                found.append(table_claims.misfit(f"{message}: the first is at {Position(min(lost)[0])!s}"))
+                found.append(table_claims.contradiction(f"{message}: the first is at {Position(min(lost)[0])!s}"))
         if self._unchecked:
             message = f"{self._unchecked:,} files have no page checksums: an older version wrote them"
             remedy = "nothing: they go when their segments are compacted and trimmed"
-            found.append(AuditFinding(damage=Damage.UNCHECKED, message=message, remedy=remedy))
+            found.append(AuditFinding(damage=DamageKind.UNCHECKED, message=message, remedy=remedy))
         try:
-            found += foreign(strays(self._root, self._scope.grace))
+            found += orphan_findings(find_orphan_files(self._root, self._scope.grace))
         except (DeltaError, LogCorrupt):
             return  # told when the tables were opened
 
     def _tell_unread(self, claim: CommitClaim, unread: UnreadablePart) -> None:
         relations = self._relations(claim) if unread.relations is None else unread.relations
-        found = self._about(claim, Damage.UNREADABLE, unread.message)
+        found = self._about(claim, DamageKind.UNREADABLE, unread.message)
         first = claim.first if unread.first is None else unread.first
         last = claim.last if unread.last is None else unread.last
         self._tables.findings.append(replace(found, first=first, last=last, tables=self._names(relations)))
 
-    def _tell_unversioned(self, claim: CommitClaim, contents: Contents) -> None:
+    def _tell_unversioned(self, claim: CommitClaim, contents: FileContents) -> None:
         for relation, place, message in self._versions.faults(contents):
-            found = self._about(claim, Damage.VERSION, message)
+            found = self._about(claim, DamageKind.VERSION, message)
             first, remedy = Position(place[0]), "copy the table anew with 'cdc tables resync'"
             self._tables.findings.append(replace(found, first=first, tables=self._names([relation]), remedy=remedy))
 
     def _tell_gap(self, gap: Gap, claim: CommitClaim) -> None:
         more = f", and {gap.transactions - 1:,} more" if gap.transactions > 1 else ""
-        what = "lacks rows before" if gap.damage is Damage.HOLE else "has twice"
+        what = "lacks rows before" if gap.damage is DamageKind.HOLE else "has twice"
         first, last = Position(gap.first), Position(gap.last)
         found = self._about(claim, gap.damage, f"transaction {first!s} {what} ordinal {gap.ordinal}{more}")
-        self._tables.findings.append(replace(found, first=first, last=last, remedy=BESIDE))
+        self._tables.findings.append(replace(found, first=first, last=last, remedy=FOREIGN_WRITER_REMEDY))
 
-    def _damaged(self, claim: CommitClaim, damage: Damage, message: str) -> None:
+    def _damaged(self, claim: CommitClaim, damage: DamageKind, message: str) -> None:
         self._tables.findings.append(self._about(claim, damage, message))
 
-    def _about(self, claim: CommitClaim, damage: Damage, message: str) -> AuditFinding:
+    def _about(self, claim: CommitClaim, damage: DamageKind, message: str) -> AuditFinding:
         """A finding about all of a file."""
         return AuditFinding(
             damage=damage,
@@ -282,7 +282,7 @@ class _Verification:
             first=claim.first,
             last=claim.last,
             tables=self._names(self._relations(claim)),
-            remedy=COPY,
+            remedy=RESTORE_REMEDY,
         )
 
     def _called(self, claim: CommitClaim) -> set[str]:

@@ -19,7 +19,7 @@ from cdc.errors import UnknownName
 from cdc.service.replay_jobs import ReplayJobs, ReplayRequest, ReplayStatus
 from cdc.snapshot import backfill_state
 from cdc.snapshot.backfill_progress import BackfillStatus, find_backfill, list_backfills
-from cdc.table import exactly
+from cdc.table import exact_glob
 
 ACCEPTED = 202
 """It was taken on; the reader, or a child, does it."""
@@ -130,7 +130,7 @@ class PipelineApi:
     def skip(self, table: str, actor: str) -> SkipRequest:
         """Ask the reader to take a table for exact as it is."""
         request_skip = import_module("cdc.snapshot.table_requests").request_skip
-        job, _ = request_skip(self.definition, self.catalog, [exactly(table)], actor)
+        job, _ = request_skip(self.definition, self.catalog, [exact_glob(table)], actor)
         return SkipRequest(job, table)
 
     def send_action(self, pipeline: str, job: int, verb: str, actor: str) -> BackfillStatus:
@@ -186,7 +186,7 @@ def _backfill_routes(api: PipelineApi) -> APIRouter:
         """Copy a whole table again (`cdc tables resync`): what vanished unseen vanishes from every sink."""
         api.check_table(pipeline, table)
         return api.request_backfill(
-            backfill_state.BackfillRequest((exactly(table),), rate=body.rate, resync=True), actor_of(request)
+            backfill_state.BackfillRequest((exact_glob(table),), rate=body.rate, resync=True), actor_of(request)
         )
 
     @routes.post("/tables/{table:path}/skip", status_code=ACCEPTED)

@@ -9,7 +9,13 @@ from fastapi import APIRouter, Path, Request
 from pydantic import Field
 
 from cdc.catalog import DeadLetter
-from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterRequest, letters_of, say, to_json
+from cdc.catalog.dead_letter_requests import (
+    DeadLetterAction,
+    DeadLetterRequest,
+    find_dead_letters,
+    request_action,
+    to_json,
+)
 from cdc.service.api.copies import ACCEPTED, EmptyBody, PipelineApi, PipelinePath, RequestBody, Text, actor_of
 
 LetterPath = Annotated[str, Path(description="Its name.", min_length=1, max_length=40)]
@@ -70,14 +76,14 @@ def dead_letter_routes(api: PipelineApi) -> APIRouter:
     def letter_of(pipeline: PipelinePath, letter: LetterPath) -> DeadLetterLine:
         """One of them."""
         api.check_pipeline(pipeline)
-        return _to_line(letters_of(api.catalog, pipeline, [letter])[0])
+        return _to_line(find_dead_letters(api.catalog, pipeline, [letter])[0])
 
     @routes.post("/dlq/retry", status_code=ACCEPTED)
     def retry(pipeline: PipelinePath, body: RetryBody, request: Request) -> RequestedDeadLetters:
         """Offer rows to their targets once more (`cdc dlq retry`)."""
         api.check_pipeline(pipeline)
         known = api.catalog.dead_letters.ls(pipeline)
-        wanted = known if body.ids is None else letters_of(api.catalog, pipeline, body.ids)
+        wanted = known if body.ids is None else find_dead_letters(api.catalog, pipeline, body.ids)
         return _post_request(api, wanted, DeadLetterRequest(DeadLetterAction.RETRY, actor_of(request)))
 
     @routes.post("/dlq/{letter}/retry", status_code=ACCEPTED)
@@ -88,7 +94,7 @@ def dead_letter_routes(api: PipelineApi) -> APIRouter:
         api.check_pipeline(pipeline)
         return _post_request(
             api,
-            letters_of(api.catalog, pipeline, [letter]),
+            find_dead_letters(api.catalog, pipeline, [letter]),
             DeadLetterRequest(DeadLetterAction.RETRY, actor_of(request)),
         )
 
@@ -99,13 +105,13 @@ def dead_letter_routes(api: PipelineApi) -> APIRouter:
         """Forget a row (`cdc dlq discard`): the target keeps what it has of the key, and verify reports it."""
         api.check_pipeline(pipeline)
         wanted = DeadLetterRequest(DeadLetterAction.DISCARD, actor_of(request), body.reason)
-        return _post_request(api, letters_of(api.catalog, pipeline, [letter]), wanted)
+        return _post_request(api, find_dead_letters(api.catalog, pipeline, [letter]), wanted)
 
     return routes
 
 
 def _post_request(api: PipelineApi, letters: list[DeadLetter], request: DeadLetterRequest) -> RequestedDeadLetters:
-    posted = say(api.catalog, api.definition.name, letters, request)
+    posted = request_action(api.catalog, api.definition.name, letters, request)
     return RequestedDeadLetters(posted, [letter.id for letter in letters])
 
 

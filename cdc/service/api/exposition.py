@@ -28,7 +28,6 @@ from cdc.metrics import (
     CONSUMER_LAG_SECONDS,
     CONSUMER_LATE,
     CONSUMER_SILENT,
-    EVERY,
     FEEDBACK_AGE,
     HEALTH,
     HORIZON_LAG_BYTES,
@@ -37,6 +36,7 @@ from cdc.metrics import (
     LOG_HORIZON,
     LOG_OLDEST,
     LOG_SEGMENTS,
+    METRICS_BY_NAME,
     MOMENTARY,
     READ_AT_SOURCE,
     REPORT_AGE,
@@ -70,7 +70,7 @@ MAX_TABLES: Final = 500
 _HEALTHY_STATES: Final = frozenset({"streaming", "live", "copied"})
 _REPORTED: Final = frozenset(
     f"{name}{suffix}"
-    for name, metric in EVERY.items()
+    for name, metric in METRICS_BY_NAME.items()
     if name not in READ_AT_SOURCE
     for suffix in ((BUCKET, SUM) if metric.kind is Kind.HISTOGRAM else ("",))
 )
@@ -90,7 +90,7 @@ class MetricFamilies(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Every family that has a value, in the order of cdc.metrics."""
-        for name, metric in EVERY.items():
+        for name, metric in METRICS_BY_NAME.items():
             if metric.kind is Kind.HISTOGRAM:
                 if buckets := self._values.get(f"{name}{BUCKET}"):
                     yield _histogram(metric, buckets, self._values.get(f"{name}{SUM}", {}))

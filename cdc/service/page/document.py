@@ -22,7 +22,7 @@ from cdc.service.page import backfills, log_section
 from cdc.service.page.sparkline import sparkline
 from cdc.service.page.state_badge import TONES, badge
 from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus, SourceStatus
-from cdc.table import parted
+from cdc.table import split_topic
 
 SECTIONS: Final = ("headline", "problems", "totals", "flow", "log", "tables", "backfills", "processes")
 """Ids of what `render` makes."""
@@ -236,7 +236,7 @@ def _needs_attention(tables: Iterable[TableStatus]) -> bool:
 
 
 def _table_row(topic: str, by_sink: Mapping[str, TableStatus], sinks: Iterable[str]) -> str:
-    schema, name = parted(topic)
+    schema, name = split_topic(topic)
     source = by_sink.get("")
     state = badge(source.state) if source else number_format.UNKNOWN
     rows = number_format.format_count(source.rows if source else None)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cdc.errors import TargetRulesChanged, TargetUnusable
 from cdc.naming import parked_uri
-from cdc.remedy import literal
+from cdc.remedy import complete_remedy
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.target_rules import TargetRules
 from cdc.table import TableSchema, TableState
@@ -54,7 +54,7 @@ def _under(record: TableRecord, rules: TargetRules, position: int) -> TableRecor
     schema = None if record.schema is None else TableSchema.from_json(record.schema)
     if target is None or (found := rules.difference(target.table, record.topic, schema)) is None:
         return _going_on(record, target, schema, position) if by_rules else record
-    stops = literal(reason(found), topic=record.topic)
+    stops = complete_remedy(reason(found), topic=record.topic)
     return replace(record, state=TargetState.FAILED.value, reason=stops)
 
 

@@ -24,7 +24,7 @@ from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
 from cdc.failpoint import hit
 from cdc.naming import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, START_COLUMN, column_name
-from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, strange
+from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, foreign_table_error
 from cdc.table import TableSchema
 from pipelines.sinks.delta.commit_log import is_newest
 from pipelines.sinks.delta.file_statistics import DataFile
@@ -200,7 +200,7 @@ class DeltaTarget:
         """What every commit of ours names that changes rows; the beginning of every `txn` identity."""
         found = self._property(APP_ID)
         if found is None:
-            raise strange(self.uri, APP_ID)
+            raise foreign_table_error(self.uri, APP_ID)
         return found
 
     @property

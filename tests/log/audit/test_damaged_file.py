@@ -11,13 +11,13 @@ from cdc.errors import ConfigError, LogCorrupt, LogFenced, LogTrimmed
 from cdc.failpoint import VARIABLE
 from cdc.log import removed_files
 from cdc.log.audit.damaged_file import Damaged, Dropped, RecoveryWay, position_behind
-from cdc.log.audit.finding import Damage
-from cdc.log.audit.table_claims import look
+from cdc.log.audit.finding import DamageKind
+from cdc.log.audit.table_claims import read_log_tables
 from cdc.log.audit.verify import verify
-from cdc.log.compacted_state import state
-from cdc.log.lost_ranges import told
+from cdc.log.compacted_state import read_compacted_state
+from cdc.log.lost_ranges import lost_ranges_in
 from cdc.log.reader import LogReader
-from cdc.log.small_file_rewrite import due
+from cdc.log.small_file_rewrite import plan_rewrite
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import TableState
@@ -45,7 +45,11 @@ def _root(whole: Path, tmp_path: Path) -> Path:
 
 
 def file_at(root: Path, position: int, of: str = "changes", *, schemas: bool = False) -> str:
-    return next(c.path for c in look(root).claims if (c.table, c.first, c.has_schemas_only) == (of, position, schemas))
+    return next(
+        c.path
+        for c in read_log_tables(root).claims
+        if (c.table, c.first, c.has_schemas_only) == (of, position, schemas)
+    )
 
 
 def flipped(root: Path, path: str, column: str = "after") -> str:
@@ -61,7 +65,7 @@ def states(root: Path) -> dict[int, TableState]:
     return {relation: schema.state for relation, schema in LogReader(root).schemas().items()}
 
 
-def harm(root: Path) -> set[Damage]:
+def harm(root: Path) -> set[DamageKind]:
     return {finding.damage for finding in verify(root).findings}
 
 
@@ -88,7 +92,7 @@ def test_a_file_is_given_up_and_its_tables_are_marked_in_one_commit(root: Path, 
     after = LogReader(root)
     assert (after.version, after.durable) == (before.version + 1, END + 1)
     assert states(root) == {ORDERS: TableState.NEEDS_RESYNC, ITEMS: TableState.LIVE}
-    assert harm(root) == {Damage.LOST}
+    assert harm(root) == {DamageKind.LOST}
     assert [row["op"] for rows in after.rows(END, Position(END + 1)) for row in rows.to_pylist()] == ["s"]
 
 
@@ -121,17 +125,17 @@ def test_changes_that_are_compacted_are_trimmed_and_nothing_is_lost(root: Path):
 
 
 def test_a_lost_state_marks_its_tables_before_it_goes(root: Path):
-    held = state(root)
+    held = read_compacted_state(root)
     assert held is not None
     name = next(file.path for file in held.files if not file.schemas_only and file.last <= 115)
     done = dropped(root, flipped(root, name.removeprefix(f"{root}/")))
     assert (done.way, done.marked) == (RecoveryWay.GIVEN_UP, ("shop.items", "shop.orders"))
-    after = state(root)
+    after = read_compacted_state(root)
     assert after is not None
     assert {file.path for file in held.files} - {file.path for file in after.files} == {name}
     assert (after.horizon, after.floor) == (held.horizon, held.floor)
     assert LogReader(root).latest_boundary(Position(0), 1) == END + 1
-    assert harm(root) == {Damage.LOST}
+    assert harm(root) == {DamageKind.LOST}
 
 
 def test_a_state_of_which_every_change_is_there_is_made_anew(tmp_path: Path):
@@ -139,22 +143,22 @@ def test_a_state_of_which_every_change_is_there_is_made_anew(tmp_path: Path):
     for position in (8, 16, 24):
         writer.commit(writer.stage(table(row(position))), info(position))
     compact(None, tmp_path, upto=Position(16))
-    held = state(tmp_path)
+    held = read_compacted_state(tmp_path)
     assert held is not None
     done = dropped(tmp_path, flipped(tmp_path, held.files[0].path.removeprefix(f"{tmp_path}/")))
     assert (done.way, done.marked) == (RecoveryWay.START_OVER, ())
-    assert (state(tmp_path).horizon, state(tmp_path).files) == (0, [])  # type: ignore[union-attr]
+    assert (read_compacted_state(tmp_path).horizon, read_compacted_state(tmp_path).files) == (0, [])  # type: ignore[union-attr]
     with pytest.raises(LogFenced):
         writer.commit(writer.stage(table(row(32))), info(32))
     assert compact(None, tmp_path, upto=Position(16)).horizon == 16
-    assert state(tmp_path).horizon == 16  # type: ignore[union-attr]
+    assert read_compacted_state(tmp_path).horizon == 16  # type: ignore[union-attr]
 
 
 def test_what_tells_the_columns_of_tables_is_not_given_up(root: Path):
     path = flipped(root, file_at(root, 130, schemas=True), "payload")
     with pytest.raises(LogCorrupt, match="cannot be given up"):
         dropped(root, path)
-    assert path in {c.path for c in look(root).claims}
+    assert path in {c.path for c in read_log_tables(root).claims}
 
 
 def test_a_writer_that_runs_meanwhile_is_fenced_and_one_that_starts_goes_on(root: Path):
@@ -172,16 +176,16 @@ def test_the_file_stays_on_the_disk_for_who_still_reads_it(root: Path):
     dropped(root, path)
     assert (root / path).exists()
     assert [
-        f"changes/{name}" for note in removed_files.notes(root).values() for name in note.paths if name in path
+        f"changes/{name}" for note in removed_files.list_removals(root).values() for name in note.paths if name in path
     ] == [path]
 
 
 def test_the_word_about_lost_rows_keeps_its_name_when_files_are_settled(root: Path):
     dropped(root, flipped(root, file_at(root, 140)))
     files = LogReader(root).every_file()
-    (lost,) = told(files)
+    (lost,) = lost_ranges_in(files)
     assert lost == (140, 140, END + 1)
-    job = due(files, many=0)
+    job = plan_rewrite(files, many=0)
     assert job is None or all("/lost-" not in file.path for group in job.groups for file in group)
 
 
@@ -199,13 +203,13 @@ def test_killed_anywhere_it_is_done_again_or_was_done(root: Path, tmp_path: Path
     assert forked.run(*command, environment={VARIABLE: f"{point}{passes}"}).status == KILLED
     again = forked.run(*command)
     assert again.status == (2 if point == "drop_committed" else 0), again.errors
-    assert harm(root) == {Damage.LOST}
+    assert harm(root) == {DamageKind.LOST}
     assert LogReader(root).durable == END + 1
     assert set(states(root).values()) == {TableState.NEEDS_RESYNC}
 
 
 def _state_of(root: Path) -> str:
-    held = state(root)
+    held = read_compacted_state(root)
     assert held is not None
     return next(f.path for f in held.files if not f.schemas_only and f.last <= 115).removeprefix(f"{root}/")
 

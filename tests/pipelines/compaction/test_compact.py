@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt
 from cdc.log import consumers
-from cdc.log.compacted_state import Compacted, state
+from cdc.log.compacted_state import CompactedState, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.layout import LogFile
 from cdc.log.reader import LogReader, read_file
@@ -35,8 +35,8 @@ START = Position(0)
 ONE_SEGMENT = SegmentLimits(size=1 << 30, age=3600.0)
 
 
-def held(root: Path) -> Compacted:
-    found = state(root)
+def held(root: Path) -> CompactedState:
+    found = read_compacted_state(root)
     assert found is not None
     return found
 

@@ -16,11 +16,11 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import COMPACT, Command, CommandState
 from cdc.change import LOG_SCHEMA
 from cdc.config import Definition
-from cdc.log.compacted_state import state
+from cdc.log.compacted_state import read_compacted_state
 from cdc.log.layout import COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
-from cdc.log.retention_worker import ASKED
+from cdc.log.retention_worker import REQUEST_FILE
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits
 from pipelines.compaction.compaction_worker import CompactionWorker, Spark
@@ -83,8 +83,10 @@ def answered(catalog: Catalog, *, everything: bool) -> Command:
 def test_what_is_cold_is_compacted_in_time_and_the_reader_asked_to_trim(ground: Ground, catalog: Catalog) -> None:
     figures, root = metrics.Metrics(), Path(ground.definition.log.path)
     with kept(every(ground, 0.01), catalog, figures):
-        until(lambda: (held := state(root)) and held.horizon == END - 100, "all segments but the open one")
-        until((root / ASKED).exists, "the wish to trim")
+        until(
+            lambda: (held := read_compacted_state(root)) and held.horizon == END - 100, "all segments but the open one"
+        )
+        until((root / REQUEST_FILE).exists, "the wish to trim")
     values = {sample.metric: sample.value for sample in figures}
     assert values[metrics.LOG_HORIZON] == END - 100
     assert values[metrics.COMPACTED_ROWS] > 0
@@ -119,7 +121,7 @@ def test_what_is_large_is_folded_and_merged_by_spark_s_workers(
         said = [answered(catalog, everything=False), answered(catalog, everything=True)]
     assert [command.state for command in said] == [CommandState.DONE] * 2
     assert [command.result["outcome"]["horizon"] for command in said if command.result] == ["0/514", "0/578"]
-    held = state(root)
+    held = read_compacted_state(root)
     assert held is not None
     assert len(asked) == 2
     assert min(len(run.files) for run in held.runs[:1]) > 1
@@ -148,5 +150,5 @@ def test_a_compaction_that_fails_is_told_and_tried_again(ground: Ground, catalog
         assert said.result is not None
         assert said.result["error"]["code"].startswith("CDC-4")
         place.unlink()
-        until(lambda: state(place.parent), "a compaction after all")
+        until(lambda: read_compacted_state(place.parent), "a compaction after all")
     assert metrics.ERRORS in {sample.metric for sample in figures}

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from cdc.change import LOG_SCHEMA
 from cdc.log import consumers
 from cdc.log.audit.verify import verify
-from cdc.log.compacted_state import state
+from cdc.log.compacted_state import read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
@@ -138,7 +138,7 @@ def churned(root: Path, rounds: int, **limits: Any) -> tuple[Bag, int]:
         append(writer, bag.several(12))
         consumers.register(root, Consumer("a", "lake", Position(bag.position)))
         compact(limits.get("spark"), root, everything=True, limits=CompactionLimits(parts=limits.get("parts")))
-    held = state(root)
+    held = read_compacted_state(root)
     assert held is not None
     return bag, sum(run.rows for run in held.runs)
 
@@ -183,7 +183,7 @@ def test_without_a_reader_that_has_passed_nothing_cancels(tmp_path: Path) -> Non
         written += len(rows)
         append(writer, rows)
         compact(None, tmp_path, everything=True)
-    held = state(tmp_path)
+    held = read_compacted_state(tmp_path)
     assert held is not None
     assert sum(run.rows for run in held.runs) == written + 1
 

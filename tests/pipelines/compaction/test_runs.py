@@ -101,7 +101,7 @@ def test_from_the_first_write_on_no_byte_is_written_five_times(commit: int, grow
 def settle(changes: list[LogFile], payload: dict[str, int]) -> int:
     """What is written of small files; they are replaced."""
     written = 0
-    while (job := small_file_rewrite.due(changes)) is not None:
+    while (job := small_file_rewrite.plan_rewrite(changes)) is not None:
         for group in job.groups:
             name = f"x/{job.prefix}{group[0].path.removeprefix('x/')}"
             payload[name] = sum(payload.pop(old.path) for old in group)

@@ -19,7 +19,7 @@ def ground(tmp_path: Path) -> Ground:
 
 
 def word(ground: Ground) -> Consumer:
-    (consumer,) = consumers.ls(Path(ground.definition.log.path))
+    (consumer,) = consumers.list_consumers(Path(ground.definition.log.path))
     return consumer
 
 

@@ -28,7 +28,7 @@ from cdc.errors import InvalidDefinition, MalformedLsn, MalformedPosition
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from cdc.table import exactly, matches
+from cdc.table import exact_glob, matches
 from pipelines.source.data_source import LogBatchReader, LogStreamReader, rows_between
 from pipelines.source.frames import SCHEMA, Frame, LogPartition
 from pipelines.source.options import SourceOptions, tables_option
@@ -106,7 +106,7 @@ def test_rows_between_two_positions_are_those_of_the_named_tables_alone(spark: S
     commit(writer, 30, row(30, **named))
 
     def between(after: int, upto: int) -> list[tuple[int, int]]:
-        globs = (exactly("shop.a,b*"),)
+        globs = (exact_glob("shop.a,b*"),)
         return places(rows_between(spark, LogReader(tmp_path / "log"), globs, Position(after), Position(upto)))
 
     assert between(10, 20) == [(20, 1)]
