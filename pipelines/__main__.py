@@ -125,7 +125,7 @@ def _check(asked: argparse.Namespace) -> int:
     definition, checking = load_definition(asked.config), import_module("pipelines.preflight")
     starting, there = (
         import_module("pipelines.runtime.session"),
-        import_module("cdc.capture.startup_checks").tables_of(definition),
+        import_module("cdc.capture.startup_checks").defined_tables(definition),
     )
     tables = list(
         import_module("cdc.stores.sink_preflight").fed(definition, there, {sink.name for sink in definition.sinks})
@@ -179,7 +179,7 @@ def _compact(asked: argparse.Namespace) -> int:
     definition, job = load_definition(asked.config), import_module("pipelines.compaction.compact")
     root, session = definition.log.root, None
     # whoever submits it wants executors to do it, however little there is
-    limits = job.Limits(large=0) if asked.submitted else job.Limits()
+    limits = job.CompactionLimits(large=0) if asked.submitted else job.CompactionLimits()
     if asked.submitted or job.is_large(root, everything=asked.everything):
         starting = import_module("pipelines.runtime.session")
         session = starting.spark_session(starting.SparkSettings.of(definition, f"cdc-{definition.name}-compact"))
