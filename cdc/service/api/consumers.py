@@ -48,7 +48,7 @@ def consumer_routes(api: PipelineApi) -> APIRouter:
 
 def _forget(api: PipelineApi, uuid: str, actor: str) -> ConsumerForgotten:
     root, consumers = api.definition.log.root, import_module("cdc.log.consumers")
-    known, broken = consumers.survey(root)
+    known, broken = consumers.list_readable_consumers(root)
     places = {consumer.uuid: (consumer.name, str(consumer.position)) for consumer in known}
     places |= {broken_uuid: (broken_uuid, None) for broken_uuid in broken}
     if uuid not in places:

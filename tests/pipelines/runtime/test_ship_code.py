@@ -25,7 +25,7 @@ def test_python_imports_what_tasks_need_from_the_archive(tmp_path: Path) -> None
         [sys.executable, "-c", PROGRAM, archive], capture_output=True, text=True, check=False, cwd=tmp_path
     )
 
-    assert done.stdout.split() == [f"{archive}/cdc/__init__.py", f"{archive}/pipelines/reading/frames.py"], done.stderr
+    assert done.stdout.split() == [f"{archive}/cdc/__init__.py", f"{archive}/pipelines/source/frames.py"], done.stderr
 
 
 def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
