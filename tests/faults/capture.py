@@ -150,7 +150,7 @@ class Reading:
                 raise self._failures[0]
             return condition()
 
-        return until(asked, what, every=0.02)
+        return until(asked, what)
 
     def caught_up(self) -> None:
         """Wait until the log holds everything that has committed by now."""
