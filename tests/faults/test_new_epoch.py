@@ -121,7 +121,7 @@ def test_a_recovery_killed_in_the_middle_can_be_run_again(held: Captured) -> Non
     assert [row[:2] for row in held.folded("t")] == text_rows(held.dsn)
 
 
-@pytest.fixture(name="own_server", params=[15, 18])
+@pytest.fixture(name="own_server", params=[18, pytest.param(15, marks=pytest.mark.slow)])
 def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     """A server that the test may stop."""
     request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs

@@ -63,7 +63,7 @@ def test_postgres_is_never_told_more_than_the_log_holds(held: Captured) -> None:
             assert confirmed <= durable.lsn + 1
 
 
-@pytest.fixture(name="own_server", params=[15, 18])
+@pytest.fixture(name="own_server", params=[18, pytest.param(15, marks=pytest.mark.slow)])
 def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
     with EmbeddedPostgres(tmp_path / "pg", version=request.param, tcp=True) as server:

@@ -182,7 +182,7 @@ def test_another_cluster_is_refused(held: Captured, postgres_16: EmbeddedPostgre
     next(databases, None)
 
 
-@pytest.fixture(name="own_server", params=[15, 18])
+@pytest.fixture(name="own_server", params=[18, pytest.param(15, marks=pytest.mark.slow)])
 def _own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     request.getfixturevalue({18: "postgres", 15: "postgres_15"}[request.param])  # skips without the programs
     small = {"min_wal_size": "32MB", "max_wal_size": "32MB"}

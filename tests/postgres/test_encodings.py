@@ -38,14 +38,14 @@ from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.postgres.text_repair import copy_text_repair, frame_text_repair, unchanged
 from cdc.snapshot.watermark_window import WatermarkWindows
-from tests.fixtures.postgres import VERSIONS, drop_when_free, run_sql
+from tests.fixtures.postgres import NEWEST_AND_OLDEST, drop_when_free, run_sql
 from tests.fixtures.waiting import until
 from tests.postgres.readings import captured, read_four_ways
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=NEWEST_AND_OLDEST)
 def server(request: pytest.FixtureRequest) -> EmbeddedPostgres:
-    """A server, each version in turn."""
+    """A server of the newest and of the oldest version; of all of them among the slow tests."""
     found: EmbeddedPostgres = request.getfixturevalue(request.param)
     return found
 
