@@ -165,7 +165,9 @@ KEPT: Final = {
 }
 
 
-@pytest.mark.parametrize("hides", [MASK, RULES["left out"]], ids=["mask", "left out"])
+@pytest.mark.parametrize(
+    "hides", [MASK, pytest.param(RULES["left out"], marks=pytest.mark.slow)], ids=["mask", "left out"]
+)
 @pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT.keys())
 def test_however_a_target_keeps_its_rows_what_a_rule_hides_goes(tmp_path: Path, kept: str, hides: str) -> None:
     rule = kept.replace("<folder>", str(tmp_path))

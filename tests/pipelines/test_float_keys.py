@@ -99,8 +99,18 @@ def put(key: str, item: str, position: int, **more: Any) -> Row:
 
 
 @pytest.mark.usefixtures("with_delta")
-@pytest.mark.parametrize("shape", ["arrow by delta-rs", "arrow by Spark", "frame by Spark"])
-@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "partial"),
+    [
+        ("arrow by delta-rs", False),
+        ("arrow by delta-rs", True),
+        ("frame by Spark", True),
+        *(
+            pytest.param(*variant, marks=pytest.mark.slow)
+            for variant in (("frame by Spark", False), ("arrow by Spark", False), ("arrow by Spark", True))
+        ),
+    ],
+)
 def test_both_writers_move_a_row_from_one_zero_to_the_other(
     spark: SparkSession, tmp_path: Path, shape: str, *, partial: bool
 ) -> None:

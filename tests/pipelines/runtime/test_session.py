@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipelines.runtime.session import (
     delta_jars,
     has_delta,
 )
+from tests.fixtures import java
 
 PATIENCE = 240  # seconds for a JVM on a busy machine
 
@@ -98,6 +100,7 @@ def test_a_session_starts_from_a_path_with_a_space_under_somebody_elses_spark_ho
         (folder / "jars" / jar.name).symlink_to(jar)
     (folder / "program.py").write_text(PROGRAM)
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "SPARK_HOME": "/nowhere", "PYTHONPATH": str(folder)}
+    environment[java.VARIABLE] = os.environ[java.VARIABLE]
 
     done = subprocess.run(
         [sys.executable, str(folder / "program.py"), str(folder / "jars")],

@@ -110,7 +110,6 @@ def add_a_column(table: DeltaTable) -> None:
     table.alter.add_columns(Field("theirs", PrimitiveType("string")))
 
 
-WRITERS = (Writer.DELTA_RS, Writer.SPARK)
 CHANGES: dict[Client, dict[int, str | None]] = {
     optimize: {},
     cluster: {},
@@ -168,8 +167,15 @@ def test_what_another_client_and_the_batch_did_are_both_there(sink: Disturbed, w
     assert (sink.attempts > 1) == (client is not append or writer is Writer.SPARK)
 
 
-@pytest.mark.parametrize("client", [name, add_a_column])
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize(
+    ("writer", "client"),
+    [
+        (Writer.DELTA_RS, name),
+        (Writer.DELTA_RS, add_a_column),
+        (Writer.SPARK, add_a_column),
+        pytest.param(Writer.SPARK, name, marks=pytest.mark.slow),
+    ],
+)
 def test_a_batch_is_merged_again_into_a_target_that_was_described_anew_meanwhile(
     sink: Disturbed, client: Client
 ) -> None:
