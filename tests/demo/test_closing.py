@@ -47,6 +47,7 @@ def text(workspace: Workspace) -> str:
     return "\n".join(f"--- {p.name}\n{p.read_text()[-2000:]}" for p in sorted(workspace.state.glob("*.out")))
 
 
+@pytest.mark.slow
 def test_a_broken_row_is_parked_tried_and_mended_and_a_history_comes_from_the_log(
     running: Workspace, database: str, catalog: Catalog
 ) -> None:

@@ -38,7 +38,7 @@ def demo(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes],
         running.wait(DEADLINE)
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022], ids=oct)
+@pytest.mark.parametrize("umask", [0o000, pytest.param(0o022, marks=pytest.mark.slow)], ids=oct)
 def test_the_printed_psql_line_works_when_copied_and_for_nobody_else(folder: Path, umask: int) -> None:
     programs = find_binaries(18)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PGPORT": "1"}
@@ -60,7 +60,7 @@ def test_the_printed_psql_line_works_when_copied_and_for_nobody_else(folder: Pat
         assert open_to_others(state) == []
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022], ids=oct)
+@pytest.mark.parametrize("umask", [0o000, pytest.param(0o022, marks=pytest.mark.slow)], ids=oct)
 def test_everything_that_a_run_made_is_for_its_own_account(folder: Path, umask: int) -> None:
     """Log, catalog, checkpoints, spool, output of processes; then a lake and an index, by Spark."""
     with under_umask(umask):

@@ -152,7 +152,7 @@ def test_a_store_that_is_busy_for_long_is_waited_for(root: BucketPath, relay: Re
     assert positions(root) == [10, 10, 20, 20]
 
 
-@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("status", [pytest.param(500, marks=pytest.mark.slow), 503])
 @pytest.mark.parametrize("what", [COMPACTS.file, COMPACTS.commit], ids=["data", "commit"])
 def test_a_compaction_that_meets_a_busy_store_fails_and_the_next_one_makes_it(
     s3: S3, relay: Relay, what: str, status: int

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from cdc.catalog import Catalog
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
@@ -29,6 +31,7 @@ def test_status_names_the_table_and_the_reason(pipeline: Pipeline) -> None:
     pipeline.wait(lambda: "'b' altered" in reason(pipeline), "the reason in status")
 
 
+@pytest.mark.slow
 def test_a_resync_mends_table_and_targets_while_both_run(pipeline: Pipeline) -> None:
     run_sql(pipeline.dsn, "CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY, b int)")
     run_sql(pipeline.dsn, "CREATE TABLE shop.u (id int PRIMARY KEY)", "INSERT INTO shop.u VALUES (1)")

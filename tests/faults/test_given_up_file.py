@@ -91,6 +91,7 @@ def test_the_reader_loses_nothing_behind_the_mark_and_a_later_version_keeps_it(t
     assert held.folded("u") == rows_of(database, "SELECT id::text FROM u")
 
 
+@pytest.mark.slow
 def test_a_sink_stands_at_it_while_the_reader_goes_on_and_drop_file_lets_the_other_tables_go_on(
     pipeline: Pipeline,
 ) -> None:

@@ -91,7 +91,7 @@ def test_a_reader_that_was_stopped_while_another_took_over_writes_nothing_more(
     assert_exact(pipeline, oracle)
 
 
-@pytest.mark.parametrize("ended", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("ended", [pytest.param(signal.SIGSTOP, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_reader_that_has_waited_long_takes_over_within_ten_seconds(
     pipeline: Pipeline, workload: Workload, ended: signal.Signals
 ) -> None:

@@ -116,7 +116,7 @@ def session(request: pytest.FixtureRequest, database: str) -> Iterator[Following
 @example(taken=[("replace", 1, 0), ("insert", 0, 0)])
 @example(taken=[("replace", 1, 0), ("insert", 0, 0), ("rename", 1, 0)])
 @example(taken=[("add", 0, 0), ("drop", 0, 0), ("insert", 0, 0), ("read", 0, 0), ("add", 0, 0), ("insert", 0, 0)])
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(taken=steps)
 def test_no_value_stands_under_the_id_of_another_column(session: Following, taken: list[tuple[str, int, int]]) -> None:
     told = False
