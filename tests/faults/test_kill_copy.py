@@ -115,7 +115,7 @@ def written(dsn: str, seed: int) -> Iterator[None]:
                     write(conn, number)
                 except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
                     continue
-                done.wait(0.002)
+                done.wait(0.01)
 
     writer = Thread(target=run)
     writer.start()

@@ -28,7 +28,7 @@ TAKEN_OVER_WITHIN = 10.0
 @pytest.fixture(name="workload")
 def _workload(pipeline: Pipeline) -> Iterator[Workload]:
     prepare(pipeline)
-    workload = Workload(pipeline.dsn, rate=300.0, seed=11)
+    workload = Workload(pipeline.dsn, rate=100.0, seed=11)
     yield workload
     workload.stop()
 

@@ -66,7 +66,7 @@ def test_a_backfill_beside_writers_leaves_the_log_in_the_sources_state(running: 
     def write() -> None:
         number = 0
         with connect(held.dsn) as conn:
-            while not done.is_set():
+            while not done.wait(0.005):
                 number += 1
                 a = number * 7 % 300
                 conn.execute("UPDATE t SET v = %s WHERE a = %s", [f"new {number}", a])

@@ -230,7 +230,7 @@ def more(counts: list[int]) -> None:
 def write(dsn: str, done: Event, random: Random, counts: list[int], place: int) -> None:
     """Transactions over a few values, so that many rows are equal."""
     with connect(dsn) as conn:
-        while not done.is_set():
+        while not done.wait(0.005):
             with conn.transaction():
                 for _ in range(random.randint(1, 4)):
                     long = random.choice(["x", "y" * 3000, None])
