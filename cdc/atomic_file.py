@@ -45,7 +45,7 @@ def probe_writable(folder: Path) -> None:
         folder = folder.parent
     draft = folder / f".probe-{uuid.uuid4().hex}.tmp"
     try:
-        draft.write_bytes(b"probe_writable")
+        draft.write_bytes(b"probe")
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)

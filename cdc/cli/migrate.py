@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
     )
     for command in (status, up, down, sql, log):
         group.command()(command)
-    app.add_typer(group, name="migrate_log")
+    app.add_typer(group, name="migrate")
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:

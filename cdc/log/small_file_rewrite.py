@@ -218,5 +218,5 @@ class SmallFileRewriter:
         finally:
             self._offered = None
         if done:
-            log.info("rewrite_files", files=len(rewrite.gone), into=len(rewrite.made))
+            log.info("rewritten", files=len(rewrite.gone), into=len(rewrite.made))
         return done

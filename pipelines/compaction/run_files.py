@@ -43,7 +43,7 @@ OWN_FILE: Final = 64 << 20
 _DEALT: Final = "part int, rows binary"
 _WRITTEN: Final = "name string, rows long, size long, statistics string"
 _MADE: Final = pa.schema(
-    [("name", pa.string()), ("rows", pa.int64()), ("size", pa.int64()), ("delta_statistics", pa.string())]
+    [("name", pa.string()), ("rows", pa.int64()), ("size", pa.int64()), ("statistics", pa.string())]
 )
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 _FENCES: Final = pa.array(["t", "g"])

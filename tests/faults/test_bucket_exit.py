@@ -14,7 +14,7 @@ from tests.source_tree import ROOT
 WORK = """
 import os, sys
 from threading import Thread
-from cdc.config.storage import Storage, root_at
+from cdc.config.storage import Storage, log_root
 from cdc.log import storage
 from cdc.log.writer import LogWriter
 from cdc.log.reader import LogReader
@@ -22,7 +22,7 @@ from cdc.position import Position
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 
 storage.WHOLE = int(sys.argv[3])
-root = root_at(sys.argv[1], Storage.taken_over(sys.argv[2]))
+root = log_root(sys.argv[1], Storage.taken_over(sys.argv[2]))
 seen = []
 
 def append():

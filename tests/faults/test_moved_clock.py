@@ -39,9 +39,9 @@ compact(None, sys.argv[1], upto=Position(int(sys.argv[2])))
 """
 SWEEPS = """
 import sys
-from cdc.log.vacuum import sweep
+from cdc.log.vacuum import vacuum
 from tests.faults.test_moved_clock import KEPT
-sweep(sys.argv[1], KEPT)
+vacuum(sys.argv[1], KEPT)
 """
 
 

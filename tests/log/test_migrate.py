@@ -116,7 +116,7 @@ def test_killed_on_its_way_a_migration_is_run_again(tmp_path: Path, root: Path, 
         f"log: {{path: '{root}'}}\n"
     )
     before = told(root)
-    killed = spawn("migrate_log", "log", "-c", definition, environment={"CDC_FAILPOINT": point})
+    killed = spawn("migrate", "log", "-c", definition, environment={"CDC_FAILPOINT": point})
     assert killed.status == -9
     assert formats(root) == left
     assert told(root) == before

@@ -111,7 +111,7 @@ steps = st.lists(
         st.tuples(st.just("append"), changes),
         st.tuples(st.just("compact"), st.booleans(), st.booleans()),
         st.tuples(st.just("trim"), st.sampled_from([0.0, 1e9])),
-        st.tuples(st.just("vacuum")),
+        st.tuples(st.just("sweep")),
         st.tuples(st.just("restart")),
         st.tuples(st.just("register"), number),
         st.tuples(st.just("read"), number, st.none() | st.integers(1, 4), st.booleans()),

@@ -49,9 +49,9 @@ from pathlib import Path
 from cdc.log.writer import LogWriter
 from cdc.log.reader import LogReader
 from cdc.log.segments import SegmentLimits
-from cdc.log.small_file_rewrite import due, rewritten
+from cdc.log.small_file_rewrite import plan_rewrite, rewrite_files
 root = Path(sys.argv[1])
-made = rewritten(root, due(LogReader(root).every_file()), lambda: False)
+made = rewrite_files(root, plan_rewrite(LogReader(root).every_file()), lambda: False)
 LogWriter(root, SegmentLimits(size=1, age=3600.0)).rewrite(made.made, made.gone)
 """
 
