@@ -1,7 +1,7 @@
-"""Decoding: the stage between receive and append, from frames of one replication session to log rows.
+"""Decode stage: turns the frames of one replication session into log rows.
 
-Only commits, and messages outside of transactions, become positions. A keepalive also names how far the server has
-sent its WAL, but nothing in the stream proves it: one false WAL end would lose every row up to it.
+Only commits, and logical messages outside transactions, advance the position. A keepalive also contains a WAL end, but
+nothing in the stream proves it: one false WAL end would lose every row up to it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BEGINS: Final = kind_set(bytes([BEGIN]))
 
 @dataclass(frozen=True, slots=True)
 class LastTransaction:
-    """The last one of a log."""
+    """Last transaction of the log, to recognise it when the server sends it again."""
 
     root: Root
     position: Position
@@ -44,7 +44,7 @@ class LastTransaction:
     """Microseconds UTC since 1970."""
 
     def is_same(self, begin: BeginMessage) -> bool:
-        """Whether this is its Begin, by commit time and xid; the log is read only where the time is the same."""
+        """Whether a Begin message is of this transaction: equal commit time, and an xid that the log contains."""
         if begin.committed_at != self.committed_at:
             return False
         found = LogReader(self.root).rows(Position(self.position - 1), self.position)
@@ -52,19 +52,19 @@ class LastTransaction:
 
 
 class DecodeStage:
-    """Spool, decoder and relations of one session; used by one thread."""
+    """Spool, decoder and schema tracker of one replication session; used by one thread."""
 
     def __init__(
         self,
         spool: Spool,
         relations: SchemaTracker,
         after: Position,
-        placing: WatermarkWindows,
-        mend: RepairFrames = unchanged,
+        windows: WatermarkWindows,
+        mend_frames: RepairFrames = unchanged,
     ) -> None:
         self.spool = spool
-        self._mend = mend
-        self._placing, self._inbox = placing, placing.inbox
+        self._mend_frames = mend_frames
+        self._windows, self._signal_queue = windows, windows.signal_queue
         self._relations = relations
         self._decoder = ColumnarDecoder(epoch=after.epoch, after=after)
         self._lsns = LsnCheck(Lsn(0))
@@ -79,93 +79,93 @@ class DecodeStage:
         root: Root,
         known: Mapping[int, TableSchema],
         after: Position,
-        placing: WatermarkWindows,
+        windows: WatermarkWindows,
     ) -> Self:
-        """Go on behind `after` with the schemas that the log knows.
+        """Continue after a position with the schemas that the log contains.
 
-        Large transactions are spooled beside the log under root, or where this machine keeps temporary files.
+        Large transactions are spooled in the log's directory, or in the temporary directory if the log is remote.
         """
         copies = source.snapshot.mode is not SnapshotMode.NO_DATA
-        watched = CaptureFilter(
+        capture_filter = CaptureFilter(
             dsn=source.dsn,
             publication=source.publication,
             patterns=source.patterns,
             exclude=source.exclude,
             copies=copies,
         )
-        relations = SchemaTracker(watched, known, after.epoch)
-        placing.begin(after, known)
+        relations = SchemaTracker(capture_filter, known, after.epoch)
+        windows.start_session(after, known)
         return cls(
             Spool(root if isinstance(root, Path) else None),
             relations,
             after,
-            placing,
+            windows,
             frame_text_repair(source.dsn, source.undecodable, after),
         )
 
-    def expect_from(self, confirmed: Lsn, last: LastTransaction) -> None:
-        """Refuse transactions that ended before this LSN, which the slot had confirmed when the session began.
+    def refuse_before(self, confirmed: Lsn, last: LastTransaction) -> None:
+        """Refuse transactions that ended before the LSN that the slot had confirmed when the session began.
 
-        last: of the log that the session continues; it is dropped if it comes first under a higher LSN.
+        last: last transaction of the log; it is skipped if the server sends it first, under a higher LSN.
         """
         self._lsns, self._last = LsnCheck(confirmed), last
 
     def close(self) -> None:
-        """Drop what waits, and give files and connection back."""
-        self._placing.end()
+        """Discard spooled transactions; close files and connection."""
+        self._windows.end_session()
         self.spool.close()
         self._relations.close()
 
     def rows(self, frames: FrameBatch) -> Iterator[Decoded]:
-        """Rows in the order of the commits."""
-        for schema in self._relations.drifted():
+        """Decoded rows in commit order."""
+        for schema in self._relations.detect_drift():
             self._announce(schema)
-        for whole in self.spool.whole(frames):
+        for whole in self.spool.committed(frames):
             if self._last is not None:
                 self._skip_known(whole)
-            for event in self._decoder.decode(self._mend(self._lsns.checked(whole))):
+            for event in self._decoder.decode(self._mend_frames(self._lsns.checked(whole))):
                 if isinstance(event, RelationSeen):
                     self._define(event)
                 elif isinstance(event, DdlSeen):
-                    for version in self._relations.told(event.content):
+                    for version in self._relations.apply_ddl(event.content):
                         self._announce(version)
                 elif isinstance(event, WatermarkSeen):
-                    yield from self._place(event)
+                    yield from self._insert_chunk(event)
                 elif not isinstance(event, Keepalive):
-                    yield from self._keep(event)
+                    yield from self._pass_on(event)
 
     def _skip_known(self, frames: FrameBatch) -> None:
-        """Drop the log's last transaction if the first one behind it is the same one under a higher LSN.
+        """Skip the log's last transaction if the server sends it again under a higher LSN.
 
-        No field of the stream repeats the LSN of a streamed transaction's commit. If a false one was too low, what
-        was confirmed is too low as well, and the server sends the transaction again.
+        No field of the stream repeats the commit LSN of a streamed transaction. If a corrupt LSN was too low, the
+        confirmed LSN is too low as well, and the server sends the transaction again.
         """
-        place = -1
-        while self._last and (place := next_of(*readonly_arrays(frames), place + 1, _BEGINS)) < len(frames):
-            begin = parse_frame(frames[place])
+        index = -1
+        while self._last and (index := next_of(*readonly_arrays(frames), index + 1, _BEGINS)) < len(frames):
+            begin = parse_frame(frames[index])
             if not isinstance(begin, BeginMessage) or begin.final_lsn <= self._after.lsn:
                 continue
             if self._last.is_same(begin):
                 self._decoder.skip_to(Position.of(begin.final_lsn, self._after.epoch))
             self._last = None
 
-    def _keep(self, event: SignalSeen | Decoded) -> Iterator[Decoded]:
-        """Signals are on disk before the log can hold the transaction that they came in."""
+    def _pass_on(self, event: SignalSeen | Decoded) -> Iterator[Decoded]:
+        """Yield rows; store signals on disk before the log can commit the transaction that contains them."""
         if isinstance(event, SignalSeen):
-            if self._inbox is not None:
-                self._inbox.message(event)
+            if self._signal_queue is not None:
+                self._signal_queue.store_message(event)
             return
-        self._placing.note(event)
-        if self._inbox is not None:
-            self._inbox.rows(event.rows)
+        self._windows.observe(event)
+        if self._signal_queue is not None:
+            self._signal_queue.store_rows(event.rows)
         yield event
 
-    def _place(self, seen: WatermarkSeen) -> Iterator[Decoded]:
-        """Rows that were read beside the stream, as rows of the watermark's own transaction."""
-        schema, batches = self._placing.place(seen)
+    def _insert_chunk(self, seen: WatermarkSeen) -> Iterator[Decoded]:
+        """Rows of a chunk, as rows of the watermark's own transaction."""
+        schema, batches = self._windows.batches_at_watermark(seen)
         if schema is not None:
             self._resolved.clear()
-            self._relations.take(schema)
+            self._relations.set_schema(schema)
             if schema.removed:
                 self._decoder.ignore(schema.oid)
             else:
@@ -176,28 +176,29 @@ class DecodeStage:
 
     def _announce(self, schema: TableSchema) -> None:
         self._resolved.clear()
-        self._placing.learn(schema)
-        if self._inbox is not None:
-            self._inbox.learn(schema)
+        self._windows.set_schema(schema)
+        if self._signal_queue is not None:
+            self._signal_queue.set_schema(schema)
         self._decoder.announce(schema)
 
     def _define(self, seen: RelationSeen) -> None:
-        """Resolve a Relation message, but for one that its own transaction repeats.
+        """Resolve a Relation message, unless its own transaction repeats it.
 
-        After every rollback to a savepoint the server describes a streamed transaction's relations again, thousands
-        of times. Each look at the catalogue comes after that transaction's commit, so a second one tells nothing new.
+        After every rollback to a savepoint the server repeats the Relation messages of a streamed transaction, up to
+        thousands of times. The first catalogue query already runs after that transaction's commit, so a second query
+        would return nothing new.
         """
         before, schema = self._resolved.get(seen.relation.oid, (None, None))
         if schema is not None and before == seen:
             self._decoder.define(schema, announce=False)
             return
-        if (found := self._relations.see(seen.relation, seen.position)) is None:
+        if (found := self._relations.resolve_relation(seen.relation, seen.position)) is None:
             self._decoder.ignore(seen.relation.oid)
             return
         schema, announce = found
         self._resolved[seen.relation.oid] = seen, schema
         if announce:
-            self._placing.learn(schema)
-        if self._inbox is not None:
-            self._inbox.learn(schema)
+            self._windows.set_schema(schema)
+        if self._signal_queue is not None:
+            self._signal_queue.set_schema(schema)
         self._decoder.define(schema, announce=announce)

@@ -1,9 +1,8 @@
-"""Epochs: which number and which column ids every table has when the log goes on from another life of its source.
+"""Epoch tables: relation numbers and column ids of every table when a new epoch of the log begins.
 
-Inside an epoch a table is its OID and a column its attribute number. Across epochs neither holds: a restored,
-upgraded or failed-over source has other ones, so tables and columns are matched by name. What is not matched gets
-a number that was never used, and everything is copied anew; so nothing rests on the match being right but the
-history of a name.
+Within an epoch the OID identifies a table and the attribute number a column. A restored, upgraded or failed-over source
+has other numbers, so tables and columns are matched by name across epochs. Unmatched ones get numbers that were never
+used. All rows are copied again in any case, so a wrong match affects only the history of a name.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from cdc.table import TableSchema, TableState
 
 @dataclass(frozen=True, slots=True)
 class EarlierTables:
-    """What the log holds of its tables when an epoch begins; the default is that of an empty log."""
+    """Tables that the log contains when an epoch begins; by default those of an empty log."""
 
     epoch: int = 0
-    """The one that begins."""
+    """The epoch that begins."""
     known: Mapping[int, TableSchema] = field(default_factory=dict)
     """Relation → its latest version."""
     used: Mapping[int, int] = field(default_factory=dict)
@@ -28,11 +27,11 @@ class EarlierTables:
 
     @classmethod
     def of(cls, epoch: int, versions: Iterable[TableSchema]) -> EarlierTables:
-        """From every version that the log has, oldest first."""
+        """Build it from all schema versions of the log, oldest first."""
         known: dict[int, TableSchema] = {}
         used: dict[int, int] = {}
         for version in versions:
-            # the newest version comes last, so that of two tables of one name the one seen last is found
+            # reinsert, so that of two tables with one name the most recent comes last
             known.pop(version.relation, None)
             known[version.relation] = version
             used[version.relation] = max([used.get(version.relation, 0), *(c.id for c in version.columns)])
@@ -41,20 +40,20 @@ class EarlierTables:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How the tables of an epoch are told to the log."""
+    """Tables to record in the log when an epoch begins."""
 
     copied: list[TableSchema]
-    """The tables of now under the log's numbers, in the order given."""
+    """Captured tables with their relation numbers, in the given order."""
     gone: list[TableSchema]
-    """Known tables that the source no longer has; their rows have to vanish."""
+    """Known tables that the source no longer has; targets delete their rows."""
     left: list[TableSchema]
-    """Known tables that the source has and nobody captures any more; their rows stay as they are, marked."""
+    """Known tables that the source has and the definition no longer captures; their rows stay, marked."""
 
 
 def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], existing: Collection[str]) -> Continuation:
-    """Number the tables of now.
+    """Assign relation numbers to the captured tables.
 
-    `tables` are those to capture as the catalogue shows them, `existing` the topics of all tables of the source.
+    tables: tables to capture, as the catalogue shows them. existing: topics of all tables of the source.
     """
     latest = {schema.topic: schema for schema in past.known.values() if schema.state is not TableState.DROPPED}
     copied = [_numbered(past, table, latest.get(table.topic)) for table in tables]
@@ -69,7 +68,7 @@ def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], exist
 
 
 def _numbered(past: EarlierTables, table: TableSchema, before: TableSchema | None) -> TableSchema:
-    """The table under its number of before, or a new one of this epoch."""
+    """The table with its earlier relation number, or with a new one of this epoch."""
     if before is None:
         return replace(table, relation=past.epoch << EPOCH_SHIFT | table.oid)
     named = {column.name: column.id for column in before.columns}

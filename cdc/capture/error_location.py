@@ -1,7 +1,7 @@
-"""Error location: where slot and log are when the stream cannot continue, in the message of the error.
+"""Error location: adds the positions of slot and log to errors that end the stream.
 
-An operator who has to move the slot or to begin an epoch needs the slot's name, both positions, and a command with an
-LSN in it; the server's message has none of them.
+An operator who has to advance the slot or begin an epoch needs the slot's name, both positions, and a command with an
+LSN. The server's message contains none of them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cdc.postgres.connection import ANSWER_TIMEOUT, connect
 from cdc.postgres.slot import SlotStatus, slot_status
 
 ERRORS_WITH_POSITIONS: Final = (UndecodableWal, PublicationMissing, PublicationNarrowed, PublicationReplaced)
-"""Errors about the WAL that comes next; those about the slot name it themselves."""
+"""Errors about the next WAL; errors about the slot already contain its position."""
 Located = TypeVar("Located", bound=SourceError)
 
 
 def add_positions(exc: Located, definition: Definition) -> Located:
-    """The error with the positions of slot and log; as it is if the source does not answer or has no such slot."""
+    """The error with the positions of slot and log; unchanged if the source does not answer or has no such slot."""
     source = definition.source
     try:
         with connect(source.current_dsn(), application_name="cdc identify", patience=ANSWER_TIMEOUT) as conn:
@@ -52,7 +52,7 @@ def _log_position(definition: Definition) -> str:
 
 
 def _skip(exc: UndecodableWal, slot: SlotStatus) -> str:
-    """The way past the transaction: the server says neither where it ends nor which tables it wrote."""
+    """Remedy that skips the transaction; the server reports neither its end nor its tables."""
     cause = "" if exc.fix == UndecodableWal.remedy else exc.fix.partition(": run ")[0] + "; "
     skip = f"'cdc slots recover -c FILE --skip-to {slot.wal_end} --resync \"*\"'"
     return (

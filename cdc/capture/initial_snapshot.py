@@ -1,10 +1,11 @@
-"""What an epoch begins with: one commit of the log that names every table and has the rows of the small ones.
+"""Initial snapshot: the first commit of an epoch, with the schema of every table and the rows of small tables.
 
-One REPEATABLE READ transaction under the slot's exported snapshot reads them; they stand at the slot's consistent
-point − 1, because the next transaction's commit record can lie at the consistent point itself. A slot without that
-commit is worthless: it is replaced if it is proven to be this log's (see slot_claim), and stops the copy otherwise.
-Large tables are only marked here: they are copied in chunks beside the stream. Where the reader may not create the
-slot, no snapshot belongs to it: then the log begins at the adopted slot, and every table is copied in chunks.
+One REPEATABLE READ transaction with the slot's exported snapshot reads the rows. Their position is the slot's
+consistent point − 1, because the next commit record can be at the consistent point itself. A slot without this commit
+is useless: the next start replaces it if the log can prove that it owns the slot (see slot_ownership), or fails.
+
+Large tables are only marked here; backfills copy them in chunks while the stream runs. If the reader may not create the
+slot, there is no exported snapshot. The log then begins at the adopted slot, and all tables are copied in chunks.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ from cdc.table import TableSchema, TableState
 STAGE_BYTES: Final = 64 * 1024 * 1024
 """Rows in memory before they go to a data file."""
 AT_ONCE: Final = 64
-"""How many times the largest table that is copied at once all of those may have, in bytes."""
+"""Limit for all tables that the initial snapshot copies, as a multiple of the limit for one table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySource:
-    """What to copy and from where."""
+    """Source database, slot, publication and tables of an initial snapshot."""
 
     pipeline: str
     dsn: str
@@ -65,36 +66,34 @@ class CopySource:
     patterns: Sequence[str]
     exclude: Sequence[str]
     control: PublicationControl = field(default_factory=PublicationControl)
-    """What may be done with the publication."""
+    """Whether the reader may create or alter the publication."""
     create_slot: bool = True
-    """Whether a copy may create the slot, and drop it if it is proven to be the log's own."""
+    """Whether the snapshot may create the slot, and replace one that belongs to the log."""
     failover: bool = False
-    """Whether standbys shall follow the slot; from version 17."""
+    """Whether the slot is synchronized to standbys; from version 17."""
     undecodable: Undecodable = Undecodable.FAIL
-    """What becomes of text that is not UTF-8."""
+    """Treatment of text that is not valid UTF-8."""
     snapshot: Snapshot = field(default_factory=Snapshot)
-    """What is copied, and which tables beside the stream."""
+    """Snapshot mode, and the size from which tables are copied in chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopySummary:
-    """What the first commit of an epoch contains."""
+    """Contents of the first commit of an epoch."""
 
     position: Position
     tables: int
     rows: int
     later: int
-    """Tables that are copied while the stream runs."""
+    """Number of tables that backfills copy while the stream runs."""
 
 
 def ensure_initial_snapshot(source: CopySource, root: Root, writer: LogWriter, figures: Metrics) -> CopySummary | None:
-    """Make the log one that can be streamed into: copy if it is empty, or if a new epoch was asked for and not begun.
+    """Take an initial snapshot if the log is empty or a requested epoch has not begun; None if neither.
 
-    Returns what was copied, None if nothing had to be.
-
-    Killed anywhere, it can be called again: an epoch begins with one commit. Raises SlotInUse while another
-    reader copies from or streams from the same source, SlotBlocked, PreflightFailed, and UnexpectedSlot,
-    SlotNotOwned or SlotNotCreated for a slot that the copy may not replace.
+    It can be called again after a crash at any point, because an epoch begins with a single commit. Raises SlotInUse
+    while another reader uses the slot, SlotBlocked, PreflightFailed, and UnexpectedSlot, SlotNotOwned or SlotNotCreated
+    for a slot that it may not replace.
     """
     copied = take_initial_snapshot(source, root, writer, figures, EarlierTables()) if writer.durable is None else None
     intent = read_pending_epoch(root)
@@ -110,7 +109,7 @@ def ensure_initial_snapshot(source: CopySource, root: Root, writer: LogWriter, f
 def take_initial_snapshot(
     source: CopySource, root: Root, writer: LogWriter, figures: Metrics, past: EarlierTables
 ) -> CopySummary:
-    """Make publication and slot, copy every table, commit; returns what was copied.
+    """Create publication and slot, copy the tables, and commit.
 
     Raises SlotInUse while another reader copies from the same source.
     """
@@ -122,34 +121,34 @@ def take_initial_snapshot(
             raise PreflightFailed(
                 f"no table matches {list(source.patterns)!r}", remedy="correct 'tables' in the definition"
             )
-        beginning = _StartingSlot(source, SlotClaim.of(root, writer), identify_system(source.dsn))
-        adopted = beginning.check(conn)
+        starting_slot = _StartingSlot(source, SlotClaim.of(root, writer), identify_system(source.dsn))
+        adopted = starting_slot.check(conn)
         ensure_publication(conn, source.publication, [name for _, name in tables], control=source.control)
         with ExitStack() as opened:
             point = adopted
             reading = opened.enter_context(connect(source.dsn, autocommit=False))
             if point is None:
-                snapshot = opened.enter_context(beginning.create(conn))
+                snapshot = opened.enter_context(starting_slot.create(conn))
                 begin_snapshot(reading, snapshot.name)
                 point = snapshot.consistent_point
             lock_tables(reading, tables)
             schemas = list(published_schemas(reading, [oid for oid, _ in tables], source.publication).values())
             plan = continue_relations(past, schemas, {str(name) for _, name in match_tables(reading, ["*"])})
             position = Position.of(point - 1, past.epoch)
-            copy = _SnapshotCommit(source, writer, figures, position)
+            commit = _SnapshotCommit(source, writer, figures, position)
             later = _tables_for_chunks(reading, plan.copied, source.snapshot)
             if adopted is not None:
                 later = {schema.relation for schema in plan.copied}
-            _copy_tables(copy, plan, later, reading)
+            _copy_tables(commit, plan, later, reading)
             state = read_source_state(source.dsn, source.slot, source.publication, ())
-            copy.commit(lineage_of(state))
-    return copy.summary(later)
+            commit.commit(lineage_of(state))
+    return commit.summary(later)
 
 
 def _try_copy_table(reading: Any, copy: _SnapshotCommit, schema: TableSchema, chunks: Iterator[Lines]) -> bool:
-    """Copy one table; false if the server cannot send a row of it: its copy beside the stream fails alone, and says so.
+    """Copy one table; returns False if the server cannot send one of its rows.
 
-    The rows that came are true, and stay.
+    The rows received so far are correct and stay. A backfill copies the table later, and reports the error by itself.
     """
     with map_errors():
         reading.execute("SAVEPOINT copied_so_far")
@@ -165,7 +164,7 @@ def _try_copy_table(reading: Any, copy: _SnapshotCommit, schema: TableSchema, ch
 
 
 def _copy_tables(copy: _SnapshotCommit, plan: Continuation, later: set[int], reading: Any) -> None:
-    """Take every table of the plan into the copy; `later` are the relations that are only marked."""
+    """Add every table of the plan to the commit; relations in `later` are only marked."""
     source = copy.source
     mend, rows_of = copy_text_repair(source.dsn, source.undecodable), published_rows(reading, source.publication)
     for schema in plan.copied:
@@ -181,14 +180,14 @@ def _copy_tables(copy: _SnapshotCommit, plan: Continuation, later: set[int], rea
 
 @dataclass(frozen=True, slots=True)
 class _StartingSlot:
-    """The slot that a copy begins at; for a caller with the exclusive right to it."""
+    """The slot at which an epoch begins; the caller has the exclusive lock on it."""
 
     source: CopySource
     claim: SlotClaim
     identity: SystemIdentity
 
     def check(self, conn: Any) -> Lsn | None:
-        """Raise the error that says why the copy cannot begin; the position of an adopted slot, None for a new one."""
+        """Position of an adopted slot, None for a new slot; raises an error if the snapshot may not use the slot."""
         slot = slot_status(conn, self.source.slot)
         if not self.source.create_slot:
             return check_adopted(slot, self.source.slot, self.claim, self.identity).confirmed_flush
@@ -197,27 +196,27 @@ class _StartingSlot:
         return None
 
     def create(self, conn: Any) -> AbstractContextManager[ExportedSnapshot]:
-        """Create the slot, in the place of one that is proven to be the log's own."""
+        """Create the slot; replaces an existing one that belongs to the log."""
         return create_recorded_slot(
             conn,
             self.source.dsn,
             self.source.slot,
-            lambda made: self._replace(conn, made),
+            lambda new_slot: self._replace(conn, new_slot),
             failover=self.source.failover,
         )
 
-    def _replace(self, conn: Any, made: SlotStatus) -> None:
-        """Drop the slot of before, as late as possible, and record the one that will be created."""
+    def _replace(self, conn: Any, new_slot: SlotStatus) -> None:
+        """Drop the previous slot, as late as possible, and record the new one."""
         slot = slot_status(conn, self.source.slot)
         if slot is not None:
             check_replaceable(slot, self.claim, self.identity)
             drop_slot(conn, slot.name, confirmed=slot.confirmed_flush)
             hit("slot_dropped")
-        write_slot_record(self.claim.root, self.claim.record_of(made, self.identity))
+        write_slot_record(self.claim.root, self.claim.record_of(new_slot, self.identity))
 
 
 def _tables_for_chunks(conn: Any, tables: Sequence[TableSchema], snapshot: Snapshot) -> set[int]:
-    """Relations whose rows wait for the stream: large ones with a key, and others when there are too many of them."""
+    """Relations to copy in chunks: tables with a key that are large, or that exceed the total limit."""
     relations = {schema.oid: schema.relation for schema in tables if schema.key}
     later, total = set[int](), 0
     for oid, size in sorted(table_sizes(conn, list(relations)).items(), key=itemgetter(1)):
@@ -228,7 +227,7 @@ def _tables_for_chunks(conn: Any, tables: Sequence[TableSchema], snapshot: Snaps
 
 
 class _SnapshotCommit:
-    """One copy on its way to one commit."""
+    """Collects the rows of an initial snapshot and commits them at once."""
 
     def __init__(self, source: CopySource, writer: LogWriter, figures: Metrics, position: Position) -> None:
         self.position = position
@@ -243,7 +242,7 @@ class _SnapshotCommit:
         self._copied = self._copied_rows = 0
 
     def table(self, schema: TableSchema, chunks: Iterator[Lines]) -> None:
-        """Take one table: its schema row, then its rows."""
+        """Add one table: its schema row, then its rows."""
         self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
         decoder = CopyDecoder(
             schema, position=self.position, xid=0, committed_at=self._committed_at, first_ordinal=self._ordinal
@@ -259,13 +258,13 @@ class _SnapshotCommit:
         self._ended.append(schema)
 
     def mark(self, schema: TableSchema, *, ended: bool = False) -> None:
-        """Tell the state of a table that is not copied here; with ended, all of its rows from before go."""
+        """Add the schema row of a table without its rows; ended: targets delete all its earlier rows."""
         self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
         if ended:
             self._ended.append(schema)
 
     def commit(self, lineage: Lineage) -> None:
-        """Close every generation and make the copy visible, whole."""
+        """End the generation of every copied table, and commit."""
         for schema in self._ended:
             self._add(self._control(schema, Operation.GENERATION, str(int(self.position)).encode()))
         self._stage()
@@ -280,7 +279,7 @@ class _SnapshotCommit:
         self._writer.commit(self._files, info)
 
     def summary(self, later: set[int]) -> CopySummary:
-        """What was copied; later: relations that are copied beside the stream."""
+        """Counts for the log line; later: relations that backfills copy."""
         return CopySummary(self.position, self._copied, self._copied_rows, len(later))
 
     def _add(self, batch: pa.RecordBatch) -> None:
@@ -297,5 +296,5 @@ class _SnapshotCommit:
             self._waiting, self._waiting_bytes = [], 0
 
     def _control(self, schema: TableSchema, operation: Operation, payload: bytes) -> pa.RecordBatch:
-        place = RowOrder(int(self.position), self._ordinal, 0, self._committed_at)
-        return control_row(place, operation, schema.relation, schema.topic, payload)
+        order = RowOrder(int(self.position), self._ordinal, 0, self._committed_at)
+        return control_row(order, operation, schema.relation, schema.topic, payload)

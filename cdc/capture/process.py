@@ -1,4 +1,4 @@
-"""The connector process: one reader, the reporter beside it, and when to try again."""
+"""The capture process: runs the reader with its status reporter and backfill worker, and retries after errors."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from cdc.snapshot.backfill_worker import BackfillWorker
 from cdc.snapshot.watermark_window import WatermarkWindows
 
 GRACE: Final = 8.0
-"""Seconds for a drain. What takes longer waits for a server or a disk that does not answer, and ends with the process:
-the log holds whole commits only, so that this is no worse than kill -9."""
+"""Seconds for a drain. A longer drain waits for a server or disk that does not answer; the process then exits. That is
+as safe as kill -9, because the log contains whole commits only."""
 JITTER: Final = 0.25
-"""Share of a pause by which it may be longer, so that readers do not come back all at once."""
+"""Largest share by which a pause is extended at random, so that readers do not reconnect all at once."""
 
 log = structlog.get_logger("connector")
 
 
-def main(definition: Definition, again: Callable[[], Definition] | None = None) -> int:
-    """Run the reader until SIGTERM or SIGINT; raises the error that a retry cannot mend.
+def main(definition: Definition, reload: Callable[[], Definition] | None = None) -> int:
+    """Run the reader until SIGTERM or SIGINT; raises an error that a retry cannot fix.
 
-    again: reads the definition anew, of which the rules for tables may change meanwhile.
+    reload: reads the definition again; its table rules may change while the reader runs.
     """
     stop = Event()
     last = Timer(GRACE, os._exit, [0])
@@ -60,30 +60,30 @@ def main(definition: Definition, again: Callable[[], Definition] | None = None) 
     figures = metrics.Metrics()
     reporter = StatusReporter(definition, figures, stop)
     reporter.start()
-    placing = WatermarkWindows()
-    jobs = BackfillWorker(definition, placing, figures, stop, again)
-    jobs.at_end = reporter.copied
+    windows = WatermarkWindows()
+    jobs = BackfillWorker(definition, windows, figures, stop, reload)
+    jobs.on_copy_done = reporter.report_copied
     jobs.start()
     attempts = _Attempts(definition, figures)
     failure: BaseException | None = None
     try:
         Retrying(
-            retry=retry_if_exception(attempts.again),
+            retry=retry_if_exception(attempts.should_retry),
             wait=attempts.wait,
             stop=stop_when_event_set(stop),
             sleep=sleep_using_event(stop),
-            before_sleep=reporter.waiting,
+            before_sleep=reporter.report_waiting,
             reraise=True,
-        )(_run, definition, figures, stop, reporter, placing)
-    except BaseException as exc:  # noqa: BLE001 - raised below, once it is recorded
+        )(_run, definition, figures, stop, reporter, windows)
+    except BaseException as exc:  # noqa: BLE001 - raised below, after it is recorded
         failure = exc
     stop.set()
     ending = exit_error(reporter.verdict, failure)
     if ending is not None:
-        reporter.failed(as_cdc_error(ending, "the reader"))
+        reporter.report_failure(as_cdc_error(ending, "the reader"))
     elif isinstance(failure, CdcError):
-        reporter.gave_up(failure)
-    reporter.end()
+        reporter.report_interrupted(failure)
+    reporter.close()
     if isinstance(ending, DISCONTINUED) and definition.snapshot.mode is SnapshotMode.WHEN_NEEDED:
         return ExitCode.RUNTIME.value  # the next start begins another epoch
     if ending is not None:
@@ -92,9 +92,9 @@ def main(definition: Definition, again: Callable[[], Definition] | None = None) 
 
 
 def exit_error(verdict: CdcError | None, failure: BaseException | None) -> BaseException | None:
-    """What the process ends with: nothing after a drain, or after an attempt that only a stop kept from being repeated.
+    """The error that the process exits with; None after a drain, or if only the stop prevented another attempt.
 
-    A verdict comes first: the failure of the reader that it stopped is its consequence.
+    A verdict of the status reporter takes precedence, because the reader's failure is its consequence.
     """
     if verdict is not None:
         return verdict
@@ -102,39 +102,39 @@ def exit_error(verdict: CdcError | None, failure: BaseException | None) -> BaseE
 
 
 class _Attempts:
-    """Counts the failures after which the log did not get on, and asks how long to wait."""
+    """Counts consecutive failures without progress of the log, and computes the pause after each."""
 
     def __init__(self, definition: Definition, figures: metrics.Metrics) -> None:
         self._name, self._figures = definition.name, figures
-        self._failures = self._alike = 0
+        self._failures = self._same_error = 0
         self._position: float | None = None
         self._code: str | None = None
 
-    def again(self, exc: BaseException) -> bool:
-        """Take note of a failure; whether there is to be another attempt."""
+    def should_retry(self, exc: BaseException) -> bool:
+        """Record a failure; returns whether to try again."""
         position = self._figures.value(metrics.LOG_POSITION, self._name)
         code = exc.code if isinstance(exc, CdcError) else None
         is_stuck = position == self._position
         self._failures = self._failures + 1 if is_stuck else 1
-        self._alike = self._alike + 1 if is_stuck and code == self._code else 1
+        self._same_error = self._same_error + 1 if is_stuck and code == self._code else 1
         self._position, self._code = position, code
-        # a server that restarted in between has not tried to decode: only attempts that did are counted as such
-        self._pause = retry_pause(exc, self._alike if isinstance(exc, UndecodableWal) else self._failures)
+        # a server that restarted in between did not decode: count only attempts that failed with the same error
+        self._pause = retry_pause(exc, self._same_error if isinstance(exc, UndecodableWal) else self._failures)
         return self._pause is not None
 
     def wait(self, _state: RetryCallState) -> float:
-        """Seconds before it."""
+        """Seconds before the next attempt."""
         return (self._pause or 0.0) * (1 + random.uniform(0, JITTER))  # noqa: S311 - spreads attempts, guards nothing
 
 
 def _run(
-    definition: Definition, figures: metrics.Metrics, stop: Event, reporter: StatusReporter, placing: WatermarkWindows
+    definition: Definition, figures: metrics.Metrics, stop: Event, reporter: StatusReporter, windows: WatermarkWindows
 ) -> None:
     settings = reader_settings(definition)
-    reporter.running()
+    reporter.report_running()
 
     def read() -> None:
-        Reader(settings, figures, stop, placing, reporter.started).run()
+        Reader(settings, figures, stop, windows, reporter.report_started).run()
 
     try:
         try:
@@ -144,7 +144,11 @@ def _run(
             if definition.snapshot.mode is not SnapshotMode.WHEN_NEEDED:
                 raise
             declare_next_epoch(settings, exc)
-            log.warning("the source cannot continue the log: all is copied again", code=exc.code, message=exc.message)
+            log.warning(
+                "the source cannot continue the log: a new epoch begins and all tables are copied again",
+                code=exc.code,
+                message=exc.message,
+            )
             read()
     except ERRORS_WITH_POSITIONS as exc:
         raise add_positions(exc, definition) from exc

@@ -1,7 +1,7 @@
-"""The reader: receive → spool and decode → encode → append → durable → confirm, four overlapping stages.
+"""The reader: the capture loop from the replication stream into the change log.
 
-Each stage is a thread; between them are pipes bounded by bytes. A full pipe stops reading the socket, so the WAL
-waits on the source, and status updates go on meanwhile. Postgres is told only of what the log holds durably.
+Four stages run in one thread each: receive, decode, encode, append. Queues between them are bounded by bytes. A full
+queue stops reading the socket; status updates continue. Postgres gets only positions that the log contains durably.
 """
 
 from __future__ import annotations
@@ -47,59 +47,59 @@ ROWS_WAITING: Final = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReaderStart:
-    """What a reader did until its stream was open."""
+    """What a reader did before its stream was open."""
 
     position: Position
-    """Behind which the log continues."""
+    """Position after which the log continues."""
     copied: CopySummary | None
-    """The copy that the log, or its new epoch, begins with; None if it was there."""
+    """Initial snapshot that this start has taken; None if the log already had one."""
     compile_seconds: float
     """Time to load the compiled decoder: the first start on a machine compiles it."""
 
 
 class Reader:
-    """One source database into one log; run() returns after a drain or raises what stopped it."""
+    """Captures one source database into one log; run() returns after a drain, or raises the error that ended it."""
 
     def __init__(
         self,
         settings: ReaderSettings,
         figures: metrics.Metrics,
         stop: Event,
-        placing: WatermarkWindows,
+        windows: WatermarkWindows,
         on_start: Callable[[ReaderStart], None] | None = None,
     ) -> None:
         """on_start: called once the stream is open."""
-        self._settings, self._placing = settings, placing
-        self._on_start, self._figures, self._stop = on_start, figures, stop
+        self._settings, self._windows = settings, windows
+        self._on_start, self._metrics, self._stop = on_start, figures, stop
         self._frames: ByteQueue[FrameBatch] = ByteQueue(FRAMES_WAITING)
         self._rows: ByteQueue[Decoded] = ByteQueue(ROWS_WAITING)
-        self._batches: ByteQueue[CommitBatch] = ByteQueue(3)  # so many wait while another is written
+        self._batches: ByteQueue[CommitBatch] = ByteQueue(3)  # each counts as 1: three wait while one is written
         self._failure: BaseException | None = None
-        self._ending = Event()
-        """Set once nothing more is received: storage that takes no more is not waited for any longer."""
-        self._reached = placing.reached
+        self._is_ending = Event()
+        """Set once receiving has ended; the writer then stops waiting for storage that is full."""
+        self._durable = windows.durable_position
         self._handed_over, self._appended, self._appended_at = 0, 0, 0.0
-        self._trimmer = RetentionWorker(settings.log, settings.retention, self._batches.wake)
+        self._retention = RetentionWorker(settings.log, settings.retention, self._batches.wake)
 
     def run(self) -> None:
-        """Copy what exists if the log is empty, then stream until stop is set."""
+        """Take the initial snapshot if the log is empty, then stream until stop is set."""
         use_system_allocators()
         source = self._settings.source
         identity = identify_system(source.dsn)
         expected = LogIdentity(system_id=identity.system_id, database=identity.database)
         writer = LogWriter.open(self._settings.log, expected, self._settings.limits)
-        copied = ensure_initial_snapshot(source, self._settings.log, writer, self._figures)
+        copied = ensure_initial_snapshot(source, self._settings.log, writer, self._metrics)
         seconds = self._load_kernels()
         options = StreamOptions(slot=source.slot, publication=source.publication, start=lsn_to_confirm(0))
-        # The slot is taken first: from here on no other reader moves it, so what is read of the log now stays true.
+        # From here on this session owns the slot, so no other reader appends to the log.
         with (
             ReplicationStream.open(source.dsn, options) as stream,
             WalBound(source.dsn) as self._bound,
-            self._trimmer,
+            self._retention,
         ):
             self._resume()
             if self._on_start is not None:
-                self._on_start(ReaderStart(self._reached.position, copied, seconds))
+                self._on_start(ReaderStart(self._durable.position, copied, seconds))
             rows, batches = self._rows, self._batches
             ends = ((self._decode, rows), (self._encode, rows, batches), (self._append, batches))
             stages = [Thread(target=self._guard, args=end, name=end[0].__name__) for end in ends]
@@ -108,55 +108,55 @@ class Reader:
             try:
                 self._receive(stream)
             except SourceError:
-                stream.close()  # at once: a server that shuts down waits for us, not for what is still to be appended
+                stream.close()  # before the queues drain: a server that shuts down waits for this connection
                 raise
             finally:
-                self._ending.set()
+                self._is_ending.set()
                 self._frames.close()
                 for stage in stages:
                     stage.join()
                 self._decoding.close()
-            stream.confirm(lsn_to_confirm(self._reached.position.lsn))
+            stream.confirm(lsn_to_confirm(self._durable.position.lsn))
             stream.tick()
         if self._failure is not None:
             raise self._failure
 
     def _load_kernels(self) -> float:
-        """Load the compiled decoder; returns the seconds that it took."""
+        """Load the compiled decoder; returns the seconds spent."""
         began = time.monotonic()
-        self._figures.set(metrics.COMPILING, 1, self._settings.source.pipeline)
+        self._metrics.set(metrics.COMPILING, 1, self._settings.source.pipeline)
         load_kernels()
-        self._figures.set(metrics.COMPILING, 0, self._settings.source.pipeline)
+        self._metrics.set(metrics.COMPILING, 0, self._settings.source.pipeline)
         return time.monotonic() - began
 
     def _resume(self) -> None:
         source, reading = self._settings.source, LogReader(self._settings.log)
         known = reading.schemas()
 
-        def blocked(on: bool) -> None:  # noqa: FBT001 - PatientWriter's words
-            self._figures.set(metrics.LOG_BLOCKED, on, source.pipeline)
+        def blocked(on: bool) -> None:  # noqa: FBT001 - signature of RetryingWriter
+            self._metrics.set(metrics.LOG_BLOCKED, on, source.pipeline)
 
-        blocked(False)  # the session before this one may have ended while it waited for room
+        blocked(False)  # the previous session may have ended while storage was full
         remove_staged_files(self._settings.log)
-        self._writer = RetryingWriter(self._settings.log, self._settings.limits, self._ending, blocked)
+        self._writer = RetryingWriter(self._settings.log, self._settings.limits, self._is_ending, blocked)
         last = self._writer.last_commit
-        assert last is not None, "the initial copy has committed"  # noqa: S101
+        assert last is not None, "the initial snapshot has committed"  # noqa: S101
         state = read_source_state(source.dsn, source.slot, source.publication, captured_oids(known))
         claim = SlotClaim.of(self._settings.log, reading)
         check_slot_name(claim, state.slot)
         check_source(self._writer.identity, last, state)
         record_slot(claim, state.slot, state.identity)
         self._lineage = lineage_of(state)
-        self._reached.tell(last.last)
-        self._figures.set(metrics.LOG_POSITION, int(self._reached.position), source.pipeline)
-        self._decoding = DecodeStage.open(source, self._settings.log, known, self._reached.position, self._placing)
+        self._durable.tell(last.last)
+        self._metrics.set(metrics.LOG_POSITION, int(self._durable.position), source.pipeline)
+        self._decoding = DecodeStage.open(source, self._settings.log, known, self._durable.position, self._windows)
         if state.slot is not None and state.slot.confirmed_flush is not None:
-            self._decoding.expect_from(
+            self._decoding.refuse_before(
                 state.slot.confirmed_flush, LastTransaction(self._settings.log, last.last, last.committed_at)
             )
 
     def _guard(self, stage: Callable[[], None], *pipes: ByteQueue[Any]) -> None:
-        """Run a stage; pipes: that nobody fills or nobody reads once it has ended."""
+        """Run a stage; pipes: the queues that it fills or reads, closed when it ends."""
         try:
             stage()
         except QueueClosed:
@@ -171,7 +171,7 @@ class Reader:
     def _receive(self, stream: ReplicationStream) -> None:
         def confirm() -> None:
             hit("before_confirm")
-            stream.confirm(lsn_to_confirm(self._reached.position.lsn))
+            stream.confirm(lsn_to_confirm(self._durable.position.lsn))
             hit("after_confirm")
             self._bound.check_session()
 
@@ -181,7 +181,7 @@ class Reader:
             if frames is None:
                 continue
             hit("after_receive")
-            self._figures.set(metrics.RECEIVED_BYTES, stream.received_bytes, self._settings.source.pipeline)
+            self._metrics.set(metrics.RECEIVED_BYTES, stream.received_bytes, self._settings.source.pipeline)
             try:
                 self._frames.put(frames, frames.nbytes, meanwhile=confirm)
             except QueueClosed:
@@ -192,24 +192,24 @@ class Reader:
             for item in self._decoding.rows(frames):
                 self._rows.put(item, item.nbytes)
                 if self._stop.is_set() and self._decoding.spool.is_replaying:
-                    self._frames.close(discard=True)  # it may take minutes; the server sends it again
+                    self._frames.close(discard=True)  # a replay may take minutes; the server sends it again
                     return
-            self._figures.set(metrics.SPOOLED_BYTES, self._decoding.spool.nbytes, self._settings.source.pipeline)
+            self._metrics.set(metrics.SPOOLED_BYTES, self._decoding.spool.nbytes, self._settings.source.pipeline)
 
     def _encode(self) -> None:
-        gathering = CommitBatcher(self._settings.commit_bytes, self._settings.linger, self._reached)
-        self._reached.on_wait(self._look_again)
+        batcher = CommitBatcher(self._settings.commit_bytes, self._settings.linger, self._durable)
+        self._durable.on_wait(self._wake_encoder)
         while True:
-            due = gathering.due(self._free_since, more=self._rows.has_items)
+            due = batcher.next_due(self._free_since, more=self._rows.has_items)
             try:
                 arrived = self._rows.get(None if due is None else max(0.0, due - time.monotonic()))
             except QueueClosed:
-                for batch in gathering.rest() if self._failure is None else ():
+                for batch in batcher.flush() if self._failure is None else ():
                     self._batches.put(batch, 1)
                 return
             if arrived is not None:
-                gathering.take(arrived)
-            for batch in gathering.batches(time.monotonic(), self._free_since, more=self._rows.has_items):
+                batcher.add(arrived)
+            for batch in batcher.batches(time.monotonic(), self._free_since, more=self._rows.has_items):
                 self._handed_over += 1
                 self._batches.put(batch, 1)
 
@@ -217,9 +217,9 @@ class Reader:
     def _free_since(self) -> float | None:
         return None if self._handed_over > self._appended else self._appended_at
 
-    def _look_again(self) -> None:
-        """Have the encoding stage ask once more whether something is due."""
-        with suppress(QueueClosed):  # it has ended
+    def _wake_encoder(self) -> None:
+        """Make the encode stage check again whether a commit is due."""
+        with suppress(QueueClosed):  # the stage has ended
             self._rows.wake()
 
     def _append(self) -> None:
@@ -230,17 +230,17 @@ class Reader:
             except QueueClosed:
                 return
             if batch is not None:
-                staged = self._appended_to(staged, batch)
+                staged = self._append_batch(staged, batch)
                 self._appended_at = time.monotonic()
                 self._appended += 1
-                self._look_again()
+                self._wake_encoder()
             if not staged:
-                self._trimmer.carry_out(self._writer)
+                self._retention.carry_out(self._writer)
 
-    def _appended_to(self, staged: list[StagedFile], batch: CommitBatch) -> list[StagedFile]:
-        """Write a batch, and commit it with what is staged if a transaction ends with it; what is staged then."""
+    def _append_batch(self, staged: list[StagedFile], batch: CommitBatch) -> list[StagedFile]:
+        """Stage a batch, and commit all staged files if it ends a transaction; returns the files still staged."""
         end, began = batch.end, time.monotonic()
-        if end is not None and end.last <= self._reached.position:
+        if end is not None and end.last <= self._durable.position:
             return []
         if end is not None:
             self._bound.ask(end.last.lsn)
@@ -252,9 +252,9 @@ class Reader:
         pipeline, count = self._settings.source.pipeline, sum(file.rows for file in files)
         self._writer.commit(files, end.info(self._lineage, count))
         hit("after_log_commit")
-        self._reached.tell(end.last)
+        self._durable.tell(end.last)
         lag = max(0.0, time.time() - end.committed_at / 1e6) if end.committed_at else None
         nbytes, seconds = sum(file.size for file in files), time.monotonic() - began
         added = metrics.CommitMetrics(count, end.transactions, nbytes, seconds, lag)
-        metrics.record_commit(self._figures, pipeline, int(end.last), added)
+        metrics.record_commit(self._metrics, pipeline, int(end.last), added)
         return []

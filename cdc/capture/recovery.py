@@ -1,4 +1,4 @@
-"""Recovery: what follows for a log that its source can no longer continue; no reader runs meanwhile."""
+"""Recovery commands: begin a new epoch, adopt a slot, or skip to an LSN, while no reader runs."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from cdc.postgres.replication import identify_system
 from cdc.postgres.slot import SlotStatus, advance_slot, copy_lock, slot_status
 from cdc.table import TableSchema, TableState, matches
 
-EMPTY: Final = "start the reader: its first copy needs no recovery"
+EMPTY: Final = "start the reader: it takes the initial snapshot, no recovery is needed"
 ENDING: Final = 3.0
-"""Seconds in which the server notices that a reader which has just ended is gone."""
+"""Seconds that the server may need to release the slot of a reader that has just ended."""
 
 
 def begin_epoch(definition: Definition) -> dict[str, Any]:
-    """Begin the next epoch of the log: publication and slot made anew, everything copied, vanished rows closed.
+    """Begin the next epoch of the log: create publication and slot, copy every table, close deleted rows.
 
-    The intent is durable before anything is touched; from then on only the new epoch continues the log, whoever
-    ends it. Raises SlotInUse while a reader streams, SlotNotOwned, SlotNotCreated, SlotBlocked, PreflightFailed.
+    The request is durable before anything changes. From then on only the new epoch can continue the log; a reader can
+    finish it. Raises SlotInUse while a reader streams, SlotNotOwned, SlotNotCreated, SlotBlocked, PreflightFailed.
     """
     settings = reader_settings(definition)
     writer = _open_writer(definition)
@@ -67,7 +67,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
 
 
 def _record_slot_for_replacement(settings: ReaderSettings, writer: LogWriter) -> None:
-    """Record the slot exactly as it is, so that the copy may drop it; a slot that changes later stays."""
+    """Record the slot with its current positions, which allows the snapshot to replace it unless it changes."""
     source, claim = settings.source, SlotClaim.of(settings.log, writer)
     identity = identify_system(source.dsn)
     with connect(source.dsn, application_name="cdc slots") as conn, copy_lock(conn, source.slot):
@@ -80,10 +80,10 @@ def _record_slot_for_replacement(settings: ReaderSettings, writer: LogWriter) ->
 
 
 def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
-    """Let the next reader begin another epoch, because the source cannot continue the log.
+    """Request a new epoch, because the source cannot continue the log.
 
-    No operator is asked, so a slot that is not proven to be the log's is left alone: raises SlotNotOwned or
-    SlotNotCreated, and nothing is declared; raises exc if the log is empty.
+    No operator confirms this, so a slot that is not proven to belong to the log stays: raises SlotNotOwned or
+    SlotNotCreated without a request. Raises exc if the log is empty.
     """
     source, log = settings.source, LogReader(settings.log)
     if log.durable is None:
@@ -99,15 +99,15 @@ def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
 
 
 def adopt_slot(definition: Definition) -> dict[str, Any]:
-    """Assign a slot that an operator made to this log, which may then begin at it; the slot stays as it is.
+    """Record that a slot which an operator created belongs to this log; the slot itself does not change.
 
-    Makes the log if there is none. Raises SlotNotCreated if there is no slot, SlotUnsuitable, SlotInUse.
+    Creates the log if there is none. Raises SlotNotCreated if there is no slot, SlotUnsuitable, SlotInUse.
     """
     settings = reader_settings(definition)
     source = settings.source
     if source.create_slot:
         raise ConfigError(
-            "source.slot.create is true: the reader makes a slot of its own", remedy="set source.slot.create to false"
+            "source.slot.create is true: the reader creates its own slot", remedy="set source.slot.create to false"
         )
     identity = identify_system(source.dsn)
     with connect(source.dsn, application_name="cdc slots") as conn, copy_lock(conn, source.slot):
@@ -125,10 +125,10 @@ def adopt_slot(definition: Definition) -> dict[str, Any]:
 
 
 def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, Any]:
-    """Move the log and then the slot to lsn; what committed in between is lost, and the tables are marked for it.
+    """Advance the log and then the slot to lsn; transactions in between are lost, and `tables` are marked.
 
-    In this order: a slot behind the log is habit, one ahead of it would be a gap. Run again after a crash it moves
-    what has not moved yet.
+    The order matters: a slot behind the log is normal, a slot ahead of it is a gap. After a crash, run it again: it
+    advances whatever has not advanced yet.
     """
     writer = _open_writer(definition)
     last = writer.last_commit
@@ -137,19 +137,19 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
     intent = read_pending_epoch(definition.log.root)
     if intent is not None and intent.epoch > last.last.epoch:
         raise StateConflict(
-            f"epoch {intent.epoch} was asked for and has not begun: nothing continues the log before it",
-            remedy="run 'cdc slots recover -c FILE --new-epoch', or start the reader, which begins it too",
+            f"epoch {intent.epoch} was requested and has not begun: the log cannot be continued before it begins",
+            remedy="run 'cdc slots recover -c FILE --new-epoch', or start the reader, which begins it as well",
         )
     slot = _idle_slot(definition)
     if slot is None:
-        raise SlotMissing(f"there is no slot to move; the log is at {last.last}")
+        raise SlotMissing(f"there is no slot to advance; the log is at {last.last}")
     check_written_from(
         slot, SlotClaim.of(definition.log.root, writer), identify_system(definition.source.current_dsn())
     )
     if lsn > slot.wal_end or (slot.confirmed_flush is not None and lsn <= slot.confirmed_flush):
         raise ConfigError(
             f"lsn out of range: expected one after {slot.confirmed_flush} and up to {slot.wal_end}, got {lsn}",
-            remedy="'cdc slots ls' shows where the slot stands; SELECT pg_current_wal_lsn() where the WAL ends",
+            remedy="'cdc slots ls' shows the position of the slot, SELECT pg_current_wal_lsn() the end of the WAL",
         )
     source = definition.source
     known = LogReader(definition.log.root).schemas().values()
@@ -167,7 +167,7 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
 
 
 def _mark_for_resync(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, position: Position) -> None:
-    """One commit at the position with an `s` row per table that lost changes."""
+    """Commit an `s` row at the position for every table that lost changes."""
     reason = f"changes from {last.last} to {position} were skipped by an operator"
     now = time.time_ns() // 1000
     rows = [
@@ -186,13 +186,13 @@ def _mark_for_resync(writer: LogWriter, tables: Sequence[TableSchema], last: Com
 
 
 def _open_writer(definition: Definition) -> LogWriter:
-    LogReader(definition.log.root)  # a log is never made here
+    LogReader(definition.log.root)  # raises LogError: a log is never created here
     return LogWriter(definition.log.root, reader_settings(definition).limits)
 
 
 @retry(retry=retry_if_exception_type(SlotInUse), stop=stop_after_delay(ENDING), wait=wait_fixed(0.1), reraise=True)
 def _idle_slot(definition: Definition) -> SlotStatus | None:
-    """The pipeline's slot; raises SlotInUse while somebody streams from it."""
+    """The pipeline's slot; raises SlotInUse while a session streams from it."""
     source = definition.source
     with connect(source.dsn.reveal(), application_name="cdc slots") as conn:
         slot = slot_status(conn, source.slot.name)

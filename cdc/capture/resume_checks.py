@@ -1,4 +1,4 @@
-"""Where a reader goes on, or why it must not: the log, the slot and the server held against each other."""
+"""Resume checks: compare log, slot, publication and server, and refuse to continue a log with a gap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cdc.remedy import complete_remedy
 from cdc.table import TableSchema, TableState, split_topic
 
 RECOVER: Final = "run 'cdc slots recover -c FILE --new-epoch'"
-"""The way on for everything that the stream cannot bring any more."""
+"""Remedy for every error after which the stream cannot deliver all changes."""
 
 DISCONTINUED: Final = (
     SlotMissing,
@@ -40,7 +40,7 @@ DISCONTINUED: Final = (
     PublicationMissing,
     PublicationReplaced,
 )
-"""Errors that RECOVER mends; another cluster is none of them, for that may be a slip in the definition."""
+"""Errors that a new epoch fixes. SourceReplaced is not among them: the definition may name the wrong server."""
 
 INVALIDATED: Final[Mapping[str, str]] = {
     "wal_removed": "raise max_slot_wal_keep_size (ALTER SYSTEM SET max_slot_wal_keep_size = '…'; "
@@ -54,13 +54,13 @@ INVALIDATED: Final[Mapping[str, str]] = {
 
 
 def check_source(log: LogIdentity, last: CommitInfo, source: SourceState, durable: Position | None = None) -> None:
-    """Raise the error that says why the log cannot be continued from this source; silence is consent.
+    """Raise an error if the log cannot be continued from this source.
 
-    A slot behind the log is habit: after a crash of the server it goes back, and what comes twice is dropped by
-    position. A slot ahead of it is always a gap (PostgreSQL accepts any confirmation without a word).
+    A slot behind the log is normal: after a server crash it moves back, and changes sent twice are dropped by
+    position. A slot ahead of the log always means a gap, because PostgreSQL accepts any confirmation.
 
-    `last` is what the log held before the source was looked at, `durable` where it stood after that: another reader
-    may have written and confirmed in between. Who holds the slot himself needs no second look.
+    last: last commit of the log before the source was queried. durable: position of the log after that; another reader
+    may have committed and confirmed in between. A caller that owns the slot does not need it.
     """
     _check_cluster(log, last, source)
     _check_slot((durable or last.last).lsn, source.slot, source.identity.database)
@@ -68,11 +68,11 @@ def check_source(log: LogIdentity, last: CommitInfo, source: SourceState, durabl
 
 
 def check_publication(last: CommitInfo, publication: PublicationStatus | None) -> None:
-    """Raise the error that says why the publication is not the one that the log was written from."""
+    """Raise an error if the publication is not the one that the log was written from."""
     if publication is None:
-        raise PublicationMissing("the publication is gone")
+        raise PublicationMissing("the publication does not exist")
     if last.publication not in {0, publication.oid}:
-        raise PublicationReplaced(f"publication {publication.name!r} was dropped and made anew")
+        raise PublicationReplaced(f"publication {publication.name!r} was dropped and created again")
     if publication.missing:
         raise _narrowed(publication)
     if publication.by_leaf:
@@ -94,21 +94,21 @@ def _narrowed(publication: PublicationStatus) -> PublicationNarrowed:
 
 
 def captured_oids(known: Mapping[int, TableSchema]) -> list[int]:
-    """OIDs of the tables that the log follows; one that it has marked as dropped is none of them."""
+    """OIDs of the captured tables; tables that the log marks as dropped are excluded."""
     return [schema.oid for schema in known.values() if schema.state is not TableState.DROPPED]
 
 
 def lineage_of(source: SourceState) -> Lineage:
-    """What the commits of a session with this source say of it."""
+    """Identity of the source, recorded in every commit of a session."""
     oid = 0 if source.publication is None else source.publication.oid
     return Lineage(source.identity.timeline, source.identity.system_id, oid)
 
 
 def lsn_to_confirm(durable: int) -> Lsn:
-    """What to tell Postgres as flushed: everything below durable + 1 is ours.
+    """LSN to confirm to Postgres as flushed: durable + 1.
 
-    A commit record at LSN x is skipped by the server when x is below the confirmed position, so plus one keeps
-    the last transaction from being sent again.
+    The server skips a commit record at an LSN below the confirmed one, so plus one prevents that it sends the last
+    transaction again.
     """
     return Lsn(durable + 1)
 
@@ -116,7 +116,9 @@ def lsn_to_confirm(durable: int) -> Lsn:
 def _check_cluster(log: LogIdentity, last: CommitInfo, source: SourceState) -> None:
     known, found = last.system_id or log.system_id, source.identity
     if found.system_id != known:
-        raise SourceReplaced(f"another cluster: the log is of system {known}, the source is {found.system_id}")
+        raise SourceReplaced(
+            f"the source is another cluster: system identifier {found.system_id}, the log was written from {known}"
+        )
     if found.timeline != last.timeline:
         raise TimelineChanged(f"timeline changed from {last.timeline} to {found.timeline} without proof of continuity")
     if found.wal_end < last.last.lsn:
@@ -127,22 +129,24 @@ def check_slot_kind(slot: SlotStatus, database: str) -> None:
     """Raise SlotUnsuitable unless the slot is a logical one of pgoutput in this database."""
     drop = f"SELECT pg_drop_replication_slot('{slot.name}'); or choose another source.slot.name; then {RECOVER}"
     if slot.plugin is None:
-        raise SlotUnsuitable(f"slot {slot.name!r} is a physical one: expected a logical one of {PLUGIN}", remedy=drop)
+        raise SlotUnsuitable(
+            f"slot {slot.name!r} is a physical slot: expected a logical slot with plugin {PLUGIN}", remedy=drop
+        )
     if slot.plugin != PLUGIN:
-        raise SlotUnsuitable(f"slot {slot.name!r} is of plugin {slot.plugin!r}: expected {PLUGIN!r}", remedy=drop)
+        raise SlotUnsuitable(f"slot {slot.name!r} has plugin {slot.plugin!r}: expected {PLUGIN!r}", remedy=drop)
     if slot.database != database:
         raise SlotUnsuitable(
-            f"slot {slot.name!r} is of database {slot.database!r}: expected {database!r}",
+            f"slot {slot.name!r} belongs to database {slot.database!r}: expected {database!r}",
             remedy="name the slot's database in source.dsn, or choose another source.slot.name",
         )
 
 
 def _check_slot(durable: Lsn, slot: SlotStatus | None, database: str) -> None:
     if slot is None:
-        raise SlotMissing(f"the slot is gone; the log is at {durable}")
+        raise SlotMissing(f"the slot does not exist; the log is at {durable}")
     check_slot_kind(slot, database)
     if slot.wal_status == "lost" or slot.invalidation_reason:
         reason = slot.invalidation_reason or "wal_removed"
         raise SlotInvalidated(f"slot {slot.name!r} is invalidated: {reason}", remedy=INVALIDATED.get(reason))
     if slot.confirmed_flush is not None and slot.confirmed_flush > durable + 1:
-        raise SourceGap(f"slot {slot.name!r} stands at {slot.confirmed_flush}, the log at {durable}")
+        raise SourceGap(f"slot {slot.name!r} is at {slot.confirmed_flush}, ahead of the log, which is at {durable}")

@@ -1,4 +1,4 @@
-"""How long a reader that failed waits before it tries again, and when it stops trying. Knows no clock."""
+"""Retry policy of the reader: the pause before the next attempt, by class of error, and when it gives up."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from cdc.back_off import BackOff
 from cdc.errors import CdcError, Reaction, SlotInUse, SourceRejectsConnection, UndecodableWal
 
 UNDECODABLE_ATTEMPTS: Final = 4
-"""Attempts at a transaction that the server cannot decode. What decodes at the second or third attempt exists (a cache
-of the server, a file that it makes again), but a value that is too large stays so: a person should read of it within a
-minute. With POISON's pauses the attempts take 15 s and what the server needs to come to that transaction."""
+"""Attempts at a transaction that the server cannot decode. Some causes end at the second or third attempt (a stale
+cache, a file that the server recreates); a value that is too large does not, and an operator should know within a
+minute. With the pauses of UNDECODABLE the attempts take 15 s plus the server's time to reach the transaction."""
 
 
 FAST: Final = BackOff(0.2, 30.0)
-"""The server restarts, the network comes back."""
+"""Default: a server that restarts, a network that recovers."""
 SLOT_IN_USE: Final = BackOff(0.2, 1.0)
-"""Another reader streams. Whether it has ended is asked steadily, however long it has run: rows wait from then on. One
-question is a few short connections."""
+"""Another reader streams from the slot. Pauses stay short, because rows wait once that reader ends; an attempt costs a
+few short connections."""
 REFUSED: Final = BackOff(5.0, 60.0)
-"""Somebody may be changing a password or a limit; asking often would lock accounts."""
+"""The server refuses the login or is out of connections; frequent attempts could lock the account."""
 UNDECODABLE: Final = BackOff(2.0, 8.0)
-"""Decoding the same WAL again costs the source."""
+"""Every attempt makes the source decode the same WAL again."""
 
 
 def retry_pause(error: BaseException, failures: int) -> float | None:
-    """Seconds to wait before the next attempt; None if there is to be none.
+    """Seconds to wait before the next attempt; None if the reader gives up.
 
-    `failures` counts the attempts in a row, this one included, after which the log did not get on; of UndecodableWal
-    only those that failed with it.
+    failures: consecutive failed attempts, this one included, without progress of the log; for UndecodableWal only the
+    attempts that failed with it.
     """
     if isinstance(error, UndecodableWal):
         return UNDECODABLE.seconds(failures) if failures < UNDECODABLE_ATTEMPTS else None

@@ -1,8 +1,8 @@
-"""Relations: which version of which table the rows of this session belong to, and what the catalogue says beside it.
+"""Schema tracker: the schema version of every relation in a replication session, and changes of it.
 
-Three sources: Relation messages with the rows, the event trigger's messages in the WAL if it is installed, and a look
-at the catalogue every half minute for what neither can show. Only the decoding thread writes `s` rows, so what the look
-finds waits until that thread asks.
+It has three sources: Relation messages in the stream, messages of the DDL event trigger if it is installed, and a
+catalogue query every 30 s for changes that neither shows. Only the decoding thread writes `s` rows, so results of the
+catalogue query wait until that thread calls detect_drift.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cdc.postgres.tables import CatalogView, read_catalog_view, resolve_relation
 from cdc.table import ADDED, PARTITION_OF, TableSchema, TableState, matches, topic
 
 CATALOG_CHECK_EVERY: Final = 30.0
-"""Seconds between two looks at the catalogue of all tables; one took 8 ms for one table, 80–150 ms for 1,000."""
+"""Seconds between two catalogue queries for all tables; one took 8 ms for one table, 80–150 ms for 1,000."""
 
 _T = TypeVar("_T")
 log = structlog.get_logger("reader")
@@ -34,61 +34,65 @@ log = structlog.get_logger("reader")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureFilter:
-    """The source as relations are resolved against it."""
+    """Source and table rules that decide which relations are captured."""
 
     dsn: str
     publication: str
     patterns: Sequence[str] = ("*",)
     exclude: Sequence[str] = ()
-    """Globs of the tables that are asked for, and of those that are not: a publication may have more."""
+    """Globs of included and of excluded tables; the publication may contain more tables."""
     copies: bool = False
-    """Whether the rows that a table has when it is first seen are wanted as well."""
+    """Whether a newly found table gets a copy of its existing rows."""
 
 
 class SchemaTracker:
-    """Resolves Relation messages against the log's own schemas and the source's catalogue; used by one thread."""
+    """Resolves Relation messages against the log's schemas and the source's catalogue; used by one thread."""
 
     def __init__(
         self,
-        watched: CaptureFilter,
+        capture_filter: CaptureFilter,
         known: Mapping[int, TableSchema],
         epoch: int,
-        look_every: float = CATALOG_CHECK_EVERY,
+        check_every: float = CATALOG_CHECK_EVERY,
     ) -> None:
-        self._dsn, self._publication, self._copies = watched.dsn, watched.publication, watched.copies
-        self._patterns, self._exclude = watched.patterns, watched.exclude
-        # of two tables that had one OID in two epochs the later is meant
+        self._dsn, self._publication, self._copies = (
+            capture_filter.dsn,
+            capture_filter.publication,
+            capture_filter.copies,
+        )
+        self._patterns, self._exclude = capture_filter.patterns, capture_filter.exclude
+        # an OID may occur in two epochs: the later table wins
         self._known = {schema.oid: schema for schema in known.values() if _can_receive_rows(schema)}
         self._unannounced: dict[int, TableSchema] = {}
         self._epoch = epoch
-        self._every, self._due = look_every, time.monotonic()
-        # a look never holds up the stream; the thread goes with this object
-        self._looker = ThreadPoolExecutor(1, thread_name_prefix="drift")
-        self._look: Future[dict[int, CatalogState]] | None = None
-        self._looked_at: dict[int, TableSchema] = {}
-        self._looks = 0
+        self._every, self._due = check_every, time.monotonic()
+        # queries run in a thread of their own, so that they never delay the stream
+        self._checker = ThreadPoolExecutor(1, thread_name_prefix="drift")
+        self._check: Future[dict[int, CatalogState]] | None = None
+        self._checked: dict[int, TableSchema] = {}
+        self._checks = 0
         self._conn: Any = None
         self._view: CatalogView | None = None
         self._seen: set[int] = set()
 
     @property
-    def looks(self) -> int:
-        """How many looks at the catalogue were taken in."""
-        return self._looks
+    def checks(self) -> int:
+        """Number of catalogue queries whose results were applied."""
+        return self._checks
 
-    def take(self, schema: TableSchema) -> None:
-        """Go on from this version, which was read at the source and written to the log by somebody else."""
+    def set_schema(self, schema: TableSchema) -> None:
+        """Use this version from now on; a copy has read it at the source and written it to the log."""
         self._known[schema.oid] = schema
 
-    def see(self, message: Relation, position: Position) -> tuple[TableSchema, bool] | None:
-        """The schema of the rows that follow, and whether the log has to be told of it; None if no row is wanted.
+    def resolve_relation(self, message: Relation, position: Position) -> tuple[TableSchema, bool] | None:
+        """The schema of the rows that follow, and whether it needs a new `s` row; None if the table is not captured.
 
-        No row is wanted of a table that no rule matches, or that was removed, until it is taken; nor of a partition,
-        for rules mean roots. The catalogue shows the present and the message, of the transaction at the position, a
-        moment of the past; what cannot be proved comes back flagged `needs_resync`, never guessed.
+        A table is not captured if no rule matches it or if it was removed. Partitions are not captured either, because
+        rules match partition roots. The catalogue shows the present, the message a state of the past. Where the two
+        cannot be reconciled, the schema is flagged `needs_resync`.
         """
         before = self._known.get(message.oid)
-        if not self._wanted(message, before):
+        if not self._is_captured(message, before):
             return None
         known = before or _with_sent_columns(self._unannounced.pop(message.oid, None), message)
 
@@ -97,10 +101,10 @@ class SchemaTracker:
             if before is None and seen.is_partition(message.oid):
                 return None
             schema = resolve_relation(conn, message, known, self._epoch, seen)
-            sight = seen.sights.get(message.oid)
-            return schema if sight is None else _compared(schema, sight)
+            current = seen.sights.get(message.oid)
+            return schema if current is None else _compared(schema, current)
 
-        schema = self._asked(answer)
+        schema = self._query(answer)
         if schema is None:
             return None
         if before is None and self._copies and schema.state is TableState.LIVE:
@@ -108,14 +112,14 @@ class SchemaTracker:
         self._known[message.oid] = schema
         return schema, schema != before
 
-    def _wanted(self, message: Relation, known: TableSchema | None) -> bool:
+    def _is_captured(self, message: Relation, known: TableSchema | None) -> bool:
         if known is not None:
             return not known.removed
         name = topic(message.schema, message.name)
         return matches(name, self._patterns) and not matches(name, self._exclude)
 
     def _view_of(self, conn: Any, oid: int, position: Position) -> CatalogView:
-        """A view no older than the message: for the first one of a table in what waited at the start, one of all."""
+        """A catalogue view no older than the message; one view of all tables serves the backlog at the start."""
         if self._view is None:
             self._view = read_catalog_view(conn, [*self._known, oid], self._publication)
         first = oid not in self._seen and oid in self._view.tables
@@ -124,8 +128,8 @@ class SchemaTracker:
             return self._view
         return read_catalog_view(conn, [oid], self._publication)
 
-    def _asked(self, question: Callable[[Any], _T]) -> _T:
-        """The answer over one connection that is kept; it is made anew if it broke in between."""
+    def _query(self, question: Callable[[Any], _T]) -> _T:
+        """Run a query over one persistent connection; reconnect once if it broke."""
         if self._conn is not None:
             try:
                 return question(self._conn)
@@ -135,13 +139,13 @@ class SchemaTracker:
         return question(self._conn)
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         if self._conn is not None:
             self._conn.close()
             self._conn = None
 
-    def told(self, content: bytes) -> Iterator[TableSchema]:
-        """The version that a message of the event trigger tells, if it is of a known table and news."""
+    def apply_ddl(self, content: bytes) -> Iterator[TableSchema]:
+        """The new version that a DDL message describes, if it changes a known table."""
         message = parse_ddl_message(content)
         if message is None:
             log.warning("a message with the event trigger's prefix cannot be read", bytes=len(content))
@@ -151,7 +155,7 @@ class SchemaTracker:
             return
         if message.table is not None:
             table = message.table
-            facts = self._asked(lambda conn: with_types(conn, table))
+            facts = self._query(lambda conn: with_types(conn, table))
             schema = schema_from_ddl(facts, known, message.oid, self._epoch)
             if known is None:
                 # its first rows will say whether it is published at all
@@ -165,44 +169,44 @@ class SchemaTracker:
             schema = with_state(known, known, f"rewritten by {message.command} for {message.rewrite}")
         else:
             return
-        yield from self._news(schema, known)
+        yield from self._changed(schema, known)
 
-    def drifted(self) -> Iterator[TableSchema]:
-        """What a look at the catalogue has found since the last call; never waits for one."""
-        if self._look is not None and self._look.done():
-            look_made, self._look = self._look, None
+    def detect_drift(self) -> Iterator[TableSchema]:
+        """Changed versions that the last catalogue query has found; starts the next query when due, never waits."""
+        if self._check is not None and self._check.done():
+            done, self._check = self._check, None
             self._due = time.monotonic() + self._every
             try:
-                sights = look_made.result()
+                sights = done.result()
             except CdcError as exc:
-                log.warning("the catalogue cannot be looked at", code=exc.code, message=exc.message)
+                log.warning("the catalogue cannot be queried", code=exc.code, message=exc.message)
                 return
-            self._looks += 1
-            for oid, before in self._looked_at.items():
-                # one that changed meanwhile was looked at with the change, and waits for the next look
+            self._checks += 1
+            for oid, before in self._checked.items():
+                # a table that changed during the query waits for the next one
                 if self._known.get(oid) is before:
-                    yield from self._news(_after_catalog_check(before, sights.get(oid)), before)
-        elif self._look is None and time.monotonic() >= self._due:
-            self._looked_at = {o: s for o, s in self._known.items() if s.state is not TableState.DROPPED}
-            self._look = self._looker.submit(self._ask, list(self._looked_at))
+                    yield from self._changed(_after_catalog_check(before, sights.get(oid)), before)
+        elif self._check is None and time.monotonic() >= self._due:
+            self._checked = {o: s for o, s in self._known.items() if s.state is not TableState.DROPPED}
+            self._check = self._checker.submit(self._read_catalog, list(self._checked))
 
-    def _ask(self, oids: list[int]) -> dict[int, CatalogState]:
+    def _read_catalog(self, oids: list[int]) -> dict[int, CatalogState]:
         with connect(self._dsn, application_name="cdc drift", patience=ANSWER_TIMEOUT) as conn:
             return read_catalog_states(conn, oids, self._publication)
 
-    def _news(self, schema: TableSchema, before: TableSchema) -> Iterator[TableSchema]:
+    def _changed(self, schema: TableSchema, before: TableSchema) -> Iterator[TableSchema]:
         if schema == before:
             return
         if schema.state is not before.state:
             log.warning("table marked", table=schema.topic, state=schema.state.value, reason=schema.reason)
         self._known[schema.oid] = schema
         if schema.is_partition_now:
-            del self._known[schema.oid]  # a table of its own again, it is a new one
+            del self._known[schema.oid]  # once detached, it counts as a new table
         yield schema
 
 
 def _with_sent_columns(created: TableSchema | None, message: Relation) -> TableSchema | None:
-    """A new table as the event trigger reports it, with the computed columns that the publication sends as such."""
+    """A new table from the event trigger; generated columns that the publication sends count as ordinary columns."""
     if created is None:
         return None
     sent = {column.name for column in message.columns}
@@ -211,18 +215,18 @@ def _with_sent_columns(created: TableSchema | None, message: Relation) -> TableS
 
 
 def _can_receive_rows(schema: TableSchema) -> bool:
-    """Whether rows of the table may still be sent."""
+    """Whether the stream may still contain rows of the table."""
     return schema.state is not TableState.DROPPED or schema.removed
 
 
-def _after_catalog_check(schema: TableSchema, sight: CatalogState | None) -> TableSchema:
-    """The version with what the look says: gone, renamed, diverged, or only seen."""
-    if sight is None:
+def _after_catalog_check(schema: TableSchema, current: CatalogState | None) -> TableSchema:
+    """The version after a catalogue query: dropped, renamed, diverged, or unchanged."""
+    if current is None:
         return schema.flagged(TableState.DROPPED, "the table is no longer at the source")
-    if sight.sent_as is not None:
-        return schema.flagged(TableState.DROPPED, f"{PARTITION_OF}{sight.sent_as}, under whose name its changes come")
-    return replace(_compared(schema, sight), schema=sight.schema, name=sight.name)
+    if current.sent_as is not None:
+        return schema.flagged(TableState.DROPPED, f"{PARTITION_OF}{current.sent_as}, under whose name its changes come")
+    return replace(_compared(schema, current), schema=current.schema, name=current.name)
 
 
-def _compared(schema: TableSchema, sight: CatalogState) -> TableSchema:
-    return replace(with_state(schema, schema, find_divergence(schema, sight)), standing=sight.standing)
+def _compared(schema: TableSchema, current: CatalogState) -> TableSchema:
+    return replace(with_state(schema, schema, find_divergence(schema, current)), standing=current.standing)

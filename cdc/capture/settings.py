@@ -1,4 +1,4 @@
-"""Settings: what one reader needs to know of a definition."""
+"""Reader settings, taken from a definition."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from cdc.snapshot.publication_sync import publication_control
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderSettings:
-    """What one reader needs to know."""
+    """Source, log and limits of one reader."""
 
     source: CopySource
     log: Root
     limits: SegmentLimits
     commit_bytes: int
     linger: float
-    """Seconds between commits under load; the first change after a rest is committed at once."""
+    """Seconds between commits under load; the first change after an idle time is committed at once."""
     retention: Retention | None = None
-    """None: nothing of the log is ever trimmed."""
+    """None: the log is never trimmed."""
 
 
 def reader_settings(definition: Definition) -> ReaderSettings:
-    """The reader's part of a definition."""
+    """The reader's settings in a definition."""
     source = definition.source
     return ReaderSettings(
         source=CopySource(
@@ -52,5 +52,5 @@ def reader_settings(definition: Definition) -> ReaderSettings:
 
 
 def retention_of(definition: Definition) -> Retention:
-    """How long the log keeps what is compacted."""
+    """Retention of compacted segments."""
     return Retention(max_age=definition.log.retain.max, grace=definition.log.retain.grace)

@@ -1,12 +1,12 @@
-"""Slot claim: what a log can prove of the replication slot of its definition's name before a copy replaces it.
+"""Slot ownership: checks whether a replication slot belongs to a log, before a snapshot replaces the slot.
 
-A slot has no owner on the server, only a name, and names are copied with definitions. So a copy drops a slot only if
-one of these holds; anything else is an error that leaves the slot as it is:
+On the server a slot has only a name and no owner, and names are copied together with definitions. A snapshot therefore
+drops a slot only in one of these cases; any other case is an error, and the slot stays:
 
-- The log's slot record names this slot at exactly its positions: an unfinished copy of this log made it and no reader
-  has confirmed anything since, or an operator's command gave it up as it is now.
-- The log's last commit is from this server and timeline, its slot record has the slot's name, and the slot is not
-  ahead of the log. A slot that is made later begins after the log's position, so the log was written from this one.
+- The log's slot record contains this slot with exactly its positions. Then an unfinished snapshot of this log created
+  it and no reader has confirmed anything since, or an operator's command released it in its current state.
+- The log's last commit is from this server and timeline, its slot record contains the slot's name, and the slot is not
+  ahead of the log. A slot created later begins after the log's position, so the log was written from this slot.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import PLUGIN, SlotStatus
 
 ALIGNMENT: Final = 8
-"""Records of the WAL begin at multiples of it. A reader of ours confirms one byte more, see `lsn_to_confirm`."""
+"""WAL records begin at multiples of it; a cdc reader confirms one byte more, see `lsn_to_confirm`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotClaim:
-    """What a log says of the slot that its definition names."""
+    """Evidence of a log that it owns the slot of its definition."""
 
     root: Root
     log_id: str | None
-    """None where there is no log."""
+    """None if there is no log."""
     last: CommitInfo | None
     """None while the log is empty."""
     system_id: str
-    """Of the server that the log was written from; "" where there is no log."""
+    """System identifier of the server that the log was written from; "" if there is no log."""
     record: SlotRecord | None
 
     @classmethod
@@ -53,7 +53,7 @@ class SlotClaim:
         return cls(root, log.log_id, last, (last and last.system_id) or log.identity.system_id, record)
 
     def record_of(self, slot: SlotStatus, source: SystemIdentity, *, adopted: bool = False) -> SlotRecord:
-        """The record that names this slot exactly as it is."""
+        """The slot record for a slot in its current state."""
         return SlotRecord(
             log_id=self.log_id or "",
             system_id=source.system_id,
@@ -66,7 +66,7 @@ class SlotClaim:
         )
 
     def records(self, slot: SlotStatus, source: SystemIdentity) -> bool:
-        """Whether the slot record names this slot of this server exactly as it is."""
+        """Whether the slot record matches this slot of this server in its current state."""
         record = self.record
         if record is None or slot.name != record.slot or record.log_id != self.log_id:
             return False
@@ -76,7 +76,7 @@ class SlotClaim:
         return slot.confirmed_flush == record.confirmed_flush and slot.restart_lsn in {record.restart_lsn, None}
 
     def is_written_from(self, slot: SlotStatus, source: SystemIdentity) -> bool:
-        """Whether the log's last commit can only have come through this slot."""
+        """Whether the log was certainly written from this slot."""
         last = self.last
         if last is None or (self.system_id, last.timeline) != (source.system_id, source.timeline):
             return False
@@ -88,10 +88,10 @@ class SlotClaim:
 
 
 def check_replaceable(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity, seen: Position | None = None) -> None:
-    """Raise the error that says why a copy must not drop the slot.
+    """Raise an error if a snapshot must not replace the slot.
 
-    seen: the last position of this pipeline's log that the catalog knows, as evidence against an unfinished copy.
-    Raises SlotUnsuitable, UnexpectedSlot, SlotNotOwned, and SlotInUse for one of ours that somebody streams from.
+    seen: last position of this pipeline's log in the catalog, as evidence against an unfinished snapshot.
+    Raises SlotUnsuitable, UnexpectedSlot, SlotNotOwned, and SlotInUse if the slot belongs to the log and is active.
     """
     check_slot_kind(slot, source.database)
     recorded = claim.records(slot, source) and not (claim.record is not None and claim.record.adopted)
@@ -103,10 +103,10 @@ def check_replaceable(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity
 
 
 def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity) -> None:
-    """Raise the error that says why an operator's command must not drop the slot for a new epoch of the log.
+    """Raise an error if an operator's command must not replace the slot for a new epoch.
 
-    The command stands for a proof, but not against one: a slot of another server, or one that another log of ours was
-    written from, is not this log's.
+    The command replaces missing evidence, but it cannot overrule evidence against ownership: a slot of another server,
+    or a slot that the reader of another log has confirmed.
     """
     check_slot_kind(slot, source.database)
     if slot.active:
@@ -115,7 +115,7 @@ def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: Sys
         return
     if claim.system_id != source.system_id:
         raise SlotNotOwned(
-            f"slot {slot.name!r} is of system {source.system_id}, the log of system {claim.system_id}",
+            f"slot {slot.name!r} is of system {source.system_id}, the log was written from system {claim.system_id}",
             remedy=_drop_by_hand(slot),
         )
     if slot.confirmed_flush is not None and slot.confirmed_flush % ALIGNMENT and not _is_behind(slot, claim.last):
@@ -126,34 +126,34 @@ def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: Sys
 
 
 def check_slot_name(claim: SlotClaim, slot: SlotStatus | None) -> None:
-    """Raise SlotNotOwned if the log was written from a slot of another name: this one may be another pipeline's."""
+    """Raise SlotNotOwned if the log was written from a slot with another name: this may be another pipeline's slot."""
     record = claim.record
     if slot is not None and record is not None and record.log_id == claim.log_id and record.slot != slot.name:
         raise SlotNotOwned(
             f"the log was written from slot {record.slot!r}, and the definition names slot {slot.name!r}",
-            remedy=f"set source.slot.name to {record.slot!r} again; for another slot choose a name that is free, then "
+            remedy=f"set source.slot.name to {record.slot!r} again; to use another slot, choose an unused name and run "
             "'cdc slots recover -c FILE --new-epoch'",
         )
 
 
 def record_slot(claim: SlotClaim, slot: SlotStatus | None, source: SystemIdentity) -> None:
-    """Record the slot of a log that was begun before there were slot records; for the reader that streams from it."""
+    """Write the slot record of a log that is older than slot records; only the streaming reader calls this."""
     if slot is not None and claim.record is None:
         write_slot_record(claim.root, claim.record_of(slot, source))
 
 
 def check_adopted(slot: SlotStatus | None, name: str, claim: SlotClaim, source: SystemIdentity) -> SlotStatus:
-    """The slot that a copy may begin at where `source.slot.create` is false; raises SlotNotCreated, SlotUnsuitable."""
+    """The slot at which a log begins if `source.slot.create` is false; raises SlotNotCreated, SlotUnsuitable."""
     if slot is None:
         raise slot_missing_error(name)
     check_slot_kind(slot, source.database)
     if claim.record is None or not claim.record.adopted or not claim.records(slot, source):
-        raise SlotNotCreated(f"slot {name!r} exists, and nothing says that it was made for this log")
+        raise SlotNotCreated(f"slot {name!r} exists, and no slot record assigns it to this log")
     return slot
 
 
 def slot_missing_error(name: str) -> SlotNotCreated:
-    """The error for a slot that is not there and that the reader may not create."""
+    """The error for a missing slot that the reader may not create."""
     return SlotNotCreated(
         f"slot {name!r} does not exist, and source.slot.create is false",
         remedy=f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}'); then 'cdc slots adopt -c FILE'",
@@ -161,7 +161,7 @@ def slot_missing_error(name: str) -> SlotNotCreated:
 
 
 def check_written_from(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity) -> None:
-    """Raise SlotUnsuitable or SlotNotOwned unless the log was written from the slot, so that it may be moved."""
+    """Raise SlotUnsuitable or SlotNotOwned unless the log was written from the slot."""
     check_slot_kind(slot, source.database)
     if not claim.is_written_from(slot, source):
         raise _unproven(slot, claim, None)
@@ -176,8 +176,8 @@ def _unproven(slot: SlotStatus, claim: SlotClaim, seen: Position | None) -> Unex
         f"{at}, and the log at {str(claim.root)!r} is empty: nothing proves that this log made the slot{known}",
         remedy=f"if the log was moved away or is not mounted: mount {claim.root}, or mv OLD {claim.root}, and start "
         "again; "
-        "if the definition was copied or the slot is somebody else's: set another source.slot.name, "
-        "'cdc slots ls -c FILE' lists those in use; if it is left from a first start that did not finish: "
+        "if the definition was copied or the slot belongs to another consumer: set another source.slot.name, "
+        "'cdc slots ls -c FILE' lists those in use; if it remains from an interrupted first start: "
         "'cdc slots drop -c FILE', and start again",
     )
 
@@ -190,6 +190,6 @@ def _is_behind(slot: SlotStatus, last: CommitInfo | None) -> bool:
 
 def _drop_by_hand(slot: SlotStatus) -> str:
     return (
-        f"if nobody else reads it: SELECT pg_drop_replication_slot('{slot.name}'); and run the command again; "
-        "else set another source.slot.name"
+        f"if no other consumer reads it: SELECT pg_drop_replication_slot('{slot.name}'); and run the command again; "
+        "otherwise set another source.slot.name"
     )

@@ -1,9 +1,9 @@
-"""Spool: transactions that the server streams while they run wait on disk, raw, until they commit.
+"""Spool: raw frames of streamed (in-progress) transactions, on disk until the transaction commits.
 
-Stands before the decoder, which so sees whole and plain transactions only, each at the place of its commit. What is
-kept per transaction is an unnamed file and the subxids that were rolled back, four bytes each: memory does not grow
-with its rows, and a process that dies leaves nothing behind. The server sends an unfinished transaction again, for what
-was confirmed lies before its end.
+It precedes the decoder, which therefore gets only whole transactions, in commit order, in protocol version 1. Each
+transaction has an unnamed temporary file and a list of rolled-back subxids (four bytes each), so memory does not grow
+with its rows and a killed process leaves no files. The server sends an unfinished transaction again after a restart,
+because the confirmed LSN precedes its end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from cdc.pgoutput.streamed import (
 )
 
 BATCH: Final = 4 << 20
-"""Bytes at least that are replayed at once, as much as one receive gives."""
+"""Minimum bytes per replayed batch, as much as one receive returns."""
 
 _CONTROLS: Final = bytes([START, STOP, ABORT, COMMIT])
 _QUIET: Final = kind_set(_CONTROLS)
@@ -57,10 +57,10 @@ class _SpooledRelation(NamedTuple):
     """One Relation message of a streamed transaction."""
 
     order: int
-    """Of arrival, over all transactions."""
+    """Order of arrival over all transactions."""
     subxid: int
     frame: bytes
-    """Made plain."""
+    """The message in protocol version 1."""
 
 
 @dataclass(slots=True)
@@ -71,36 +71,36 @@ class _SpooledTransaction:
     file: IO[bytes]
     nbytes: int = 0
     _aborted: array[int] = field(default_factory=lambda: array("I"))
-    _described: dict[int, list[_SpooledRelation]] = field(default_factory=lambda: defaultdict(list))
-    """By OID the Relation messages that may become the last one, in order of arrival."""
-    _describers: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """The OIDs in it by subxid."""
+    _relations: dict[int, list[_SpooledRelation]] = field(default_factory=lambda: defaultdict(list))
+    """Relation messages by OID, in order of arrival; a rollback removes those of its subtransaction."""
+    _oids_by_subxid: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """OIDs of those messages, by subxid."""
 
     def append(self, frames: FrameBatch) -> None:
-        """Add a run of frames; it is with the operating system when this returns."""
+        """Write a run of frames to the file."""
         offsets = frames.offsets - frames.offsets[0]
         self.file.write(np.int64(len(frames)).tobytes() + offsets.tobytes())
         self.file.write(frames.buffer[frames.offsets[0] : frames.offsets[-1]].data)
         self.file.flush()
         self.nbytes += frames.nbytes
 
-    def describe(self, oid: int, note: _SpooledRelation, elsewhere: int) -> None:
-        """Note a Relation message; `elsewhere` is when the last one of the OID came outside of this transaction.
+    def add_relation(self, oid: int, relation: _SpooledRelation, elsewhere: int) -> None:
+        """Record a Relation message; `elsewhere`: order of the OID's last message outside this transaction.
 
-        Every rollback makes the server repeat them all. A repetition goes without a note: a rollback that takes the
-        earlier one back, of a subtransaction that is running still, would take the later one with it.
+        The server repeats all messages after every rollback. A repetition is not recorded. Otherwise the rollback of an
+        open subtransaction, which contains the first message, would remove the repetition as well.
         """
-        notes = self._described[oid]
-        if notes and notes[-1].frame == note.frame and notes[-1].order > elsewhere:
+        relations = self._relations[oid]
+        if relations and relations[-1].frame == relation.frame and relations[-1].order > elsewhere:
             return
-        notes.append(note)
-        self._describers[note.subxid].add(oid)
+        relations.append(relation)
+        self._oids_by_subxid[relation.subxid].add(oid)
 
     def roll_back(self, subxid: int) -> None:
-        """Leave the rows and descriptions of a subtransaction out of the replay."""
+        """Exclude rows and Relation messages of a subtransaction from the replay."""
         self._aborted.append(subxid)
-        for oid in self._describers.pop(subxid, ()):
-            self._described[oid] = [note for note in self._described[oid] if note.subxid != subxid]
+        for oid in self._oids_by_subxid.pop(subxid, ()):
+            self._relations[oid] = [relation for relation in self._relations[oid] if relation.subxid != subxid]
 
     @property
     def aborted(self) -> np.ndarray:
@@ -124,11 +124,11 @@ class _SpooledTransaction:
             yield FrameBatch(np.concatenate(buffers), np.concatenate(offsets))
 
     def surviving(self) -> dict[int, _SpooledRelation]:
-        """By OID the last Relation that was not rolled back."""
-        return {oid: notes[-1] for oid, notes in self._described.items() if notes}
+        """The last Relation message per OID that was not rolled back."""
+        return {oid: relations[-1] for oid, relations in self._relations.items() if relations}
 
     def close(self) -> None:
-        """Give the space back."""
+        """Close the file, which frees its space."""
         with suppress(OSError):  # closing writes what did not fit before
             self.file.close()
 
@@ -139,11 +139,11 @@ class _SpooledTransaction:
 
 
 class Spool:
-    """Turns the stream of one replication session into whole, plain transactions; after an error it is spent.
+    """Turns the stream of one session into whole transactions of protocol version 1; unusable after an error.
 
-    Relation messages of a streamed transaction are replayed with it, so one that is rolled back leaves nothing in the
-    decoder. The server, though, remembers what it sent last: if another transaction described the same relation
-    later than the replayed one, that description is given out again behind it.
+    Relation messages of a streamed transaction are replayed with it, so a rolled-back transaction does not change the
+    decoder. The server remembers the last message that it sent. If another transaction described the same relation
+    later than the replayed one did, that message is repeated after the replay.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -153,37 +153,37 @@ class Spool:
         self._known: dict[int, tuple[int, bytes]] = {}
         self._arrived = 0
         self.is_replaying = False
-        """Whether what whole() gives out just now is part of a streamed transaction."""
+        """Whether the frames that committed() yields now belong to a streamed transaction."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of frames that wait for their transactions' end."""
+        """Bytes of frames whose transactions have not ended."""
         return sum(stream.nbytes for stream in self._streams.values())
 
-    def whole(self, frames: FrameBatch) -> Iterator[FrameBatch]:
-        """Frames of protocol version 1, in the order of the commits; keepalives pass at once.
+    def committed(self, frames: FrameBatch) -> Iterator[FrameBatch]:
+        """Frames of protocol version 1, in commit order; keepalives pass immediately.
 
-        Any split of the stream into whole frames gives the same. Raises MalformedFrame, and LogUnwritable when the
-        disk is full.
+        The result does not depend on how the stream is split into batches. Raises MalformedFrame, and LogUnwritable
+        when the disk is full.
         """
         buffer, offsets = readonly_arrays(frames)
         start = at = 0
         while (at := next_of(buffer, offsets, at, self._marked)) < len(frames):
             frame = frames[at]
             if kind_of(frame) == RELATION:
-                self._note(frame)
+                self._record_relation(frame)
                 at += 1
                 continue
-            yield from self._pass(frames, start, at)
+            yield from self._pass_run(frames, start, at)
             if kind_of(frame) == KEEPALIVE:
                 yield _slice_frames(frames, at, at + 1)
             else:
-                yield from self._turn(frame)
+                yield from self._handle_control(frame)
             start = at = at + 1
-        yield from self._pass(frames, start, at)
+        yield from self._pass_run(frames, start, at)
 
     def close(self) -> None:
-        """Drop everything."""
+        """Discard all open transactions."""
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
@@ -194,7 +194,7 @@ class Spool:
             return _INSIDE
         return _BETWEEN if self._streams else _QUIET
 
-    def _pass(self, frames: FrameBatch, start: int, stop: int) -> Iterator[FrameBatch]:
+    def _pass_run(self, frames: FrameBatch, start: int, stop: int) -> Iterator[FrameBatch]:
         if start == stop:
             return
         run = _slice_frames(frames, start, stop)
@@ -205,13 +205,13 @@ class Spool:
             self._inside.append(run)
         hit("mid_spool")
 
-    def _turn(self, frame: bytes) -> Iterator[FrameBatch]:
+    def _handle_control(self, frame: bytes) -> Iterator[FrameBatch]:
         control = parse_control(frame)
         if (self._inside is not None) != (kind_of(frame) == STOP):
             raise malformed(frame, "a stream message that is out of place")
         match control:
             case StreamStart():
-                self._inside = self._entered(frame, control)
+                self._inside = self._start_block(frame, control)
             case StreamAbort():
                 self._abort(control)
             case StreamCommit():
@@ -219,7 +219,7 @@ class Spool:
             case _:
                 self._inside = None
 
-    def _entered(self, frame: bytes, start: StreamStart) -> _SpooledTransaction:
+    def _start_block(self, frame: bytes, start: StreamStart) -> _SpooledTransaction:
         if start.first == (start.xid in self._streams):
             raise malformed(frame, f"a block of transaction {start.xid} that is out of order")
         if start.first:
@@ -245,19 +245,19 @@ class Spool:
             for run in stream.runs():
                 hit("mid_replay")
                 yield unwrap(run, aborted)
-        yield FrameBatch.of([commit.commit, *self._overtaken(stream)])
+        yield FrameBatch.of([commit.commit, *self._later_relations(stream)])
         self.is_replaying = False
         self._end(stream)
 
-    def _overtaken(self, stream: _SpooledTransaction) -> list[bytes]:
-        """Relation frames that came after those of the stream, which is replayed after them."""
+    def _later_relations(self, stream: _SpooledTransaction) -> list[bytes]:
+        """Relation messages that arrived later than those of the replayed transaction."""
         later = []
-        for oid, note in stream.surviving().items():
+        for oid, relation in stream.surviving().items():
             known, description = self._known.get(oid, (0, b""))
-            if known > note.order:
+            if known > relation.order:
                 later.append(description)
             else:
-                self._known[oid] = note.order, note.frame
+                self._known[oid] = relation.order, relation.frame
         return later
 
     def _end(self, stream: _SpooledTransaction) -> None:
@@ -266,23 +266,23 @@ class Spool:
         if not self._streams:
             self._known.clear()
 
-    def _note(self, frame: bytes) -> None:
+    def _record_relation(self, frame: bytes) -> None:
         self._arrived += 1
         if self._inside is None:
             self._known[int.from_bytes(frame[OID], "big")] = self._arrived, frame
         else:
             subxid, oid = xid_and_oid(frame)
             elsewhere, _ = self._known.get(oid, (0, b""))
-            self._inside.describe(oid, _SpooledRelation(self._arrived, subxid, without_xid(frame)), elsewhere)
+            self._inside.add_relation(oid, _SpooledRelation(self._arrived, subxid, without_xid(frame)), elsewhere)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
         try:
             yield
         except OSError as exc:
-            place = str(self._directory or "the directory for temporary files")
+            directory = str(self._directory or "the directory for temporary files")
             reason = exc.strerror or str(exc)
-            raise LogUnwritable(f"streamed transactions cannot be kept in {place!r}: {reason.lower()}") from exc
+            raise LogUnwritable(f"streamed transactions cannot be written to {directory!r}: {reason.lower()}") from exc
 
 
 def _slice_frames(frames: FrameBatch, start: int, stop: int) -> FrameBatch:

@@ -1,7 +1,7 @@
-"""Checks: one list of what must be true of definition, source, log and stores before a reader opens anything.
+"""Startup checks: what must be true of definition, source, log and stores before a reader starts.
 
-`cdc doctor` runs the whole list and reports everything. The reader's start runs the checks that bind it, in the same
-order, and raises the first that fails. So a reader that would stop at its start is one of which doctor says so.
+`cdc doctor` runs the whole list and reports every problem. A reader runs the checks that apply to its start, in the
+same order, and raises the first failure. So doctor reports every error that would stop a reader at its start.
 """
 
 from __future__ import annotations
@@ -68,27 +68,27 @@ from cdc.table import TableSchema, matches
 
 
 class CheckScope(Enum):
-    """When a check that fails keeps a reader from starting."""
+    """Starts that a failing check prevents."""
 
-    #: At every start.
+    #: Every start.
     ALWAYS = "always"
-    #: At a start that makes the first copy.
+    #: Starts that take the initial snapshot.
     EMPTY = "empty log"
-    #: At a start that continues a log.
+    #: Starts that continue a log.
     CONTINUED = "continued log"
-    #: Never: another process needs it, or a person wants to know.
+    #: None: the check concerns another process, or is only informative.
     NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSubject:
-    """What the checks look at."""
+    """Definition and log that the checks examine."""
 
     definition: Definition
     log: LogReader | None
-    """None where there is no log that can be read."""
+    """None if there is no readable log."""
     unreadable: LogError | None
-    """Why it cannot be read; None also where there is none yet."""
+    """Why the log cannot be read; None as well if there is none yet."""
 
     @classmethod
     def of(cls, definition: Definition) -> CheckSubject:
@@ -100,35 +100,35 @@ class CheckSubject:
 
     @property
     def is_continued(self) -> bool:
-        """Whether the log has a position."""
+        """Whether the log has a commit."""
         return self.log is not None and self.log.last_commit is not None
 
     @property
     def begins_epoch(self) -> bool:
-        """Whether the next start copies everything under a new epoch, which fits any source."""
+        """Whether the next start begins a new epoch, which is possible with any source."""
         intent = read_pending_epoch(self.definition.log.root)
         durable_position = None if self.log is None else self.log.durable
         return intent is not None and durable_position is not None and durable_position.epoch < intent.epoch
 
     @property
     def copies_first(self) -> bool:
-        """Whether the next start begins with a copy, and so with a slot of its own."""
+        """Whether the next start takes an initial snapshot and needs a slot for it."""
         return self.unreadable is None and (not self.is_continued or self.begins_epoch)
 
 
 class StartupCheck(NamedTuple):
-    """One entry of the list; the function raises an error or yields problems."""
+    """One check; its function raises an error or yields problems."""
 
     find: Callable[[CheckSubject], Iterator[PreflightProblem]]
     binds: CheckScope
     subject: str
-    """What an error that it raises is about, unless the error says so itself."""
+    """Subject of the errors that it raises, unless the error class implies one."""
 
 
 def find_problems(definition: Definition) -> list[PreflightProblem]:
-    """Everything that fails, the fatal first; changes nothing.
+    """All problems, fatal ones first; changes nothing.
 
-    One small file is written and removed where log, catalog and lake lie.
+    It writes and removes one small file each in the directories of log, catalog and lake.
     """
     found = dict[tuple[str, str], PreflightProblem]()
     subject = CheckSubject.of(definition)
@@ -139,17 +139,17 @@ def find_problems(definition: Definition) -> list[PreflightProblem]:
 
 
 def check_log(definition: Definition) -> None:
-    """Raise the first failure that keeps a reader from starting now.
+    """Raise the first failure that prevents a reader from starting.
 
-    Where there is no log yet PreflightFailed names all that a person has to repair at the source, so that nothing is
-    made half.
+    If there is no log yet, PreflightFailed lists all problems of the source at once, so that nothing is created before
+    all are fixed.
     """
     subject = CheckSubject.of(definition)
     if subject.unreadable is not None and not isinstance(subject.unreadable, LogCorrupt):
         raise subject.unreadable
     bound = {CheckScope.ALWAYS, CheckScope.CONTINUED if subject.is_continued else CheckScope.EMPTY}
     if subject.unreadable is not None:
-        bound = {CheckScope.ALWAYS}  # what a power loss tore is repaired when the log is opened for writing
+        bound = {CheckScope.ALWAYS}  # opening the log for writing repairs damage of a power loss
     for check in CHECKS:
         if check.binds in bound:
             fatal = [problem for problem in check.find(subject) if problem.fatal]
@@ -158,11 +158,11 @@ def check_log(definition: Definition) -> None:
 
 
 def defined_tables(definition: Definition) -> list[TableSchema]:
-    """The tables that the definition means: those of the source, or of the log where the source does not answer."""
+    """Tables that the definition matches at the source, or in the log if the source does not answer."""
     try:
         return matched_schemas(definition.source.current_dsn(), definition.patterns, definition.excludes)
     except (SourceError, ConfigError):
-        pass  # `find_problems` says why
+        pass  # find_problems reports it
     try:
         return tables_in(LogReader(definition.log.root))
     except LogError:
@@ -170,9 +170,9 @@ def defined_tables(definition: Definition) -> list[TableSchema]:
 
 
 def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
-    """Tables of which a target was filled under other rules than the definition has; file: where that lies.
+    """Tables whose target was written with other rules than the definition has, and unreadable sinks.
 
-    Also a sink of which that cannot be read.
+    file: path of the definition, for the remedies.
     """
     found = []
     for sink in definition.sinks:
@@ -191,7 +191,7 @@ def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
 
 
 def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list[PreflightProblem]:
-    """Columns that one sink masks and another has as the source sends them; somebody should know."""
+    """Columns that one sink masks and another sink shows in clear; a warning."""
     found = []
     for schema in tables:
         feeding = [sink for sink in definition.sinks if matches(schema.topic, sink.tables)]
@@ -212,7 +212,7 @@ def _masked_columns(sink: Sink, schema: TableSchema) -> set[str]:
 
 
 def _hidden_columns(sink: Sink, schema: TableSchema) -> set[str]:
-    """Columns of which a sink does not show the values."""
+    """Columns whose values a sink does not show."""
     if not isinstance(sink, DeltaSinkDefinition):
         return set()
     rule, all_columns = rule_of(schema.topic, sink.rules), {column.name for column in schema.columns}
@@ -224,20 +224,20 @@ def _hidden_columns(sink: Sink, schema: TableSchema) -> set[str]:
 
 
 def storage_problems(definition: Definition) -> list[PreflightProblem]:
-    """What a log cannot do where it is to lie; nothing of a directory, which is made when it is needed."""
+    """Problems of the object store for the log; none for a directory, which is created when needed."""
     root = definition.log.root
     if not isinstance(root, BucketPath):
         return []
     try:
-        told = (
+        message = (
             ""
             if has_conditional_create(root)
-            else "the store overwrites what was to be new: it cannot tell writers apart"
+            else "the store ignores If-None-Match, so two writers could overwrite each other"
         )
-        code, fix = LogInaccessible.code, "use a store that keeps If-None-Match"
+        code, fix = LogInaccessible.code, "use a store that supports If-None-Match"
     except (LogInaccessible, LogUnreachable) as exc:
-        told, code, fix = exc.message, exc.code, exc.fix
-    return [PreflightProblem(code=code, subject=definition.log.path, message=f"{told}: {fix}")] if told else []
+        message, code, fix = exc.message, exc.code, exc.fix
+    return [PreflightProblem(code=code, subject=definition.log.path, message=f"{message}: {fix}")] if message else []
 
 
 def _storage(subject: CheckSubject) -> Iterator[PreflightProblem]:
@@ -277,7 +277,7 @@ def _source(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 
 def _existing_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
-    """A slot of the definition's name, where the log is empty or begins another epoch."""
+    """An existing slot of the definition's name, if the log is empty or begins another epoch."""
     if not subject.copies_first:
         return
     source, root = subject.definition.source, subject.definition.log.root
@@ -286,7 +286,7 @@ def _existing_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
         if not source.slot.create or slot_status(conn, source.slot.name) is None:
             return
         try:
-            # a reader that copies has a slot and an empty log for a while
+            # a reader that takes its snapshot has a slot and an empty log: the lock excludes it
             with copy_lock(conn, source.slot.name):
                 log = CheckSubject.of(subject.definition).log
                 slot = slot_status(conn, source.slot.name)
@@ -297,7 +297,7 @@ def _existing_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 
 def _adopted_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
-    """The slot of a log that is empty, where the reader may not create one."""
+    """The slot of an empty log, if the reader may not create one."""
     source = subject.definition.source
     if source.slot.create or not subject.copies_first:
         return
@@ -309,7 +309,7 @@ def _adopted_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 
 def _continuity(subject: CheckSubject) -> Iterator[PreflightProblem]:
-    """The log against the source that is to continue it."""
+    """Whether the source can continue the log."""
     log, definition = subject.log, subject.definition
     last = None if log is None else log.last_commit
     if log is None or last is None or subject.begins_epoch:
@@ -329,36 +329,36 @@ def _catalog(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 def _lake(subject: CheckSubject) -> Iterator[PreflightProblem]:
     for sink in subject.definition.sinks:
-        place = fixed_part(sink.path)
-        if is_remote(place):
+        path = fixed_part(sink.path)
+        if is_remote(path):
             continue
         try:
-            atomic_file.probe_writable(Path(place.removeprefix("file://")))
+            atomic_file.probe_writable(Path(path.removeprefix("file://")))
         except OSError as exc:
-            error = SinkUnavailable(f"{place!r} cannot be written: {_reason(exc)}")
+            error = SinkUnavailable(f"{path!r} cannot be written: {_reason(exc)}")
             yield _problem_of(error, f"sink {sink.name}")
 
 
 def _rules(subject: CheckSubject) -> Iterator[PreflightProblem]:
-    """Rules that fit no table of the source: mostly a slip of the pen."""
+    """Rules that match no table of the source, usually because of a typo."""
     definition = subject.definition
     with connect(definition.source.current_dsn(), application_name="cdc preflight") as conn:
         topics = [str(name) for _, name in match_tables(conn, ["*"])]
-    for place, rule in enumerate(definition.tables):
+    for index, rule in enumerate(definition.tables):
         if not any(matches(topic, [rule.match]) for topic in topics):
             message = f"rule {rule.match!r} matches no table of the source"
-            yield PreflightProblem(PreflightFailed.code, f"tables.{place}", message, fatal=False)
+            yield PreflightProblem(PreflightFailed.code, f"tables.{index}", message, fatal=False)
     ours = [t for t in topics if matches(t, definition.patterns) and not matches(t, definition.excludes)]
     for sink in definition.sinks:
         fed = [topic for topic in ours if matches(topic, sink.tables)]
-        for place, rule in enumerate(getattr(sink, "rules", ())):
+        for index, rule in enumerate(getattr(sink, "rules", ())):
             if not any(matches(topic, [rule.match]) for topic in fed):
                 message = f"rule {rule.match!r} matches no table of the sink"
-                yield PreflightProblem(InvalidDefinition.code, f"sink {sink.name} rules.{place}", message, fatal=False)
+                yield PreflightProblem(InvalidDefinition.code, f"sink {sink.name} rules.{index}", message, fatal=False)
 
 
 def exposure_problems(definition: Definition) -> list[PreflightProblem]:
-    """Log and catalog that other accounts of this machine can read, as an older version left them; none is fatal."""
+    """Log and catalog files of an older version that other accounts of this machine can read; not fatal."""
     catalog = definition.catalog.url.partition("sqlite:///")[2]
     found = [(definition.log.root, "log"), *([(Path(catalog), "catalog")] if catalog else [])]
     return [
@@ -390,11 +390,11 @@ CHECKS: Final = (
     StartupCheck(_lake, CheckScope.NEVER, "sinks"),
     StartupCheck(_rules, CheckScope.NEVER, "dsn"),
 )
-"""In the order in which a person would repair them."""
+"""In the order in which an operator would fix them."""
 
 
 def last_known_position(definition: Definition) -> Position | None:
-    """The last position of this pipeline's log that the catalog knows; None if it knows none, or does not answer."""
+    """Last position of this pipeline's log in the catalog; None if there is none or the catalog does not answer."""
     known, name = [0], definition.name
     with suppress(CatalogUnavailable):
         if not is_made(definition.catalog.url):
@@ -419,7 +419,7 @@ def _run_check(check: StartupCheck, subject: CheckSubject) -> list[PreflightProb
 
 
 def _subject_of_error(exc: CdcError, definition: Definition) -> str | None:
-    """The subject that an error names by its class."""
+    """The subject that an error's class implies."""
     if isinstance(exc, PublicationMissing | PublicationNarrowed | PublicationReplaced):
         return f"publication {definition.source.publication.name}"
     if (
@@ -439,11 +439,11 @@ def _problem_of(exc: CdcError, subject: str, *, fatal: bool = True) -> Preflight
 
 
 def _error_of(fatal: list[PreflightProblem]) -> CdcError:
-    """The reader's own error for problems of one check: of the first one's class, with all that have its code."""
+    """The error for the fatal problems of one check: PreflightFailed with all of them, or the first one's class."""
     first = fatal[0]
     if first.code == PreflightFailed.code:
         listed = "".join(f"\n  {problem.subject}: {problem.message}" for problem in fatal)
-        return PreflightFailed(f"the source cannot be captured yet, {len(fatal)} to mend:{listed}")
+        return PreflightFailed(f"the source cannot be captured yet, {len(fatal)} to fix:{listed}")
     kind = next(error for error in all_error_classes() if error.code == first.code)
     return kind(f"{first.subject}: {first.message}", remedy=first.sql)
 

@@ -1,14 +1,16 @@
-"""Reporter: tells the catalog what the reader does, watches the slot, and sends heartbeats to an idle source.
+"""Status reporter: writes the reader's state to the catalog, watches slot and publication, and sends heartbeats.
 
-The last report is made by `end`, which the main thread calls once it knows the outcome: not when `stop` is set, for
-that happens before a failure is known, nor by the thread that asks the source, which may wait for an answer.
+The main thread calls `close` for the last report, once it knows the outcome. `stop` is set too early for that, before a
+failure is known. The reporter's own thread may be waiting for the source.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from threading import Event, Lock, Thread
 from typing import Any, Final
 
@@ -19,8 +21,8 @@ from cdc import metrics
 from cdc.capture.error_location import ERRORS_WITH_POSITIONS, add_positions
 from cdc.capture.reader import ReaderStart
 from cdc.capture.resume_checks import captured_oids, check_publication
-from cdc.capture.table_status import inexact_tables
 from cdc.catalog import Catalog, ProcessReport, TableProgress
+from cdc.catalog.tables import REFUSED
 from cdc.change import HEARTBEAT_PREFIX
 from cdc.config import Definition
 from cdc.config.definition import OnWalBudget
@@ -30,35 +32,36 @@ from cdc.postgres import heartbeat
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect
 from cdc.postgres.slot import SlotStatus, slot_status
 from cdc.postgres.source_identity import publication_status
+from cdc.table import TableSchema, TableState
 
 CHECK_PUBLICATION_EVERY: Final = 5.0
-"""Seconds."""
+"""Seconds between two checks of the publication."""
 READ_SCHEMAS_EVERY: Final = 5.0
-"""Seconds between two readings of the log's `s` rows, which stand in files of their own."""
+"""Seconds between two reads of the log's `s` rows."""
 BUDGET_WARNING: Final = 0.8
-"""Share of the WAL budget from which on it is spoken of."""
+"""Share of the WAL budget from which a warning is logged."""
 LAST_REPORT_WITHIN: Final = 5.0
-"""Seconds to wait for it."""
+"""Seconds to wait for the last report."""
 SLOT_IN_USE_EVERY: Final = 60.0
-"""Seconds between two log lines of a reader that waits for the same other reader, which it asks for every second."""
+"""Seconds between two log lines while the same other reader uses the slot; the reader retries every second."""
 REPORT_EVERY: Final = 1.0
-"""Seconds between reports; a process that is silent for five is shown as down."""
+"""Seconds between reports; a process without a report for five seconds is shown as down."""
 
 SLOW_COMPILE: Final = 2.0
-"""Seconds from which on somebody wonders what a start does; to load a decoder that is compiled takes less."""
+"""Seconds from which loading the decoder is logged; a decoder that is already compiled loads faster."""
 
 log = structlog.get_logger("reader")
 
 
 class StatusReporter(Thread):
-    """Runs beside the reader until its end; a source or a catalog that is away is logged and asked again."""
+    """Thread that runs as long as the reader; it logs a source or catalog that is unreachable, and tries again."""
 
     def __init__(self, definition: Definition, figures: metrics.Metrics, stop: Event) -> None:
         super().__init__(name="reporter", daemon=True)
         self._definition, self._figures, self._stop_event = definition, figures, stop
-        self._state, self._last = "starting", "stopped"
+        self._state, self._last_state = "starting", "stopped"
         self._error: dict[str, str] | None = None
-        self._beat_due = time.monotonic() + definition.source.heartbeat
+        self._heartbeat_due = time.monotonic() + definition.source.heartbeat
         self._catalog: Catalog | None = None
         self._ended, self._reporting = Event(), Lock()
         self._source: Any = None
@@ -67,23 +70,23 @@ class StatusReporter(Thread):
         self._captured: list[int] | None = None
         self._publication_due = 0.0
         self._warned = False
-        self._in_use: str | None = None
+        self._in_use_message: str | None = None
         self._in_use_due = 0.0
         self._copied_before: dict[str, int] = {}
         self._waiting_since: float | None = None
-        self._marks: list[TableProgress] = []
-        self._marks_due = 0.0
-        self._view: LogReader | None = None
+        self._inexact: list[TableProgress] = []
+        self._inexact_due = 0.0
+        self._log: LogReader | None = None
         self.verdict: CdcError | None = None
-        """Why the reader was told to stop from here; None as long as nothing was found."""
+        """Error for which this thread has stopped the reader; None if there is none."""
 
-    def running(self) -> None:
-        """The reader streams or copies."""
+    def report_running(self) -> None:
+        """Report that an attempt begins."""
         self._state, self._error = "running", None
         self._captured = None
 
-    def started(self, start: ReaderStart) -> None:
-        """The reader streams."""
+    def report_started(self, start: ReaderStart) -> None:
+        """Report that the stream is open."""
         if start.copied is not None:
             made = start.copied
             log.info("copied", position=str(made.position), tables=made.tables, rows=made.rows, later=made.later)
@@ -96,33 +99,33 @@ class StatusReporter(Thread):
             log.info("connected again", position=str(start.position), after_seconds=seconds)
         self._waiting_since = None
 
-    def copied(self) -> None:
-        """The reader is about to end, for it was there for the copy alone."""
-        self._last = "copied"
+    def report_copied(self) -> None:
+        """Report that the initial snapshot is complete, after which the reader ends (snapshot.mode initial_only)."""
+        self._last_state = "copied"
 
-    def waiting(self, attempt: RetryCallState) -> None:
-        """The reader failed and will try again."""
+    def report_waiting(self, attempt: RetryCallState) -> None:
+        """Report that an attempt failed and another follows."""
         exc = attempt.outcome.exception() if attempt.outcome else None
         assert isinstance(exc, CdcError)  # noqa: S101 - only those are retried
         self._figures.add(metrics.RECONNECTS, 1, self._definition.name)
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
-        self._tell("waiting", exc)
+        self._record_error("waiting", exc)
 
-    def failed(self, exc: CdcError) -> None:
-        """The reader failed for good."""
-        if exc is not self.verdict:  # that one is recorded already
-            self._tell("failed", exc)
+    def report_failure(self, exc: CdcError) -> None:
+        """Report an error that is not retried."""
+        if exc is not self.verdict:  # a verdict is already recorded
+            self._record_error("failed", exc)
 
-    def gave_up(self, exc: CdcError) -> None:
-        """The reader was stopped before it could try again after this failure."""
+    def report_interrupted(self, exc: CdcError) -> None:
+        """Report that the process was stopped before it could retry after this error."""
         if self._error != exc.to_json():
-            self._tell("stopped", exc)
+            self._record_error("stopped", exc)
 
-    def end(self) -> None:
-        """Make the last report: `stopped` or `copied`, or `failed`; with the last error, whatever it was.
+    def close(self) -> None:
+        """Write the last report: `stopped`, `copied` or `failed`, with the last error.
 
-        A catalog that does not answer in time does not get it.
+        Waits at most LAST_REPORT_WITHIN for the catalog.
         """
         self._ended.set()
         last = Thread(target=self._report_last, name="last report", daemon=True)
@@ -130,41 +133,41 @@ class StatusReporter(Thread):
         last.join(LAST_REPORT_WITHIN)
 
     def run(self) -> None:
-        """Report until the end."""
+        """Report until close is called."""
         with self._open:
             while not self._ended.wait(REPORT_EVERY):
                 if not self._stop_event.is_set():
-                    self._look_at_source()
-                    self._look_at_log()
+                    self._check_source()
+                    self._check_log()
                 self._report(self._state)
 
     def _report_last(self) -> None:
         with self._reporting:
-            self._send("failed" if self._state == "failed" else self._last)
+            self._send("failed" if self._state == "failed" else self._last_state)
             if self._catalog is not None:
                 self._catalog.close()
 
-    def _look_at_log(self) -> None:
-        """Show that the reader waits for its storage, and that it no longer does."""
+    def _check_log(self) -> None:
+        """Show whether the reader waits for the log's storage."""
         blocked = bool(self._figures.value(metrics.LOG_BLOCKED, self._definition.name))
         if blocked and self._state == "running":
-            self._tell("waiting", LogUnwritable("the log's storage takes no more"))
+            self._record_error("waiting", LogUnwritable("the log's storage takes no more"))
         elif not blocked and self._error is not None and self._error["code"] == LogUnwritable.code:
             self._state, self._error = "running", None
 
-    def _tell(self, state: str, exc: CdcError) -> None:
+    def _record_error(self, state: str, exc: CdcError) -> None:
         self._error = exc.to_json()
         self._state = state
         self._figures.add(metrics.ERRORS, 1, self._definition.name, "reader", exc.code)
         if isinstance(exc, SlotInUse):
-            if exc.message == self._in_use and time.monotonic() < self._in_use_due:
+            if exc.message == self._in_use_message and time.monotonic() < self._in_use_due:
                 return
-            self._in_use, self._in_use_due = exc.message, time.monotonic() + SLOT_IN_USE_EVERY
+            self._in_use_message, self._in_use_due = exc.message, time.monotonic() + SLOT_IN_USE_EVERY
         log.warning("reader stopped", state=state, code=exc.code, message=exc.message, fix=exc.fix)
 
     def _report(self, state: str) -> None:
         with self._reporting:
-            if not self._ended.is_set():  # nothing may follow the last report
+            if not self._ended.is_set():  # no report may follow the last one
                 self._send(state)
 
     def _send(self, state: str) -> None:
@@ -183,25 +186,25 @@ class StatusReporter(Thread):
                 known = self._catalog.tables.ls(name)
                 self._copied_before = {table.topic: table.rows for table in known if not table.sink}
             self._catalog.processes.report(report)
-            if tables := self._tables(self._catalog):
+            if tables := self._changed_tables(self._catalog):
                 self._catalog.tables.record(name, tables)
         except CdcError as exc:
             log.warning("catalog is unreachable", code=exc.code)
 
-    def _tables(self, catalog: Catalog) -> list[TableProgress]:
-        """The tables that this process copied, and those that the log marks."""
+    def _changed_tables(self, catalog: Catalog) -> list[TableProgress]:
+        """Tables that this process has copied, and tables that the log marks as inexact."""
         position = self._figures.value(metrics.LOG_POSITION, self._definition.name)
-        if position is not None and time.monotonic() >= self._marks_due:
-            self._marks_due = time.monotonic() + READ_SCHEMAS_EVERY
-            with suppress(LogError):  # the first copy has not begun
-                known = self._held().schemas()
-                shown = [*self._copied(), *catalog.tables.ls(self._definition.name)]
-                self._marks = inexact_tables(known.values(), shown, int(position))
-        marked = {table.topic for table in self._marks}
-        return [*(table for table in self._copied() if table.topic not in marked), *self._marks]
+        if position is not None and time.monotonic() >= self._inexact_due:
+            self._inexact_due = time.monotonic() + READ_SCHEMAS_EVERY
+            with suppress(LogError):  # the log does not exist yet
+                known = self._refreshed_log().schemas()
+                shown = [*self._copied_tables(), *catalog.tables.ls(self._definition.name)]
+                self._inexact = inexact_tables(known.values(), shown, int(position))
+        marked = {table.topic for table in self._inexact}
+        return [*(table for table in self._copied_tables() if table.topic not in marked), *self._inexact]
 
-    def _copied(self) -> list[TableProgress]:
-        """The tables of which this process copied rows; those that the catalog had before are added to them."""
+    def _copied_tables(self) -> list[TableProgress]:
+        """Tables of which this process copied rows; the counts include rows that the catalog had before."""
         position = self._figures.value(metrics.LOG_POSITION, self._definition.name)
         return [
             TableProgress(
@@ -217,7 +220,7 @@ class StatusReporter(Thread):
             if sample.metric is metrics.SNAPSHOT_ROWS
         ]
 
-    def _look_at_source(self) -> None:
+    def _check_source(self) -> None:
         source = self._definition.source
         if self._state != "running":
             return
@@ -225,22 +228,22 @@ class StatusReporter(Thread):
             if self._source is None:
                 self._source = connect(source.current_dsn(), application_name="cdc reporter", patience=ANSWER_TIMEOUT)
                 self._open.callback(self._source.close)
-            if source.heartbeat and time.monotonic() >= self._beat_due:
-                self._beat()
-                self._beat_due = time.monotonic() + source.heartbeat
+            if source.heartbeat and time.monotonic() >= self._heartbeat_due:
+                self._send_heartbeat()
+                self._heartbeat_due = time.monotonic() + source.heartbeat
             if time.monotonic() >= self._publication_due:
                 self._publication_due = time.monotonic() + CHECK_PUBLICATION_EVERY
-                self._look_at_publication()
+                self._check_publication()
             slot = slot_status(self._source, source.slot.name)
         except CdcError as exc:
             self._source = self._primary = None
             log.warning("source is unreachable", code=exc.code)
             return
         if slot is not None:
-            self._budget(slot)
+            self._check_wal_budget(slot)
 
-    def _beat(self) -> None:
-        """Send a heartbeat: to the source, or where that is a standby to its primary, if there is a DSN for it."""
+    def _send_heartbeat(self) -> None:
+        """Send a heartbeat to the source; if that is a standby, to its primary, provided that its DSN is known."""
         source = self._definition.source
         if source.primary is None:
             if not heartbeat.is_standby(self._source):
@@ -252,12 +255,12 @@ class StatusReporter(Thread):
         heartbeat.emit_message(self._primary, HEARTBEAT_PREFIX, self._definition.name)
         heartbeat.log_standby_snapshot(self._primary)
 
-    def _look_at_publication(self) -> None:
-        """From version 18 on the server goes on without a publication and sends nothing of what it would have sent."""
+    def _check_publication(self) -> None:
+        """Stop the reader if the publication is missing: from version 18 the server then silently sends nothing."""
         try:
-            known = self._held()
+            known = self._refreshed_log()
         except LogError:
-            return  # the first copy has not begun
+            return  # the log does not exist yet
         last = known.last_commit
         if last is None or not last.publication:
             return
@@ -267,16 +270,16 @@ class StatusReporter(Thread):
         try:
             check_publication(last, found)
         except SourceError as exc:
-            self._halt(exc)
+            self._stop_reader(exc)
 
-    def _held(self) -> LogReader:
-        """The log as it is now: opening it costs ten times as much as a refresh. Raises LogError if there is none."""
-        if self._view is None:
-            self._view = LogReader(self._definition.log.root)
-        self._view.refresh()
-        return self._view
+    def _refreshed_log(self) -> LogReader:
+        """The current log; a refresh costs a tenth of opening it. Raises LogError if there is none."""
+        if self._log is None:
+            self._log = LogReader(self._definition.log.root)
+        self._log.refresh()
+        return self._log
 
-    def _budget(self, slot: SlotStatus) -> None:
+    def _check_wal_budget(self, slot: SlotStatus) -> None:
         source = self._definition.source
         if source.wal_budget is None or slot.retained_bytes < source.wal_budget * BUDGET_WARNING:
             self._warned = False
@@ -286,15 +289,40 @@ class StatusReporter(Thread):
             f"the server keeps {slot.retained_bytes} bytes of WAL for slot {slot.name!r} of {source.wal_budget} allowed"
         )
         if over and source.on_wal_budget is OnWalBudget.STOP:
-            self._halt(WalBudgetExceeded(kept))
+            self._stop_reader(WalBudgetExceeded(kept))
         elif not self._warned:
             self._warned = True
-            log.warning("WAL budget is nearly used up" if not over else "WAL budget is exceeded", message=kept)
+            log.warning("WAL budget is almost used" if not over else "WAL budget is exceeded", message=kept)
 
-    def _halt(self, found: CdcError) -> None:
-        """Stop the reader; what is durable by then stays."""
+    def _stop_reader(self, found: CdcError) -> None:
+        """Record an error as verdict, and stop the reader."""
         verdict = add_positions(found, self._definition) if isinstance(found, ERRORS_WITH_POSITIONS) else found
         if self.verdict is None:
             self.verdict = verdict
-            self._tell("failed", verdict)
+            self._record_error("failed", verdict)
         self._stop_event.set()
+
+
+def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress], position: int) -> list[TableProgress]:
+    """Updates for the catalog: tables that the log marks, whose mark has gone, or that the catalog does not show.
+
+    shown: entries of the catalog. Of two tables with one name, a dropped one is left out.
+    """
+    latest: dict[str, TableSchema] = {}
+    for schema in known:
+        if schema.topic not in latest or latest[schema.topic].state is TableState.DROPPED:
+            latest[schema.topic] = schema
+    by_topic = {table.topic: table for table in shown if not table.sink}
+    states = {state.value for state in TableState if state is not TableState.LIVE}
+    found = []
+    for topic, schema in latest.items():
+        before = by_topic.get(topic, TableProgress("", topic, "streaming", None, position, None, 0))
+        if before.state == REFUSED and schema.state is TableState.DROPPED:
+            continue  # a rule matches it again
+        if schema.state is not TableState.LIVE:
+            found.append(replace(before, state=schema.state.value, reason=schema.reason, position=position))
+        elif topic not in by_topic:  # the catalog is new
+            found.append(before)
+        elif before.state in {*states, REFUSED}:
+            found.append(replace(before, state="streaming", reason=None, position=position))
+    return found

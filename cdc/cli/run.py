@@ -110,7 +110,7 @@ def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = Log
     from cdc.process_logs import LogFormat, configure
 
     configure(LogFormat(log_format.value), file=str(config))
-    raise typer.Exit(main(load_definition(config), again=lambda: load_definition(config)))
+    raise typer.Exit(main(load_definition(config), reload=lambda: load_definition(config)))
 
 
 def server(

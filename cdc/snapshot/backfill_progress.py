@@ -1,4 +1,4 @@
-"""Progress: what the catalog's commands say of backfills, as figures for programs and as words for people."""
+"""Backfill progress: status of backfills from the catalog's commands, as values and as text."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from cdc.snapshot.key_list import csv_line
 from cdc.table import matches, matches_name
 
 ENDED_SHOWN: Final = 20
-"""Of those that ended, so many of the newest stand in a listing that is not asked for more."""
+"""Default number of ended backfills in a listing, newest first."""
 _STOPPED: Final = frozenset({"paused", "cancelled", "failed"})
-"""States in which nothing is left to wait for."""
+"""States in which no time is left to estimate."""
 _SHARE_FOR_ESTIMATE: Final = 0.05
-"""Share of a table from which on the rows so far tell how many there are."""
+"""Completed share from which the rows so far allow an estimate of the total."""
 KEYS_SHOWN: Final = 20
-"""Of a list of keys, so many are shown."""
+"""Maximum number of listed keys in a status."""
 _TABLES_SHOWN: Final = 4
-"""Tables in a line."""
+"""Maximum number of tables in one line."""
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyProgress:
-    """How far something has come."""
+    """Progress of a backfill or of one of its tables."""
 
     state: str
     """`queued`, `snapshotting`, `paused`, `done`, `cancelled` or `failed`."""
     rows: int
-    """Placed in the log so far."""
+    """Rows written to the log so far."""
     estimate: int | None
-    """Of all rows; None while nobody has counted, or if a part of a table is asked for."""
+    """Estimated total rows; None if unknown, or if only a part of a table is requested."""
     share: float | None
-    """0–1; None while nobody can say."""
+    """Completed share, 0–1; None if unknown."""
     rows_per_second: float | None
     seconds_left: float | None
-    """At the pace so far; None while nobody can say, and for what rests."""
+    """Estimate at the rate so far; None if unknown, or while the backfill does not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillStatus(CopyProgress):
-    """One backfill or resync, on its way or ended."""
+    """One backfill or resync, pending or ended."""
 
     id: int
     kind: str
-    """`backfill`, `resync`, or `copy`: the first one of tables, for which nobody has to ask."""
+    """`backfill`, `resync`, or `copy` for the first copy of tables, which the reader requests itself."""
     request: BackfillRequest
     tables: dict[str, CopyProgress]
-    """By topic; empty until it has begun."""
+    """Progress by topic; empty until the backfill has begun."""
     reason: str | None
-    """Why nothing is read at the moment, where nobody asked for that."""
+    """Why the backfill waits, if no command paused it."""
     error: dict[str, str] | None
-    """Why it failed: code, message, suggestion."""
+    """Error of a failed backfill: code, message, suggestion."""
     posted_at: str
     """ISO 8601."""
     finished_at: str | None
     command: str
-    """What asks for the same on a command line; LIST has one key per line."""
+    """Equivalent command line; the file LIST has one key per line."""
     keys: int | None = None
-    """How many are listed, if they are; `request` has the first of them."""
+    """Number of listed keys, None without a list; `request` contains only the first of them."""
 
     @property
     def pending(self) -> bool:
@@ -72,12 +72,12 @@ class BackfillStatus(CopyProgress):
         return self.finished_at is None
 
     def covers(self, topic: str) -> bool:
-        """Whether it is about this table."""
+        """Whether it covers a table."""
         return topic in self.tables or covers(self.request, topic)
 
 
 def backfill_status(command: Command) -> BackfillStatus:
-    """What a command of kind BACKFILL, and the result that it has by now, say."""
+    """The status from a command of kind BACKFILL and its current result."""
     request, work = BackfillRequest.from_json(command.payload), BackfillState.from_json(command.result)
     state = work.state
     if command.state is CommandState.DONE:
@@ -103,17 +103,17 @@ def backfill_status(command: Command) -> BackfillStatus:
 
 
 def find_backfill(catalog: Catalog, pipeline: str, job: int) -> BackfillStatus:
-    """The backfill of that number; raises UnknownName."""
+    """The backfill with an id; raises UnknownName."""
     command = catalog.commands.get(job)
     if command is None or command.kind != BACKFILL or command.pipeline != pipeline:
         newest = catalog.commands.ls(pipeline, BACKFILL, limit=10)
         listed = ", ".join(str(command.id) for command in newest) or "none"
-        raise UnknownName(f"no backfill of {pipeline!r} has the number {job}", remedy=f"there are: {listed}")
+        raise UnknownName(f"no backfill of {pipeline!r} has the number {job}", remedy=f"newest backfills: {listed}")
     return backfill_status(command)
 
 
 def list_backfills(catalog: Catalog, pipeline: str, ended: int = ENDED_SHOWN) -> list[BackfillStatus]:
-    """All that are on their way and the newest of those that ended, newest first."""
+    """All pending backfills and the newest ended ones, newest first."""
     commands = {command.id: command for command in catalog.commands.pending(pipeline, BACKFILL)}
     newest = catalog.commands.ls(pipeline, BACKFILL, limit=ended + len(commands))
     over = [command for command in newest if command.state is not CommandState.PENDING][:ended]
@@ -122,17 +122,17 @@ def list_backfills(catalog: Catalog, pipeline: str, ended: int = ENDED_SHOWN) ->
 
 
 def covers(request: BackfillRequest, topic: str) -> bool:
-    """Whether the request is about this table, however its globs are meant."""
+    """Whether the request covers a table, by any reading of its globs."""
     return matches(topic, request.tables) or matches_name(topic, request.tables)
 
 
 def is_part(request: BackfillRequest) -> bool:
-    """Whether it asks for some rows of a table: then the table's size says nothing of how many there are."""
-    return any(said is not None for said in (request.where, request.first, request.last, request.keys))
+    """Whether it requests only some rows of a table; the table's size then allows no estimate."""
+    return any(value is not None for value in (request.where, request.first, request.last, request.keys))
 
 
 def command_of(request: BackfillRequest) -> str:
-    """The command that asks for it, for a shell; FILE is the definition."""
+    """Equivalent shell command; FILE stands for the definition."""
     words = ["cdc", *(("tables", "resync") if request.resync else ("backfill",)), *request.tables]
     if request.where is not None:
         words += ["--where", request.where]
@@ -148,13 +148,13 @@ def command_of(request: BackfillRequest) -> str:
 
 
 def tables_text(request: BackfillRequest) -> str:
-    """What it is about, in a few words however much that is."""
+    """The requested tables as short text."""
     named, more = request.tables[:_TABLES_SHOWN], len(request.tables) - _TABLES_SHOWN
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 
 
 def progress_text(progress: CopyProgress) -> str:
-    """Rows, share, pace and what is left, in one line; empty for what has not begun."""
+    """Rows, share, rate and time left in one line; empty if the backfill has not begun."""
     if progress.state == "queued" and not progress.rows:
         return ""
     words = [f"{progress.rows:,} rows"]
@@ -205,18 +205,18 @@ def _total_progress(state: str, tables: list[TableBackfillState], *, part: bool)
 
 
 def _mean_share(tables: Iterable[TableBackfillState], estimates: Iterable[int | None], *, part: bool) -> float | None:
-    """The shares of the tables by the rows of each; None while one of them cannot be weighed."""
-    weighed = weight = 0.0
+    """Mean share of the tables, weighted by rows; None if a share or an estimate is unknown."""
+    weighted = total = 0.0
     for table, estimate in zip(tables, estimates, strict=True):
         share = 0.0 if table.state == "queued" else _share(table, part=part)
         if estimate is None or share is None:
             return None
-        weighed, weight = weighed + share * max(estimate, 1), weight + max(estimate, 1)
-    return weighed / weight if weight else None
+        weighted, total = weighted + share * max(estimate, 1), total + max(estimate, 1)
+    return weighted / total if total else None
 
 
 def _estimate(table: TableBackfillState, *, part: bool) -> int | None:
-    """Of its rows; from what is read of the blocks so far, once that is enough to tell."""
+    """Estimated rows of a table, from the rows read so far once their share is large enough."""
     if table.state == "done":
         return table.rows
     share = _share(table, part=part)
@@ -228,7 +228,7 @@ def _estimate(table: TableBackfillState, *, part: bool) -> int | None:
 def _share(table: TableBackfillState, *, part: bool) -> float | None:
     if table.state == "done" or (not part and table.blocks is not None and table.size):
         return table.share
-    # read by key, the planner's estimate is all there is; one that turned out too small says nothing
+    # reading by key, only the planner's estimate is available; it is useless once exceeded
     return None if part or table.rows > table.estimate else table.share
 
 

@@ -1,6 +1,6 @@
-"""Asking: how a person or a program asks for backfills and speaks about them, whatever they ask through.
+"""Backfill requests: validates and posts requests and actions for backfills, for CLI, API and repair.
 
-Nothing is read or written at the source but to see whether what is asked can be done; the running reader does the work.
+The source is only queried to validate a request. The running reader carries it out.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillReques
 from cdc.table import TableSchema
 
 OUTCOME_WITHIN: Final = 5.0
-"""Seconds in which a running reader has begun a backfill that no other is in front of, and ended a small one."""
+"""Seconds in which a running reader begins a backfill that is not queued, and completes a small one."""
 _POLL_EVERY: Final = 0.1
-"""Seconds between two looks at the catalog."""
+"""Seconds between two polls of the catalog."""
 _LEASE_SECONDS: Final = 10.0
-"""Seconds after which who died while asking holds nobody up."""
+"""Seconds after which the lease of a killed process expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedBackfill:
-    """A backfill that was taken on."""
+    """A backfill that was posted to the catalog."""
 
     id: int
     tables: tuple[str, ...]
-    """Topics that it is about now."""
+    """Topics that it covers."""
 
 
 def request_backfill(
     definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str
 ) -> RequestedBackfill:
-    """Take a request on if it can be done.
+    """Validate a request and post it.
 
-    Raises ConfigError for what cannot, StateConflict if a table of it is in another backfill already, LogError without
-    a log, and the source's errors when a predicate or keys are to be checked.
+    Raises ConfigError for an invalid request, StateConflict if another pending backfill covers one of its tables,
+    LogError without a log, and source errors while a predicate or keys are checked.
     """
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
@@ -62,7 +62,7 @@ def request_backfill(
 
 
 def request_keys(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
-    """As ask, for keys that came from the source: it is not asked whether it could have them."""
+    """Post a request for keys that were read from the source; they are not validated there again."""
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
     return _post_request(definition, catalog, request, tables, actor)
@@ -81,13 +81,13 @@ def _post_request(
 
 
 def send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction, actor: str) -> BackfillStatus:
-    """Tell the reader something about a backfill; raises UnknownName, or StateConflict if it has ended.
+    """Post an action for a backfill, which the reader applies within a second; returns the current status.
 
-    Hands back how it stands: the reader hears it within a second.
+    Raises UnknownName, and StateConflict if the backfill has ended.
     """
     status = find_backfill(catalog, pipeline, job)
     if not status.pending:
-        raise StateConflict(f"backfill {job} is {status.state} already", remedy="ask for another one")
+        raise StateConflict(f"backfill {job} has already ended: it is {status.state}", remedy="start another backfill")
     catalog.commands.post(pipeline, verb.kind, {"id": job})
     catalog.audit.write(actor, f"backfill {verb.value}", pipeline, {"id": job})
     return status
@@ -96,7 +96,7 @@ def send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction,
 def wait_for_backfill(
     catalog: Catalog, pipeline: str, job: int, patience: float | None = OUTCOME_WITHIN
 ) -> BackfillStatus:
-    """The backfill once it has ended, or as it is after so many seconds; None: however long it takes."""
+    """Status of a backfill when it has ended, or after `patience` seconds; None waits without limit."""
     deadline, never = None if patience is None else time.monotonic() + patience, Event()
     while True:
         status = find_backfill(catalog, pipeline, job)
@@ -107,21 +107,21 @@ def wait_for_backfill(
 
 def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) -> None:
     for other in catalog.commands.pending(pipeline, BACKFILL):
-        standing = BackfillRequest.from_json(other.payload)
-        shared = [topic for topic in topics if covers(standing, topic)]
+        pending = BackfillRequest.from_json(other.payload)
+        shared = [topic for topic in topics if covers(pending, topic)]
         if shared:
             raise StateConflict(
-                f"backfill {other.id} is already on its way over {', '.join(shared)}",
+                f"backfill {other.id} is already running for {', '.join(shared)}",
                 remedy=f"wait for it, or run 'cdc backfill cancel {other.id} -c FILE'",
             )
 
 
 @contextmanager
 def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
-    """Nobody else takes a request on meanwhile: two at the same moment would not see each other."""
+    """Lease that serializes requests; two concurrent ones would not see each other."""
     lease, holder = f"asking/{pipeline}", uuid4().hex
     if not catalog.leases.acquire(lease, holder, _LEASE_SECONDS):
-        raise StateConflict("another request is being taken on at this moment", remedy="ask again")
+        raise StateConflict("another backfill request is being posted", remedy="run the command again")
     try:
         yield
     finally:

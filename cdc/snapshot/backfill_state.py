@@ -1,4 +1,4 @@
-"""Work: what was asked to be read again, and how far that has come, as the catalog keeps both."""
+"""Backfill requests and their progress, as JSON documents in the catalog."""
 
 from __future__ import annotations
 
@@ -11,105 +11,105 @@ from cdc.errors import ConfigError
 from cdc.table import CAPTURED, TableSchema, TableState, matches
 
 BACKFILL: Final = "backfill"
-"""The kind of command that asks for one; its payload is a Request, its result the Work so far."""
+"""Kind of the catalog command; its payload is a BackfillRequest, its result a BackfillState."""
 KEYS: Final = 10_000
-"""Keys of one request: the catalog keeps them, and whoever lists the newest requests reads them all."""
+"""Maximum keys of one request; the catalog stores them, and listing requests reads them all."""
 
 
 class BackfillAction(StrEnum):
-    """What can be said about a backfill; each is a kind of command, as `backfill.pause`."""
+    """Actions on a running backfill; each is a kind of command, such as `backfill.pause`."""
 
-    #: Rest after the chunk that is on its way.
+    #: Pause after the pending chunks.
     PAUSE = "pause"
-    #: Go on.
+    #: Continue.
     RESUME = "resume"
-    #: End after the chunk that is on its way; what was placed stays.
+    #: End after the pending chunks; rows that are already written stay.
     CANCEL = "cancel"
 
     @property
     def kind(self) -> str:
-        """Of the command; its payload names the backfill as `id`."""
+        """Kind of the command; its payload has the backfill's `id`."""
         return f"{BACKFILL}.{self.value}"
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillRequest:
-    """What was asked for."""
+    """Tables and rows to read again, and how."""
 
     tables: tuple[str, ...]
     """Globs of topics."""
     where: str | None = None
     first: tuple[str, ...] | None = None
     last: tuple[str, ...] | None = None
-    """Keys, as text, both included."""
+    """Bounds of a key range as text, both inclusive."""
     sink: str | None = None
     rate: int | None = None
-    """Rows per second at most."""
+    """Maximum rows per second."""
     resync: bool = False
-    """The whole table, between a new version of its schema and a `g`."""
+    """Copy the whole table; rows that the source no longer has are deleted from the targets."""
     epoch: int | None = None
-    """Where nobody asked: of the log, which says that the tables have to be copied."""
+    """Epoch of the log, if the reader itself requested the copy of new tables."""
     keys: tuple[tuple[str, ...], ...] | None = None
-    """Of one table, as text that its columns take: their rows, and for a key without a row that it is gone."""
+    """Keys of one table as text; a key without a row at the source becomes a deletion."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read what to_json wrote."""
-        said: dict[str, Any] = dict(fields)
+        """Parse the result of to_json."""
+        values: dict[str, Any] = dict(fields)
         for name in ("tables", "first", "last"):
-            said[name] = tuple(said[name]) if said.get(name) else None
-        if said.get("keys") is not None:  # an empty list must not become the whole table
-            said["keys"] = tuple(map(tuple, said["keys"]))
-        return cls(**said)
+            values[name] = tuple(values[name]) if values.get(name) else None
+        if values.get("keys") is not None:  # an empty list must not become the whole table
+            values["keys"] = tuple(map(tuple, values["keys"]))
+        return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept in the catalog."""
+        """The document for the catalog."""
         return asdict(self)
 
 
 @dataclass(slots=True)
 class Blocks:
-    """Of one table, or of one leaf of a partitioned table: some that are not durable in the log yet."""
+    """Blocks of a table, or of a leaf partition, whose rows are not durable in the log yet."""
 
     oid: int
     file: int
-    """`pg_class.relfilenode`: with another one the numbers mean nothing."""
+    """`pg_class.relfilenode`; block numbers are valid for this file only."""
     next: int
     end: int
-    """Excluded."""
+    """Exclusive."""
 
 
 @dataclass(slots=True)
 class TableBackfillState:
-    """How far one table has come."""
+    """Progress of one table."""
 
     state: str = "queued"
     """`queued`, `snapshotting`, or `done`."""
     rows: int = 0
     estimate: int = 0
-    """Of all its rows, as the planner thinks."""
+    """Planner's estimate of the table's rows."""
     seconds: float = 0.0
-    """Of reading so far."""
+    """Seconds spent reading so far."""
     after: list[str] | None = None
-    """Where it is read by key: the last one that is durable in the log."""
+    """Reading by key: the last key that is durable in the log."""
     blocks: list[Blocks] | None = None
-    """Where it is read by blocks: what is left."""
+    """Reading by blocks: the blocks that are left."""
     size: int = 0
-    """Blocks of the whole."""
+    """Number of blocks of the whole table."""
     began: int | None = None
-    """Where a full copy began."""
+    """Position at which a full copy began."""
     since: int | None = None
-    """What the log held when any other reading in parts began."""
+    """Durable position when any other backfill of the table began."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read what asdict and JSON made of it."""
+        """Parse the result of asdict after JSON."""
         blocks = fields.get("blocks")
         return cls(**{**fields, "blocks": None if blocks is None else [Blocks(**part) for part in blocks]})
 
     @property
     def share(self) -> float | None:
-        """How much of it is done, 0–1; None while nobody can say."""
+        """Completed share, 0–1; None if unknown."""
         if self.state == "done":
             return 1.0
         if self.blocks is not None and self.size:
@@ -118,38 +118,38 @@ class TableBackfillState:
 
     @property
     def left(self) -> float | None:
-        """Seconds until it is done at the pace so far; None while nobody can say."""
+        """Estimated seconds until completion; None if unknown."""
         share = self.share
         return self.seconds * (1 - share) / share if share else None
 
 
 @dataclass(slots=True)
 class BackfillState:
-    """How far the whole has come: what the catalog shows, and what a restarted reader goes on from."""
+    """Progress of a backfill; the catalog shows it, and a restarted reader continues from it."""
 
     state: str = "queued"
     """`queued`, `snapshotting`, `paused`, `done`, `cancelled`, or `failed`."""
     tables: dict[str, TableBackfillState] = field(default_factory=dict)
     """By topic."""
     reason: str | None = None
-    """Why nothing is read at the moment, where nobody asked for that."""
+    """Why the backfill waits, if no command paused it."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any] | None) -> Self:
-        """Read what to_json wrote; None is work that was not begun."""
-        said = fields or {}
-        tables = {topic: TableBackfillState.from_json(done) for topic, done in said.get("tables", {}).items()}
-        return cls(said.get("state", "queued"), tables, said.get("reason"))
+        """Parse the result of to_json; None for a backfill that has not begun."""
+        values = fields or {}
+        tables = {topic: TableBackfillState.from_json(done) for topic, done in values.get("tables", {}).items()}
+        return cls(values.get("state", "queued"), tables, values.get("reason"))
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept in the catalog."""
+        """The document for the catalog."""
         return asdict(self)
 
 
 def check_request(
     request: BackfillRequest, known: Mapping[int, TableSchema], sinks: Mapping[str, Any]
 ) -> list[TableSchema]:
-    """The tables that are meant; raises ConfigError for what cannot be done."""
+    """The tables of a request; raises ConfigError if the request is impossible."""
     if request.sink is not None and request.sink not in sinks:
         listed = ", ".join(map(repr, sinks)) or "none"
         raise ConfigError(f"no sink is called {request.sink!r}", remedy=f"sinks of this pipeline: {listed}")
@@ -158,19 +158,19 @@ def check_request(
     for glob in request.tables:
         if not any(matches(s.topic, [glob]) for s in chosen):
             listed = ", ".join(sorted(s.topic for s in live)[:10]) or "none"
-            raise ConfigError(f"no table of the log matches {glob!r}", remedy=f"tables there: {listed}")
+            raise ConfigError(f"no table of the log matches {glob!r}", remedy=f"tables of the log: {listed}")
     for schema in chosen:
         if not schema.key and not request.resync:
             raise ConfigError(
                 f"{schema.topic!r} has no key, so its rows cannot be read in ranges",
-                remedy=f"give it a primary key, or copy all of it: cdc tables resync '{schema.topic}'",
+                remedy=f"give it a primary key, or copy the whole table: cdc tables resync '{schema.topic}'",
             )
         for key in (request.first, request.last, *(request.keys or ())):
             if key is not None and len(key) != len(schema.key):
                 names = ", ".join(column.name for column in schema.key)
                 raise ConfigError(
                     f"the key of {schema.topic!r} is ({names}), got {len(key)} values",
-                    remedy="separate its values by commas; one that holds a comma stands in double quotes",
+                    remedy="separate the values by commas, and put a value with a comma in double quotes",
                 )
         if schema.state not in CAPTURED and not request.resync:
             raise ConfigError(
@@ -183,15 +183,17 @@ def check_request(
 
 
 def _check_listed(request: BackfillRequest, keys: tuple[tuple[str, ...], ...], tables: list[TableSchema]) -> None:
-    if request.resync or any(said is not None for said in (request.where, request.first, request.last)):
-        raise ConfigError("listed keys go with no range, no predicate and no resync", remedy="ask for one of them")
+    if request.resync or any(value is not None for value in (request.where, request.first, request.last)):
+        raise ConfigError(
+            "a key list cannot be combined with a key range, a predicate or a resync", remedy="use one of them"
+        )
     if len(tables) > 1:
         topics = ", ".join(sorted(schema.topic for schema in tables)[:10])
-        raise ConfigError(f"keys are those of one table, and {len(tables)} are named: {topics}", remedy="name one")
+        raise ConfigError(f"a key list needs exactly one table, got {len(tables)}: {topics}", remedy="name one table")
     if not keys:
-        raise ConfigError("the list of keys is empty", remedy="name at least one, or leave the list out")
+        raise ConfigError("the list of keys is empty", remedy="name at least one key, or omit the list")
     if len(keys) > KEYS:
         raise ConfigError(
             f"{len(keys):,} keys are too many for one request: at most {KEYS:,}",
-            remedy="ask one part after the other, or for a range or a predicate",
+            remedy="split the list into several requests, or use a key range or a predicate",
         )

@@ -1,15 +1,19 @@
-"""Jobs: carries out the backfills that the catalog asks for, oldest first, one at a time, beside the stream."""
+"""Backfill worker: a thread of the capture process that runs the catalog's backfills, one at a time, oldest first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import timedelta
 from glob import escape
 from itertools import chain
 from operator import attrgetter
 from threading import Event, Thread
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 
 from cdc import metrics
@@ -18,7 +22,10 @@ from cdc.catalog.commands import Command, CommandState
 from cdc.config import Definition
 from cdc.config.definition import Snapshot, SnapshotMode
 from cdc.errors import CatalogUnavailable, CdcError, Reaction
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
+from cdc.postgres.chunk_snapshot import open_transactions
 from cdc.postgres.connection import connect
 from cdc.postgres.text_repair import copy_text_repair
 from cdc.snapshot.backfill import Backfill, BackfillControl, BackfillDirective
@@ -30,136 +37,139 @@ from cdc.snapshot.publication_sync import PublicationSync
 from cdc.snapshot.publication_sync_worker import PublicationSyncWorker, duplicate_topics
 from cdc.snapshot.rate_limit import CopyRateLimit
 from cdc.snapshot.signals import Signals
-from cdc.snapshot.unconfirmed_xids import unconfirmed_xids
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableState, matches
 
 POLL: Final = 1.0
-"""Seconds between two looks at the catalog: each costs a millisecond or two, and most find nothing."""
+"""Seconds between two polls of the catalog; a poll takes one or two milliseconds."""
 
 CHUNK_MEMORY: Final = 16 * 1024 * 1024
-"""Bytes of the rows, as Arrow, of all chunks that are in memory, about."""
+"""Approximate Arrow bytes of all chunks in memory."""
 CHUNKS_AS_ROWS: Final = 2
-"""Of the chunks on their way so many are in memory as rows, about: what is encoded is small."""
+"""Approximate number of pending chunks that are in memory as rows; encoded chunks are small."""
+CLOCK_SLACK: Final = timedelta(minutes=1)
+"""How far commit times may decrease from one commit to the next."""
 
 log = structlog.get_logger("backfill")
 
 
 class BackfillWorker(Thread):
-    """Runs until stop is set; a source or a catalog that is away is waited for."""
+    """Runs until stop is set; waits for a source or catalog that is unreachable."""
 
     def __init__(
         self,
         definition: Definition,
-        placing: WatermarkWindows,
+        windows: WatermarkWindows,
         figures: metrics.Metrics,
         stop: Event,
-        again: Callable[[], Definition] | None = None,
+        reload: Callable[[], Definition] | None = None,
     ) -> None:
-        """again: reads the definition anew, whose rules for tables may change while the reader runs."""
+        """reload: reads the definition again; its table rules may change while the reader runs."""
         super().__init__(name="jobs", daemon=True)
-        self._definition, self._placing, self._figures, self._stop_event = definition, placing, figures, stop
+        self._definition, self._windows, self._figures, self._stop_event = definition, windows, figures, stop
         self._paused: dict[int, bool] = {}
-        membership = PublicationSync(again or (lambda: definition), definition, placing, stop)
-        self._keeping = PublicationSyncWorker(membership, placing, definition.name, definition.catalog.url, stop)
-        self.at_end: Callable[[], None] | None = None
-        """Called before the reader ends because everything that it is there for is copied."""
+        sync = PublicationSync(reload or (lambda: definition), definition, windows, stop)
+        self._sync_worker = PublicationSyncWorker(sync, windows, definition.name, definition.catalog.url, stop)
+        self.on_copy_done: Callable[[], None] | None = None
+        """Called before the reader ends because all copies are complete (snapshot.mode initial_only)."""
         self._signals = Signals(definition)
-        placing.inbox = self._signals.inbox
+        windows.signal_queue = self._signals.queue
 
     def run(self) -> None:
-        """Look for work, and do it."""
-        self._keeping.start()
+        """Poll the catalog and carry out its commands."""
+        self._sync_worker.start()
         while not self._stop_event.wait(POLL):
             try:
                 with Catalog.open(self._definition.catalog.url) as catalog:
                     self._serve(catalog)
             except CatalogUnavailable as exc:
                 log.warning("catalog is unreachable", code=exc.code)
-        self._keeping.join()
+        self._sync_worker.join()
 
     def _serve(self, catalog: Catalog) -> None:
         while not self._stop_event.wait(POLL):
-            self._signals.serve(catalog)
-            self._ask_for_copies(catalog)
+            self._signals.process(catalog)
+            self._post_initial_copies(catalog)
             for command in catalog.commands.pending(self._definition.name, BACKFILL):
-                # without a stream there is nothing to place into, nor does anybody know the tables
-                if self._may_begin(catalog, command) and self._placing.versions():
-                    self._carry_out(catalog, command)
+                # schemas() is empty while no session streams
+                if self._may_begin(catalog, command) and self._windows.schemas():
+                    self._run_command(catalog, command)
             self._end_when_copied(catalog)
 
     def _end_when_copied(self, catalog: Catalog) -> None:
-        """Let the reader end, if it is there for the copy alone and that is done."""
+        """End the reader after the copies if snapshot.mode is initial_only."""
         if self._definition.snapshot.mode is not SnapshotMode.INITIAL_ONLY:
             return
-        versions = self._placing.versions()
+        versions = self._windows.schemas()
         waiting = catalog.commands.pending(self._definition.name, BACKFILL)
         if versions and not waiting and all(s.state is not TableState.SNAPSHOTTING for s in versions):
             log.info("all tables are copied: the reader ends")
-            if self.at_end is not None:
-                self.at_end()
+            if self.on_copy_done is not None:
+                self.on_copy_done()
             self._stop_event.set()
 
-    def _ask_for_copies(self, catalog: Catalog) -> None:
-        """Post what the log says has to be copied and nobody has asked for, once per epoch."""
-        versions = self._placing.versions()
-        # of a name that two have, one is gone, and will be marked in a moment
+    def _post_initial_copies(self, catalog: Catalog) -> None:
+        """Post a copy of all tables in state `snapshotting` that have no request yet, once per epoch."""
+        versions = self._windows.schemas()
+        # of two tables with one name, one is dropped and will soon be marked
         wanted = {s.topic for s in versions if s.state is TableState.SNAPSHOTTING} - duplicate_topics(versions)
         if not wanted:
             return
-        epoch = self._placing.reached.position.epoch
+        epoch = self._windows.durable_position.position.epoch
         for command in catalog.commands.ls(self._definition.name, BACKFILL):
-            asked = BackfillRequest.from_json(command.payload)
-            ended_in = (command.result or {}).get("epoch", asked.epoch)
+            requested = BackfillRequest.from_json(command.payload)
+            ended_in = (command.result or {}).get("epoch", requested.epoch)
             given_up = command.state is CommandState.FAILED and ended_in == epoch
-            if asked.resync and (given_up or command.state is CommandState.PENDING):
-                wanted = {topic for topic in wanted if not matches(topic, asked.tables)}
+            if requested.resync and (given_up or command.state is CommandState.PENDING):
+                wanted = {topic for topic in wanted if not matches(topic, requested.tables)}
         if wanted:
             request = BackfillRequest(tuple(escape(topic) for topic in sorted(wanted)), resync=True, epoch=epoch)
             catalog.commands.post(self._definition.name, BACKFILL, request.to_json())
 
     def _may_begin(self, catalog: Catalog, command: Command) -> bool:
-        was = (command.result or {}).get("state") == "paused"  # a restarted reader leaves it so
+        was = (command.result or {}).get("state") == "paused"  # a restarted reader keeps it paused
         self._paused.setdefault(command.id, was)
-        if not (cancelled := self._heard(catalog, command.id)) and not self._paused[command.id]:
+        if not (cancelled := self._read_actions(catalog, command.id)) and not self._paused[command.id]:
             return True
-        work = BackfillState.from_json(command.result)
-        work.state = "cancelled" if cancelled else "paused"
+        progress = BackfillState.from_json(command.result)
+        progress.state = "cancelled" if cancelled else "paused"
         if cancelled:
-            self._give_up(catalog, command.id, work)
-        elif command.result != work.to_json():
-            catalog.commands.record(command.id, work.to_json())
+            self._finish_incomplete(catalog, command.id, progress)
+        elif command.result != progress.to_json():
+            catalog.commands.record(command.id, progress.to_json())
         return False
 
-    def _carry_out(self, catalog: Catalog, command: Command) -> None:
-        request, work = BackfillRequest.from_json(command.payload), BackfillState.from_json(command.result)
+    def _run_command(self, catalog: Catalog, command: Command) -> None:
+        request, progress = BackfillRequest.from_json(command.payload), BackfillState.from_json(command.result)
         log.info("backfill begins", id=command.id, tables=list(request.tables), sink=request.sink)
         try:
-            self._backfill(catalog, command.id, request, work)
+            self._backfill(catalog, command.id, request, progress)
         except CopyStopped:
             if not self._stop_event.is_set():
-                work.state = "cancelled"
-                self._give_up(catalog, command.id, work)
+                progress.state = "cancelled"
+                self._finish_incomplete(catalog, command.id, progress)
             return
         except CdcError as exc:
             log.warning("backfill stopped", id=command.id, code=exc.code, message=exc.message, fix=exc.fix)
             if exc.reaction is not Reaction.RETRY:
-                work.state = "failed"
-                self._give_up(catalog, command.id, work, exc)
-            return  # otherwise it goes on at the next look
-        catalog.commands.finish(command.id, work.to_json())
-        log.info("backfill done", id=command.id, rows=sum(table.rows for table in work.tables.values()))
+                progress.state = "failed"
+                self._finish_incomplete(catalog, command.id, progress, exc)
+            return  # otherwise it continues at the next poll
+        catalog.commands.finish(command.id, progress.to_json())
+        log.info("backfill done", id=command.id, rows=sum(table.rows for table in progress.tables.values()))
 
-    def _give_up(self, catalog: Catalog, job: int, work: BackfillState, exc: CdcError | None = None) -> None:
-        """Finish it without its end; its tables are not copied again in this epoch before somebody asks for that."""
+    def _finish_incomplete(
+        self, catalog: Catalog, job: int, progress: BackfillState, exc: CdcError | None = None
+    ) -> None:
+        """Finish a cancelled or failed backfill; its tables are not copied again in this epoch without a request."""
         error = {} if exc is None else {"error": exc.to_json()}
-        epoch = self._placing.reached.position.epoch
-        catalog.commands.finish(job, {**work.to_json(), **error, "epoch": epoch}, ok=False)
+        epoch = self._windows.durable_position.position.epoch
+        catalog.commands.finish(job, {**progress.to_json(), **error, "epoch": epoch}, ok=False)
 
-    def _backfill(self, catalog: Catalog, job: int, request: BackfillRequest, work: BackfillState) -> None:
+    def _backfill(self, catalog: Catalog, job: int, request: BackfillRequest, progress: BackfillState) -> None:
         definition, source = self._definition, self._definition.source
         root = definition.log.root
-        known = {schema.relation: schema for schema in self._placing.versions()}
+        known = {schema.relation: schema for schema in self._windows.schemas()}
         tables = check_request(request, known, {sink.name: sink for sink in definition.sinks})
         dsn = source.current_dsn()
         with ExitStack() as opened:
@@ -167,54 +177,73 @@ class BackfillWorker(Thread):
                 opened.enter_context(connect(dsn, application_name="cdc backfill"))
                 for _ in range(definition.snapshot.parallel)
             ]
-            telling = opened.enter_context(connect(source.current_primary(), application_name="cdc watermarks"))
-            stream = ChunkSender(telling, self._placing, self._stop_event)
-            around = CopyContext(
-                stream=stream,
+            primary = opened.enter_context(connect(source.current_primary(), application_name="cdc watermarks"))
+            stream = ChunkSender(primary, self._windows, self._stop_event)
+            context = CopyContext(
+                sender=stream,
                 publication=source.publication.name,
                 mend=copy_text_repair(dsn, source.undecodable),
                 limits=_limits(definition.snapshot),
-                pace=CopyRateLimit(request.rate, definition.snapshot.max_source_load, stream, self._stop_event),
+                rate_limit=CopyRateLimit(request.rate, definition.snapshot.max_source_load, stream, self._stop_event),
                 gate=PauseGate(),
-                in_hand=definition.snapshot.parallel + CHUNKS_AHEAD,
+                max_chunks=definition.snapshot.parallel + CHUNKS_AHEAD,
                 log=root,
                 stop=self._stop_event,
             )
-            office = BackfillControl(
-                verdict=lambda: self._verdict(catalog, job),
+            control = BackfillControl(
+                directive=lambda: self._directive(catalog, job),
                 record=lambda so_far: catalog.commands.record(job, so_far.to_json()),
                 count=lambda topic, rows: self._figures.add(metrics.SNAPSHOT_ROWS, rows, definition.name, topic),
             )
-            self._wait_for(self._placing.track(on=True))
+            self._wait_until_durable(self._windows.track_xids(on=True))
             try:
-                self._placing.add_received(unconfirmed_xids(conns[0], root))
-                Backfill(request, work, conns, around, office).run(tables)
+                self._windows.add_unconfirmed_xids(unconfirmed_xids(conns[0], root))
+                Backfill(request, progress, conns, context, control).run(tables)
             finally:
-                self._placing.track(on=False)
+                self._windows.track_xids(on=False)
 
-    def _wait_for(self, received: Position) -> None:
-        """Wait until the log holds what was received before anybody noted it."""
-        while not self._placing.reached.wait(received, POLL / 10):
+    def _wait_until_durable(self, received: Position) -> None:
+        """Wait until the log contains all transactions received before xids were tracked."""
+        while not self._windows.durable_position.wait(received, POLL / 10):
             if self._stop_event.is_set():
                 raise CopyStopped
 
-    def _verdict(self, catalog: Catalog, job: int) -> BackfillDirective:
-        if self._stop_event.is_set() or self._heard(catalog, job):
+    def _directive(self, catalog: Catalog, job: int) -> BackfillDirective:
+        if self._stop_event.is_set() or self._read_actions(catalog, job):
             return BackfillDirective.END
-        return BackfillDirective.PAUSE if self._paused.get(job) else BackfillDirective.GO_ON
+        return BackfillDirective.PAUSE if self._paused.get(job) else BackfillDirective.CONTINUE
 
-    def _heard(self, catalog: Catalog, job: int) -> bool:
-        """Take in what was said about the job; whether it is cancelled."""
-        self._signals.serve(catalog)
+    def _read_actions(self, catalog: Catalog, job: int) -> bool:
+        """Apply the pending actions on a backfill; returns whether it is cancelled."""
+        self._signals.process(catalog)
         cancelled = False
         pending = (catalog.commands.pending(self._definition.name, verb.kind) for verb in BackfillAction)
-        for said in sorted(chain.from_iterable(pending), key=attrgetter("id")):
-            if said.payload.get("id") == job:
-                catalog.commands.finish(said.id, {})
-                cancelled = cancelled or said.kind == BackfillAction.CANCEL.kind
-                self._paused[job] = said.kind == BackfillAction.PAUSE.kind
+        for action in sorted(chain.from_iterable(pending), key=attrgetter("id")):
+            if action.payload.get("id") == job:
+                catalog.commands.finish(action.id, {})
+                cancelled = cancelled or action.kind == BackfillAction.CANCEL.kind
+                self._paused[job] = action.kind == BackfillAction.PAUSE.kind
         return cancelled
 
 
 def _limits(snapshot: Snapshot) -> ChunkLimits:
     return ChunkLimits(snapshot.chunk_rows, CHUNK_MEMORY // (snapshot.parallel + CHUNKS_AS_ROWS))
+
+
+def unconfirmed_xids(conn: Any, root: Root) -> np.ndarray:
+    """Xids (int64, distinct) that the log contains and a snapshot taken now does not see; usually none.
+
+    A transaction that is in the stream may still be invisible, for example while it waits for a synchronous standby.
+    It committed after the oldest open transaction began, so only the newest files are read.
+    """
+    visibility, oldest = open_transactions(conn)
+    log, found, since = LogReader(root), [np.empty(0, np.int64)], pa.scalar(oldest - CLOCK_SLACK)
+    upto = log.durable or Position(0)
+    for file in sorted(log.every_file(), key=lambda file: file.last, reverse=True):
+        rows = read_file(file, Position(0), upto, ["xid", "committed_at"])
+        late = rows.filter(pc.greater_equal(rows["committed_at"], since))
+        if rows.num_rows and not late.num_rows:
+            break
+        xids = late["xid"].unique().to_numpy()
+        found.append(xids[~visibility.sees(xids)])
+    return np.unique(np.concatenate(found))

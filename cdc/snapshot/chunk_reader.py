@@ -1,14 +1,14 @@
-"""Chunks: one connection of a copy reads part after part and sends each on its way into the stream.
+"""Chunk reader: one connection of a copy, which reads a table chunk by chunk and sends each into the stream.
 
-A part is read under a snapshot of its own; its rows are handed over and their watermark is sent. Few are on their way
-while the next is read, and one alone while the stream brings rows: neither memory nor those rows, which come behind it,
-have much to bear. A part counts once the log holds it.
+Every chunk is read under its own snapshot, registered in a watermark window, and followed by a watermark. A few chunks
+are pending while the next one is read; only one while the stream receives rows. This limits memory, and the delay of
+changes behind the chunks. A chunk counts as copied once the log contains it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from threading import Condition, Event
 from typing import Any, Final
@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from cdc.change import LOG_SCHEMA
+from cdc.change import LOG_SCHEMA, Operation
 from cdc.errors import ConfigError, SnapshotInvalidated
 from cdc.failpoint import hit
 from cdc.log.object_path import Root
@@ -38,54 +38,62 @@ from cdc.postgres.text_repair import RepairLines
 from cdc.postgres.where_clause import bounded_read
 from cdc.snapshot.chunk_plan import IDLE_FACTOR, ChunkLimits, ChunkPlan, ChunkRange, ChunkResult
 from cdc.snapshot.chunk_sender import WATERMARK_TIMEOUT, ChunkSender
-from cdc.snapshot.missing_keys import deletion_rows
 from cdc.snapshot.rate_limit import CopyRateLimit
 from cdc.snapshot.schema_rows import not_copyable_error, schema_chunk, schema_from_catalog
 from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import CAPTURED, TableSchema
 
 CHUNKS_AHEAD: Final = 8
-"""Chunks on their way to the log beside those that connections read: some share a commit, and all are read again after
-a crash."""
+"""Chunks that may be pending in addition to those being read. Several share a commit; all are read again after a
+crash."""
 SLOT_PAUSE: Final = 0.1
-"""Seconds until a connection without a slot looks whether it may still read."""
+"""Seconds after which a connection that waits for the chunk budget checks for a pause or stop."""
 KEYLESS_ATTEMPTS: Final = 100
-"""Times that a table without a key is read before it is left for a quieter moment."""
+"""Attempts to read a table without a key while it changes."""
 VISIBILITY_PAUSE: Final = 0.05
-"""Seconds before another snapshot when one does not see what the stream has brought already."""
+"""Seconds before the next snapshot if one does not see all transactions that the stream has received."""
 KEYLESS_BYTES: Final = 128 * 1024 * 1024
-"""Of the rows of a table without a key, as Arrow, which all go into one transaction."""
+"""Maximum Arrow bytes of a table without a key, whose rows all go into one transaction."""
+
+_BLANK: Final[dict[str, Any]] = dict.fromkeys(LOG_SCHEMA.names) | {
+    "position": 0,
+    "ordinal": 0,
+    "xid": 0,
+    "committed_at": 0,
+    "partial": False,
+}
+"""Fields of a deletion row before it gets its position."""
 
 
 class CopyStopped(Exception):
-    """It was cancelled, or the reader stops."""
+    """The copy was cancelled, or the reader stops."""
 
 
 class ChunkTooLarge(Exception):
-    """A part has more rows than may be in memory."""
+    """A chunk has more rows than may be in memory."""
 
 
 class ChunkBudget:
-    """How many chunks are in hand, of all connections that copy a table: from its reading until it is recorded."""
+    """Limits the chunks of a table, over all connections, that are being read or are not recorded as durable yet."""
 
     def __init__(self, count: int) -> None:
         self._changed, self._count, self._taken = Condition(), count, 0
 
-    def take(self, *, alone: bool) -> bool:
-        """Whether one more may be read now; alone: only if none is on its way, for the stream waits behind each."""
+    def acquire(self, *, alone: bool) -> bool:
+        """Reserve one chunk if possible; alone: only if no chunk is pending, because each delays the stream."""
         with self._changed:
             if not self._is_free(alone=alone):
                 return False
             self._taken += 1
             return True
 
-    def wait(self, seconds: float, *, alone: bool) -> None:
-        """Until one could be taken, or so many seconds."""
+    def wait_until_free(self, seconds: float, *, alone: bool) -> None:
+        """Wait until a chunk could be reserved, at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_free(alone=alone), seconds)
 
-    def give_back(self, count: int = 1) -> None:
-        """So many are recorded as durable, or were not read."""
+    def release(self, count: int = 1) -> None:
+        """Release chunks that are recorded as durable, or were not read."""
         with self._changed:
             self._taken -= count
             self._changed.notify_all()
@@ -95,30 +103,30 @@ class ChunkBudget:
 
 
 class PauseGate:
-    """Whether the connections of a copy may read; they wait in front of it while the work is paused."""
+    """Blocks the connections of a copy while the backfill is paused."""
 
     def __init__(self) -> None:
         self._changed, self._open, self._ended = Condition(), True, False
 
     def set(self, *, is_open: bool) -> None:
-        """Let them through, or not."""
+        """Open or close the gate for a pause."""
         with self._changed:
             self._open = is_open
             self._changed.notify_all()
 
-    def end(self) -> None:
-        """Let nobody through any more."""
+    def close(self) -> None:
+        """End the copy: waiting connections return."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def reset(self) -> None:
-        """Be as at the beginning."""
+        """Reopen the gate for the next table."""
         with self._changed:
             self._open, self._ended = True, False
 
-    def through(self) -> bool:
-        """Wait to be let through; False when nobody will be."""
+    def wait_until_open(self) -> bool:
+        """Wait until the gate is open; returns False if the copy has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._open or self._ended)
             return not self._ended
@@ -126,23 +134,23 @@ class PauseGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyContext:
-    """What the connections of a copy have in common."""
+    """Shared objects of all connections of a copy."""
 
-    stream: ChunkSender
+    sender: ChunkSender
     publication: str
     mend: RepairLines
     limits: ChunkLimits
-    pace: CopyRateLimit
+    rate_limit: CopyRateLimit
     gate: PauseGate
-    in_hand: int
-    """Chunks of a table that may be in memory, or not recorded."""
+    max_chunks: int
+    """Maximum chunks of a table that are in memory or not recorded as durable."""
     log: Root
     stop: Event
 
 
 @dataclass(frozen=True, slots=True)
 class _SentChunk:
-    """A part whose watermark was sent."""
+    """A chunk whose watermark was sent."""
 
     token: str
     read: ChunkResult
@@ -150,89 +158,92 @@ class _SentChunk:
 
 
 class ChunkReader:
-    """Reads a table's parts over one connection; used by one thread."""
+    """Reads chunks of one table over one connection; used by one thread."""
 
-    def __init__(self, conn: Any, around: CopyContext, relation: int, address: str | None) -> None:
-        self._conn, self._around = conn, around
+    def __init__(self, conn: Any, context: CopyContext, relation: int, address: str | None) -> None:
+        self._conn, self._context = conn, context
         self._relation, self._address = relation, address
         self._waiting: deque[_SentChunk] = deque()
-        self._landed: deque[_SentChunk] = deque()
-        self._streamed, self._quiet = 0, True
+        self._placed: deque[_SentChunk] = deque()
+        self._streamed, self._is_idle = 0, True
 
-    def copy(self, cut: ChunkPlan, slots: ChunkBudget, note: Callable[[ChunkResult, int], None]) -> None:
-        """Read all that the cut gives out; note is told of every part that is durable, with the rows placed.
+    def copy(self, plan: ChunkPlan, budget: ChunkBudget, on_durable: Callable[[ChunkResult, int], None]) -> None:
+        """Read all ranges of the plan; calls on_durable for every durable chunk, with the number of rows written.
 
-        slots: one for each chunk that may be in hand, shared with the other connections; whoever note tells gives them
-        back.
-        Raises Stopped, SnapshotInvalidated and source errors that may go by themselves, ConfigError for what a
-        person has to change.
+        budget: shared with the other connections; the caller releases it after it has recorded a durable chunk. Raises
+        CopyStopped, SnapshotInvalidated, source errors that may be temporary, and ConfigError for problems that need an
+        operator.
         """
         more = True
-        while more or self._waiting or self._landed:
-            if more and slots.take(alone=self._is_busy()):
-                more = (part := cut.take()) is not None
-                if part is None or not self._read_and_send(part, cut):
-                    slots.give_back()
-            elif self._landed:  # first the oldest: when it is recorded the next can be read
-                self._around.stream.await_durable(_position(self._landed[0]))
+        while more or self._waiting or self._placed:
+            if more and budget.acquire(alone=self._is_busy()):
+                more = (part := plan.next_range()) is not None
+                if part is None or not self._read_and_send(part, plan):
+                    budget.release()
+            elif self._placed:  # the oldest first: recording it frees budget
+                self._context.sender.await_durable(_position(self._placed[0]))
             elif self._waiting:
-                self._landed.append(self._land(self._waiting.popleft(), cut))
-            elif self._around.gate.through():
-                slots.wait(SLOT_PAUSE, alone=self._is_busy())  # the others have all
+                self._placed.append(self._await_placement(self._waiting.popleft(), plan))
+            elif self._context.gate.wait_until_open():
+                budget.wait_until_free(SLOT_PAUSE, alone=self._is_busy())  # the other connections use the whole budget
             else:
                 raise CopyStopped
-            self._note(note)
+            self._report_durable(on_durable)
 
     def _is_busy(self) -> bool:
-        """Whether the stream has brought rows since the last part was begun."""
-        return not self._quiet or self._around.stream.placing.streamed != self._streamed
+        """Whether the stream has received rows since the last chunk was begun."""
+        return not self._is_idle or self._context.sender.windows.streamed_rows != self._streamed
 
-    def _read_and_send(self, part: ChunkRange, cut: ChunkPlan) -> bool:
-        """Whether it is on its way; else it was too large."""
+    def _read_and_send(self, part: ChunkRange, plan: ChunkPlan) -> bool:
+        """Read and send one chunk; returns False if the range was too large and has been split."""
         try:
             sent = self._send(part)
         except ChunkTooLarge:
-            cut.too_large(part)
+            plan.split(part)
             return False
-        cut.came(sent.read)
+        plan.record_read(sent.read)
         self._waiting.append(sent)
         return True
 
-    def whole(self, made: Callable[[TableSchema, TableSchema | None], TableSchema]) -> PlacedRows:
-        """Let a table without a key begin anew with all its rows; returns once that is durable.
+    def copy_keyless(self, build_schema: Callable[[TableSchema, TableSchema | None], TableSchema]) -> PlacedRows:
+        """Replace a table without a key by all its rows in one transaction; returns once they are durable.
 
-        made: the version of the stream and what the catalogue says, in one snapshot with the rows → the version to
-        read them by. Raises ConfigError if it is too large to be in memory at once.
+        build_schema: gets the stream's version and the catalogue's version of the same snapshot, and returns the
+        version that the rows are read by. Raises ConfigError if the table does not fit in memory.
         """
-        around = self._around
+        context = self._context
         if is_standby(self._conn):
-            raise ConfigError("a table has no key, and a standby does not tell which transactions its snapshot sees")
+            raise ConfigError(
+                "a table without a key cannot be copied from a standby: its snapshots do not list their transactions"
+            )
         for _ in range(KEYLESS_ATTEMPTS):
-            if not around.gate.through():
+            if not context.gate.wait_until_open():
                 raise CopyStopped
             token = uuid4().hex
-            known = around.stream.placing.open(token, self._relation, WATERMARK_TIMEOUT, whole=True)
+            known = context.sender.windows.open_window(token, self._relation, WATERMARK_TIMEOUT, keyless=True)
             if known is None:
-                raise ConfigError("the table is unknown")
-            with around.stream.placing.closing(token), snapshot_transaction(self._conn, known) as visibility:
-                schema = made(known, published_schema(self._conn, known.oid, around.publication))
-                seen = around.stream.placing.sees_all(token, visibility)
+                raise ConfigError("the stream has not described the table yet, or it is not captured")
+            with context.sender.windows.discard_on_error(token), snapshot_transaction(self._conn, known) as visibility:
+                schema = build_schema(known, published_schema(self._conn, known.oid, context.publication))
+                seen = context.sender.windows.sees_all(token, visibility)
                 rows = self._everything(schema) if seen else LOG_SCHEMA.empty_table()
             if not seen:
-                around.stop.wait(VISIBILITY_PAUSE)
+                context.stop.wait(VISIBILITY_PAUSE)
                 continue
             hit("chunk_read")
             chunk = Chunk(self._relation, schema.topic, rows, schema, "here", self._address, visibility)
-            around.stream.send(token, chunk)
-            placed = around.stream.outcome(token)
-            if not placed.again:
-                around.stream.await_durable(placed.position)
+            context.sender.send(token, chunk)
+            placed = context.sender.wait_for_outcome(token)
+            if not placed.must_read_again:
+                context.sender.await_durable(placed.position)
                 return placed
-        raise SnapshotInvalidated(f"the table changed faster than it could be read, {KEYLESS_ATTEMPTS} times")
+        raise SnapshotInvalidated(
+            f"a table without a key changed during every one of {KEYLESS_ATTEMPTS} attempts to read it"
+        )
 
     def _everything(self, schema: TableSchema) -> pa.Table:
         try:
-            query = table_query(self._conn, schema, self._around.publication)
+            query = table_query(self._conn, schema, self._context.publication)
             return self._rows(schema, query, KEYLESS_BYTES)[0]
         except ChunkTooLarge:
             raise ConfigError(
@@ -240,62 +251,65 @@ class ChunkReader:
                 remedy="give it a primary key, or copy everything with 'cdc slots recover --new-epoch'",
             ) from None
 
-    def _land(self, sent: _SentChunk, cut: ChunkPlan) -> _SentChunk:
-        """The part once it was placed, after another read where the first was worthless."""
+    def _await_placement(self, sent: _SentChunk, plan: ChunkPlan) -> _SentChunk:
+        """Wait until the chunk is merged; reads it again as often as necessary."""
         while True:
-            placed = self._around.stream.outcome(sent.token)
-            if not placed.again:
+            placed = self._context.sender.wait_for_outcome(sent.token)
+            if not placed.must_read_again:
                 return replace(sent, placed=placed)
-            sent = replace(self._send(cut.again(sent.read)), read=sent.read)
+            sent = replace(self._send(plan.range_to_reread(sent.read)), read=sent.read)
 
-    def _note(self, note: Callable[[ChunkResult, int], None]) -> None:
-        """Tell of what is durable by now."""
-        durable = self._around.stream.durable
-        while self._landed and _position(self._landed[0]) <= durable:
-            landed = self._landed.popleft()
-            note(landed.read, landed.placed.rows if landed.placed else 0)
+    def _report_durable(self, on_durable: Callable[[ChunkResult, int], None]) -> None:
+        """Report the chunks that have become durable."""
+        durable = self._context.sender.durable_position
+        while self._placed and _position(self._placed[0]) <= durable:
+            placed_chunk = self._placed.popleft()
+            on_durable(placed_chunk.read, placed_chunk.placed.rows if placed_chunk.placed else 0)
             hit("chunk_durable")
 
     def _send(self, part: ChunkRange) -> _SentChunk:
-        around, leaf = self._around, part.rows.leaf if isinstance(part.rows, BlockRange) else None
+        context, leaf = self._context, part.rows.leaf if isinstance(part.rows, BlockRange) else None
         while True:
-            if not around.gate.through():
+            if not context.gate.wait_until_open():
                 raise CopyStopped
             token = uuid4().hex
-            schema = around.stream.placing.open(token, self._relation, WATERMARK_TIMEOUT)
+            schema = context.sender.windows.open_window(token, self._relation, WATERMARK_TIMEOUT)
             if schema is None or schema.state not in CAPTURED:
                 raise not_copyable_error(schema)
-            with around.stream.placing.closing(token), snapshot_transaction(self._conn, schema, leaf) as visibility:
+            with (
+                context.sender.windows.discard_on_error(token),
+                snapshot_transaction(self._conn, schema, leaf) as visibility,
+            ):
                 known = has_columns(self._conn, schema)
-                seen = around.stream.placing.sees_all(token, visibility)
+                seen = context.sender.windows.sees_all(token, visibility)
                 rows, nbytes = self._read(schema, part) if seen and known else (LOG_SCHEMA.empty_table(), 0)
             if seen and known:
                 break
-            around.stop.wait(VISIBILITY_PAUSE) if known else self._renew()
+            context.stop.wait(VISIBILITY_PAUSE) if known else self._renew()
         hit("chunk_read")
-        around.stream.send(token, Chunk(schema.relation, schema.topic, rows, address=self._address))
-        around.pace.spend(rows.num_rows, nbytes)
-        before, self._streamed = self._streamed, around.stream.placing.streamed
-        self._quiet = self._streamed == before
-        return _SentChunk(token, ChunkResult.of(part, rows, quiet=self._quiet))
+        context.sender.send(token, Chunk(schema.relation, schema.topic, rows, address=self._address))
+        context.rate_limit.throttle(rows.num_rows, nbytes)
+        before, self._streamed = self._streamed, context.sender.windows.streamed_rows
+        self._is_idle = self._streamed == before
+        return _SentChunk(token, ChunkResult.of(part, rows, is_idle=self._is_idle))
 
     def _renew(self) -> None:
-        """Tell the version that the catalogue shows, which the stream will not before a row follows it."""
-        stream = self._around.stream
+        """Write the schema version of the catalogue; the stream sends it only together with the next row."""
+        stream = self._context.sender
 
-        def made(version: TableSchema | None) -> Chunk:
+        def build_schema(version: TableSchema | None) -> Chunk:
             if version is None or version.state not in CAPTURED:
                 raise not_copyable_error(version)
-            now = published_schema(self._conn, version.oid, self._around.publication)
-            seen = schema_from_catalog(version, now, stream.durable.epoch)
+            now = published_schema(self._conn, version.oid, self._context.publication)
+            seen = schema_from_catalog(version, now, stream.durable_position.epoch)
             return schema_chunk(replace(seen, state=version.state, reason=version.reason))
 
-        stream.place(self._relation, made)
+        stream.place_chunk(self._relation, build_schema)
 
     def _read(self, schema: TableSchema, part: ChunkRange) -> tuple[pa.Table, int]:
-        """The rows, and how many bytes of text they were."""
-        conn, publication, asked = self._conn, self._around.publication, part.rows
-        limit = None if part.is_smallest else (IDLE_FACTOR + 1) * self._around.limits.nbytes
+        """The rows, and the bytes of their text from COPY."""
+        conn, publication, asked = self._conn, self._context.publication, part.rows
+        limit = None if part.is_smallest else (IDLE_FACTOR + 1) * self._context.limits.nbytes
         if isinstance(asked, BlockRange):
             return self._rows(schema, block_range_query(conn, schema, asked, publication), limit)
         with bounded_read(conn, schema, asked.where):
@@ -306,7 +320,7 @@ class ChunkReader:
 
     def _rows(self, schema: TableSchema, query: Any, limit: int | None) -> tuple[pa.Table, int]:
         decoder = CopyDecoder(schema, position=Position(0), xid=0, committed_at=0, first_ordinal=0)
-        mend, batches, text, held = self._around.mend(schema), list[pa.RecordBatch](), 0, 0
+        mend, batches, text, held = self._context.mend(schema), list[pa.RecordBatch](), 0, 0
         for lines in copy_rows(self._conn, query, schema):
             text += len(lines)
             if (batch := decoder.feed(mend(lines))) is not None:
@@ -318,6 +332,14 @@ class ChunkReader:
         return pa.Table.from_batches(batches, LOG_SCHEMA), text
 
 
-def _position(landed: _SentChunk) -> Position:
-    assert landed.placed is not None  # noqa: S101 - it landed
-    return landed.placed.position
+def _position(placed_chunk: _SentChunk) -> Position:
+    assert placed_chunk.placed is not None  # noqa: S101 - placed before
+    return placed_chunk.placed.position
+
+
+def deletion_rows(schema: TableSchema, keys: Sequence[tuple[str, ...]]) -> pa.Table:
+    """One `d` row (LOG_SCHEMA) per requested key that the table does not have; its old image is the key."""
+    fields = _BLANK | {"relation": schema.relation, "topic": schema.topic, "op": Operation.DELETE.value}
+    key_columns = [(column.id, column.key) for column in schema.sent if column.key is not None]
+    rows = [fields | {"key": list(key), "before": [(column, key[n]) for column, n in key_columns]} for key in keys]
+    return pa.Table.from_pylist(rows, LOG_SCHEMA)

@@ -1,7 +1,7 @@
-"""Stream: the way of a copy into the log: hand a chunk over, send its watermark, wait until the log holds it.
+"""Chunk sender: registers chunks in watermark windows, sends their watermarks, and waits until the log contains them.
 
-The connection for watermarks is the only one to the primary where the source is a standby, so that it is also asked how
-other standbys fare.
+If the source is a standby, the connection for watermarks is the only one to the primary. It therefore also queries the
+lag of other standbys.
 """
 
 from __future__ import annotations
@@ -21,57 +21,57 @@ from cdc.snapshot.watermark_window import Chunk, PlacedRows, WatermarkWindows
 from cdc.table import TableSchema
 
 STOP_CHECK_EVERY: Final = 0.1
-"""Seconds between two looks at whether the reader stops."""
+"""Seconds between two checks for a stop of the reader."""
 WATERMARK_TIMEOUT: Final = 30.0
-"""Seconds without anything new from the stream after which a chunk that waits for its watermark is read again."""
+"""Seconds without progress of the stream after which a chunk that waits for its watermark is read again."""
 
 
 class ChunkSender:
-    """Of one pipeline; for any thread."""
+    """Sender of one pipeline; thread-safe."""
 
-    def __init__(self, conn: Any, placing: WatermarkWindows, stop: Event) -> None:
-        """conn: in autocommit, at the primary."""
-        self._conn, self.placing = conn, placing
+    def __init__(self, conn: Any, windows: WatermarkWindows, stop: Event) -> None:
+        """conn: in autocommit mode, to the primary."""
+        self._conn, self.windows = conn, windows
         self._stop = stop
         self._lock = Lock()
 
-    def place(self, relation: int, made: Callable[[TableSchema | None], Chunk]) -> PlacedRows:
-        """Place what is made of the version that the stream has reached, and wait until it is durable."""
+    def place_chunk(self, relation: int, build: Callable[[TableSchema | None], Chunk]) -> PlacedRows:
+        """Build a chunk from the stream's current schema version, insert it, and wait until it is durable."""
         while True:
             token = uuid4().hex
-            version = self.placing.open(token, relation, WATERMARK_TIMEOUT, lasting=True)
-            with self.placing.closing(token):
-                self.send(token, made(version))
-                placed = self.outcome(token)
-            if not placed.again:
+            version = self.windows.open_window(token, relation, WATERMARK_TIMEOUT, outlives_copies=True)
+            with self.windows.discard_on_error(token):
+                self.send(token, build(version))
+                placed = self.wait_for_outcome(token)
+            if not placed.must_read_again:
                 self.await_durable(placed.position)
                 return placed
 
     def send(self, token: str, chunk: Chunk) -> None:
-        """Hand a chunk over and send its watermark."""
-        self.placing.offer(token, chunk)
+        """Register a chunk and send its watermark."""
+        self.windows.set_chunk(token, chunk)
         with self._lock:
             emit_message(self._conn, WATERMARK_PREFIX, token)
 
-    def outcome(self, token: str) -> PlacedRows:
-        """What became of it; raises SnapshotInvalidated if that takes too long."""
-        return self.placing.outcome(token, WATERMARK_TIMEOUT)
+    def wait_for_outcome(self, token: str) -> PlacedRows:
+        """Wait for the result of a chunk; raises SnapshotInvalidated after a timeout."""
+        return self.windows.wait_for_outcome(token, WATERMARK_TIMEOUT)
 
     @property
-    def durable(self) -> Position:
-        """What the log holds."""
-        return self.placing.reached.position
+    def durable_position(self) -> Position:
+        """Durable position of the log."""
+        return self.windows.durable_position.position
 
     def await_durable(self, position: Position) -> None:
-        """Wait for the log to hold it; raises SnapshotInvalidated if the log does not get on for so long."""
-        before, deadline = self.durable, time.monotonic() + WATERMARK_TIMEOUT
-        while not self.placing.reached.wait(position, STOP_CHECK_EVERY):
-            if (durable := self.durable) != before:
+        """Wait until the log contains the position; raises SnapshotInvalidated if the log makes no progress."""
+        before, deadline = self.durable_position, time.monotonic() + WATERMARK_TIMEOUT
+        while not self.windows.durable_position.wait(position, STOP_CHECK_EVERY):
+            if (durable := self.durable_position) != before:
                 before, deadline = durable, time.monotonic() + WATERMARK_TIMEOUT
             if time.monotonic() > deadline or self._stop.is_set():
-                raise SnapshotInvalidated("the log did not take the chunk")
+                raise SnapshotInvalidated("the log did not commit the chunk in time, or the reader stops")
 
-    def lag(self, standby: str) -> int | None:
-        """See replay_lag."""
+    def standby_lag(self, standby: str) -> int | None:
+        """Bytes of WAL that a standby has yet to replay; None if it is not connected."""
         with self._lock:
             return replay_lag(self._conn, standby)

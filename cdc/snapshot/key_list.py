@@ -1,4 +1,4 @@
-"""Listed keys as text: one key per line, its values separated by commas and quoted as in CSV where that is needed."""
+"""Key lists as CSV text: one key per line, with its values separated by commas."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Key = tuple[str, ...]
 
 
 def parse_keys(lines: Iterable[str], where: str) -> tuple[Key, ...]:
-    """The keys of lines with their ends, each once; empty lines are passed over, an empty text is written `""`.
+    """Parse keys without duplicates; skips empty lines, and reads `""` as an empty text.
 
-    Raises ConfigError that names `where` and the line.
+    where: name of the input for the error. Raises ConfigError with the line number.
     """
     rows = csv.reader(lines, strict=True)
     try:
@@ -22,12 +22,12 @@ def parse_keys(lines: Iterable[str], where: str) -> tuple[Key, ...]:
     except csv.Error as exc:
         raise ConfigError(
             f"malformed key in line {rows.line_num} of {where}: {exc}",
-            remedy='a value with a comma, a quote or a line break goes in double quotes, a quote in it twice: "a,""b"',
+            remedy='put a value with a comma, quote or line break in double quotes, and double each quote: "a,""b"',
         ) from exc
 
 
 def csv_line(key: Sequence[str]) -> str:
-    """One key as a line, without its end."""
+    """Format one key as a line, without line end."""
     line = io.StringIO()
-    csv.writer(line, lineterminator="\r\n").writerow(key)  # values with a part of that are quoted
+    csv.writer(line, lineterminator="\r\n").writerow(key)  # values that contain either character are quoted
     return line.getvalue().removesuffix("\r\n")

@@ -1,8 +1,8 @@
-"""Bases: keys of which the log may hold nothing but parts of rows, because a copy passed them by.
+"""Missing base rows: keys for which the log may contain only partial images, because a copy missed the row.
 
-A row that changes while its table is copied comes through the stream, in full or without its unchanged TOASTed columns.
-Without them it needs its base in the log. A copy in the order of the key brings that later, unless the row moved to a
-key that was read already; a copy in the order of blocks may never meet the row, for the update put it elsewhere.
+A row that changes during a copy arrives through the stream, in full or without its unchanged TOASTed columns. A partial
+image needs a base row in the log. A copy in key order delivers it later, unless the row moved to a key that was already
+read. A copy in block order may never read the row, because the update moved it to another block.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _COLUMNS = ["relation", "key", "old_key", "partial"]
 def keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, *, moved: bool
 ) -> list[tuple[str, ...]]:
-    """Keys of partial images in (after, upto], distinct; with moved only of those that came from another key."""
+    """Distinct keys of partial images in (after, upto]; moved: only images of rows that changed their key."""
     log, keys = LogReader(root), set[tuple[str, ...]]()
     for file in log.files(after, upto):
-        if not file.partial:  # as most are, which the copy itself has brought
+        if not file.partial:  # most files have none
             continue
         rows = read_file(file, after, upto, _COLUMNS)
         wanted = pc.and_(pc.equal(rows["relation"], relation), rows["partial"])
@@ -38,7 +38,7 @@ def keys_without_base(
 def moved_keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, keys: Collection[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """Keys that rows of `keys` moved to in (after, upto] before their base was there, one move after another."""
+    """Keys to which rows of `keys` moved in (after, upto] before their base row arrived, over any number of moves."""
     log, bare, found = LogReader(root), set(keys), set[tuple[str, ...]]()
     left: tuple[str, ...] | None = None
     for file in sorted(log.files(after, upto), key=lambda file: file.last):
@@ -46,7 +46,7 @@ def moved_keys_without_base(
         rows = rows.filter(pc.and_(pc.equal(rows["relation"], relation), pc.is_valid(rows["key"])))
         for row in rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
             key, old = tuple(row["key"]), tuple(row["old_key"] or ())
-            # a move is a delete of the old key and, just behind it, the image under the new one
+            # a key change is a delete of the old key, directly followed by the image under the new key
             moves = row["partial"] and bool(old) and (old in bare or old == left)
             left = key if row["op"] == Operation.DELETE and key in bare else None
             if moves:

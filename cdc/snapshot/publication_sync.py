@@ -1,8 +1,8 @@
-"""Membership: which tables of the source are captured, as the definition says now; looked at every half minute.
+"""Publication sync: keeps publication and log in agreement with the table rules of the definition.
 
-A table that a rule has begun to match is published, told to the log and then copied like those of the first day; one
-that no rule matches any longer is taken out and marked. The others are not touched. One whose capture would do harm at
-the source, or that nobody may publish, is left out, and the reason told.
+A table that a rule newly matches is added to the publication and the log, and then copied. A table that no rule matches
+any more is removed from the publication and marked in the log. Other tables do not change. A table that cannot be
+published, or whose capture would break writes at the source, is refused with a reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import ADDED, REMOVED, TableSchema, TableState
 
 SYNC_EVERY: Final = 30.0
-"""Seconds between two looks."""
+"""Seconds between two comparisons."""
 TABLE_GONE: Final = "the table is no longer at the source"
 
 log = structlog.get_logger("tables")
@@ -41,35 +41,35 @@ log = structlog.get_logger("tables")
 
 @dataclass(frozen=True, slots=True)
 class TableDifference:
-    """What the definition asks for and the stream does not have, and the other way round."""
+    """Differences between the tables that the rules match and the captured tables."""
 
     added: Mapping[int, TableName]
-    """By OID."""
+    """Tables to add, by OID."""
     removed: tuple[TableSchema, ...]
     missing: tuple[TableSchema, ...]
-    """Captured and not among those that could be: gone, or no longer such a table."""
+    """Captured tables that do not exist any more, or cannot be captured any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """What came of one look; tables by topic."""
+    """Result of one comparison; tables by topic."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Tables that a rule matches and that are not captured: code, reason and SQL, as processes write reasons."""
+    """Tables that a rule matches and that cannot be captured: code, reason and SQL as one text."""
     unread: str | None = None
-    """Why the definition cannot be read again, if it cannot: the rules are the old ones then."""
+    """Why the definition cannot be read again; the previous rules apply then. None if it was read."""
 
     def to_json(self) -> dict[str, Any]:
-        """As the catalog keeps it."""
+        """The document for the catalog."""
         return asdict(self)
 
 
 def compare_tables(
     known: list[TableSchema], wanted: Mapping[int, TableName], existing: Mapping[int, TableName]
 ) -> TableDifference:
-    """Compare the versions of the stream with the tables that rules match, and with all that exist."""
+    """Compare the captured tables with the tables that rules match, and with all existing tables."""
     captured = {schema.oid: schema for schema in known if schema.state is not TableState.DROPPED}
     added = {oid: name for oid, name in wanted.items() if oid not in captured}
     removed = tuple(s for oid, s in captured.items() if oid in existing and oid not in wanted)
@@ -78,25 +78,25 @@ def compare_tables(
 
 
 class PublicationSync:
-    """Keeps the tables of one reader; used by one thread."""
+    """Adds and removes tables of one reader; used by one thread."""
 
     def __init__(
         self,
-        again: Callable[[], Definition],
+        reload: Callable[[], Definition],
         definition: Definition,
-        placing: WatermarkWindows,
+        windows: WatermarkWindows,
         stop: Event,
     ) -> None:
-        """again: reads the definition anew; of a changed one the rules for tables count, no more."""
-        self._again, self._definition = again, definition
-        self._placing, self._stop = placing, stop
+        """reload: reads the definition again; only changes of its table rules apply."""
+        self._reload, self._definition = reload, definition
+        self._windows, self._stop = windows, stop
         self._refused: Mapping[str, str] = {}
         self._unread: str | None = None
 
-    def look(self) -> SyncResult | None:
-        """Look once, and do what has to be done; None, and nothing is done, while nothing streams."""
+    def run_once(self) -> SyncResult | None:
+        """Compare once, and add and remove tables; does nothing and returns None while no session streams."""
         unread = self._reread()
-        known = self._placing.versions()
+        known = self._windows.schemas()
         definition, source = self._definition, self._definition.source
         if not known:
             return None
@@ -104,73 +104,75 @@ class PublicationSync:
             wanted = dict(match_tables(conn, definition.patterns, definition.excludes))
             found = compare_tables(known, wanted, dict(match_tables(conn, ["*"])))
             gone = [schema for schema in found.missing if read_schema(conn, schema.oid) is None]
-            fit, wrong = self._fit(found.added)
+            fit, wrong = self._capturable(found.added)
             captured = {schema.oid for schema in known if schema.state is not TableState.DROPPED}
             unfit = uncapturable_tables(conn, definition.patterns, definition.excludes)
-            refused = self._refuse(
+            refused = self._log_refused(
                 wrong | {str(t.name): _refusal_text(t.name, t.reason, t.sql) for t in unfit if t.oid not in captured}
             )
             if not fit and not found.removed and not gone:
                 return SyncResult(refused=refused, unread=unread)
-            with closing(connect(source.current_primary(), application_name="cdc watermarks")) as telling:
-                stream = ChunkSender(telling, self._placing, self._stop)
-                # one that was made anew under the name is copied by it: the two must not be mixed up
+            with closing(connect(source.current_primary(), application_name="cdc watermarks")) as primary:
+                stream = ChunkSender(primary, self._windows, self._stop)
+                # first, because a new table may have the same name
                 for schema in gone:
                     self._mark(stream, schema, TABLE_GONE)
-                added = self._add(conn, telling, stream, fit)
+                added = self._add(conn, primary, stream, fit)
                 for schema in found.removed:
-                    self._remove(telling, stream, schema)
+                    self._remove(primary, stream, schema)
         return SyncResult(added, tuple(schema.topic for schema in found.removed), refused, unread)
 
     def skip(self, chosen: TableSchema) -> None:
-        """Take a table for exact from here on, without a copy; raises ConfigError where its columns are in doubt."""
+        """Mark a table as exact without a copy; raises ConfigError if its columns cannot be identified."""
         source = self._definition.source
         with (
             closing(connect(source.current_dsn(), application_name="cdc tables")) as conn,
-            closing(connect(source.current_primary(), application_name="cdc watermarks")) as telling,
+            closing(connect(source.current_primary(), application_name="cdc watermarks")) as primary,
         ):
-            stream = ChunkSender(telling, self._placing, self._stop)
-            epoch = stream.durable.epoch
+            stream = ChunkSender(primary, self._windows, self._stop)
+            epoch = stream.durable_position.epoch
 
-            def made(version: TableSchema | None) -> Any:
-                at_hand = version or chosen
-                if at_hand.state is TableState.NEEDS_RESYNC:
-                    now = published_schema(conn, at_hand.oid, source.publication.name)
-                    at_hand = schema_from_catalog(at_hand, now, epoch)
-                return schema_chunk(with_state(at_hand, TableState.LIVE), Position(0))
+            def build(version: TableSchema | None) -> Any:
+                current = version or chosen
+                if current.state is TableState.NEEDS_RESYNC:
+                    now = published_schema(conn, current.oid, source.publication.name)
+                    current = schema_from_catalog(current, now, epoch)
+                return schema_chunk(with_state(current, TableState.LIVE), Position(0))
 
-            made(chosen)  # what cannot be made raises before anything waits for it
-            stream.place(chosen.relation, made)
+            build(chosen)  # raises before a window is opened
+            stream.place_chunk(chosen.relation, build)
 
     def _reread(self) -> str | None:
-        """Take the rules of now; why that cannot be done, if it cannot."""
+        """Read the definition's table rules again; returns the error text if that fails."""
         try:
-            self._definition = self._definition.with_rules_of(self._again())
+            self._definition = self._definition.with_rules_of(self._reload())
         except CdcError as exc:
             if exc.message != self._unread:
-                log.warning("the definition cannot be read again: its tables stay as they are", message=exc.message)
+                log.warning(
+                    "the definition cannot be read again: the previous table rules stay in effect", message=exc.message
+                )
             self._unread = exc.message
         else:
             self._unread = None
         return self._unread
 
-    def _fit(self, added: Mapping[int, TableName]) -> tuple[dict[int, TableName], dict[str, str]]:
-        """Those that can be captured without harm to the source, and why the others cannot."""
+    def _capturable(self, added: Mapping[int, TableName]) -> tuple[dict[int, TableName], dict[str, str]]:
+        """Tables that can be captured without breaking writes at the source, and reasons for the others."""
         names = list(map(str, added.values()))
-        wrong = self._wrong(names) if names else {}
+        wrong = self._problems(names) if names else {}
         fit = {oid: name for oid, name in added.items() if str(name) not in wrong}
         return fit, {str(name): _refusal_text(name, *wrong[str(name)]) for oid, name in added.items() if oid not in fit}
 
-    def _refuse(self, refused: Mapping[str, str]) -> Mapping[str, str]:
-        """The tables that are refused, each logged once."""
+    def _log_refused(self, refused: Mapping[str, str]) -> Mapping[str, str]:
+        """Log every newly refused table once; returns all of them."""
         for name, reason in refused.items():
             if self._refused.get(name) != reason:
                 log.warning("a table that a rule matches is not captured", table=name, reason=reason)
         self._refused = refused
         return refused
 
-    def _wrong(self, names: list[str]) -> dict[str, tuple[str, str | None]]:
-        """What keeps a table from being captured, and the SQL; of the publication every table is asked for itself."""
+    def _problems(self, names: list[str]) -> dict[str, tuple[str, str | None]]:
+        """Problems of tables, with the SQL to fix each; a publication problem is attributed by checking each table."""
         source = self._definition.source
         wants = SourceRequirements(
             source.slot.name,
@@ -190,49 +192,49 @@ class PublicationSync:
         if len(names) == 1:
             message, statement = wrong[publication]
             return {names[0]: (f"{publication} {message}", statement)} | wrong
-        return {subject: reason for name in names for subject, reason in self._wrong([name]).items()}
+        return {subject: reason for name in names for subject, reason in self._problems([name]).items()}
 
-    def _add(self, conn: Any, telling: Any, stream: ChunkSender, added: Mapping[int, TableName]) -> tuple[str, ...]:
-        source, told = self._definition.source, []
+    def _add(self, conn: Any, primary: Any, stream: ChunkSender, added: Mapping[int, TableName]) -> tuple[str, ...]:
+        source, added_topics = self._definition.source, []
         if added:
             control = publication_control(self._definition)
-            ensure_publication(telling, source.publication.name, list(added.values()), control=control)
+            ensure_publication(primary, source.publication.name, list(added.values()), control=control)
         for oid, name in added.items():
-            relation = stream.durable.epoch << EPOCH_SHIFT | oid
+            relation = stream.durable_position.epoch << EPOCH_SHIFT | oid
             schema = published_schema(conn, oid, source.publication.name, relation)
             if schema is None:
                 continue
             if self._definition.snapshot.mode is SnapshotMode.NO_DATA:
-                stream.place(relation, lambda _, schema=schema: schema_chunk(schema, Position(0)))  # type: ignore[misc]
+                stream.place_chunk(relation, lambda _, schema=schema: schema_chunk(schema, Position(0)))  # type: ignore[misc]
             else:
                 begun = schema.flagged(TableState.SNAPSHOTTING, ADDED)
-                stream.place(relation, lambda _, begun=begun: schema_chunk(begun))  # type: ignore[misc]
+                stream.place_chunk(relation, lambda _, begun=begun: schema_chunk(begun))  # type: ignore[misc]
             log.info("table added", table=str(name))
-            told.append(str(name))
-        return tuple(told)
+            added_topics.append(str(name))
+        return tuple(added_topics)
 
-    def _remove(self, telling: Any, stream: ChunkSender, schema: TableSchema) -> None:
+    def _remove(self, primary: Any, stream: ChunkSender, schema: TableSchema) -> None:
         name = self._definition.source.publication.name
-        publication = read_publication(telling, name)
+        publication = read_publication(primary, name)
         if publication is not None and publication.is_alterable(publication_control(self._definition)):
-            drop_table(telling, name, TableName(schema.schema, schema.name))
+            drop_table(primary, name, TableName(schema.schema, schema.name))
         self._mark(stream, schema, REMOVED)
 
     def _mark(self, stream: ChunkSender, schema: TableSchema, reason: str) -> None:
-        """Say that nothing more comes of the table; behind all rows that it had."""
-        stream.place(
+        """Write an `s` row, after all rows of the table, that ends its capture."""
+        stream.place_chunk(
             schema.relation, lambda version: schema_chunk((version or schema).flagged(TableState.DROPPED, reason))
         )
         log.info("table removed", table=schema.topic, reason=reason)
 
 
 def _refusal_text(table: TableName, message: str, statement: str | None) -> str:
-    """Why a table is refused, with the next step."""
+    """Reason and next step for a refused table."""
     step = statement or complete_remedy("exclude it: 'cdc tables remove TABLE'", topic=str(table))
     return f"{PreflightFailed.code} {message} → {step}"
 
 
 def publication_control(definition: Definition) -> PublicationControl:
-    """What the definition allows the reader to do with its publication."""
+    """What the definition lets the reader do with its publication."""
     publication = definition.source.publication
     return PublicationControl(definition.name, create=publication.create, alter=publication.alter)

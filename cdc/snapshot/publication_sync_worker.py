@@ -1,6 +1,6 @@
-"""Keeping: the thread that keeps a running reader's tables as the definition says, and hears what is asked of them.
+"""Publication sync worker: the thread that runs the publication sync and the commands about tables.
 
-Beside the one that copies, so that a new table is found, published and marked while another one is copied for hours.
+It is separate from the backfill worker, so that a new table is found and published while another copy runs for hours.
 """
 
 from __future__ import annotations
@@ -22,83 +22,81 @@ from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableSchema, TableState, matches
 
 POLL: Final = 1.0
-"""Seconds between two looks at the catalog: each costs a millisecond or two, and most find nothing."""
+"""Seconds between two polls of the catalog; a poll takes one or two milliseconds."""
 
 SYNC_EVERY_DUPLICATE: Final = 2.0
-"""Seconds to the next look while two tables have one name."""
+"""Seconds between two comparisons while two tables have one name."""
 
 log = structlog.get_logger("tables")
 
 
 def duplicate_topics(versions: Iterable[TableSchema]) -> set[str]:
-    """Topics that more than one table has that is not marked as gone."""
+    """Topics that more than one table has, dropped tables excluded."""
     counted = Counter(schema.topic for schema in versions if schema.state is not TableState.DROPPED)
     return {topic for topic, count in counted.items() if count > 1}
 
 
 class PublicationSyncWorker(Thread):
-    """Runs until stop is set; a source or a catalog that is away is waited for."""
+    """Runs until stop is set; waits for a source or catalog that is unreachable."""
 
-    def __init__(
-        self, membership: PublicationSync, placing: WatermarkWindows, pipeline: str, url: str, stop: Event
-    ) -> None:
-        """url: of the catalog."""
+    def __init__(self, sync: PublicationSync, windows: WatermarkWindows, pipeline: str, url: str, stop: Event) -> None:
+        """url: URL of the catalog."""
         super().__init__(name="tables", daemon=True)
-        self._membership, self._placing, self._pipeline, self._url = membership, placing, pipeline, url
+        self._sync, self._windows, self._pipeline, self._url = sync, windows, pipeline, url
         self._stop_event = stop
-        self._looked_at = float("-inf")
+        self._synced_at = float("-inf")
 
     def run(self) -> None:
-        """Look, and carry out what is asked."""
+        """Sync the publication periodically, and run commands."""
         while not self._stop_event.wait(POLL):
             try:
                 with Catalog.open(self._url) as catalog:
                     while not self._stop_event.wait(POLL):
-                        self._look(catalog)
+                        self._sync_if_due(catalog)
                         self._skip(catalog)
             except CatalogUnavailable as exc:
                 log.warning("catalog is unreachable", code=exc.code)
 
-    def _look(self, catalog: Catalog) -> None:
-        """Hold the tables against the definition, when it is time or somebody asks."""
-        asked = catalog.commands.pending(self._pipeline, CHECK_TABLES)
-        pause = SYNC_EVERY_DUPLICATE if duplicate_topics(self._placing.versions()) else SYNC_EVERY
-        if not asked and time.monotonic() < self._looked_at + pause:
+    def _sync_if_due(self, catalog: Catalog) -> None:
+        """Sync the publication when it is due or a command requests it."""
+        requested = catalog.commands.pending(self._pipeline, CHECK_TABLES)
+        pause = SYNC_EVERY_DUPLICATE if duplicate_topics(self._windows.schemas()) else SYNC_EVERY
+        if not requested and time.monotonic() < self._synced_at + pause:
             return
-        self._looked_at = time.monotonic()
+        self._synced_at = time.monotonic()
 
-        def looked() -> Mapping[str, Any] | None:
-            found = self._membership.look()
+        def sync() -> Mapping[str, Any] | None:
+            found = self._sync.run_once()
             if found is None:
                 return None
             catalog.tables.record_refused(self._pipeline, found.refused)
             return found.to_json()
 
-        self._carry_out(catalog, asked, looked)
+        self._run_command(catalog, requested, sync)
 
     def _skip(self, catalog: Catalog) -> None:
         for command in catalog.commands.pending(self._pipeline, SKIP_TABLES):
 
-            def skipped(tables: list[str] = command.payload["tables"]) -> Mapping[str, Any] | None:
-                versions = self._placing.versions()
-                meant = [s for s in versions if matches(s.topic, tables) and s.state is not TableState.DROPPED]
-                check_not_copying(catalog, self._pipeline, [schema.topic for schema in meant])
-                for schema in meant:
-                    self._membership.skip(schema)
-                return {"skipped": [schema.topic for schema in meant]} if versions else None
+            def skip(tables: list[str] = command.payload["tables"]) -> Mapping[str, Any] | None:
+                versions = self._windows.schemas()
+                chosen = [s for s in versions if matches(s.topic, tables) and s.state is not TableState.DROPPED]
+                check_not_copying(catalog, self._pipeline, [schema.topic for schema in chosen])
+                for schema in chosen:
+                    self._sync.skip(schema)
+                return {"skipped": [schema.topic for schema in chosen]} if versions else None
 
-            self._carry_out(catalog, [command], skipped)
+            self._run_command(catalog, [command], skip)
 
-    def _carry_out(
+    def _run_command(
         self, catalog: Catalog, commands: list[Command], work: Callable[[], Mapping[str, Any] | None]
     ) -> None:
-        """Finish the commands with what comes of the work; they wait on if that is None, or fails for now."""
+        """Run `work` and finish the commands with its result; they stay pending on None or a temporary error."""
         try:
             result, done = work(), True
         except CatalogUnavailable:
             raise
         except CdcError as exc:
-            log.warning("the tables cannot be kept", code=exc.code, message=exc.message, fix=exc.fix)
+            log.warning("tables cannot be added or removed", code=exc.code, message=exc.message, fix=exc.fix)
             if exc.reaction is Reaction.RETRY:
                 return
             result, done = {"error": exc.to_json()}, False

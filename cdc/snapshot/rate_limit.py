@@ -1,4 +1,4 @@
-"""Pace: how fast a copy may read, so that the source has time for those whom it is there for."""
+"""Rate limit of a copy: bounds its load on the source, and pauses it while a standby lags."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from cdc.config.definition import SourceLoad, StandbyLimit
 from cdc.snapshot.chunk_sender import ChunkSender
 
 CHECK_STANDBY_EVERY: Final = 1.0
-"""Seconds between two questions how far a standby is."""
+"""Seconds between two checks of a standby's lag."""
 
 
 class CopyRateLimit:
     """Shared by the connections of one copy."""
 
     def __init__(self, rows: int | None, load: SourceLoad, stream: ChunkSender, stop: Event) -> None:
-        """At most so many rows per second, besides what the load allows."""
+        """rows: maximum per second, in addition to the limits in load; None for no limit."""
         self._rows, self._load, self._stream, self._stop = rows, load, stream, stop
         self._lock = Lock()
-        self._due = self._look_due = 0.0
-        self._said: str | None = None
+        self._due = self._standby_due = 0.0
+        self._reason: str | None = None
 
-    def spend(self, rows: int, nbytes: int) -> None:
-        """Rest for as long as so many rows, of so many bytes of text, have to take."""
+    def throttle(self, rows: int, nbytes: int) -> None:
+        """Wait until the limits allow another chunk after one with this many rows and bytes of text."""
         seconds = max(rows / (self._rows or float("inf")), nbytes / (self._load.bytes_per_second or float("inf")))
         with self._lock:
             self._due = max(self._due, time.monotonic()) + seconds
             due = self._due
         self._stop.wait(max(0.0, due - time.monotonic()))
 
-    def holds(self) -> str | None:
-        """Why nothing may be read now; None if it may."""
+    def pause_reason(self) -> str | None:
+        """Why the copy must pause now; None if it may read."""
         standby = self._load.standby
         if standby is None:
             return None
         with self._lock:
-            if time.monotonic() >= self._look_due:
-                self._look_due = time.monotonic() + CHECK_STANDBY_EVERY
-                self._said = _standby_problem(standby, self._stream.lag(standby.name))
-            return self._said
+            if time.monotonic() >= self._standby_due:
+                self._standby_due = time.monotonic() + CHECK_STANDBY_EVERY
+                self._reason = _standby_problem(standby, self._stream.standby_lag(standby.name))
+            return self._reason
 
 
 def _standby_problem(limit: StandbyLimit, lag: int | None) -> str | None:

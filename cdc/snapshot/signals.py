@@ -1,9 +1,9 @@
-"""Signals: what Debezium's signals ask for, as commands to the backfills of this pipeline.
+"""Signals: translates Debezium signals into backfill requests and actions.
 
 `execute-snapshot` of type `incremental` becomes one backfill per table, so that each has its own filter and can be
-stopped alone; `stop-`, `pause-` and `resume-snapshot` become commands about those that are on their way, whoever asked
-for them. A command of kind SIGNAL notes in the catalog what came of each, and by its number what was posted for it: one
-that was interrupted is carried out to its end and not twice.
+stopped separately. `stop-`, `pause-` and `resume-snapshot` become actions on all pending backfills, whatever requested
+them. A command of kind SIGNAL records the result of each signal in the catalog. By its id an interrupted signal
+recognises the commands that it has already posted, so it is completed without duplicates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cdc.snapshot.signal_queue import (
 from cdc.table import TableSchema, TableState, exact_glob, split_topic
 
 SIGNAL: Final = "signal"
-"""The kind of command that notes a signal; it is nobody's to carry out but ours."""
+"""Kind of the command that records a signal; only this module processes it."""
 _VERBS: Final = {
     SignalType.STOP: BackfillAction.CANCEL,
     SignalType.PAUSE: BackfillAction.PAUSE,
@@ -48,54 +48,54 @@ log = structlog.get_logger("signals")
 
 
 class Signals:
-    """The signals of one pipeline; used by the thread that carries out backfills."""
+    """Processes the signals of one pipeline; used by the backfill worker."""
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
-        self.inbox = SignalQueue(definition.log.root, definition.snapshot.signals)
-        """Where the decoding thread leaves them."""
+        self.queue = SignalQueue(definition.log.root, definition.snapshot.signals)
+        """Queue that the decoding thread fills."""
 
     def pending(self) -> list[Signal]:
-        """Those whose transaction the log holds, in its order; nearly free while there are none. Raises LogError."""
-        if not (waiting := self.inbox.waiting()):
+        """Signals whose transaction the log contains, in log order; cheap while there are none. Raises LogError."""
+        if not (waiting := self.queue.stored()):
             return []
-        held = LogReader(self._definition.log.root).durable or Position(0)
-        return [signal for signal in waiting if signal.position <= held]
+        durable = LogReader(self._definition.log.root).durable or Position(0)
+        return [signal for signal in waiting if signal.position <= durable]
 
-    def serve(self, catalog: Catalog) -> None:
-        """Carry out those that are pending; the source is not asked.
+    def process(self, catalog: Catalog) -> None:
+        """Process the pending signals without querying the source.
 
-        Raises CatalogUnavailable; what else goes wrong stands in the result of the signal's command and in what we log.
+        Raises CatalogUnavailable; other errors are logged and recorded in the result of the signal's command.
         """
         try:
             for signal in self.pending():
-                self._take_up(catalog, signal)
+                self._process(catalog, signal)
         except LogError as exc:
-            log.warning("signals wait", code=exc.code, message=exc.message)
+            log.warning("signals cannot be processed yet", code=exc.code, message=exc.message)
 
-    def _take_up(self, catalog: Catalog, signal: Signal) -> None:
-        noted = catalog.commands.ls(self._definition.name, SIGNAL, limit=SIGNALS_LIMIT)
-        command = next((c for c in noted if c.payload["key"] == signal.key), None)
-        told = {"id": signal.id, "type": signal.type.value, "channel": signal.channel.value}
+    def _process(self, catalog: Catalog, signal: Signal) -> None:
+        recorded = catalog.commands.ls(self._definition.name, SIGNAL, limit=SIGNALS_LIMIT)
+        command = next((c for c in recorded if c.payload["key"] == signal.key), None)
+        fields = {"id": signal.id, "type": signal.type.value, "channel": signal.channel.value}
         if command is None:
-            payload = {"key": signal.key, "position": str(Position(signal.position)), **told}
+            payload = {"key": signal.key, "position": str(Position(signal.position)), **fields}
             number = catalog.commands.post(self._definition.name, SIGNAL, payload)
             hit("signal_noted")
         else:
             number = command.id
         if command is None or command.state is CommandState.PENDING:
-            shown = told | {"id": signal.id[:LOGGED_CHARACTERS]}
+            shown = fields | {"id": signal.id[:LOGGED_CHARACTERS]}
             self._finish(catalog, number, signal, shown)
-        self.inbox.remove(signal)
+        self.queue.remove(signal)
 
     def _finish(self, catalog: Catalog, number: int, signal: Signal, shown: Mapping[str, str]) -> None:
-        carry_out = self._execute if signal.type is SignalType.EXECUTE else self._speak
+        carry_out = self._execute if signal.type is SignalType.EXECUTE else self._apply_action
         try:
             result = carry_out(catalog, number, signal)
         except ConfigError as exc:
             log.warning("signal refused", **shown, code=exc.code, message=exc.message, fix=exc.fix)
-            said = {"code": exc.code, "message": exc.message, "suggestion": exc.fix}
-            catalog.commands.finish(number, {"error": said}, ok=False)
+            error = {"code": exc.code, "message": exc.message, "suggestion": exc.fix}
+            catalog.commands.finish(number, {"error": error}, ok=False)
             return
         log.info("signal carried out", **shown, **result)
         hit("signal_posted")
@@ -103,12 +103,12 @@ class Signals:
         hit("signal_finished")
 
     def _execute(self, catalog: Catalog, number: int, signal: Signal) -> dict[str, Any]:
-        """One backfill per table; raises ConfigError if there is not a single one that can be."""
+        """Post one backfill per table; raises ConfigError if no table can be copied."""
         fields = _snapshot_fields(signal)
         if str(fields.get("surrogate-key") or "").strip():
             raise ConfigError(
-                "'surrogate-key' is not supported: chunks are read and settled with the stream by the table's own key",
-                remedy="leave it out",
+                "'surrogate-key' is not supported: chunks are read and merged by the table's own key",
+                remedy="omit it",
             )
         entries = _text_list(fields, "data-collections")
         if not entries:
@@ -116,8 +116,8 @@ class Signals:
         filters = _filters(fields)
         if filters and signal.channel is Channel.MESSAGE:
             raise ConfigError(
-                "a filter is SQL that is run with the reader's rights, and anybody who may connect can write a message",
-                remedy="send it as a row of the table that 'snapshot.signals' names, or cdc backfill --where",
+                "a filter is SQL that runs with the reader's rights, and any role that can connect can send a message",
+                remedy="insert it into the table that 'snapshot.signals' names, or run 'cdc backfill --where'",
             )
         tables = self._tables()
         refused = {entry: "no table of the log matches" for entry in entries if not _tables_of_entry(entry, tables)}
@@ -138,7 +138,7 @@ class Signals:
     def _post(
         self, catalog: Catalog, number: int, signal: Signal, requests: Mapping[str, BackfillRequest]
     ) -> list[int]:
-        """Ask for those that were not asked for since the signal's own command; hands back all their numbers."""
+        """Post the requests that were not posted since the signal's own command; returns all their ids."""
         name, commands = self._definition.name, catalog.commands
         since = {json.dumps(c.payload, sort_keys=True): c.id for c in commands.ls(name, BACKFILL) if c.id > number}
         posted = []
@@ -150,16 +150,18 @@ class Signals:
             posted.append(job)
         return posted
 
-    def _speak(self, catalog: Catalog, number: int, signal: Signal) -> dict[str, Any]:
-        """Tell those on their way to rest, to go on or to end: all, but only backfills to end, and of those, if tables
-        are named, the ones whose tables all are. A full copy that was cut off would leave a table half copied.
+    def _apply_action(self, catalog: Catalog, number: int, signal: Signal) -> dict[str, Any]:
+        """Pause or resume all pending backfills, or cancel some.
+
+        A cancel that names tables applies to backfills whose tables are all named. It never applies to a full copy,
+        because an interrupted one would leave a table incomplete.
         """
         name, verb = self._definition.name, _VERBS[signal.type]
         entries = _text_list(_snapshot_fields(signal), "data-collections") if verb is BackfillAction.CANCEL else []
         tables = self._tables(with_signals=True)
         named = {schema.topic for schema in _matching_tables(entries, tables)}
-        said = {c.payload.get("id") for c in catalog.commands.ls(name, verb.kind) if c.id > number}
-        spoken_to, left = [], []
+        posted = {c.payload.get("id") for c in catalog.commands.ls(name, verb.kind) if c.id > number}
+        affected, left = [], []
         for command in catalog.commands.pending(name, BACKFILL):
             request = BackfillRequest.from_json(command.payload)
             topics = {schema.topic for schema in tables if covers(request, schema.topic)}
@@ -167,34 +169,34 @@ class Signals:
             if kept or (entries and not (topics and topics <= named)):
                 left += [command.id] if kept or topics & named else []
                 continue
-            if command.id not in said:
+            if command.id not in posted:
                 _send_action(catalog, name, command.id, verb, _actor(signal))
-            spoken_to.append(command.id)
-        return {"backfills": spoken_to, "left": left}
+            affected.append(command.id)
+        return {"backfills": affected, "left": left}
 
     def _tables(self, *, with_signals: bool = False) -> list[TableSchema]:
-        """The tables of the log that are not gone, by topic; the one of signals is nothing that is read again."""
+        """Tables of the log by topic, without dropped ones and, by default, without the signal table."""
         own = None if with_signals else self._definition.snapshot.signals
         known = LogReader(self._definition.log.root).schemas().values()
-        there = [s for s in known if s.state is not TableState.DROPPED and s.topic != own]
-        return sorted(there, key=lambda schema: schema.topic)
+        tables = [s for s in known if s.state is not TableState.DROPPED and s.topic != own]
+        return sorted(tables, key=lambda schema: schema.topic)
 
 
 def _send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction, actor: str) -> None:
     try:
         send_action(catalog, pipeline, job, verb, actor)
     except StateConflict:
-        log.info("it had ended by then", backfill=job)
+        log.info("a signal concerns a backfill that has already ended", backfill=job)
 
 
 def _snapshot_fields(signal: Signal) -> dict[str, Any]:
-    """What the signal says in detail; raises ConfigError unless it is about incremental snapshots."""
+    """The signal's body; raises ConfigError unless it is about incremental snapshots."""
     fields = parse_json_object(signal.body) if signal.body.strip() else {}
     kind = str(fields.get("type") or "incremental").lower()
     if kind == "blocking":
         raise ConfigError(
-            "a blocking snapshot stops the stream while it reads: rows are read beside the stream here",
-            remedy="ask for type 'incremental', which gives the same rows, with a filter that is a condition",
+            "a blocking snapshot stops the stream while it reads, which is not supported",
+            remedy="use type 'incremental', which copies the same rows, with a condition as filter",
         )
     if kind != "incremental":
         raise ConfigError(f"unknown type of snapshot {kind[:LOGGED_CHARACTERS]!r}: expected 'incremental'")
@@ -209,7 +211,7 @@ def _text_list(fields: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _filters(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(names, condition): for a table the first one that means it holds. The older single condition means all."""
+    """Pairs of names and condition; the first match applies to a table. The older single condition applies to all."""
     single = fields.get("additional-condition")
     conditions = fields.get("additional-conditions") or []
     if isinstance(single, str) and single.strip():
@@ -227,14 +229,15 @@ def _filters(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _matching_tables(entries: Iterable[str], tables: list[TableSchema]) -> list[TableSchema]:
-    """The tables that at least one entry means, in their order."""
-    meant = {schema.topic for entry in entries for schema in _tables_of_entry(entry, tables)}
-    return [schema for schema in tables if schema.topic in meant]
+    """Tables that match at least one entry, in their order."""
+    topics = {schema.topic for entry in entries for schema in _tables_of_entry(entry, tables)}
+    return [schema for schema in tables if schema.topic in topics]
 
 
 def _tables_of_entry(entry: str, tables: list[TableSchema]) -> list[TableSchema]:
-    """The table of that very name, or else those whose `schema.table` the regular expression matches, as a whole and
-    whatever its case. The expressions are RE2's: anybody can send one, and none takes longer than its text is long.
+    """The table with exactly this name, otherwise all tables whose `schema.table` fully matches the regular expression.
+
+    Matching ignores case. RE2 runs in linear time, which matters because any role can send an expression.
     """
     exact = [schema for schema in tables if (schema.schema, schema.name) == split_topic(entry)]
     if exact:

@@ -1,6 +1,6 @@
-"""Tables: how one asks the reader to hold its tables against the definition, or to skip the copy of some; its answer.
+"""Table requests: commands to a running reader to sync its tables with the definition, or to skip a copy.
 
-The reader carries it out, in `snapshot/keeping.py`.
+The publication sync worker of the reader runs them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.table import TableSchema, TableState, exact_glob, matches_name
 
 CHECK_TABLES: Final = "tables.look"
-"""The kind that asks to hold the tables against the definition now; its result has `added`, `removed`, `refused`."""
+"""Kind of the command to sync the tables now; its result has `added`, `removed` and `refused`."""
 SKIP_TABLES: Final = "tables.skip"
-"""The kind that asks to take tables for exact as they are; the payload has their globs as `tables`."""
-ANSWER_WITHIN: Final = 10.0
-"""Seconds that a running reader is waited for."""
+"""Kind of the command to mark tables as exact without a copy; the payload has their globs as `tables`."""
+ANSWER_TIMEOUT: Final = 10.0
+"""Default seconds to wait for a running reader."""
 _POLL_EVERY: Final = 0.1
 
 
 def request_table_check(catalog: Catalog, pipeline: str) -> int:
-    """Ask for a look; hands back the command's number."""
+    """Post a command to sync the tables; returns its id."""
     return catalog.commands.post(pipeline, CHECK_TABLES, {})
 
 
 def request_skip(definition: Definition, catalog: Catalog, tables: Sequence[str], actor: str) -> tuple[int, list[str]]:
-    """Ask to take tables for exact as they are, without a copy; hands back the command's number and the topics.
+    """Post a command to mark tables as exact without a copy; returns its id and the topics.
 
-    `tables` are globs, of which those that need no skipping are left out. Raises UnknownName for what the log does not
-    have, StateConflict where nothing is to be skipped or a copy is on its way, LogError without a log.
+    tables: globs; tables that are already live are left out. Raises UnknownName for tables that the log does not
+    contain, StateConflict if all tables are live or a copy is running, LogError without a log.
     """
     known = [s for s in LogReader(definition.log.root).schemas().values() if s.state is not TableState.DROPPED]
     chosen: dict[str, TableSchema] = {}
@@ -51,19 +51,19 @@ def request_skip(definition: Definition, catalog: Catalog, tables: Sequence[str]
 
 
 def check_not_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) -> None:
-    """Raise StateConflict if a copy of one of the tables is on its way."""
+    """Raise StateConflict if a copy of one of the tables is pending."""
     for command in catalog.commands.pending(pipeline, BACKFILL):
         request = BackfillRequest.from_json(command.payload)
         copied = [topic for topic in topics if request.resync and covers(request, topic)]
         if copied:
             raise StateConflict(
-                f"copy {command.id} of {', '.join(copied)} is on its way",
-                remedy=f"cdc backfill cancel {command.id} -c FILE, then ask again",
+                f"copy {command.id} of {', '.join(copied)} is running",
+                remedy=f"wait for it, or run 'cdc backfill cancel {command.id} -c FILE', then try again",
             )
 
 
-def wait_for_answer(catalog: Catalog, job: int, patience: float = ANSWER_WITHIN) -> Command | None:
-    """The command once it is finished; None after so many seconds."""
+def wait_for_answer(catalog: Catalog, job: int, patience: float = ANSWER_TIMEOUT) -> Command | None:
+    """The command when it is finished; None after `patience` seconds."""
     deadline, never = time.monotonic() + patience, Event()
     while True:
         command = catalog.commands.get(job)
@@ -78,9 +78,12 @@ def _inexact_tables(known: Sequence[TableSchema], glob: str) -> list[TableSchema
     found = [schema for schema in known if matches_name(schema.topic, [glob])]
     if not found:
         listed = ", ".join(sorted(schema.topic for schema in known)[:10]) or "none"
-        raise UnknownName(f"no table of the log matches {glob!r}", remedy=f"tables there: {listed}")
+        raise UnknownName(f"no table of the log matches {glob!r}", remedy=f"tables of the log: {listed}")
     inexact = [schema for schema in found if schema.state is not TableState.LIVE]
     if not inexact:
         listed = ", ".join(schema.topic for schema in found[:10])
-        raise StateConflict(f"live already, there is nothing to skip: {listed}", remedy="see 'cdc tables ls -c FILE'")
+        raise StateConflict(
+            f"there is nothing to skip, the tables are already live: {listed}",
+            remedy="'cdc tables ls -c FILE' shows the state of every table",
+        )
     return inexact

@@ -1,8 +1,9 @@
-"""Placing: where a chunk that one thread reads meets the stream that another decodes.
+"""Watermark windows: they combine the chunks of a copy with the changes of the stream, as DBLog and Debezium do.
 
-A copying thread opens a window, reads its chunk, offers it and sends a watermark; the decoding thread collects what
-the stream says of the relation meanwhile, and when the watermark comes it puts the chunk's rows into the watermark's
-own transaction. A watermark without its rows in hand (those of a process that was killed) means nothing.
+A copying thread opens a window, reads a chunk, registers it and sends a watermark through the WAL. The decoding thread
+collects the relation's changes between opening and watermark. At the watermark it merges chunk and changes, and inserts
+the result into the watermark's own transaction. It ignores a watermark without a registered chunk: a killed process
+sent it.
 """
 
 from __future__ import annotations
@@ -36,38 +37,38 @@ from cdc.snapshot.window_merge import (
 from cdc.table import TableSchema
 
 OPEN_TRANSACTION_LIMIT: Final = 8 * 1024 * 1024
-"""Bytes of an unfinished transaction that are kept for a window which may open in its middle; above it windows wait."""
+"""Bytes kept of the transaction that is being received, for windows that open in its middle; above it, windows wait."""
 WINDOW_LIMIT: Final = 32 * 1024 * 1024
-"""Bytes of a relation's rows in one window; above it the chunk is read again."""
+"""Bytes of the stream's rows in one window; above it, the chunk is read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What is to be put at a watermark: `s`, `t`, the rows and `g`, those of them that there are, in this order."""
+    """Rows to insert at a watermark. They follow an optional `s` and `t` row and precede an optional `g` row."""
 
     relation: int
     topic: str
     rows: pa.Table
-    """LOG_SCHEMA, `r`; positions and ordinals are given when it is placed."""
+    """LOG_SCHEMA, operation `r`; the watermark gives them position and ordinals."""
     schema: TableSchema | None = None
-    """A version to write, by which the stream is read from here on."""
+    """Schema version to write before the rows; the stream is decoded by it from here on."""
     generation: Position | Literal["here"] | None = None
-    """Close a full copy that began there; "here": that this chunk is all of, whose position nobody knows yet."""
+    """Start of the full copy that this chunk ends; "here" if the chunk is the whole copy."""
     address: str | None = None
-    """The one sink that it is for. A version is for everyone, as what the stream says from here on is."""
+    """The only sink that gets the rows, None for all; a schema version always goes to all sinks."""
     visibility: Visibility | None = None
-    """What the one snapshot saw in which `rows` were read, all that a table without a key holds: it begins anew."""
+    """For a table without a key: the snapshot in which all its rows were read; they replace the earlier rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """What became of it."""
+    """Result of one chunk at its watermark."""
 
     position: Position
     rows: int
-    """Of the chunk's own."""
-    again: bool = False
-    """The schema changed meanwhile, or too much else: nothing was written."""
+    """Rows of the chunk that were written."""
+    must_read_again: bool = False
+    """The schema changed in the window, or the window exceeded WINDOW_LIMIT: nothing was written."""
 
 
 @dataclass(slots=True)
@@ -75,35 +76,35 @@ class _Window:
     relation: int
     after: Position
     xids: np.ndarray
-    """Received by then, and not known to be visible."""
-    whole: bool = False
-    """Its rows may have to be told once more."""
-    lasting: bool = False
-    """Somebody waits for it who is no copy."""
+    """Transactions received before the window opened that may not be visible to snapshots yet."""
+    is_keyless: bool = False
+    """The window keeps complete rows, because some may have to be written again."""
+    outlives_copies: bool = False
+    """The window stays when a copy starts or ends."""
     rows: list[pa.Table] = field(default_factory=list)
     nbytes: int = 0
-    versioned: bool = False
-    """A new version of the schema came."""
+    schema_changed: bool = False
+    """A new version of the relation's schema arrived."""
     chunk: Chunk | None = None
     outcome: PlacedRows | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Keep what concerns the relation, until the chunk is placed."""
+        """Add the relation's rows of a batch, until the chunk is merged."""
         if self.outcome is not None:
             return
         found = rows_of_relation(
-            batch, self.relation, int(self.after), KEYLESS_COLUMNS if self.whole else KEYED_COLUMNS
+            batch, self.relation, int(self.after), KEYLESS_COLUMNS if self.is_keyless else KEYED_COLUMNS
         )
         self.nbytes += found.nbytes
-        self.versioned = self.versioned or has_schema_change(found)
+        self.schema_changed = self.schema_changed or has_schema_change(found)
         if self.nbytes > WINDOW_LIMIT:
             self.rows.clear()
         else:
             self.rows.append(found)
 
-    def settled(self, chunk: Chunk) -> list[pa.Table] | None:
-        """The chunk's own rows, and those that follow it; None: the chunk is worthless, or too much came to tell."""
-        if chunk.schema is not None and self.versioned:  # the stream's is the newer one
+    def merge(self, chunk: Chunk) -> list[pa.Table] | None:
+        """Rows of the chunk, then rows of the stream to repeat after them; None: the chunk must be read again."""
+        if chunk.schema is not None and self.schema_changed:  # the stream's version is the newer one
             return None
         if chunk.visibility is None and not chunk.rows.num_rows:
             return [chunk.rows]
@@ -121,7 +122,7 @@ class _Window:
 
 @dataclass(slots=True)
 class _OpenTransaction:
-    """Rows of the transaction that is not finished yet."""
+    """Rows of the transaction that is being received."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     nbytes: int = 0
@@ -129,123 +130,123 @@ class _OpenTransaction:
 
 
 class WatermarkWindows:
-    """One reader's meeting place; safe for threads that copy and one that decodes."""
+    """All open windows of one reader; thread-safe for several copying threads and one decoding thread."""
 
     def __init__(self) -> None:
         self._changed = Condition()
-        self._streaming = False
+        self._is_streaming = False
         self._received = Position(0)
-        self._tracking = False
+        self._is_tracking = False
         self._xids: list[np.ndarray] = []
-        self._tail = _OpenTransaction()
+        self._open_transaction = _OpenTransaction()
         self._windows: dict[str, _Window] = {}
-        self._versions: dict[int, TableSchema] = {}
-        self.streamed = 0
-        """Rows that the stream has brought so far, those of copies not counted."""
-        self.reached = DurablePosition()
-        """How far the log is durable."""
-        self.inbox: SignalQueue | None = None
-        """Where the decoding thread leaves signals; None while nobody carries any out."""
+        self._schemas: dict[int, TableSchema] = {}
+        self.streamed_rows = 0
+        """Rows received from the stream so far, without the rows of copies."""
+        self.durable_position = DurablePosition()
+        """Durable position of the log."""
+        self.signal_queue: SignalQueue | None = None
+        """Queue for signals that the decoding thread finds; None if nothing processes them."""
 
-    # the decoding thread
+    # called by the decoding thread
 
-    def begin(self, after: Position, known: Mapping[int, TableSchema]) -> None:
-        """A session streams from behind this position, with these versions known; what was on its way is void."""
+    def start_session(self, after: Position, known: Mapping[int, TableSchema]) -> None:
+        """Start streaming after a position with the known schema versions; discards all open windows."""
         with self._changed:
-            self._streaming, self._received, self._tail = True, after, _OpenTransaction()
-            self._versions = dict(known)
+            self._is_streaming, self._received, self._open_transaction = True, after, _OpenTransaction()
+            self._schemas = dict(known)
             self._windows.clear()
             self._changed.notify_all()
 
-    def end(self) -> None:
-        """The session is over."""
+    def end_session(self) -> None:
+        """Stop streaming; discards all open windows."""
         with self._changed:
-            self._streaming = False
+            self._is_streaming = False
             self._windows.clear()
             self._changed.notify_all()
 
-    def learn(self, schema: TableSchema) -> None:
-        """A version whose `s` row is on its way to the log, or will be before any other row of the relation."""
+    def set_schema(self, schema: TableSchema) -> None:
+        """Record the current version of a relation; its `s` row precedes every later row of the relation in the log."""
         with self._changed:
-            self._versions[schema.relation] = schema
+            self._schemas[schema.relation] = schema
 
-    def note(self, decoded: Decoded) -> None:
-        """Take notice of rows on their way to the log."""
+    def observe(self, decoded: Decoded) -> None:
+        """Add decoded rows to the open windows."""
         rows, complete = decoded.rows, decoded.complete
         with self._changed:
-            self.streamed += 0 if decoded.copied else rows.num_rows
-            if self._tracking and rows.num_rows:
+            self.streamed_rows += 0 if decoded.copied else rows.num_rows
+            if self._is_tracking and rows.num_rows:
                 self._xids.append(_distinct(rows["xid"]))
             for window in self._windows.values():
                 window.add(rows)
             if decoded.last is not None:
                 self._received = decoded.last
-                self._tail = _OpenTransaction()
+                self._open_transaction = _OpenTransaction()
             if complete < rows.num_rows:
-                self._keep(rows.slice(complete), decoded.nbytes)
+                self._add_open_rows(rows.slice(complete), decoded.nbytes)
             self._changed.notify_all()
 
-    def place(self, seen: WatermarkSeen) -> tuple[TableSchema | None, Iterable[pa.RecordBatch]]:
-        """The version to read by from here, and the rows that belong into the watermark's transaction."""
+    def batches_at_watermark(self, seen: WatermarkSeen) -> tuple[TableSchema | None, Iterable[pa.RecordBatch]]:
+        """The schema version that applies from here on, if it changed, and the rows for the watermark's transaction."""
         with self._changed:
             window = self._windows.get(seen.content.decode(errors="replace"))
             if window is None or window.chunk is None or window.outcome is not None:
                 return None, []
             chunk, window.chunk = window.chunk, None
-            settled, window.rows = window.settled(chunk), []
-            count = settled[0].num_rows if settled else 0
-            window.outcome = PlacedRows(seen.position, count, again=settled is None)
+            merged, window.rows = window.merge(chunk), []
+            count = merged[0].num_rows if merged else 0
+            window.outcome = PlacedRows(seen.position, count, must_read_again=merged is None)
             self._changed.notify_all()
-            if settled is None:
+            if merged is None:
                 return None, []
             if chunk.schema is not None:
-                self._versions[chunk.relation] = chunk.schema
-            place = RowOrder(int(seen.position), seen.ordinal, seen.xid, seen.committed_at)
-            return chunk.schema, _batches_at(chunk, settled, place, window.after)
+                self._schemas[chunk.relation] = chunk.schema
+            first_row = RowOrder(int(seen.position), seen.ordinal, seen.xid, seen.committed_at)
+            return chunk.schema, _batches_at(chunk, merged, first_row, window.after)
 
-    # the copying threads
+    # called by the copying threads
 
-    def track(self, *, on: bool) -> Position:
-        """Begin or cease to note which transactions were received; gives the last one of before.
+    def track_xids(self, *, on: bool) -> Position:
+        """Start or stop recording the xids of received transactions; returns the last position received before.
 
-        What a copy has on its way when the noting ceases is void: nobody waits for it any more.
+        Discards the windows of the previous copy.
         """
         with self._changed:
-            self._tracking, self._xids = on, []
-            self._windows = {token: window for token, window in self._windows.items() if window.lasting}
+            self._is_tracking, self._xids = on, []
+            self._windows = {token: window for token, window in self._windows.items() if window.outlives_copies}
             return self._received
 
-    def versions(self) -> list[TableSchema]:
-        """Those that the stream is read by; none while nothing streams."""
+    def schemas(self) -> list[TableSchema]:
+        """Current schema versions of all relations; empty while no session streams."""
         with self._changed:
-            return list(self._versions.values()) if self._streaming else []
+            return list(self._schemas.values()) if self._is_streaming else []
 
-    def add_received(self, xids: np.ndarray) -> None:
-        """Note transactions that had been received before, and may not be visible yet."""
+    def add_unconfirmed_xids(self, xids: np.ndarray) -> None:
+        """Add transactions that were received before track_xids and may not be visible to snapshots yet."""
         with self._changed:
             self._xids.append(xids)
 
-    def open(
-        self, token: str, relation: int, patience: float, *, whole: bool = False, lasting: bool = False
+    def open_window(
+        self, token: str, relation: int, patience: float, *, keyless: bool = False, outlives_copies: bool = False
     ) -> TableSchema | None:
-        """Collect what comes from here on; gives the version of the relation at this place of the stream.
+        """Start collecting the relation's changes; returns its schema version at this point of the stream.
 
-        The log may not hold that version yet; None where the stream has not told of the relation. `whole` for a chunk
-        with a visibility, `lasting` for who waits for it whatever copies begin and end meanwhile. Raises
-        SnapshotInvalidated if nothing streams within so many seconds.
+        The log may not contain that version yet; None if the stream has not described the relation. `keyless` for a
+        chunk with a visibility; `outlives_copies` for a window that stays when copies start or end. Raises
+        SnapshotInvalidated if no session streams within `patience` seconds.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._streaming and not self._tail.lost, patience):
-                raise SnapshotInvalidated("nothing streams, so nothing can be placed")
-            window = _Window(relation, self._received, _distinct_of_all(self._xids), whole, lasting)
-            for batch in self._tail.batches:
+            if not self._changed.wait_for(lambda: self._is_streaming and not self._open_transaction.lost, patience):
+                raise SnapshotInvalidated("no replication session is streaming, so a chunk cannot be inserted")
+            window = _Window(relation, self._received, _distinct_of_all(self._xids), keyless, outlives_copies)
+            for batch in self._open_transaction.batches:
                 window.add(batch)
             self._windows[token] = window
-            return self._versions.get(relation)
+            return self._schemas.get(relation)
 
     @contextmanager
-    def closing(self, token: str) -> Iterator[None]:
-        """Forget the window if reading its chunk fails."""
+    def discard_on_error(self, token: str) -> Iterator[None]:
+        """Discard the window if reading its chunk fails."""
         try:
             yield
         except BaseException:
@@ -254,14 +255,15 @@ class WatermarkWindows:
             raise
 
     def sees_all(self, token: str, visibility: Visibility) -> bool:
-        """Whether a snapshot that was taken after open() sees all that had been received by then.
+        """Whether a snapshot sees every transaction that was received before the window opened.
 
-        A transaction can be in the stream before others see it: it waits for a synchronous standby, say.
+        A transaction can be in the stream before snapshots see it, for example while it waits for a synchronous
+        standby. If the snapshot misses one, the window is discarded.
         """
         with self._changed:
             window = self._windows.get(token)
             if window is None:
-                raise SnapshotInvalidated("the session ended meanwhile")
+                raise SnapshotInvalidated("the replication session ended while a chunk was read")
             known = _distinct_of_all(self._xids)  # what one snapshot sees every later one sees as well
             self._xids = [known[~visibility.sees(known)]]
             if all_seen := bool(visibility.sees(window.xids).all()):
@@ -270,22 +272,23 @@ class WatermarkWindows:
                 del self._windows[token]
             return all_seen
 
-    def offer(self, token: str, chunk: Chunk) -> None:
-        """Have the chunk in hand for the window's watermark, which may be sent from now on.
+    def set_chunk(self, token: str, chunk: Chunk) -> None:
+        """Register the chunk of a window; its watermark may be sent afterwards.
 
-        Raises ValueError for a chunk with a visibility in a window that was not opened `whole`.
+        Raises ValueError for a chunk with a visibility in a window that was not opened as `keyless`.
         """
         with self._changed:
             if (window := self._windows.get(token)) is None:
                 return
-            if chunk.visibility is not None and not window.whole:
-                raise ValueError(f"the window keeps too little to begin {chunk.topic!r} anew")
+            if chunk.visibility is not None and not window.is_keyless:
+                raise ValueError(f"the window of {chunk.topic!r} was not opened for a table without a key")
             window.chunk = chunk
 
-    def outcome(self, token: str, patience: float) -> PlacedRows:
-        """What became of it; raises SnapshotInvalidated if the session ended, or brought nothing for so many seconds.
+    def wait_for_outcome(self, token: str, patience: float) -> PlacedRows:
+        """Wait for the watermark, and return what was written.
 
-        A stream that is far behind takes its time until the watermark comes.
+        Raises SnapshotInvalidated if the session ends, or if the stream makes no progress for `patience` seconds; a
+        stream that lags but makes progress is waited for.
         """
         with self._changed:
             received, deadline = self._received, time.monotonic() + patience
@@ -296,15 +299,15 @@ class WatermarkWindows:
                     received, deadline = self._received, time.monotonic() + patience
             window = self._windows.pop(token, None)
             if window is None or window.outcome is None:
-                raise SnapshotInvalidated("the watermark did not come back")
+                raise SnapshotInvalidated("the watermark of a chunk did not arrive in the stream")
             return window.outcome
 
-    def _keep(self, rows: pa.RecordBatch, nbytes: int) -> None:
-        self._tail.nbytes += nbytes
-        if self._tail.nbytes > OPEN_TRANSACTION_LIMIT:
-            self._tail = _OpenTransaction(nbytes=self._tail.nbytes, lost=True)
-        elif not self._tail.lost:
-            self._tail.batches.append(rows)
+    def _add_open_rows(self, rows: pa.RecordBatch, nbytes: int) -> None:
+        self._open_transaction.nbytes += nbytes
+        if self._open_transaction.nbytes > OPEN_TRANSACTION_LIMIT:
+            self._open_transaction = _OpenTransaction(nbytes=self._open_transaction.nbytes, lost=True)
+        elif not self._open_transaction.lost:
+            self._open_transaction.batches.append(rows)
 
 
 def _distinct_of_all(xids: list[np.ndarray]) -> np.ndarray:
@@ -312,41 +315,41 @@ def _distinct_of_all(xids: list[np.ndarray]) -> np.ndarray:
 
 
 def _distinct(xids: pa.Array) -> np.ndarray:
-    """Transactions come one after the other, so equal neighbours are enough to look at."""
+    """Distinct xids; rows of one transaction are adjacent, so comparing neighbours is enough."""
     values = xids.to_numpy(zero_copy_only=False)
     return values[np.concatenate(([True], values[1:] != values[:-1]))]
 
 
-def _batches_at(chunk: Chunk, settled: list[pa.Table], place: RowOrder, after: Position) -> Iterator[pa.RecordBatch]:
-    """All that the chunk says at the place, ordinals counting on, made while it is asked for; LOG_SCHEMA.
+def _batches_at(chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after: Position) -> Iterator[pa.RecordBatch]:
+    """Batches (LOG_SCHEMA) to insert at a position, with consecutive ordinals, built lazily.
 
-    `settled` by a window that began behind `after`.
+    `merged`: result of a window that opened after the position `after`.
     """
-    for rows, address in _tables_at(chunk, settled, place, after):
-        yield from rows_at_position(rows, place, address)
-        place = replace(place, ordinal=place.ordinal + rows.num_rows)
+    for rows, address in _tables_at(chunk, merged, first_row, after):
+        yield from rows_at_position(rows, first_row, address)
+        first_row = replace(first_row, ordinal=first_row.ordinal + rows.num_rows)
 
 
 def _tables_at(
-    chunk: Chunk, settled: list[pa.Table], place: RowOrder, after: Position
+    chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after: Position
 ) -> Iterator[tuple[pa.Table, str | None]]:
-    """What stands at the place, in its order, and the sink that each part is for."""
+    """Tables to insert, in order, each with the sink that it is for."""
 
     def control(operation: Operation, payload: bytes | None = None) -> pa.Table:
-        return pa.Table.from_batches([control_row(place, operation, chunk.relation, chunk.topic, payload)])
+        return pa.Table.from_batches([control_row(first_row, operation, chunk.relation, chunk.topic, payload)])
 
-    own, *follows = settled
+    own, *follows = merged
     if chunk.schema is not None:
         yield control(Operation.SCHEMA, chunk.schema.to_json()), None
     parts = [own]
     if chunk.visibility is not None:
         yield control(Operation.TRUNCATE), chunk.address
-        # in batches as they were read: all of a table may be too much for one
+        # as they were read: the rows of a whole table may exceed one batch
         parts = [pa.Table.from_batches([batch]) for batch in own.to_batches()]
     for rows in (*parts, *follows):
         yield rows, chunk.address
     if (began := chunk.generation) is not None:
         if began == "here":
-            # of a keyed chunk what the window brought instead stands between the two; it must not go
-            began = Position(place.position if chunk.visibility is not None else after + 1)
+            # rows that the window has instead of a keyed chunk's rows lie between the two positions and must stay
+            began = Position(first_row.position if chunk.visibility is not None else after + 1)
         yield control(Operation.GENERATION, str(int(began)).encode()), chunk.address

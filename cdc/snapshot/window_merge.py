@@ -1,29 +1,29 @@
-"""Window: what the stream brought while a chunk was read decides which of the chunk's rows go into the log, and how.
+"""Window merge: combines the rows of a chunk with the changes that the stream contains while the chunk is read.
 
-A chunk is read under a snapshot that sees everything up to position R; its rows are placed at the watermark H, which
-was sent when they were in hand. So the snapshot may have seen any part of the window (R, H], and each row of the chunk
-is the row's state at some moment of it. At H its state is:
+A chunk is read under a snapshot that sees every transaction up to position R. Its rows are inserted at the watermark H,
+which is sent after the read. The snapshot may have seen any part of the window (R, H]. At H the state of a row is:
 
-- what the stream says, if the window holds a full image of the key or its deletion: the chunk's row is dropped;
-- the chunk's row with the sent columns of the partial images laid over it, if the window holds only those. A column
-  that none of them sent has not changed since R; one that was sent has the value of the last that sent it, whatever
-  of them the snapshot saw. Dropping the row instead would lose the columns that were not sent for ever;
-- the chunk's row, if the window is silent.
+- the state in the stream, if the window contains a full image or a deletion of the key: the chunk's row is dropped;
+- the chunk's row overlaid with the sent columns of partial images, if the window contains only partial images. A column
+  that no image contains has not changed since R. A column that was sent has the last sent value, whichever image the
+  snapshot saw. Dropping the row instead would lose the unsent columns for ever;
+- the chunk's row, if the window contains no change of the key.
 
-A key that was asked for and has no row in the snapshot comes as a deletion. It stands if the window is silent about the
-key: then it has not changed since R, and has no row at H either. Whatever the window says of the key decides instead,
-a partial image too: the row came or was moved there after the snapshot.
+A requested key without a row in the snapshot becomes a deletion. The deletion applies if the window contains no change
+of the key: then there is no row at H either. Any change in the window, even a partial image, overrides it, because the
+row was inserted or moved to this key after the snapshot.
 
-So a chunk can never put an older state over a newer one. A truncate in the window empties the chunk: whatever was
-inserted after it is in the window. A new version of the schema makes the chunk worthless: it is read again.
+So a chunk never replaces a newer state by an older one. A truncate in the window empties the chunk, because the window
+contains every later insert. After a schema change in the window the chunk is read again.
 
-Rows of a table without a key cannot be told apart, so such a table is read whole, in one snapshot, and begins anew at
-H: everything before is cleared, then come the snapshot's rows, then once more the rows of those transactions of the
-window that the snapshot did not see. It sees a transaction whole or not at all: sub-transactions end in the moment in
-which the topmost one leaves the list of the running, and its xid is the one in that list and in the stream; a prepared
-one stays listed under its own until COMMIT PREPARED. The snapshot may see a commit and not an earlier one. Those two
-touched no row in common, and neither is a truncate, for locks are held until their holder can be seen: so what was not
-seen can follow what was, in the order of the log.
+Rows of a table without a key cannot be identified. Such a table is read completely in one snapshot and replaced at H: a
+truncate, then the snapshot's rows, then a repetition of the window's transactions that the snapshot did not see. A
+snapshot sees a transaction entirely or not at all. Subtransactions become visible together with their top-level
+transaction, whose xid the stream contains. A prepared transaction stays invisible until COMMIT PREPARED.
+
+The snapshot may see a commit and miss an earlier one. These two changed no common row, and neither is a truncate,
+because locks are released only when the transaction becomes visible. So unseen transactions may follow seen ones, in
+log order.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from cdc.change import LOG_SCHEMA, Operation, RowOrder
 from cdc.postgres.chunk_snapshot import Visibility
 
 KEYED_COLUMNS: Final = ("op", "key", "after", "partial")
-"""Columns of the stream's rows that a window needs to settle a chunk."""
+"""Columns of the stream's rows that a merge by key needs."""
 KEYLESS_COLUMNS: Final = tuple(
     name for name in LOG_SCHEMA.names if name not in {"position", "ordinal", "committed_at", "address"}
 )
-"""Columns that it needs where rows may be told once more, at another place."""
+"""Columns that a window needs if its rows may be repeated at another position."""
 
 
 def merge_keyed(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
-    """The chunk's rows (LOG_SCHEMA, `r` or `d`, with keys) as they are at the end of the window; None: read it again.
+    """The chunk's rows (LOG_SCHEMA, `r` or `d`, with keys) at the end of the window; None: read the chunk again.
 
-    `window` has the KEPT columns of the relation's rows in (R, H], in the order of the log.
+    window: KEYED_COLUMNS of the relation's rows in (R, H], in log order.
     """
     if has_schema_change(window):
         return None
@@ -71,9 +71,9 @@ def merge_keyed(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
 
 
 def unseen_rows(window: pa.Table, visibility: Visibility) -> pa.Table | None:
-    """The rows of transactions that a snapshot did not see, in the order of the log; None: read it again.
+    """Rows of transactions that a snapshot did not see, in log order; None: read the chunk again.
 
-    `window` has the WHOLE columns of the relation's rows in (R, H].
+    window: KEYLESS_COLUMNS of the relation's rows in (R, H].
     """
     if has_schema_change(window):
         return None
@@ -81,24 +81,24 @@ def unseen_rows(window: pa.Table, visibility: Visibility) -> pa.Table | None:
 
 
 def rows_at_position(rows: pa.Table, first: RowOrder, address: str | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows (WHOLE columns or more) at the first one's place, ordinals counting up, for one sink or for all.
+    """The rows (at least KEYLESS_COLUMNS) at one position, with ordinals from `first` on, for one sink or all.
 
-    Gives LOG_SCHEMA.
+    Yields LOG_SCHEMA.
     """
     count = rows.num_rows
-    said: dict[str, Any] = {
+    replaced: dict[str, Any] = {
         "position": pa.repeat(pa.scalar(first.position, pa.int64()), count),
         "ordinal": pa.arange(first.ordinal, first.ordinal + count),
         "xid": pa.repeat(pa.scalar(first.xid, pa.int64()), count),
         "committed_at": pa.repeat(pa.scalar(first.committed_at, LOG_SCHEMA.field("committed_at").type), count),
         "address": pa.repeat(pa.scalar(address, pa.string()), count),
     }
-    columns = [said[name] if name in said else rows[name] for name in LOG_SCHEMA.names]
+    columns = [replaced[name] if name in replaced else rows[name] for name in LOG_SCHEMA.names]
     yield from pa.table(columns, schema=LOG_SCHEMA).to_batches()
 
 
 def _overlay_partial(chunk: pa.Table, partial: pa.Table) -> pa.Table:
-    """Chunk rows with the partial images of their keys laid over them; few, so one by one."""
+    """Chunk rows overlaid with the partial images of their keys; row by row, because there are few."""
     sent: dict[str, dict[int, str | None]] = {}
     for key, image in zip(_key_texts(partial["key"]).to_pylist(), partial["after"].to_pylist(), strict=True):
         sent.setdefault(key, {}).update(image or ())
@@ -109,26 +109,26 @@ def _overlay_partial(chunk: pa.Table, partial: pa.Table) -> pa.Table:
         list((dict(image) | sent[key]).items())
         for key, image in zip(_key_texts(rows["key"]).to_pylist(), rows["after"].to_pylist(), strict=True)
     ]
-    place = rows.column_names.index("after")
-    rows = rows.set_column(place, LOG_SCHEMA.field("after"), pa.array(images, LOG_SCHEMA.field("after").type))
+    index = rows.column_names.index("after")
+    rows = rows.set_column(index, LOG_SCHEMA.field("after"), pa.array(images, LOG_SCHEMA.field("after").type))
     return pa.concat_tables([chunk.filter(pc.invert(touched)), rows])
 
 
 def rows_of_relation(
     rows: pa.RecordBatch, relation: int, after: int, columns: Sequence[str] = KEYED_COLUMNS
 ) -> pa.Table:
-    """Those columns of one relation's rows behind a position."""
+    """Columns of one relation's rows after a position."""
     wanted = pc.and_(pc.equal(rows["relation"], relation), pc.greater(rows["position"], after))
     return pa.Table.from_batches([rows.select(columns).filter(wanted)])
 
 
 def has_schema_change(window: pa.Table) -> bool:
-    """Whether a new version of the schema is in it, which makes a chunk worthless."""
+    """Whether the window contains a new schema version, after which the chunk must be read again."""
     return _any(pc.equal(window["op"], Operation.SCHEMA.value))
 
 
 def _key_texts(keys: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Keys as one text each; Postgres text never holds a NUL."""
+    """Keys as one text each; Postgres text cannot contain NUL."""
     return pc.binary_join(keys, "\0")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from cdc.capture.commit_batcher import CHUNKS_PER_COMMIT, OPEN_LIMIT, CommitBatch, CommitBatcher
+import pyarrow as pa
+
+from cdc.capture.commit_batcher import CHUNKS_PER_COMMIT, OPEN_LIMIT, CommitBatch, CommitBatcher, PendingRows
+from cdc.change import LOG_SCHEMA
 from cdc.log.durable_position import DurablePosition
 from cdc.pgoutput.decoder_events import Decoded
 from cdc.position import Position
@@ -35,71 +38,71 @@ def told(batches: list[CommitBatch]) -> list[tuple[int, int | None]]:
 
 def test_nothing_is_due_before_a_transaction_has_ended():
     rows = gathering()
-    assert rows.due(FREE, more=False) is None
-    rows.take(decoded(5, ended=False))
-    assert rows.due(FREE, more=False) is None
+    assert rows.next_due(FREE, more=False) is None
+    rows.add(decoded(5, ended=False))
+    assert rows.next_due(FREE, more=False) is None
     assert told(list(rows.batches(FREE + 1, FREE, more=False))) == []
 
 
 def test_a_small_commit_is_due_once_the_one_before_it_has_lingered():
     rows = gathering()
-    rows.take(decoded(5))
-    rows.take(decoded(6))
-    assert rows.due(FREE, more=False) == FREE + LINGER
+    rows.add(decoded(5))
+    rows.add(decoded(6))
+    assert rows.next_due(FREE, more=False) == FREE + LINGER
     assert told(list(rows.batches(FREE, FREE, more=False))) == []
     assert told(list(rows.batches(FREE + LINGER, FREE, more=False))) == [(2, 6)]
-    assert rows.due(FREE, more=False) is None
+    assert rows.next_due(FREE, more=False) is None
 
 
 def test_what_comes_while_a_batch_is_appended_costs_no_commit_of_its_own():
     rows = gathering()
-    rows.take(decoded(5))
-    assert rows.due(None, more=False) is None
+    rows.add(decoded(5))
+    assert rows.next_due(None, more=False) is None
     assert told(list(rows.batches(FREE + 9, None, more=False))) == []
-    rows.take(decoded(6))
+    rows.add(decoded(6))
     assert told(list(rows.batches(FREE + 9, FREE + 9 - LINGER, more=False))) == [(2, 6)]
 
 
 def test_a_full_commit_waits_for_nothing():
     rows = gathering(commit_bytes=1)
-    rows.take(decoded(5))
+    rows.add(decoded(5))
     assert told(list(rows.batches(FREE, None, more=False))) == [(1, 5)]
 
 
 def test_a_chunk_of_a_copy_is_encoded_at_once_and_committed_with_what_comes():
     rows = gathering()
-    rows.take(decoded(5, ended=False, copied=True))
+    rows.add(decoded(5, ended=False, copied=True))
     assert told(list(rows.batches(FREE, None, more=False))) == []
     for position in (5, 6):
-        rows.take(decoded(position, copied=True))
+        rows.add(decoded(position, copied=True))
         assert told(list(rows.batches(FREE, FREE, more=False)))[0][1] is None
-    assert rows.due(FREE, more=False) == FREE + LINGER
-    rows.take(decoded(7))
+    assert rows.next_due(FREE, more=False) == FREE + LINGER
+    rows.add(decoded(7))
     assert told(list(rows.batches(FREE + LINGER, FREE, more=False))) == [(1, 7)]
-    assert rows.due(FREE, more=False) is None
+    assert rows.next_due(FREE, more=False) is None
 
 
 def test_what_somebody_waits_for_is_due_at_once_and_nothing_sooner():
     reached = DurablePosition()
     rows = gathering(reached=reached)
     dues: list[float | None] = []
-    reached.on_wait(lambda: dues.append(rows.due(None, more=False)))
-    rows.take(decoded(5))
+    reached.on_wait(lambda: dues.append(rows.next_due(None, more=False)))
+    rows.add(decoded(5))
     for position in (6, 5, 1):
         reached.wait(Position(position), 0)
     assert dues == [None, 0.0]
-    rows.take(decoded(6))
+    rows.add(decoded(6))
     reached.wait(Position(6), 0)
     assert dues[2:] == [0.0]
-    assert rows.due(None, more=False) is None
+    assert rows.next_due(None, more=False) is None
 
 
 def test_what_somebody_waits_for_is_committed_with_what_arrived_by_then():
     reached = DurablePosition()
     rows = gathering(reached=reached)
     dues: list[float | None] = []
-    reached.on_wait(lambda: dues.extend(rows.due(FREE, more=more) for more in (True, False)))
-    rows.take(decoded(5))
+    reached.on_wait(lambda: dues.extend(rows.next_due(FREE, more=more) for more in (True, False)))
+    rows.add(decoded(5))
     reached.wait(Position(5), 0)
     assert dues == [FREE + LINGER, 0.0]
 
@@ -108,9 +111,9 @@ def test_so_many_chunks_that_somebody_waits_for_are_a_commit_whatever_else_arriv
     reached = DurablePosition()
     rows = gathering(reached=reached)
     dues: list[float | None] = []
-    reached.on_wait(lambda: dues.append(rows.due(FREE, more=True)))
+    reached.on_wait(lambda: dues.append(rows.next_due(FREE, more=True)))
     for chunk in range(CHUNKS_PER_COMMIT):
-        rows.take(decoded(5 + chunk, copied=True))
+        rows.add(decoded(5 + chunk, copied=True))
         assert told(list(rows.batches(FREE, FREE, more=True))) == [(1, None)]
         reached.wait(Position(5), 0)
     assert dues == [FREE + LINGER] * (CHUNKS_PER_COMMIT - 1) + [0.0]
@@ -118,17 +121,59 @@ def test_so_many_chunks_that_somebody_waits_for_are_a_commit_whatever_else_arriv
 
 def test_a_large_open_transaction_goes_out_in_parts_behind_what_has_ended():
     rows = gathering()
-    rows.take(decoded(5))
+    rows.add(decoded(5))
     for _ in range(2):
-        rows.take(decoded(6, ended=False, wide=True))
+        rows.add(decoded(6, ended=False, wide=True))
     assert told(list(rows.batches(FREE, None, more=False))) == [(1, 5), (2, None)]
-    rows.take(decoded(6))
+    rows.add(decoded(6))
     assert told(list(rows.batches(FREE + LINGER, FREE, more=False))) == [(1, 6)]
 
 
 def test_what_is_finished_is_given_out_at_the_end():
     rows = gathering()
-    rows.take(decoded(5))
-    rows.take(decoded(6, ended=False))
-    assert told(list(rows.rest())) == [(1, 5)]
-    assert told(list(rows.rest())) == []
+    rows.add(decoded(5))
+    rows.add(decoded(6, ended=False))
+    assert told(list(rows.flush())) == [(1, 5)]
+    assert told(list(rows.flush())) == []
+
+
+EMPTY = pa.RecordBatch.from_pylist([], LOG_SCHEMA)
+
+
+def decoded_rows(*positions: int, complete: int, last: int | None) -> Decoded:
+    (rows,) = table(*(row(p, n) for n, p in enumerate(positions))).combine_chunks().to_batches() or [EMPTY]
+    return Decoded(
+        rows=rows, complete=complete, last=None if last is None else Position(last), committed_at=7, transactions=1
+    )
+
+
+def count(batches: list[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
+
+
+def test_rows_of_an_open_transaction_are_not_ready():
+    pending = PendingRows()
+    pending.add(decoded_rows(5, 5, complete=0, last=None))
+    assert pending.take_ready() is None
+    assert pending.open_bytes > 0
+
+
+def test_the_end_of_a_transaction_takes_its_earlier_rows_along():
+    pending = PendingRows()
+    pending.add(decoded_rows(5, 5, complete=0, last=None))
+    pending.add(decoded_rows(5, 6, complete=1, last=5))
+    ready = pending.take_ready()
+    assert ready is not None
+    rows, end = ready
+    assert (count(rows), end.last) == (3, 5)
+    assert count(pending.take_open()) == 1
+    assert pending.take_ready() is None
+
+
+def test_a_transaction_without_rows_still_moves_the_position():
+    pending = PendingRows()
+    pending.add(decoded_rows(complete=0, last=9))
+    ready = pending.take_ready()
+    assert ready is not None
+    rows, end = ready
+    assert (rows, end.last) == ([], 9)

@@ -32,13 +32,13 @@ class Catalogue(SchemaTracker):
         super().__init__(CaptureFilter(dsn="", publication=""), {}, 0)
         self.asked: list[Position] = []
 
-    def drifted(self) -> Iterator[TableSchema]:
+    def detect_drift(self) -> Iterator[TableSchema]:
         return iter(())
 
-    def told(self, content: bytes) -> Iterator[TableSchema]:
+    def apply_ddl(self, content: bytes) -> Iterator[TableSchema]:
         return iter([ORDERS] if content else ())
 
-    def see(self, message: Relation, position: Position) -> tuple[TableSchema, bool]:
+    def resolve_relation(self, message: Relation, position: Position) -> tuple[TableSchema, bool]:
         assert message.oid == ORDERS.oid
         self.asked.append(position)
         return ORDERS, len(self.asked) == 1
@@ -65,17 +65,17 @@ def test_signals_are_kept_before_the_log_can_hold_their_transaction(
     catalogue: Catalogue, tmp_path: Path, transactional: bool
 ) -> None:
     """A row of the table of signals, and a message in its transaction or behind it."""
-    placing = WatermarkWindows()
-    placing.inbox = SignalQueue(tmp_path, ORDERS.topic)
+    windows = WatermarkWindows()
+    windows.signal_queue = SignalQueue(tmp_path, ORDERS.topic)
     signal = Message(
         transactional, Lsn(10 if transactional else 21), SIGNAL_PREFIX, b'{"type": "stop-snapshot"}', POSTGRES_EPOCH
     )
     row = Insert(ORDERS.oid, ("r", "pause-snapshot", None))
     inside, behind = ([signal], []) if transactional else ([], [signal])
     messages = [*transaction(10, relation(ORDERS), row, *inside), *behind]
-    decoding = DecodeStage(Spool(tmp_path), catalogue, Position(0), placing)
+    decoding = DecodeStage(Spool(tmp_path), catalogue, Position(0), windows)
     (_decoded,) = kept = [
-        [signal.type.value for signal in placing.inbox.waiting()]
+        [signal.type.value for signal in windows.signal_queue.stored()]
         for event in decoding.rows(FrameBatch.of([placed_frame(message) for message in messages]))
         if isinstance(event, Decoded)
     ]

@@ -146,7 +146,7 @@ def through(spool: Spool, frames: Sequence[bytes], cuts: Iterable[int] = ()) -> 
     """What the spool makes of frames, fed in batches that end at the cuts."""
     edges = [0, *sorted(cut for cut in cuts if cut < len(frames)), len(frames)]
     batches = [frames[a:b] for a, b in pairwise(edges)]
-    return [one for batch in batches for whole in spool.whole(FrameBatch.of(batch)) for one in whole]
+    return [one for batch in batches for whole in spool.committed(FrameBatch.of(batch)) for one in whole]
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def test_a_stream_without_blocks_passes_untouched():
     wire.commits(relation(ORDERS), Insert(1, ("1", "a", "b")), KEEPALIVE)
     frames = FrameBatch.of(wire.sent)
     with spool_in() as spool:
-        assert [whole is frames for whole in spool.whole(frames)] == [True]
+        assert [whole is frames for whole in spool.committed(frames)] == [True]
 
 
 def test_keepalives_and_plain_transactions_do_not_wait_for_a_block_to_end():
@@ -200,7 +200,7 @@ def test_what_waits_is_on_disk_and_its_space_is_given_back(tmp_path):
         through(spool, wire.sent[:held])
         assert spool.nbytes > 9_000_000
         assert list(tmp_path.iterdir()) == []
-        batches = list(spool.whole(FrameBatch.of(wire.sent[held:])))
+        batches = list(spool.committed(FrameBatch.of(wire.sent[held:])))
         assert [one for batch in batches for one in batch] == wire.expected
         assert max(batch.nbytes for batch in batches) < BATCH * 1.5
         assert spool.nbytes == 0
@@ -212,7 +212,7 @@ def test_only_a_replay_is_a_replay():
     wire.commit(100)
     wire.commits(Insert(1, ("2",)))
     with spool_in() as spool:
-        seen = [(whole[0][25:26], spool.is_replaying) for whole in spool.whole(FrameBatch.of(wire.sent))]
+        seen = [(whole[0][25:26], spool.is_replaying) for whole in spool.committed(FrameBatch.of(wire.sent))]
     assert seen == [(b"B", True), (b"I", True), (b"C", True), (b"B", False)]
 
 

@@ -12,7 +12,7 @@ from tests.cli.command import spawn
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
 
-TWO = r"2 to mend:\n  public\.bare: .*\n  public\.none: "
+TWO = r"2 to fix:\n  public\.bare: .*\n  public\.none: "
 
 
 @pytest.fixture(name="unfit")

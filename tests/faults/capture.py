@@ -117,9 +117,9 @@ class Captured:
 class Reading:
     """A reader in a thread of the test, beside a block; what it fails with, the block fails with."""
 
-    def __init__(self, held: Captured, placing: WatermarkWindows | None = None) -> None:
-        """placing: one of the test's own."""
-        self.held, self.placing, self.figures = held, placing or WatermarkWindows(), metrics.Metrics()
+    def __init__(self, held: Captured, windows: WatermarkWindows | None = None) -> None:
+        """windows: one of the test's own."""
+        self.held, self.windows, self.figures = held, windows or WatermarkWindows(), metrics.Metrics()
         self.stop = Event()
         self._failures: list[BaseException] = []
         self._settings = reader_settings(held.definition)  # as they are now, whatever the block makes of them
@@ -159,7 +159,7 @@ class Reading:
 
     def _read(self) -> None:
         try:
-            Reader(self._settings, self.figures, self.stop, self.placing).run()
+            Reader(self._settings, self.figures, self.stop, self.windows).run()
         except BaseException as failure:
             self._failures.append(failure)
 

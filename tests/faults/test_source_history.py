@@ -80,7 +80,7 @@ def test_a_slot_advanced_by_hand_is_a_gap(held: Captured) -> None:
     run_sql(held.dsn, "INSERT INTO t VALUES (9, 'never seen')")
     with connect(held.dsn) as conn:
         conn.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [held.slot])
-    assert "--new-epoch" in refused(held, SourceGap, r"slot 's_test_\w+' stands at \S+, the log at").fix
+    assert "--new-epoch" in refused(held, SourceGap, r"slot 's_test_\w+' is at \S+, ahead of the log, which is at").fix
     recovers(held)
 
 
@@ -95,7 +95,7 @@ def test_a_slot_that_another_reader_moves_meanwhile_is_no_gap(held: Captured) ->
 def test_a_slot_that_was_dropped_is_missing(held: Captured) -> None:
     with connect(held.dsn) as conn:
         drop_when_free(conn, held.slot)
-    assert "--new-epoch" in refused(held, SlotMissing, "the slot is gone").fix
+    assert "--new-epoch" in refused(held, SlotMissing, "the slot does not exist").fix
     recovers(held)
 
 
@@ -104,19 +104,19 @@ def test_a_slot_that_was_made_anew_is_a_gap(held: Captured) -> None:
     with connect(held.dsn) as conn:
         drop_when_free(conn, held.slot)
         conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [held.slot])
-    refused(held, SourceGap, "stands at")
+    refused(held, SourceGap, "ahead of the log")
 
 
 def test_a_publication_that_is_gone_is_missed_at_once(held: Captured) -> None:
     run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", "INSERT INTO t VALUES (9, 'never sent')")
-    refused(held, PublicationMissing, "the publication is gone")
+    refused(held, PublicationMissing, "the publication does not exist")
     recovers(held)
 
 
 def test_a_publication_made_anew_is_not_mistaken_for_the_old_one(held: Captured) -> None:
     run_sql(held.dsn, "DROP PUBLICATION cdc_held_pub", "INSERT INTO t VALUES (9, 'never sent')")
     run_sql(held.dsn, "CREATE PUBLICATION cdc_held_pub FOR TABLE t, u WITH (publish_via_partition_root = true)")
-    refused(held, PublicationReplaced, "was dropped and made anew")
+    refused(held, PublicationReplaced, "was dropped and created again")
     recovers(held)
 
 
@@ -140,8 +140,8 @@ def test_a_table_that_was_dropped_does_not_narrow_the_publication(held: Captured
 @pytest.mark.parametrize(
     ("making", "says"),
     [
-        ("SELECT pg_create_physical_replication_slot(%s)", "is a physical one"),
-        ("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", "is of plugin 'test_decoding'"),
+        ("SELECT pg_create_physical_replication_slot(%s)", "is a physical slot"),
+        ("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", "has plugin 'test_decoding'"),
     ],
 )
 def test_a_slot_of_another_kind_is_named(held: Captured, making: str, says: str) -> None:
@@ -163,7 +163,7 @@ def test_a_slot_of_another_database_is_named(held: Captured, server: EmbeddedPos
     with connect(server.dsn()) as conn:
         conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [held.slot])
         try:
-            refused(held, SlotUnsuitable, "is of database 'postgres'")
+            refused(held, SlotUnsuitable, "belongs to database 'postgres'")
         finally:
             drop_when_free(conn, held.slot)
 

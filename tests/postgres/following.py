@@ -60,11 +60,11 @@ class Following:
 
     def look(self) -> list[TableSchema]:
         """Let one whole look at the catalogue pass, and write what it found; the versions it gave."""
-        wanted, found = self.relations.looks + 2, list[TableSchema]()  # the first may have begun before the call
+        wanted, found = self.relations.checks + 2, list[TableSchema]()  # the first may have begun before the call
 
         def looked() -> bool:
-            found.extend(self.relations.drifted())
-            return self.relations.looks >= wanted
+            found.extend(self.relations.detect_drift())
+            return self.relations.checks >= wanted
 
         until(looked, "the end of a look", every=0.0)
         for schema in found:
@@ -80,12 +80,12 @@ class Following:
     def _decode(self, frames: FrameBatch) -> None:
         for event in self._decoder.decode(frames):
             if isinstance(event, RelationSeen):
-                seen = self.relations.see(event.relation, event.position)
+                seen = self.relations.resolve_relation(event.relation, event.position)
                 assert seen is not None
                 schema, announce = seen
                 self._decoder.define(schema, announce=announce)
             elif isinstance(event, DdlSeen):
-                for schema in self.relations.told(event.content):
+                for schema in self.relations.apply_ddl(event.content):
                     self._decoder.announce(schema)
             elif isinstance(event, Decoded):
                 rows = event.rows.to_pylist()
@@ -105,6 +105,6 @@ def following(dsn: str, pattern: str = "public.*") -> Iterator[Following]:
             pass
         found = [published_schema(conn, oid, PUBLICATION) for oid, _ in match_tables(conn, [pattern])]
     known = {schema.relation: schema for schema in found if schema is not None}
-    relations = SchemaTracker(CaptureFilter(dsn=dsn, publication=PUBLICATION), known, 0, look_every=0.0)
+    relations = SchemaTracker(CaptureFilter(dsn=dsn, publication=PUBLICATION), known, 0, check_every=0.0)
     with ReplicationStream.open(dsn, StreamOptions(slot=slot, publication=PUBLICATION, start=Lsn(0))) as stream:
         yield Following(dsn, stream, relations)

@@ -125,7 +125,7 @@ def test_no_value_stands_under_the_id_of_another_column(session: Following, take
         schema = read_schema(conn, source.oid)
         assert schema is not None
         told = schema.witness is not None
-        session.relations.take(schema)
+        session.relations.set_schema(schema)
         for step in taken:
             if step[0] == "read":
                 session.catch_up()

@@ -47,7 +47,7 @@ def received(dsn: str, slot: str, large: LargeTransactions) -> tuple[list[object
         def ended() -> bool:
             if (frames := stream.receive(0.5)) is not None:
                 parts.extend(frame for frame in frames if kind_of(frame) == START)
-                messages.extend(parse_frame(one) for whole in spool.whole(frames) for one in whole)
+                messages.extend(parse_frame(one) for whole in spool.committed(frames) for one in whole)
             return any(isinstance(m, Message) and m.prefix == "end" for m in messages)
 
         until(ended, lambda: f"the end, after {len(messages)} messages", every=0)

@@ -44,15 +44,15 @@ class Moments(WatermarkWindows):
         super().__init__()
         self._opened, self._in_hand = opened, in_hand
 
-    def open(
-        self, token: str, relation: int, patience: float, *, whole: bool = False, lasting: bool = False
+    def open_window(
+        self, token: str, relation: int, patience: float, *, keyless: bool = False, outlives_copies: bool = False
     ) -> TableSchema | None:
         """See Placing."""
-        schema = super().open(token, relation, patience, whole=whole, lasting=lasting)
+        schema = super().open_window(token, relation, patience, keyless=keyless, outlives_copies=outlives_copies)
         self._opened()
         return schema
 
-    def offer(self, token: str, chunk: Chunk) -> None:
+    def set_chunk(self, token: str, chunk: Chunk) -> None:
         """See Placing."""
         self._in_hand(chunk)
-        super().offer(token, chunk)
+        super().set_chunk(token, chunk)

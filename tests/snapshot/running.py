@@ -17,11 +17,11 @@ from tests.faults.capture import Captured, Reading
 class Running(Reading):
     """A reader and its jobs beside a block."""
 
-    def __init__(self, held: Captured, placing: WatermarkWindows | None = None) -> None:
-        """placing: one of the test's own."""
-        super().__init__(held, placing)
+    def __init__(self, held: Captured, windows: WatermarkWindows | None = None) -> None:
+        """windows: one of the test's own."""
+        super().__init__(held, windows)
         definition = held.definition
-        self._jobs = BackfillWorker(definition, self.placing, self.figures, self.stop, lambda: held.definition)
+        self._jobs = BackfillWorker(definition, self.windows, self.figures, self.stop, lambda: held.definition)
         self.catalog = Catalog.open(definition.catalog.url)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""How a whole table is cut by blocks, and what of it is left for a reader that goes on: cdc/snapshot/chunk_plan.py."""
+"""How a whole table is plan by blocks, and what of it is left for a reader that goes on: cdc/snapshot/chunk_plan.py."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def told_again(done: TableBackfillState) -> TableBackfillState:
 def test_a_reader_that_goes_on_reads_what_was_not_durable_and_nothing_else(seed: int) -> None:
     random, done, durable = Random(seed), TableBackfillState(), Counter[tuple[int, int]]()
     for _ in range(4):
-        cut, taken = BlockPlan(done, LEAVES, LIMITS), list[ChunkRange]()
+        plan, taken = BlockPlan(done, LEAVES, LIMITS), list[ChunkRange]()
         for _ in range(random.randrange(60)):
-            if random.random() < 0.6 and (part := cut.take()) is not None:
-                cut.came(ChunkResult(part, random.randrange(200), 8_000, None, quiet=False))
+            if random.random() < 0.6 and (part := plan.next_range()) is not None:
+                plan.record_read(ChunkResult(part, random.randrange(200), 8_000, None, is_idle=False))
                 taken.append(part)
             elif taken:
                 part = taken.pop(random.randrange(len(taken)))
-                cut.durable(ChunkResult.of(part, NOTHING))
+                plan.mark_durable(ChunkResult.of(part, NOTHING))
                 durable.update((oid, block) for oid, block, _ in blocks_of(part))
         done = told_again(done)
         assert done.share == pytest.approx(durable.total() / sum(leaf.blocks for leaf in LEAVES))
 
-    cut = BlockPlan(done, LEAVES, LIMITS)
-    while (part := cut.take()) is not None:
+    plan = BlockPlan(done, LEAVES, LIMITS)
+    while (part := plan.next_range()) is not None:
         durable.update((oid, block) for oid, block, _ in blocks_of(part))
 
     assert durable == Counter({(leaf.oid, block): 1 for leaf in LEAVES for block in range(leaf.blocks)})
@@ -55,29 +55,29 @@ def test_a_reader_that_goes_on_reads_what_was_not_durable_and_nothing_else(seed:
 
 def test_a_block_in_pieces_is_left_until_all_of_them_are_durable() -> None:
     leaf, done = replace(LEAVES[0], blocks=1), TableBackfillState()
-    cut = BlockPlan(done, [leaf], LIMITS)
-    whole = cut.take()
+    plan = BlockPlan(done, [leaf], LIMITS)
+    whole = plan.next_range()
     assert whole is not None
-    cut.too_large(whole)
-    pieces = [part for _ in range(100) if (part := cut.take()) is not None]
+    plan.split(whole)
+    pieces = [part for _ in range(100) if (part := plan.next_range()) is not None]
 
     for piece in pieces[1:]:
-        cut.durable(ChunkResult.of(piece, NOTHING))
-    left = BlockPlan(told_again(done), [leaf], LIMITS).take()
-    cut.durable(ChunkResult.of(pieces[0], NOTHING))
+        plan.mark_durable(ChunkResult.of(piece, NOTHING))
+    left = BlockPlan(told_again(done), [leaf], LIMITS).next_range()
+    plan.mark_durable(ChunkResult.of(pieces[0], NOTHING))
 
     assert left is not None
     assert blocks_of(left) == [(leaf.oid, 0, None)]
-    assert BlockPlan(told_again(done), [leaf], LIMITS).take() is None
+    assert BlockPlan(told_again(done), [leaf], LIMITS).next_range() is None
 
 
 def test_a_leaf_that_was_rewritten_is_begun_anew() -> None:
     done = TableBackfillState()
-    cut = BlockPlan(done, LEAVES, LIMITS)
-    while (part := cut.take()) is not None:
-        cut.durable(ChunkResult.of(part, NOTHING))
+    plan = BlockPlan(done, LEAVES, LIMITS)
+    while (part := plan.next_range()) is not None:
+        plan.mark_durable(ChunkResult.of(part, NOTHING))
 
-    again = BlockPlan(told_again(done), [LEAVES[0], replace(LEAVES[1], file=8)], LIMITS).take()
+    again = BlockPlan(told_again(done), [LEAVES[0], replace(LEAVES[1], file=8)], LIMITS).next_range()
 
     assert again is not None
     assert blocks_of(again)[0] == (2, 0, None)

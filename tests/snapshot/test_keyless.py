@@ -24,7 +24,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded import EmbeddedPostgres
 from cdc.postgres.heartbeat import emit_message
-from cdc.snapshot.unconfirmed_xids import unconfirmed_xids
+from cdc.snapshot.backfill_worker import unconfirmed_xids
 from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import TableSchema
 from tests.faults.capture import Captured, Reading
@@ -55,8 +55,8 @@ class Beside(Reading):
     def __enter__(self) -> Self:
         super().__enter__()
         self._conn = connect(self.held.dsn)
-        self._wait_for(self.placing.track(on=True))
-        self.placing.add_received(unconfirmed_xids(self._conn, self.held.folder / "log"))
+        self._wait_for(self.windows.track_xids(on=True))
+        self.windows.add_unconfirmed_xids(unconfirmed_xids(self._conn, self.held.folder / "log"))
         return self
 
     def __exit__(
@@ -70,22 +70,22 @@ class Beside(Reading):
         (schema,) = self.held.log.schemas().values()
         while True:
             token = uuid4().hex
-            self.placing.open(token, schema.relation, PATIENCE, whole=True)
+            self.windows.open_window(token, schema.relation, PATIENCE, keyless=True)
             before()
             rows, visibility = self._everything(token, schema, under)
             if rows is not None:
                 after()
-                self.placing.offer(
+                self.windows.set_chunk(
                     token, Chunk(schema.relation, schema.topic, rows, schema, "here", visibility=visibility, **said)
                 )
                 emit_message(self._conn, WATERMARK_PREFIX, token)
-                placed = self.placing.outcome(token, PATIENCE)
-                if not placed.again:
+                placed = self.windows.wait_for_outcome(token, PATIENCE)
+                if not placed.must_read_again:
                     return placed
 
     def _everything(self, token: str, schema: TableSchema, under: Hook) -> tuple[pa.Table | None, Visibility]:
         with snapshot_transaction(self._conn, schema) as visibility:
-            if not self.placing.sees_all(token, visibility):
+            if not self.windows.sees_all(token, visibility):
                 return None, visibility
             under()
             decoder = CopyDecoder(schema, position=Position(0), xid=0, committed_at=0, first_ordinal=0)

@@ -52,13 +52,13 @@ def insert(position: int, values: list[str | None], **fields: Any) -> dict[str, 
 
 def keep_rows(inbox: SignalQueue, *rows: dict[str, Any]) -> None:
     for batch in table(*rows).to_batches():
-        inbox.rows(batch)
+        inbox.store_rows(batch)
 
 
 def test_a_message_is_kept_as_it_was_sent(tmp_path: Path) -> None:
-    inbox = SignalQueue(tmp_path)
-    inbox.message(seen({"id": "a", "type": "execute-snapshot", "data": {"data-collections": ["shop.t"]}}, 100, 3))
-    (signal,) = inbox.waiting()
+    queue = SignalQueue(tmp_path)
+    queue.store_message(seen({"id": "a", "type": "execute-snapshot", "data": {"data-collections": ["shop.t"]}}, 100, 3))
+    (signal,) = queue.stored()
     assert signal == Signal(100, 3, 1, Channel.MESSAGE, "a", SignalType.EXECUTE, '{"data-collections": ["shop.t"]}')
 
 
@@ -74,79 +74,79 @@ def test_a_message_is_kept_as_it_was_sent(tmp_path: Path) -> None:
 def test_id_and_data_may_be_missing_and_data_a_text(
     tmp_path: Path, fields: dict[str, Any], name: str, body: str
 ) -> None:
-    inbox = SignalQueue(tmp_path)
-    inbox.message(seen(fields))
-    (signal,) = inbox.waiting()
+    queue = SignalQueue(tmp_path)
+    queue.store_message(seen(fields))
+    (signal,) = queue.stored()
     assert (signal.id, signal.body) == (name, body)
 
 
 @pytest.mark.parametrize("names", [("id", "type", "data"), ("a", "b", "c", "d")])
 def test_a_new_row_is_a_signal_by_the_order_of_its_columns(tmp_path: Path, names: tuple[str, ...]) -> None:
-    inbox = SignalQueue(tmp_path, "shop.signals")
-    inbox.learn(signals_table(*names))
+    queue = SignalQueue(tmp_path, "shop.signals")
+    queue.set_schema(signals_table(*names))
     values: list[str | None] = ["s1", "execute-snapshot", "{}", "else"]
-    keep_rows(inbox, insert(100, values[: len(names)]), row(100, 1))
-    assert inbox.waiting() == [Signal(100, 0, 1, Channel.TABLE, "s1", SignalType.EXECUTE, "{}")]
+    keep_rows(queue, insert(100, values[: len(names)]), row(100, 1))
+    assert queue.stored() == [Signal(100, 0, 1, Channel.TABLE, "s1", SignalType.EXECUTE, "{}")]
 
 
 @pytest.mark.parametrize("values", [["s1", "pause-snapshot"], ["s1", "pause-snapshot", None]])
 def test_a_row_without_data_is_a_signal(tmp_path: Path, values: list[str | None]) -> None:
-    inbox = SignalQueue(tmp_path, "shop.signals")
-    inbox.learn(signals_table("id", "type", "data"))
-    keep_rows(inbox, insert(100, values))
-    assert [signal.body for signal in inbox.waiting()] == [""]
+    queue = SignalQueue(tmp_path, "shop.signals")
+    queue.set_schema(signals_table("id", "type", "data"))
+    keep_rows(queue, insert(100, values))
+    assert [signal.body for signal in queue.stored()] == [""]
 
 
 @pytest.mark.parametrize("op", ["r", "u", "d"])
 def test_a_row_that_is_not_new_is_none(tmp_path: Path, op: str) -> None:
     """Copies and backfills of the table would ask for everything again that was ever asked for."""
-    inbox = SignalQueue(tmp_path, "shop.signals")
-    inbox.learn(signals_table("id", "type", "data"))
-    keep_rows(inbox, insert(100, ["s1", "pause-snapshot", None], op=op))
-    assert inbox.waiting() == []
+    queue = SignalQueue(tmp_path, "shop.signals")
+    queue.set_schema(signals_table("id", "type", "data"))
+    keep_rows(queue, insert(100, ["s1", "pause-snapshot", None], op=op))
+    assert queue.stored() == []
 
 
 def test_a_row_of_another_table_is_none(tmp_path: Path) -> None:
-    inbox = SignalQueue(tmp_path, "shop.signals")
-    inbox.learn(signals_table("id", "type", "data"))
-    inbox.learn(signals_table("id", "type", "data", oid=8, name="others"))
-    keep_rows(inbox, insert(100, ["s1", "pause-snapshot", None], topic="shop.others", relation=8))
-    assert inbox.waiting() == []
+    queue = SignalQueue(tmp_path, "shop.signals")
+    queue.set_schema(signals_table("id", "type", "data"))
+    queue.set_schema(signals_table("id", "type", "data", oid=8, name="others"))
+    keep_rows(queue, insert(100, ["s1", "pause-snapshot", None], topic="shop.others", relation=8))
+    assert queue.stored() == []
 
 
 def test_what_comes_again_replaces_itself_whatever_its_ordinal_is_then(tmp_path: Path) -> None:
-    inbox = SignalQueue(tmp_path)
-    inbox.message(seen(PAUSE, 100, 3))
-    inbox.message(seen(PAUSE, 100, 4))
-    assert [signal.ordinal for signal in SignalQueue(tmp_path).waiting()] == [4]
+    queue = SignalQueue(tmp_path)
+    queue.store_message(seen(PAUSE, 100, 3))
+    queue.store_message(seen(PAUSE, 100, 4))
+    assert [signal.ordinal for signal in SignalQueue(tmp_path).stored()] == [4]
 
 
 def test_they_wait_in_the_order_of_the_stream(tmp_path: Path) -> None:
-    inbox = SignalQueue(tmp_path)
+    queue = SignalQueue(tmp_path)
     places = [(300, 0), (100, 10), (100, 9), (20, 0)]
     for position, ordinal in places:
-        inbox.message(seen({"id": f"{position}/{ordinal}", "type": "stop-snapshot"}, position, ordinal))
-    assert [signal.id for signal in inbox.waiting()] == ["20/0", "100/9", "100/10", "300/0"]
+        queue.store_message(seen({"id": f"{position}/{ordinal}", "type": "stop-snapshot"}, position, ordinal))
+    assert [signal.id for signal in queue.stored()] == ["20/0", "100/9", "100/10", "300/0"]
 
 
 def test_messages_between_rows_are_told_apart_and_stand_before_the_next_row(tmp_path: Path) -> None:
-    """Rows come to the inbox after messages of the same transaction, a batch at a time."""
-    inbox = SignalQueue(tmp_path, "shop.signals")
-    inbox.learn(signals_table("id", "type", "data"))
+    """Rows come to the queue after messages of the same transaction, a batch at a time."""
+    queue = SignalQueue(tmp_path, "shop.signals")
+    queue.set_schema(signals_table("id", "type", "data"))
     for name, ordinal in (("m1", 0), ("m2", 0), ("m3", 1), ("m4", 2), ("m5", 2)):
-        inbox.message(seen({"id": name, "type": "stop-snapshot"}, 100, ordinal))
-    keep_rows(inbox, *(insert(100, [f"r{n}", "stop-snapshot", None], ordinal=n) for n in range(2)))
-    assert [signal.id for signal in SignalQueue(tmp_path).waiting()] == ["m1", "m2", "r0", "m3", "r1", "m4", "m5"]
+        queue.store_message(seen({"id": name, "type": "stop-snapshot"}, 100, ordinal))
+    keep_rows(queue, *(insert(100, [f"r{n}", "stop-snapshot", None], ordinal=n) for n in range(2)))
+    assert [signal.id for signal in SignalQueue(tmp_path).stored()] == ["m1", "m2", "r0", "m3", "r1", "m4", "m5"]
 
 
 def test_one_that_was_carried_out_is_gone_for_good(tmp_path: Path) -> None:
-    inbox = SignalQueue(tmp_path)
-    inbox.message(seen(PAUSE))
-    inbox.message(seen(PAUSE, 200))
-    first, second = inbox.waiting()
-    inbox.remove(first)
-    inbox.remove(first)
-    assert SignalQueue(tmp_path).waiting() == [second]
+    queue = SignalQueue(tmp_path)
+    queue.store_message(seen(PAUSE))
+    queue.store_message(seen(PAUSE, 200))
+    first, second = queue.stored()
+    queue.remove(first)
+    queue.remove(first)
+    assert SignalQueue(tmp_path).stored() == [second]
 
 
 @pytest.mark.parametrize(
@@ -167,81 +167,81 @@ def test_one_that_was_carried_out_is_gone_for_good(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_message_is_logged_and_ignored(tmp_path: Path, content: bytes) -> None:
-    inbox = SignalQueue(tmp_path)
+    queue = SignalQueue(tmp_path)
     with capture_logs() as lines:
-        inbox.message(seen(content))
-    assert inbox.waiting() == []
+        queue.store_message(seen(content))
+    assert queue.stored() == []
     assert [line["log_level"] for line in lines] == ["warning"]
 
 
 @pytest.mark.parametrize("kind", ["log", "schema-changes", "", None, 7, {"type": "pause-snapshot"}, "PAUSE-SNAPSHOT"])
 def test_an_unknown_type_is_logged_and_ignored(tmp_path: Path, kind: object) -> None:
-    inbox = SignalQueue(tmp_path)
+    queue = SignalQueue(tmp_path)
     with capture_logs() as lines:
-        inbox.message(seen({"id": "x", "type": kind}))
-    assert inbox.waiting() == []
+        queue.store_message(seen({"id": "x", "type": kind}))
+    assert queue.stored() == []
     assert [line["event"] for line in lines] == ["a signal of an unknown type is ignored"]
 
 
 def test_what_a_debezium_connector_writes_for_itself_is_not_even_logged(tmp_path: Path) -> None:
-    inbox = SignalQueue(tmp_path, "shop.signals")
-    inbox.learn(signals_table("id", "type", "data"))
+    queue = SignalQueue(tmp_path, "shop.signals")
+    queue.set_schema(signals_table("id", "type", "data"))
     with capture_logs() as lines:
-        keep_rows(inbox, *(insert(100, ["x", f"snapshot-window-{what}", "{}"]) for what in ("open", "close")))
-    assert (inbox.waiting(), lines) == ([], [])
+        keep_rows(queue, *(insert(100, ["x", f"snapshot-window-{what}", "{}"]) for what in ("open", "close")))
+    assert (queue.stored(), lines) == ([], [])
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.one_of(st.binary(max_size=40), st.recursive(st.none() | st.text(max_size=5), st.lists).map(json.dumps)))
 def test_nothing_that_can_be_sent_stops_the_reader(tmp_path: Path, content: bytes | str) -> None:
-    inbox = SignalQueue(tmp_path)
+    queue = SignalQueue(tmp_path)
     text = content if isinstance(content, str) else json.dumps(content.decode("latin1"))
     shapes = [content, f'{{"type": {text}}}', f'{{"type": "stop-snapshot", "id": {text}, "data": {text}}}']
     for shape in shapes:
-        inbox.message(seen(shape if isinstance(shape, bytes) else shape.encode()))
-    for signal in inbox.waiting():
+        queue.store_message(seen(shape if isinstance(shape, bytes) else shape.encode()))
+    for signal in queue.stored():
         assert signal.type is SignalType.STOP
         signal.body.encode()
-        inbox.remove(signal)
+        queue.remove(signal)
 
 
 def test_a_flood_is_cut_off_with_one_line_and_heard_again_once_there_is_room(tmp_path: Path) -> None:
-    inbox = SignalQueue(tmp_path)
+    queue = SignalQueue(tmp_path)
     (tmp_path / FOLDER).mkdir()
-    inbox.message(seen(PAUSE, 1))
-    (first,) = inbox.waiting()
+    queue.store_message(seen(PAUSE, 1))
+    (first,) = queue.stored()
     (kept,) = (tmp_path / FOLDER).iterdir()
     for number in range(SIGNALS_LIMIT - 1):
         (kept.parent / f"{number}.json").write_bytes(kept.read_bytes())
     with capture_logs() as lines:
         for position in (2, 3):
-            inbox.message(seen(PAUSE, position))
+            queue.store_message(seen(PAUSE, position))
     assert len(lines) == 1
-    assert len(inbox.waiting()) == SIGNALS_LIMIT
-    inbox.remove(first)
-    inbox.message(seen(PAUSE, 4))
-    assert [signal.position for signal in inbox.waiting()].count(4) == 1
+    assert len(queue.stored()) == SIGNALS_LIMIT
+    queue.remove(first)
+    queue.store_message(seen(PAUSE, 4))
+    assert [signal.position for signal in queue.stored()].count(4) == 1
 
 
 def test_a_draft_of_a_killed_process_is_no_signal(tmp_path: Path) -> None:
-    inbox = SignalQueue(tmp_path)
-    inbox.message(seen(PAUSE))
+    queue = SignalQueue(tmp_path)
+    queue.store_message(seen(PAUSE))
     (kept,) = (tmp_path / FOLDER).iterdir()
     (kept.parent / f".{kept.name}.draft.json").write_text("{")
-    assert len(inbox.waiting()) == 1
+    assert len(queue.stored()) == 1
 
 
 def test_a_file_that_is_none_of_ours_is_named(tmp_path: Path) -> None:
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "x.json").write_text('{"position": 1}')
     with pytest.raises(LogCorrupt, match=r"'x\.json'"):
-        SignalQueue(tmp_path).waiting()
+        SignalQueue(tmp_path).stored()
 
 
 def test_a_disk_that_takes_nothing_is_an_error_that_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / FOLDER).write_text("no directory")
     with pytest.raises(LogUnwritable, match="file exists"):
-        SignalQueue(tmp_path).message(seen(PAUSE))
+        SignalQueue(tmp_path).store_message(seen(PAUSE))
 
 
 @pytest.mark.parametrize("text", ["[1]", "1", "{", '{"a": "\\ud800"}'])

@@ -42,7 +42,7 @@ class Desk:
             context={"environment": {"DSN": "postgresql://u@h/d"}},
         )
         self.signals = Signals(self.definition)
-        self.signals.inbox.learn(signals_table("id", "type", "data"))
+        self.signals.queue.set_schema(signals_table("id", "type", "data"))
         self.catalog = Catalog.open(self.definition.catalog.url)
         self._log = LogWriter.open(folder, IDENTITY, LIMITS)
         schemas = [known(number, name) for number, name in enumerate(TABLES, start=20)]
@@ -55,9 +55,9 @@ class Desk:
         text = body if isinstance(body, str) or body is None else json.dumps(body)
         if message:
             content = json.dumps({"id": f"m{self._position}", "type": kind, "data": text}).encode()
-            self.signals.inbox.message(SignalSeen(content, Position(self._position), 0))
+            self.signals.queue.store_message(SignalSeen(content, Position(self._position), 0))
         else:
-            keep_rows(self.signals.inbox, insert(self._position, [f"t{self._position}", kind, text]))
+            keep_rows(self.signals.queue, insert(self._position, [f"t{self._position}", kind, text]))
         return self._position
 
     def advance(self) -> None:
@@ -68,7 +68,7 @@ class Desk:
         """What came of one."""
         self.leave(kind, body, message=message)
         self.advance()
-        self.signals.serve(self.catalog)
+        self.signals.process(self.catalog)
         assert self.signals.pending() == []
         return self.catalog.commands.ls("shop", SIGNAL)[0]
 
@@ -201,8 +201,8 @@ def test_what_cannot_be_is_refused_with_the_reason(desk: Desk, body: Any, says: 
 def test_a_filter_in_a_message_is_refused_for_anybody_may_send_one(desk: Desk) -> None:
     conditions = [{"data-collection": "shop.orders", "filter": "pg_drop_replication_slot('other') IS NULL"}]
     body = execute("shop.orders", additional_conditions=conditions)
-    assert "anybody who may connect" in desk.refused("execute-snapshot", body, message=True)
-    assert "anybody who may connect" in desk.refused(
+    assert "any role that can connect" in desk.refused("execute-snapshot", body, message=True)
+    assert "any role that can connect" in desk.refused(
         "execute-snapshot", execute("shop.orders", additional_condition="true"), message=True
     )
 
@@ -258,11 +258,11 @@ def test_a_stop_of_a_blocking_snapshot_is_refused(desk: Desk) -> None:
 def test_a_signal_waits_until_the_log_holds_its_transaction(desk: Desk) -> None:
     """Until then the server may send it again, and the log may not know a table that it names."""
     desk.leave("execute-snapshot", execute("shop.orders"))
-    desk.signals.serve(desk.catalog)
+    desk.signals.process(desk.catalog)
     assert desk.posted() == []
     desk.advance()
-    desk.signals.serve(desk.catalog)
-    desk.signals.serve(desk.catalog)
+    desk.signals.process(desk.catalog)
+    desk.signals.process(desk.catalog)
     assert desk.posted() == [BackfillRequest(("shop.orders",))]
 
 
@@ -271,7 +271,7 @@ def test_signals_are_carried_out_in_the_order_of_the_stream(desk: Desk) -> None:
     desk.leave("stop-snapshot")
     desk.leave("execute-snapshot", execute("shop.orders"))
     desk.advance()
-    desk.signals.serve(desk.catalog)
+    desk.signals.process(desk.catalog)
     first, second = (c.id for c in desk.catalog.commands.pending("shop", BACKFILL))
     assert first < second
     assert desk.said(BackfillAction.CANCEL) == [first]
@@ -285,7 +285,7 @@ def test_a_snapshot_that_was_interrupted_asks_for_what_it_had_not_asked_for_yet(
     desk.post("shop.orders")  # somebody else's, of before
     desk.catalog.commands.post("shop", SIGNAL, {"key": signal.key})
     asked = desk.post("shop.order_items")
-    desk.signals.serve(desk.catalog)
+    desk.signals.process(desk.catalog)
     done = desk.catalog.commands.ls("shop", SIGNAL)[0]
     assert done.state is CommandState.DONE
     assert done.result is not None
@@ -310,7 +310,7 @@ def test_a_word_that_was_interrupted_is_said_to_those_who_have_not_heard_it(
     (signal,) = desk.signals.pending()
     desk.catalog.commands.post("shop", SIGNAL, {"key": signal.key})
     desk.catalog.commands.post("shop", verb.kind, {"id": jobs[0]})
-    desk.signals.serve(desk.catalog)
+    desk.signals.process(desk.catalog)
     assert desk.said(verb) == jobs
 
 
@@ -319,7 +319,7 @@ def test_one_that_was_finished_but_not_removed_is_only_removed(desk: Desk) -> No
     desk.advance()
     (signal,) = desk.signals.pending()
     desk.catalog.commands.finish(desk.catalog.commands.post("shop", SIGNAL, {"key": signal.key}), {})
-    desk.signals.serve(desk.catalog)
+    desk.signals.process(desk.catalog)
     assert (desk.posted(), desk.signals.pending()) == ([], [])
 
 
@@ -335,4 +335,4 @@ def test_who_asked_is_in_the_audit(desk: Desk) -> None:
 def test_a_file_that_cannot_be_read_does_not_end_the_thread(desk: Desk) -> None:
     desk.send("pause-snapshot")
     (desk.folder / FOLDER / "x.json").write_text("{")
-    desk.signals.serve(desk.catalog)
+    desk.signals.process(desk.catalog)

@@ -9,37 +9,37 @@ from cdc.snapshot.chunk_reader import ChunkBudget
 
 
 def test_so_many_are_taken_and_one_more_when_one_is_given_back() -> None:
-    slots = ChunkBudget(2)
+    budget = ChunkBudget(2)
 
-    assert [slots.take(alone=False) for _ in range(3)] == [True, True, False]
-    slots.give_back()
-    assert slots.take(alone=False)
+    assert [budget.acquire(alone=False) for _ in range(3)] == [True, True, False]
+    budget.release()
+    assert budget.acquire(alone=False)
 
 
 def test_while_the_stream_brings_rows_one_is_on_its_way_of_all_connections() -> None:
-    slots = ChunkBudget(4)
+    budget = ChunkBudget(4)
 
-    assert slots.take(alone=True)
-    assert not slots.take(alone=True)
-    assert slots.take(alone=False)
-    slots.give_back()
-    assert not slots.take(alone=True)
-    slots.give_back()
-    assert slots.take(alone=True)
+    assert budget.acquire(alone=True)
+    assert not budget.acquire(alone=True)
+    assert budget.acquire(alone=False)
+    budget.release()
+    assert not budget.acquire(alone=True)
+    budget.release()
+    assert budget.acquire(alone=True)
 
 
 def test_who_has_none_is_told_when_one_is_given_back() -> None:
-    slots, waits = ChunkBudget(1), Event()
-    assert slots.take(alone=False)
+    budget, waits = ChunkBudget(1), Event()
+    assert budget.acquire(alone=False)
 
     def waiting() -> bool:
         waits.set()
-        slots.wait(60, alone=False)
-        return slots.take(alone=False)
+        budget.wait_until_free(60, alone=False)
+        return budget.acquire(alone=False)
 
     with ThreadPoolExecutor(1) as pool:
         taken = pool.submit(waiting)
         assert waits.wait(60)
         assert not taken.done()
-        slots.give_back()
+        budget.release()
         assert taken.result(30)

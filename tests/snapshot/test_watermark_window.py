@@ -26,11 +26,11 @@ from tests.snapshot.multiset import RELATION, History, Transaction, left_of
 RENAMED = replace(ORDERS, name="renamed")
 
 
-@pytest.fixture(name="placing")
-def _placing() -> WatermarkWindows:
-    placing = WatermarkWindows()
-    placing.begin(Position(100), {ORDERS.relation: ORDERS})
-    return placing
+@pytest.fixture(name="windows")
+def _windows() -> WatermarkWindows:
+    windows = WatermarkWindows()
+    windows.start_session(Position(100), {ORDERS.relation: ORDERS})
+    return windows
 
 
 def chunk(schema: TableSchema | None = None) -> Chunk:
@@ -38,51 +38,51 @@ def chunk(schema: TableSchema | None = None) -> Chunk:
 
 
 def test_a_window_is_read_by_the_version_that_was_told_though_the_log_does_not_hold_it_yet(
-    placing: WatermarkWindows,
+    windows: WatermarkWindows,
 ) -> None:
-    assert placing.open("one", ORDERS.relation, 0.0) == ORDERS
-    placing.learn(RENAMED)
-    assert placing.open("two", ORDERS.relation, 0.0) == RENAMED
+    assert windows.open_window("one", ORDERS.relation, 0.0) == ORDERS
+    windows.set_schema(RENAMED)
+    assert windows.open_window("two", ORDERS.relation, 0.0) == RENAMED
 
 
-def test_a_version_that_a_chunk_brings_holds_from_its_watermark_on(placing: WatermarkWindows) -> None:
-    placing.open("one", ORDERS.relation, 0.0)
-    placing.offer("one", chunk(RENAMED))
-    assert placing.open("two", ORDERS.relation, 0.0) == ORDERS
-    schema, (row,) = placing.place(WatermarkSeen(b"one", Position(200), 0, 7, 5))
+def test_a_version_that_a_chunk_brings_holds_from_its_watermark_on(windows: WatermarkWindows) -> None:
+    windows.open_window("one", ORDERS.relation, 0.0)
+    windows.set_chunk("one", chunk(RENAMED))
+    assert windows.open_window("two", ORDERS.relation, 0.0) == ORDERS
+    schema, (row,) = windows.batches_at_watermark(WatermarkSeen(b"one", Position(200), 0, 7, 5))
     assert schema == RENAMED
     assert row["op"].to_pylist() == ["s"]
-    assert placing.open("three", ORDERS.relation, 0.0) == RENAMED
+    assert windows.open_window("three", ORDERS.relation, 0.0) == RENAMED
 
 
-def test_a_watermark_of_nobody_and_one_of_work_that_ended_mean_nothing(placing: WatermarkWindows) -> None:
+def test_a_watermark_of_nobody_and_one_of_work_that_ended_mean_nothing(windows: WatermarkWindows) -> None:
     seen = WatermarkSeen(b"one", Position(200), 0, 7, 5)
-    assert placing.place(seen) == (None, [])
-    placing.track(on=True)
-    placing.open("one", ORDERS.relation, 0.0)
-    placing.offer("one", chunk(RENAMED))
-    placing.track(on=False)
-    assert placing.place(seen) == (None, [])
+    assert windows.batches_at_watermark(seen) == (None, [])
+    windows.track_xids(on=True)
+    windows.open_window("one", ORDERS.relation, 0.0)
+    windows.set_chunk("one", chunk(RENAMED))
+    windows.track_xids(on=False)
+    assert windows.batches_at_watermark(seen) == (None, [])
     with pytest.raises(SnapshotInvalidated):
-        placing.outcome("one", 0.0)
+        windows.wait_for_outcome("one", 0.0)
 
 
-def test_what_no_copy_waits_for_is_placed_also_when_a_copy_begins_meanwhile(placing: WatermarkWindows) -> None:
-    placing.open("one", ORDERS.relation, 0.0, lasting=True)
-    placing.offer("one", chunk(RENAMED))
-    placing.track(on=True)
-    assert placing.place(WatermarkSeen(b"one", Position(200), 0, 7, 5))[0] == RENAMED
-    assert placing.outcome("one", 0.0).position == 200
+def test_what_no_copy_waits_for_is_placed_also_when_a_copy_begins_meanwhile(windows: WatermarkWindows) -> None:
+    windows.open_window("one", ORDERS.relation, 0.0, outlives_copies=True)
+    windows.set_chunk("one", chunk(RENAMED))
+    windows.track_xids(on=True)
+    assert windows.batches_at_watermark(WatermarkSeen(b"one", Position(200), 0, 7, 5))[0] == RENAMED
+    assert windows.wait_for_outcome("one", 0.0).position == 200
 
 
-def test_nothing_can_be_placed_while_nothing_streams(placing: WatermarkWindows) -> None:
-    placing.end()
+def test_nothing_can_be_placed_while_nothing_streams(windows: WatermarkWindows) -> None:
+    windows.end_session()
     with pytest.raises(SnapshotInvalidated):
-        placing.open("one", ORDERS.relation, 0.0)
+        windows.open_window("one", ORDERS.relation, 0.0)
 
 
-def test_a_relation_that_the_stream_has_not_told_of_has_no_version(placing: WatermarkWindows) -> None:
-    assert placing.open("one", RELATION, 0.0) is None
+def test_a_relation_that_the_stream_has_not_told_of_has_no_version(windows: WatermarkWindows) -> None:
+    assert windows.open_window("one", RELATION, 0.0) is None
 
 
 STATEMENTS = st.tuples(
@@ -133,8 +133,8 @@ def whole(rows: pa.Table, visibility: Visibility, **said: Any) -> Chunk:
     return Chunk(RELATION, "shop.t", rows, visibility=visibility, **said)
 
 
-def placed(placing: WatermarkWindows, position: int, token: str = "one") -> list[dict[str, Any]]:
-    _, told = placing.place(WatermarkSeen(token.encode(), Position(position), 3, 99, 5))
+def placed(windows: WatermarkWindows, position: int, token: str = "one") -> list[dict[str, Any]]:
+    _, told = windows.batches_at_watermark(WatermarkSeen(token.encode(), Position(position), 3, 99, 5))
     return [row for batch in told for row in batch.to_pylist()]
 
 
@@ -146,20 +146,20 @@ def test_a_table_without_a_key_begins_anew_as_it_is_at_the_watermark(history: Hi
     watermark = data.draw(st.integers(1, count))
     arriving = list(batches(history.transactions[:watermark], data.draw(st.sets(st.integers(0, 30)))))
     opened = data.draw(st.integers(0, len(arriving)))
-    placing = WatermarkWindows()
-    placing.begin(Position(0), {})
+    windows = WatermarkWindows()
+    windows.start_session(Position(0), {})
     for decoded in arriving[:opened]:
-        placing.note(decoded)
-    placing.open("one", RELATION, 0.0, whole=True)
+        windows.observe(decoded)
+    windows.open_window("one", RELATION, 0.0, keyless=True)
     for decoded in arriving[opened:]:
-        placing.note(decoded)
+        windows.observe(decoded)
     received = max((int(d.last) // 10 for d in arriving[:opened] if d.last), default=0)
     seen = set(range(received))
     for number in range(received, watermark):
         if history.transactions[number].needs <= seen and data.draw(st.booleans()):
             seen.add(number)
-    placing.offer("one", whole(read(history.values(seen)), history.visibility(seen), generation="here"))
-    told = placed(placing, watermark * 10 + 5)
+    windows.set_chunk("one", whole(read(history.values(seen)), history.visibility(seen), generation="here"))
+    told = placed(windows, watermark * 10 + 5)
     # the target holds what vanished unseen at the source
     log = read(["stray"]).to_pylist() + [row for t in history.transactions[:watermark] for row in t.rows] + told
     of_table = [row for row in log if row["relation"] == RELATION]
@@ -180,60 +180,60 @@ def transaction(number: int, op: str, **images: Any) -> Transaction:
     return made
 
 
-def window(placing: WatermarkWindows, *transactions: Transaction, keep: bool = True) -> None:
+def window(windows: WatermarkWindows, *transactions: Transaction, keep: bool = True) -> None:
     """What came while the chunk was read."""
-    placing.open("one", RELATION, 0.0, whole=keep)
+    windows.open_window("one", RELATION, 0.0, keyless=keep)
     for decoded in batches(list(transactions), set()):
-        placing.note(decoded)
+        windows.observe(decoded)
 
 
 def test_what_a_snapshot_saw_is_not_told_again_and_what_it_did_not_see_keeps_its_images(
-    placing: WatermarkWindows,
+    windows: WatermarkWindows,
 ) -> None:
     seen, unseen = transaction(1, "c", after=[(1, "a")]), transaction(2, "u", before=[(1, "a")], after=[(1, "b")])
-    window(placing, seen, unseen)
-    placing.offer("one", whole(read(["a"]), Visibility(2, 3, frozenset({2}))))
-    clear, row, again = placed(placing, 900)
+    window(windows, seen, unseen)
+    windows.set_chunk("one", whole(read(["a"]), Visibility(2, 3, frozenset({2}))))
+    clear, row, again = placed(windows, 900)
     assert (clear["op"], clear["payload"], row["op"], row["after"]) == ("t", None, "r", [(1, "a")])
     told = {name: again[name] for name in LOG_SCHEMA.names}
     place = {"position": 900, "ordinal": 5, "xid": 99, "committed_at": again["committed_at"]}
     assert told == {**unseen.rows[0], **place}
-    assert placing.outcome("one", 0.0) == PlacedRows(Position(900), 1)
+    assert windows.wait_for_outcome("one", 0.0) == PlacedRows(Position(900), 1)
 
 
 @pytest.mark.parametrize("visibility", [None, NOBODY])
 def test_a_version_comes_first_then_the_rows_then_the_end_of_the_copy(
-    placing: WatermarkWindows, visibility: Visibility | None
+    windows: WatermarkWindows, visibility: Visibility | None
 ) -> None:
-    window(placing, transaction(1, "c", after=[(1, "b")]))
+    window(windows, transaction(1, "c", after=[(1, "b")]))
     rows = read(["a"])
     chunk = Chunk(RELATION, "shop.t", rows, ORDERS, Position(7), "lake", visibility)
-    placing.offer("one", chunk)
-    told = placed(placing, 900)
+    windows.set_chunk("one", chunk)
+    told = placed(windows, 900)
     strict_order(told, 900)
     expected = ["s", "r", "g"] if visibility is None else ["s", "t", "r", "c", "g"]
     assert [row["op"] for row in told] == expected
     # the stream is read by that version for everyone; what one sink begins anew, no other may lose
     assert [row["address"] for row in told] == [None] + ["lake"] * (len(told) - 1)
     assert (told[0]["payload"], told[-1]["payload"]) == (ORDERS.to_json(), b"7")
-    assert placing.open("two", RELATION, 0.0) == ORDERS
+    assert windows.open_window("two", RELATION, 0.0) == ORDERS
 
 
 @pytest.mark.parametrize(("visibility", "began"), [(None, b"101"), (ALL, b"900")])
 def test_a_chunk_that_is_the_whole_copy_names_where_that_began(
-    placing: WatermarkWindows, visibility: Visibility | None, began: bytes
+    windows: WatermarkWindows, visibility: Visibility | None, began: bytes
 ) -> None:
     """What the window brought of a keyed table instead of the chunk's rows is no older than that."""
-    window(placing)
-    placing.offer("one", Chunk(RELATION, "shop.t", read(["a"]), generation="here", visibility=visibility))
-    assert placed(placing, 900)[-1]["payload"] == began
+    window(windows)
+    windows.set_chunk("one", Chunk(RELATION, "shop.t", read(["a"]), generation="here", visibility=visibility))
+    assert placed(windows, 900)[-1]["payload"] == began
 
 
-def test_a_sink_that_it_is_not_for_keeps_what_it_has(placing: WatermarkWindows) -> None:
+def test_a_sink_that_it_is_not_for_keeps_what_it_has(windows: WatermarkWindows) -> None:
     before, since = transaction(1, "c", after=[(1, "a")]), transaction(2, "c", after=[(1, "b")])
-    window(placing, before, since)
-    placing.offer("one", whole(read(["z"]), NOBODY, address="lake", generation="here"))
-    told = placed(placing, 900)
+    window(windows, before, since)
+    windows.set_chunk("one", whole(read(["z"]), NOBODY, address="lake", generation="here"))
+    told = placed(windows, 900)
     rows = pa.Table.from_pylist([*before.rows, *since.rows, *told], LOG_SCHEMA)
     assert images(fold(rows, sink="other")) == ["a", "b"]
     assert images(fold(rows, sink="lake")) == ["a", "b", "z"]
@@ -246,30 +246,30 @@ def images(folded: pa.Table) -> list[str]:
 @pytest.mark.parametrize("values", [[], ["a"]])
 @pytest.mark.parametrize(("visibility", "schema"), [(ALL, None), (ALL, ORDERS), (None, ORDERS)])
 def test_what_the_stream_says_of_a_schema_is_newer_than_what_a_chunk_brings(
-    placing: WatermarkWindows, values: list[str], visibility: Visibility | None, schema: TableSchema | None
+    windows: WatermarkWindows, values: list[str], visibility: Visibility | None, schema: TableSchema | None
 ) -> None:
-    window(placing, transaction(1, "s", payload=b"{}"))
-    placing.offer("one", Chunk(RELATION, "shop.t", read(values), schema, "here", visibility=visibility))
-    assert placed(placing, 900) == []
-    assert placing.outcome("one", 0.0) == PlacedRows(Position(900), 0, again=True)
-    assert placing.open("two", RELATION, 0.0) is None
+    window(windows, transaction(1, "s", payload=b"{}"))
+    windows.set_chunk("one", Chunk(RELATION, "shop.t", read(values), schema, "here", visibility=visibility))
+    assert placed(windows, 900) == []
+    assert windows.wait_for_outcome("one", 0.0) == PlacedRows(Position(900), 0, must_read_again=True)
+    assert windows.open_window("two", RELATION, 0.0) is None
 
 
-def test_the_end_of_a_copy_stands_whatever_the_schema_became(placing: WatermarkWindows) -> None:
-    window(placing, transaction(1, "s", payload=b"{}"), keep=False)
-    placing.offer("one", Chunk(RELATION, "shop.t", read([]), generation=Position(7)))
-    assert [row["op"] for row in placed(placing, 900)] == ["g"]
-    assert not placing.outcome("one", 0.0).again
+def test_the_end_of_a_copy_stands_whatever_the_schema_became(windows: WatermarkWindows) -> None:
+    window(windows, transaction(1, "s", payload=b"{}"), keep=False)
+    windows.set_chunk("one", Chunk(RELATION, "shop.t", read([]), generation=Position(7)))
+    assert [row["op"] for row in placed(windows, 900)] == ["g"]
+    assert not windows.wait_for_outcome("one", 0.0).must_read_again
 
 
-def test_a_window_that_took_in_too_much_makes_a_whole_table_worthless(placing: WatermarkWindows) -> None:
-    window(placing, transaction(1, "c", after=[(1, "x" * WINDOW_LIMIT)]))
-    placing.offer("one", whole(read([]), NOBODY))
-    assert placed(placing, 900) == []
-    assert placing.outcome("one", 0.0).again
+def test_a_window_that_took_in_too_much_makes_a_whole_table_worthless(windows: WatermarkWindows) -> None:
+    window(windows, transaction(1, "c", after=[(1, "x" * WINDOW_LIMIT)]))
+    windows.set_chunk("one", whole(read([]), NOBODY))
+    assert placed(windows, 900) == []
+    assert windows.wait_for_outcome("one", 0.0).must_read_again
 
 
-def test_a_table_is_not_begun_anew_from_a_window_that_kept_too_little(placing: WatermarkWindows) -> None:
-    window(placing, keep=False)
-    with pytest.raises(ValueError, match=r"keeps too little to begin 'shop\.t' anew"):
-        placing.offer("one", whole(read([]), ALL))
+def test_a_table_is_not_begun_anew_from_a_window_that_kept_too_little(windows: WatermarkWindows) -> None:
+    window(windows, keep=False)
+    with pytest.raises(ValueError, match=r"'shop\.t' was not opened for a table without a key"):
+        windows.set_chunk("one", whole(read([]), ALL))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA, RowOrder
-from cdc.snapshot.missing_keys import deletion_rows
+from cdc.snapshot.chunk_reader import deletion_rows
 from cdc.snapshot.window_merge import merge_keyed, rows_at_position, rows_of_relation
 from cdc.table import Column, ReplicaIdentity, TableSchema
 

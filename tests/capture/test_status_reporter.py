@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cdc.capture.table_status import inexact_tables
+from cdc.capture.status_reporter import inexact_tables
 from cdc.catalog import TableProgress
 from cdc.table import ReplicaIdentity, TableSchema, TableState
 
