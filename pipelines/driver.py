@@ -58,7 +58,7 @@ from pipelines.runtime.throttle import ThrottleState
 from pipelines.runtime.worker_errors import unread_by_worker
 from pipelines.sinks.contract import Sink, SparkAwaited
 from pipelines.sinks.delta.maintenance import UpkeepSettings
-from pipelines.sinks.delta.sink import DeltaSettings, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink as DeltaTarget
 from pipelines.sinks.search.sink import SearchSink as SearchTarget
 from pipelines.sinks.table_state import reason, too_late

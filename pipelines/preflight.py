@@ -18,7 +18,7 @@ from cdc.stores.sink_preflight import SinkTables, fed, tables_in, taken
 from cdc.stores.sink_preflight import misfits as misfits_of
 from cdc.table import TableSchema
 from pipelines.runtime.session import SparkSettings
-from pipelines.sinks.delta.sink import DeltaSettings
+from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.table_plan import TablePlans
 from pipelines.transform.expressions import resolved
 from pipelines.transform.table_transform import TableTransform, renamed

@@ -37,6 +37,7 @@ from pipelines.replaying.latest_row_files import latest_files
 from pipelines.replaying.latest_rows import LatestRowsQuery, latest
 from pipelines.replaying.log_contents import TableContents
 from pipelines.sinks.contract import Parks, Sink, SparkAwaited, TableBatch
+from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.table_state import check_captured, failed, placed
 from pipelines.source.data_source import rows_between
@@ -184,16 +185,17 @@ class Rebuild:
             spark.conf.set("spark.sql.shuffle.partitions", shuffled)
 
     def _by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
-        shape = self._sink.shape(table.schema) if isinstance(self._sink, DeltaSink) else None
+        shape = self._sink.parts.targets.shape(table.schema) if isinstance(self._sink, DeltaSink) else None
         if isinstance(self._sink, DeltaSink) and shape is not None and shape.by_rows and not table.survey.partial:
             wanted = LatestRowsQuery(table, self._source.sink, self._source.globs, int(upto), shape)
             files, whole = self._source.log.files(Position(0), upto), _whole(table, None, None, upto)
-            folder = self._sink.folder(table.schema)
+            load = BulkLoad(self._sink.parts)
+            folder = load.folder(table.schema)
             try:
                 if folder is None:
-                    return self._sink.fill(whole, latest(spark, files, wanted))
+                    return load.fill(whole, latest(spark, files, wanted))
                 parts = max(-(-table.rows // self._means.part), -(-table.size // PART_BYTES))
-                return self._sink.adopt(whole, latest_files(spark, files, wanted, folder, parts))
+                return load.adopt(whole, latest_files(spark, files, wanted, folder, parts))
             except _FROM_SPARK as exc:
                 # the value may be one that a later change replaced
                 if _quarantine(exc) is None:

@@ -37,7 +37,7 @@ from pipelines.runtime.replay_pause import driver_of, paused, sole_replay
 from pipelines.runtime.session import SparkSettings, has_delta, spark_session
 from pipelines.sinks.contract import Sink, SparkAwaited
 from pipelines.sinks.delta.merge import reaches
-from pipelines.sinks.delta.sink import Writer
+from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.swap import StagedDelta
 from pipelines.sinks.search.swap import StagedSearch
 from pipelines.sinks.table_state import placed

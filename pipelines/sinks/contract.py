@@ -41,6 +41,9 @@ __all__ = [
     "TargetState",
 ]
 
+ImageMask = Callable[[Image], Image]
+"""Makes of a row image what may be stored next to a target: only its columns, masked as they are there."""
+
 NONE_PARKED: Final = DeadLetterSettings(stop_at=0)
 """Of a table that stops at the first row it cannot take."""
 

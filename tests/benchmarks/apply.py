@@ -27,7 +27,8 @@ from pipelines.fold_range import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.session import SparkSettings, has_delta, spark_session
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.source.data_source import register, rows_between
 from tests.benchmarks import apply_large, apply_random
 from tests.benchmarks.apply_input import Changes

@@ -8,7 +8,7 @@ import numpy as np
 
 from cdc.config import SinkRule
 from cdc.config.transform import Transform
-from pipelines.sinks.delta.sink import Writer
+from pipelines.sinks.delta.settings import Writer
 from tests.benchmarks.apply_input import TOPIC
 from tests.benchmarks.apply_large import BATCHES, Kind, chosen, filled, median
 from tests.benchmarks.figures import Figure

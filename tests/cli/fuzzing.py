@@ -28,7 +28,8 @@ from cdc.catalog import Catalog
 from cdc.cli.app import application
 from cdc.config import load_definition
 from cdc.stores.published import Published
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.cli.trimmed import Folder
 from tests.contracts.folded import ORDERS, batch, put
 from tests.service.pipeline import fill

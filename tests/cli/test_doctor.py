@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.cli.command import run
 from tests.config.definitions import SOUND, write
 from tests.contracts.folded import batch, put

@@ -13,7 +13,8 @@ import pytest
 
 from cdc.stores.landlock import kernel_version
 from cdc.stores.published import Published
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.cli.command import run
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.sinks.asked import ask, commit

@@ -20,7 +20,8 @@ from pipelines.folding.every_change import every_change
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import take_apart
 from pipelines.sinks.contract import Published, TableBatch, TableRecord
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import column
 from tests.pipelines.lives import SINK, Image, Row, to_arrow
 

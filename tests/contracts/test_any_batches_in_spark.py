@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.config.sinks import HistoryMode
-from pipelines.sinks.delta.sink import Writer
+from pipelines.sinks.delta.settings import Writer
 from tests.contracts.histories import ALL_SETTINGS, MODELS, Lake, kept
 from tests.contracts.stories import HUGE, drive, evolving, log, ruled, sent_whole
 from tests.pipelines.lives import PLAIN, Image

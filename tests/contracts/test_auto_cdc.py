@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdc.config import TableSettings
-from pipelines.sinks.delta.sink import Writer
+from pipelines.sinks.delta.settings import Writer
 from tests.contracts.histories import RELATION, Lake
 from tests.pipelines.lives import Row, log_row
 

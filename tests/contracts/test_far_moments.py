@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.stores.lake import read_target
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, Row, batch, column
 
 MOMENTS = ["0001-01-01 00:00:00", "1582-10-10 12:00:00", "1677-01-01 00:00:00.000001", "9999-12-31 23:59:59.999999"]

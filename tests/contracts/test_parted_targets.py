@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from cdc.config import SinkRule
 from cdc.config.sinks import HistoryMode
 from cdc.errors import CdcError
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import batch, put
 from tests.contracts.histories import ALL_SETTINGS, RELATION, Lake
 from tests.pipelines.lives import log_row

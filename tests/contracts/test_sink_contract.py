@@ -14,7 +14,8 @@ from cdc.errors import MissingBase, SchemaNotApplicable, SinkError, SinkFenced, 
 from cdc.stores.lake import read_target
 from cdc.table import TableState
 from pipelines.sinks.contract import Published, Sink, TableBatch, TableRecord, TargetState
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, gone, part, put
 
 LOG = "log-1"

@@ -13,7 +13,8 @@ from cdc.config import Secret, SinkRule
 from cdc.errors import MissingBase, TargetRulesChanged, TransformFailed
 from cdc.stores.lake import read_target
 from pipelines.sinks.contract import SparkAwaited, TableRecord
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, column, gone, part, put
 
 LOG = "log-1"

@@ -16,7 +16,8 @@ from cdc.demo.pipeline_probe import LAKE
 from cdc.demo.terminal import Terminal
 from cdc.demo.workspace import Workspace
 from cdc.stores.published import Published
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ID, ORDERS, PRICE, Row, batch, column
 
 PRODUCTS = replace(ORDERS, name="products", columns=(ID, replace(PRICE, id=2), column(3, "stock", "integer", oid=23)))

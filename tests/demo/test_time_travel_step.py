@@ -15,7 +15,8 @@ from cdc.demo.workspace import Workspace
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord
 from cdc.table import TableSchema
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ID, ORDERS, PRICE, Row, batch, column
 
 TOTAL = replace(PRICE, id=2, name="total")

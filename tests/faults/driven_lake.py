@@ -19,7 +19,8 @@ from pipelines.fold_range import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.session import SparkSettings, spark_session
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 
 FEW = {Writer.AUTO: 6, Writer.SPARK: 20}
 """Transactions of a batch: Spark needs seconds for each."""

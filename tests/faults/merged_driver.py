@@ -17,7 +17,8 @@ from cdc.table import TableSchema
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import ControlEvents, take_apart
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.table_state import placed
 from tests.contracts.folded import column
 from tests.contracts.histories import TABLE, Table, image_of, whole

@@ -15,7 +15,7 @@ from cdc.failpoint import VARIABLE
 from cdc.position import Position
 from cdc.stores.lake import Lake
 from cdc.stores.published import TargetState
-from pipelines.sinks.delta.sink import Writer
+from pipelines.sinks.delta.settings import Writer
 from tests.faults.capture import Captured
 from tests.faults.driven_lake import lake_in
 from tests.fixtures import forked

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from cdc.config import SinkRule
 from cdc.stores.published import Published
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.zorder import ZOrdering
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.sinks.upkept import Clock

@@ -24,7 +24,8 @@ from pipelines.fold_range import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import Sink
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.search.sink import SearchSink
 from tests.log.rows import IDENTITY, LIMITS, info
 from tests.pipelines.copying import FIRST, Copied, Moment, copied, told

@@ -22,7 +22,8 @@ from pipelines.fold_range import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, Row, batch, column
 from tests.contracts.histories import ALL_SETTINGS
 from tests.faults.capture import Captured

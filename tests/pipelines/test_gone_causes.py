@@ -19,7 +19,8 @@ from pipelines.apply import SinkLoop
 from pipelines.fold_range import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.snapshot.running import Running

@@ -13,7 +13,8 @@ from cdc.errors import CutUnavailable
 from cdc.position import Position
 from cdc.stores.published import Published
 from pipelines import lake
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, put
 
 ITEMS = replace(ORDERS, relation=2, oid=2, name="items")

@@ -21,7 +21,8 @@ from pipelines.replaying.log_contents import contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import pyarrow as pa
 
 from cdc.errors import ValueNotRepresentable
+from cdc.naming import column_name
 from cdc.table import Column
+from pipelines.sinks.delta.merge_source import RowShape
 from pipelines.types import Policy, family_of
 from pipelines.types.array import elements
 
@@ -24,6 +27,16 @@ _SPELLING: Final = {
     pa.timestamp("us"): "Timestamp(Microsecond, None)",
     pa.timestamp("us", tz="UTC"): 'Timestamp(Microsecond, Some("UTC"))',
 }
+
+
+def new_defaults(shape: RowShape, known: Iterable[Column]) -> dict[str, str]:
+    """Delta column → SQL expression, for the columns with a default that are not among the known ones."""
+    ids = {column.id for column in known}
+    return {
+        column_name(column.name): default_expression(column, shape.missing(column) or "", shape.policy)
+        for column in shape.schema.sent
+        if column.missing is not None and column.id not in ids
+    }
 
 
 def default_expression(column: Column, text: str, policy: Policy) -> str:

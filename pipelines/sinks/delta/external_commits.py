@@ -29,8 +29,8 @@ log = structlog.get_logger("apply")
 class ExternalCommitWatch:
     """Looks at the commits that came to a sink's targets; any thread may ask, of one target one at a time."""
 
-    def __init__(self, foreign: ExternalCommitReport) -> None:
-        self._foreign = foreign
+    def __init__(self, report: ExternalCommitReport) -> None:
+        self.report = report
         self._known: dict[str, int] = {}
         """By target: the version up to which its commits were looked at."""
 
@@ -55,7 +55,7 @@ class ExternalCommitWatch:
     def _look(self, target: DeltaTarget, topic: str) -> None:
         left = self._known[target.uri]
         if target.version > left and (found := list(_foreign(target, left))):
-            self._foreign.note(topic, found)
+            self.report.note(topic, found)
             log.warning(
                 "a target was changed by someone else",
                 table=topic,

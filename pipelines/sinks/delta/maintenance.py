@@ -24,7 +24,6 @@ from cdc.stores.table_features import lacking
 from pipelines.sinks.delta.commit_log import shorten
 from pipelines.sinks.delta.published import KeptCut
 from pipelines.sinks.delta.table import DeltaTarget
-from pipelines.sinks.delta.unused_files import STRANGER_AFTER, TableFiles
 from pipelines.sinks.delta.zorder import ZOrdering, parts_of
 
 COMPACT_ABOVE: Final = 64
@@ -43,6 +42,11 @@ AT_ONCE: Final = 1_000
 """Files removed in one go; the rest with the next turn."""
 REMOVES_FOR: Final = 1.0
 """Seconds after which the rest is left for the next turn as well: an object store takes some for a thousand."""
+
+READ_AT_ONCE: Final = 20
+"""Versions whose files are read in one go; each takes some 20 ms."""
+STRANGER_AFTER: Final = 86_400.0
+"""Seconds of age at which a file goes that may still be committed by another client: no job takes a day."""
 
 _PARTED: Final = f"{RELATION_COLUMN}="
 """Beginning of a folder of rows, although such names are hidden elsewhere."""
@@ -68,6 +72,55 @@ class UpkeepSettings:
     """How many of the newest commits stay in the log of a target in a directory."""
     ordering: ZOrdering = field(default_factory=ZOrdering)
     """Which files of a target whose rule says cluster_by are put in order."""
+
+
+@dataclass(slots=True)
+class TableFiles:
+    """Which files of one table are not needed any more, and for how long one driver has seen that.
+
+    A file is needed while the newest version has it, or a version that a kept cut lists. A file that is not needed may
+    be removed once it was seen so for a while without a break. That is in memory only: a new driver begins to wait
+    again. A file that this driver never saw in the table may be one that another client has yet to commit, or one
+    that a killed writer left; it is removed when it is also a day old.
+    """
+
+    marks: dict[str, float] = field(default_factory=dict)
+    """File that is not needed → since when it was seen so."""
+    seen: dict[int, float] = field(default_factory=dict)
+    """Version that cuts list → since when it was seen listed."""
+    read: dict[int, frozenset[str]] = field(default_factory=dict)
+    """Version → its files; a version never changes."""
+    known: set[str] = field(default_factory=set)
+    """Files that were in the table when this driver looked, or in a version that it read."""
+
+    def needed(
+        self, listed: Iterable[int], now: float, after: float, files_of: Callable[[int], frozenset[str]]
+    ) -> frozenset[str] | None:
+        """The files of the versions that kept cuts list; None while some of them are left to be read the next time.
+
+        A version that was listed only lately is not read: of its files none can have left as long ago as `after`.
+        """
+        self.seen = {version: self.seen.get(version, now) for version in listed}
+        due = [version for version, since in self.seen.items() if now - since >= after / 2]
+        unread = [version for version in due if version not in self.read]
+        fresh = {version: files_of(version) for version in unread[:READ_AT_ONCE]}
+        self.read = {version: files for version, files in (self.read | fresh).items() if version in due}
+        found = frozenset[str]().union(*self.read.values())
+        self.known |= found
+        return found if len(fresh) == len(unread) else None
+
+    def removable(self, present: Mapping[str, float], needed: frozenset[str], now: float, after: float) -> list[str]:
+        """Files that were marked for as long as `after`; marks what is seen not needed for the first time.
+
+        present: file → its age in seconds.
+        """
+        self.marks = {path: self.marks.get(path, now) for path in present if path not in needed}
+        self.known &= present.keys()
+        return sorted(
+            path
+            for path, since in self.marks.items()
+            if now - since >= after and (path in self.known or present[path] >= STRANGER_AFTER)
+        )
 
 
 @dataclass(slots=True)

@@ -105,12 +105,6 @@ class MergeSpec:
         return f"{TARGET}.{self.quote(name)}"
 
 
-ROWS: Final = "/rows"
-"""Behind a target's `txn` identity: up to where the changes are in it, while what ended may not be."""
-ERASED: Final = "/erased"
-"""The same: up to where rows have gone from it with what ended, while the changes may not be in it."""
-
-
 @dataclass(frozen=True, slots=True)
 class TxnMarker:
     """The `txn` that a commit carries: whoever finds it in the table does not make the commit again."""

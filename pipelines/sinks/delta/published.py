@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, Literal, Self
 
 import pyarrow as pa
@@ -22,8 +23,9 @@ from cdc.errors import CutUnderOtherRules, SinkFenced, SinkOfAnotherLog
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.lake import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
-from cdc.stores.published import Published, TargetState
+from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.snapshot_retention import staying
+from cdc.table import TableSchema
 from pipelines.sinks.delta.commit_log import is_newest, shorten
 from pipelines.sinks.delta.table import CHECKPOINT_EVERY
 
@@ -179,6 +181,42 @@ class PublishedTable:
             raise SinkFenced(f"sink at {self._uri!r} was published by another driver during clean-up")
         self._version = self._table.version()
         shorten(self._uri, self._version, kept=CLEAN_EVERY)
+
+
+class LastPublished:
+    """The record that this driver published last, or found when it opened; what was only applied does not count.
+
+    A batch that is tried again starts from it once more.
+    """
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.records: Mapping[int, TableRecord] = {}
+        """By relation."""
+        self.versions: Mapping[str, int] = {}
+        """Versions of the targets, by URI."""
+
+    def remember(self, record: Published) -> None:
+        """Make the record the last published one."""
+        self.position, self.records, self.versions = record.position, dict(record.tables), record.versions
+
+    def schema_of(self, relation: int) -> TableSchema | None:
+        """A table as it was when it was last published, None if it never was."""
+        record = self.records.get(relation)
+        return None if record is None or record.schema is None else _schema_of(record.schema)
+
+    def range_start(self, after: int) -> int:
+        """The position after which the rows of a batch begin: at most that of the published cut.
+
+        A crash may leave one target ahead of the others; its table is then folded from the cut like theirs.
+        """
+        return min(after, self.position) if self.records else after
+
+
+@lru_cache(maxsize=1024)
+def _schema_of(payload: str) -> TableSchema:
+    """The same payload is read with every batch."""
+    return TableSchema.from_json(payload)
 
 
 def _rows(cuts: Sequence[KeptCut]) -> pa.Table:

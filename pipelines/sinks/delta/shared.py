@@ -25,6 +25,7 @@ from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
 from cdc.naming import COLUMN_ID_KEY, RELATION_COLUMN
 from cdc.table import TableSchema
+from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.schema_evolution import EvolutionPlan, check_key, column_id, without_ids
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.types.rows import COPY_AGAIN
@@ -208,6 +209,15 @@ class SharedTarget(DeltaTarget):
     def complete(self) -> bool:
         """Whether a full copy has ended here."""
         return self._shard is not None and self._shard.generation is not None
+
+    @property
+    def is_untouched(self) -> bool:
+        """Never: the columns are those of all its tables."""
+        return False
+
+    def is_replaced_by(self, batch: TableBatch) -> bool:
+        """Whether a copy ends in this batch: rows of other tables cannot wait for a later one in other columns."""
+        return batch.generation is not None and (self.applied or 0) < batch.generation
 
     @property
     def columns_of(self) -> int:

@@ -33,11 +33,11 @@ from cdc.table import TableSchema
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.erasure import erase_earlier, is_marked, mark_to_erase
 from pipelines.sinks.delta.file_statistics import spelled
-from pipelines.sinks.delta.merge import ERASED, ROWS
 from pipelines.sinks.delta.published import PublishedTable
+from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.shared import keep_only, part_id, shards_of
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
-from pipelines.sinks.delta.table import COLUMNS, GENERATION, KEYLESS, RELATION, STATISTICS, DeltaTarget
+from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.table import COLUMNS, ERASED, GENERATION, KEYLESS, RELATION, ROWS, STATISTICS, DeltaTarget
 from pipelines.sinks.delta.table_features import AWAY, unsupported
 from pipelines.sinks.delta.table_layout import partition_text
 from pipelines.sinks.delta.table_plan import moved

@@ -26,6 +26,7 @@ from cdc.failpoint import hit
 from cdc.naming import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, START_COLUMN, column_name
 from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, foreign_table_error
 from cdc.table import TableSchema
+from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.commit_log import is_newest
 from pipelines.sinks.delta.file_statistics import DataFile
 from pipelines.sinks.delta.schema_evolution import EvolutionPlan, FilledColumn, check_key, plan, rewritten, without_ids
@@ -41,7 +42,11 @@ KEYLESS: Final = "cdc.keyless"
 """`true` where rows are found by their place, for want of a key."""
 
 COLUMNS: Final = "/columns"
-"""Behind the app id: the `txn` of a commit that changes the columns and no row."""
+"""Suffix of the `txn` identity of a commit that changes the columns and no row."""
+ROWS: Final = "/rows"
+"""Suffix of a `txn` identity: the position up to which the changes are in the target, perhaps without its endings."""
+ERASED: Final = "/erased"
+"""Suffix of a `txn` identity: the position up to which endings deleted rows, perhaps without the changes."""
 
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 MAX_STATISTICS: Final = 32
@@ -217,6 +222,22 @@ class DeltaTarget:
     def applied(self) -> int | None:
         """The position up to which ranges were merged, None before the first."""
         return self.transaction()
+
+    @property
+    def changed_upto(self) -> int:
+        """The position up to which changes are in the target, perhaps without what truncates ended there."""
+        return max(self.applied or 0, self.transaction(ROWS) or 0)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was ever written to it, so that its columns are free to change."""
+        if self.files()[0]:
+            return False
+        return all(self.transaction(suffix) is None for suffix in ("", ROWS, ERASED, COLUMNS))
+
+    def is_replaced_by(self, batch: TableBatch) -> bool:
+        """Whether a full copy replaces every row, in this batch or in later ones until the copy ends."""
+        return batch.copying or batch.copied
 
     @property
     def columns_of(self) -> int:

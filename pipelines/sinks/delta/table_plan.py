@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.config import SinkRule, rule_of
+from cdc.config import SinkRule, TableSettings, rule_of
+from cdc.config.columns import ColumnMismatch, left_out_key_columns, missing_key, unknown_columns, with_target_columns
+from cdc.config.sinks import HistoryMode
 from cdc.errors import TransformFailed
 from cdc.naming import RELATION_COLUMN, column_name
 from cdc.table import TableSchema
@@ -156,6 +158,30 @@ def _columns(
                 f"{key}: column {name!r} of the target of {shape.schema.topic!r} is {kind!s}: expected {expected}"
             )
     return names
+
+
+def selected(schema: TableSchema, settings: TableSettings) -> TableSchema:
+    """The table with only the columns that its target has; raises SchemaNotApplicable if that leaves out a key column.
+
+    A name in the settings that the table does not have is no error here; see check_named.
+    """
+    _raise_first(left_out_key_columns(schema, settings))
+    return with_target_columns(schema, settings)
+
+
+def check_named(schema: TableSchema, rules: Sequence[SinkRule]) -> None:
+    """Raise SchemaNotApplicable for a name in the rule of a table that none of its columns has."""
+    _raise_first(unknown_columns(schema, rule_of(schema.topic, rules)))
+
+
+def check_kept(schema: TableSchema, keeping: HistoryMode) -> None:
+    """Raise SchemaNotApplicable for a table without a key in a history mode that needs one."""
+    _raise_first(missing_key(schema, keeping))
+
+
+def _raise_first(found: Iterator[ColumnMismatch]) -> None:
+    for mismatch in found:
+        raise mismatch.error
 
 
 def moved(rules: Sequence[SinkRule], below: str) -> tuple[SinkRule, ...]:

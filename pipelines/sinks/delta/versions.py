@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import Operation
+from cdc.config import TableSettings
 from cdc.config.sinks import HistoryMode
 from cdc.naming import (
     COMMITTED_COLUMN,
@@ -26,9 +27,12 @@ from cdc.naming import (
     POSITION_COLUMN,
     START_COLUMN,
     TO_COLUMN,
+    column_name,
 )
+from cdc.table import TableSchema
 from pipelines.folding.every_change import GenerationEnd
 from pipelines.folding.keyless_fold import identities
+from pipelines.sinks.delta.merge_source import RowShape
 from pipelines.sinks.delta.row_states import States, StoredState
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -44,6 +48,22 @@ ADDED: Final[Mapping[HistoryMode, pa.Schema]] = {
     HistoryMode.MARKED: pa.schema([(DELETED_COLUMN, pa.bool_()), (COMMITTED_COLUMN, _TIME)]),
 }
 """The columns that a target has behind `_position` and `_ordinal`."""
+
+
+def all_columns(own: pa.Schema, keeping: HistoryMode) -> pa.Schema:
+    """All columns of a target: its own and those that the mode adds."""
+    return pa.schema([*own, *ADDED[keeping]])
+
+
+def tracked(shape: RowShape, schema: TableSchema, settings: TableSettings) -> list[str]:
+    """Delta names of the columns of which a change begins a version; schema: the table as its source names it."""
+    wanted, unwanted = set(settings.track_history_column_list), set(settings.track_history_except_column_list)
+    name_of = {column.id: column.name for column in schema.columns}
+    named = [(column_name(column.name), name_of.get(column.id, column.name)) for column in shape.schema.sent]
+    keys = set(shape.key)
+    return [
+        held for held, name in named if held not in keys and (not wanted or name in wanted) and name not in unwanted
+    ]
 
 
 def versions(states: States, held: StoredState, tracked: Sequence[str]) -> pa.Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -24,6 +23,7 @@ from pipelines.sinks.delta.merge import (
     require_delta,
     speaks_delta,
 )
+from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.spark_writer import SparkTarget
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.table_features import AWAY, unsupported
@@ -32,17 +32,6 @@ from pipelines.sinks.delta.writer_choice import LEARNS_FROM, MergeWork, WriterCo
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-class Writer(StrEnum):
-    """Who writes the targets."""
-
-    #: delta-rs while that is quicker and has the memory, or Spark has no Delta; else Spark.
-    AUTO = "auto"
-    #: delta-rs on the driver, whatever the size.
-    DELTA_RS = "delta-rs"
-    #: Spark, whatever the size.
-    SPARK = "spark"
 
 
 class Writers:

@@ -13,7 +13,8 @@ from cdc.stores.lake import read_target
 from cdc.stores.search_index import SearchIndex
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.sinks.contract import Parks, Published, TableBatch, TableRecord
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.search.sink import SearchSink
 from tests.contracts.folded import ORDERS, batch
 

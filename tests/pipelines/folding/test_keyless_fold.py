@@ -18,7 +18,8 @@ from cdc.table import ReplicaIdentity, TableSchema, TableState
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.keyless_fold import identities, netted
 from pipelines.sinks.contract import Published, TableBatch, TableRecord
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import column
 
 Image = tuple[str | None, ...]

@@ -17,7 +17,8 @@ from pipelines.replaying.log_contents import contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext, groups
 from pipelines.runtime.session import has_delta
 from pipelines.sinks.contract import Sink
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.search.sink import SearchSink
 from tests.log.rows import row
 from tests.pipelines.replayed import END, ITEMS, ORDERS, Ground, change, delta_rows, made, schemas

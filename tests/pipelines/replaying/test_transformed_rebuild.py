@@ -19,7 +19,8 @@ from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
 from pipelines.runtime.session import has_delta
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.pipelines.replayed import END, Ground, change, delta_rows, made
 
 

@@ -20,7 +20,8 @@ from cdc.errors import SchemaNotApplicable, TargetRulesChanged
 from cdc.failpoint import VARIABLE
 from cdc.stores.lake import read_target
 from cdc.table import Column, TableSchema
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, part, put
 from tests.pipelines.sinks.test_delta_schema_changes import ARTICLE, WIDER, having, names, publish, rows, whole
@@ -141,7 +142,7 @@ def test_a_range_from_before_is_written_without_the_column_that_is_gone(
     sink.close()
     target = DeltaTarget.open(record.target)
     assert target is not None
-    wanted = sink.shape(ORDERS).columns
+    wanted = sink.parts.targets.shape(ORDERS).columns
     # as far as a driver came that was killed then
     target.follow(wanted, SchemaChanges.EVOLVE, 40, replaced=False, gone=frozenset({b"4"}))
     again = opened(**said)

@@ -12,9 +12,9 @@ import pytest
 from cdc.stores.lake import read_target
 from cdc.stores.published import Published, TableRecord
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.merge import ERASED
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
-from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.table import ERASED, DeltaTarget
 from tests.contracts.folded import FOLDED, ID, ITEM, ORDERS, PRICE, Row, batch, folded, put
 from tests.pipelines.dead_letters.parked import LOG, NAN, Driver
 
@@ -83,7 +83,7 @@ def test_spark_erases_what_the_first_part_brought_again(spark, tmp_path: Path) -
     target = applied(sink, batch([put(1, "a", 10), put(2, "b", 11)], 0, 20, generation=1)).target
     spark.sql(f"ALTER TABLE delta.`{target}` SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')")
     sink.attach(spark)
-    sink._target(ORDERS).erase(TRUNCATED, None, 60, ERASED)
+    sink.parts.targets.open(ORDERS).erase(TRUNCATED, None, 60, ERASED)
     sink = opened(tmp_path, Writer.AUTO)
     sink.attach(spark)
     applied(sink, batch([put(1, "A", 25)], 20, 30))

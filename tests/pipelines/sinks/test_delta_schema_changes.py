@@ -21,7 +21,8 @@ from cdc.failpoint import VARIABLE
 from cdc.stores.lake import read_target
 from cdc.table import Column, TableSchema, TableState
 from pipelines.sinks.contract import Published, TableRecord, TargetState
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.types import TypePolicy
 from pipelines.types.rows import target_schema
@@ -355,7 +356,9 @@ def test_after_a_crash_a_range_from_before_finds_its_columns_in_a_target_with_a_
     sink.close()
     target = DeltaTarget.open(record.target)
     assert target is not None
-    target.follow(sink.shape(new).columns, SchemaChanges.EVOLVE, 40, replaced=False)  # as far as a killed driver came
+    target.follow(
+        sink.parts.targets.shape(new).columns, SchemaChanges.EVOLVE, 40, replaced=False
+    )  # as far as a killed driver came
     sink = driver()
     both = [part(1, 25, {3: "1.75"}), whole(2, 26, "b", "1.00", "s", ids=(2, 3, 5))]
     publish(sink, sink.apply(batch(both, 20, 28, old)))

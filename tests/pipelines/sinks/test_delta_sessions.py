@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import batch, put
 
 LOG = "log-1"

@@ -20,7 +20,10 @@ from cdc.stores.lake import read_target
 from cdc.stores.published import TableRecord
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.base_lookup import BaseLookup
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.latest import LatestState
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.sink_parts import SinkParts
 from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import batch, gone, put
 
@@ -32,8 +35,8 @@ LATER = batch([put(1, "A", 70), gone(3, 71), put(5, "e", 72)], 60, 80)
 EXPECTED = {1: "A", 2: "b", 4: "d", 5: "e"}
 
 
-class Disturbed(DeltaSink):
-    """A sink to whose target another client writes after it was opened for a batch, and before the batch is merged."""
+class Disturbed(LatestState):
+    """A strategy to whose target another client writes after it was opened for a batch, and before the merge."""
 
     disturb: Client | None = None
     attempts = 0
@@ -53,8 +56,8 @@ class Disturbed(DeltaSink):
 class DisturbedInSpark(Disturbed):
     """The same where Spark merges: its merge has chosen a version of the target before it reads the source."""
 
-    def __init__(self, settings: DeltaSettings, spark: SparkSession) -> None:
-        super().__init__(settings, spark)
+    def __init__(self, parts: SinkParts, spark: SparkSession) -> None:
+        super().__init__(parts)
         self._spark = spark
 
     def disturbed(self, source: pa.Table | DataFrame, uri: str, doing: Client) -> DataFrame:
@@ -68,6 +71,15 @@ class DisturbedInSpark(Disturbed):
 
         frame = self._spark.createDataFrame(source).coalesce(1)
         return frame.mapInArrow(read, frame.schema)
+
+
+class DisturbedSink(DeltaSink):
+    """A sink with a disturbed strategy."""
+
+    def __init__(self, settings: DeltaSettings, spark: SparkSession | None = None) -> None:
+        super().__init__(settings, spark)
+        self.strategy = Disturbed(self.parts) if spark is None else DisturbedInSpark(self.parts, spark)
+        self._latest = self.strategy
 
 
 def optimize(table: DeltaTable) -> None:
@@ -123,7 +135,7 @@ CHANGES: dict[Client, dict[int, str | None]] = {
 
 
 @pytest.fixture(name="sink")
-def _sink(request: pytest.FixtureRequest, tmp_path: Path, writer: Writer) -> Disturbed:
+def _sink(request: pytest.FixtureRequest, tmp_path: Path, writer: Writer) -> DisturbedSink:
     """An open one, whose target of four rows in several small files delta-rs has written."""
     settings = DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", Writer.DELTA_RS)
     filler = DeltaSink(settings)
@@ -136,21 +148,21 @@ def _sink(request: pytest.FixtureRequest, tmp_path: Path, writer: Writer) -> Dis
     if writer is Writer.SPARK:
         request.getfixturevalue("with_delta")
         settings = DeltaSettings("lake", settings.path, Writer.SPARK)
-        sink: Disturbed = DisturbedInSpark(settings, request.getfixturevalue("spark"))
+        sink = DisturbedSink(settings, request.getfixturevalue("spark"))
     else:
-        sink = Disturbed(settings)
+        sink = DisturbedSink(settings)
     sink.open("log-1")
     return sink
 
 
-def merged_beside(sink: Disturbed, client: Client) -> tuple[TableRecord, dict[int, str]]:
+def merged_beside(sink: DisturbedSink, client: Client) -> tuple[TableRecord, dict[int, str]]:
     """The record of a batch in whose middle another client came, and the rows at its version."""
-    sink.disturb = client
+    sink.strategy.disturb = client
     try:
         record = sink.apply(LATER)
     except (DeltaError, PySparkException, Py4JJavaError):
         record = sink.apply(LATER)  # as the driver does, which opens the sink anew
-    assert sink.disturb is None
+    assert sink.strategy.disturb is None
     rows = read_target(record.target, record.version).read_all()
     assert record.position == LATER.upto
     return record, dict(zip(rows["id"].to_pylist(), rows["item"].to_pylist(), strict=True))
@@ -158,13 +170,15 @@ def merged_beside(sink: Disturbed, client: Client) -> tuple[TableRecord, dict[in
 
 @pytest.mark.parametrize("client", CHANGES)
 @pytest.mark.parametrize("writer", [Writer.DELTA_RS, pytest.param(Writer.SPARK, marks=pytest.mark.slow)])
-def test_what_another_client_and_the_batch_did_are_both_there(sink: Disturbed, writer: Writer, client: Client) -> None:
+def test_what_another_client_and_the_batch_did_are_both_there(
+    sink: DisturbedSink, writer: Writer, client: Client
+) -> None:
     _, found = merged_beside(sink, client)
 
     expected = EXPECTED | CHANGES[client]
     assert found == {key: item for key, item in expected.items() if item is not None}
     # Spark has read what an append may belong to, delta-rs takes it as no concern of the batch
-    assert (sink.attempts > 1) == (client is not append or writer is Writer.SPARK)
+    assert (sink.strategy.attempts > 1) == (client is not append or writer is Writer.SPARK)
 
 
 @pytest.mark.parametrize(
@@ -177,12 +191,12 @@ def test_what_another_client_and_the_batch_did_are_both_there(sink: Disturbed, w
     ],
 )
 def test_a_batch_is_merged_again_into_a_target_that_was_described_anew_meanwhile(
-    sink: Disturbed, client: Client
+    sink: DisturbedSink, client: Client
 ) -> None:
     record, found = merged_beside(sink, client)
 
     assert found == EXPECTED
-    assert sink.attempts > 1
+    assert sink.strategy.attempts > 1
     table = DeltaTable(record.target, version=record.version)
     kept = table.metadata().configuration if client is name else [field.name for field in table.schema().fields]
     assert "theirs" in kept

@@ -13,7 +13,8 @@ from deltalake import DeltaTable, write_deltalake
 from cdc.errors import Reaction, TargetUnusable
 from cdc.stores.published import Published, TableRecord, TargetState
 from pipelines.sinks.delta.maintenance import UpkeepSettings
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.swap import StagedDelta
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.replayed import END, ITEMS, Ground, made

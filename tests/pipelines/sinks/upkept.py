@@ -11,7 +11,8 @@ from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TableRecord
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published import PublishedTable
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import ORDERS, batch, put
 

@@ -19,8 +19,10 @@ from pipelines.folding.every_change import GenerationEnd
 from pipelines.runtime.external_commits import ForeignCommit
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.latest import LatestState
 from pipelines.sinks.delta.maintenance import COMPACT_ABOVE
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import ORDERS, batch, gone, part, put
 from tests.contracts.histories import ALL_SETTINGS
@@ -60,7 +62,7 @@ def applied(sink: DeltaSink, upto: int, **control: Any) -> Told:
 
 
 def table_of(sink: DeltaSink) -> DeltaTable:
-    (uri,) = sink._targets
+    (uri,) = sink.parts.targets.by_uri
     return DeltaTable(uri)
 
 
@@ -134,23 +136,24 @@ def test_what_a_driver_did_before_it_was_killed_is_its_own(sink: DeltaSink, tmp_
     assert applied(opened(tmp_path), 60, truncated=(41, 0)) == []
 
 
-class Disturbed(DeltaSink):
-    """A sink to whose target another client appends a row while a batch is merged, which is no conflict."""
+class Disturbed(LatestState):
+    """A strategy to whose target another client appends a row while a batch is merged, which is no conflict."""
 
     attempts = 0
 
-    def _bring(self, target: DeltaTarget, batch: TableBatch) -> None:
+    def _merge(self, target: DeltaTarget, batch: TableBatch) -> None:
         self.attempts += 1
         append(DeltaTable(target.uri))
-        super()._bring(target, batch)
+        super()._merge(target, batch)
 
 
 def test_what_comes_while_a_batch_is_merged_is_told_after_it(sink: DeltaSink, tmp_path: Path) -> None:
     sink.close()
-    disturbed = Disturbed(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
-    disturbed.open(LOG)
+    again = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
+    again._latest = disturbed = Disturbed(again.parts)
+    again.open(LOG)
 
-    assert [entry["operations"] for entry in applied(disturbed, 60)] == [["WRITE"]]
+    assert [entry["operations"] for entry in applied(again, 60)] == [["WRITE"]]
     assert disturbed.attempts == 1
 
 

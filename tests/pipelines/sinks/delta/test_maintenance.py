@@ -14,11 +14,19 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
 from cdc.stores.published import Published, TableRecord
-from pipelines.sinks.delta.maintenance import AT_ONCE, COMPACT_ABOVE, TargetMaintenance, UpkeepSettings
+from pipelines.sinks.delta.maintenance import (
+    AT_ONCE,
+    COMPACT_ABOVE,
+    READ_AT_ONCE,
+    STRANGER_AFTER,
+    TableFiles,
+    TargetMaintenance,
+    UpkeepSettings,
+)
 from pipelines.sinks.delta.published import KeptCut
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table import APP_ID, DeltaTarget
-from pipelines.sinks.delta.unused_files import READ_AT_ONCE, STRANGER_AFTER, TableFiles
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.sinks.upkept import Clock, Upkept
 

@@ -16,7 +16,8 @@ from cdc.stores.published import Published, TargetState
 from cdc.stores.table_features import WRITTEN, lacking
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.delta.maintenance import UpkeepSettings
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink, Writer
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.swap import StagedDelta
 from tests.contracts.folded import ORDERS, batch, gone, part, put
 from tests.pipelines.replayed import END, made
@@ -194,7 +195,7 @@ def test_spark_writes_a_table_with_features_that_it_knows(spark, tmp_path: Path,
     emptied = sink.apply(batch(None, 80, 100, truncated=(90, 0)))
     assert held(spark, uri) == {}
     assert (record.state, record.position, emptied.position) == (TargetState.STREAMING, 80, 100)
-    target = sink._targets[uri]
+    target = sink.parts.targets.by_uri[uri]
     target.refresh()
     assert (target.applied, target.complete) == (100, True)
 

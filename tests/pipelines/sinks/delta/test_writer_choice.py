@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 
 from pipelines.sinks.contract import Published, SparkAwaited
 from pipelines.sinks.delta.file_statistics import DataFile, statistics
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.writer_choice import (
     LEARNS_FROM,
@@ -244,10 +245,10 @@ def test_what_a_merge_took_is_learned_of_the_writer_that_made_it(tmp_path: Path)
     sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
     sink.open("log-1")
     sink.apply(batch([put(1, "a", 10)], 0, 20))
-    assert sink._writers.costs.factors == Factors()
+    assert sink.parts.writers.costs.factors == Factors()
     sink.apply(batch([put(n, "b", 30) for n in range(int(LEARNS_FROM * 1e6) + 1)], 20, 40))
     sink.close()
-    assert sink._writers.costs.factors.delta_rs != 1.0
+    assert sink.parts.writers.costs.factors.delta_rs != 1.0
 
 
 @pytest.mark.slow
@@ -259,7 +260,7 @@ def test_auto_merges_by_the_writer_that_was_the_quicker_one(
     sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"), spark)
     sink.open("log-1")
     sink.apply(batch([put(1, "a", 10)], 0, 20))
-    sink._writers.costs.factors = factors
+    sink.parts.writers.costs.factors = factors
     record = sink.apply(batch([put(n, "b", 30) for n in range(30_000)], 20, 40))
     sink.close()
 

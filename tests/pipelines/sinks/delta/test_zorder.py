@@ -18,7 +18,8 @@ from cdc.errors import TransformFailed
 from cdc.stores.published import Published, TableRecord
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published import KeptCut
-from pipelines.sinks.delta.sink import DeltaSettings, DeltaSink
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table import APP_ID, DeltaTarget
 from pipelines.sinks.delta.zorder import ORDERED, ZOrdering
 from tests.contracts.folded import ORDERS, batch, column, put

@@ -1,4 +1,8 @@
-"""A Delta sink's record under the rules of now: tables stop whose targets were made under others, before any change."""
+"""Recovery: the published record of a Delta sink compared with its targets and rules, when a driver opens the sink.
+
+A crash may leave a target ahead of the record. A changed rule stops the tables whose targets were made under the old
+one, before any row changes.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,61 @@ from cdc.stores.target_rules import TargetRules
 from cdc.table import TableSchema, TableState
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.erasure import erase_earlier, is_marked
+from pipelines.sinks.delta.open_targets import OpenTargets
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.shared import part_of
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.table_state import placed, reason
 
 
-def opened(uri: str, relation: int) -> DeltaTarget | None:
-    """What one table has there."""
+def open_part(uri: str, relation: int) -> DeltaTarget | None:
+    """The target of one table, or the table's part of a shared target; None where there is none."""
     whole = DeltaTarget.open(uri)
     return whole and part_of(whole, relation)
+
+
+def with_target_position(record: TableRecord, cut: int) -> TableRecord:
+    """The record of a table at the position that its target really has; cut: the position of the published record."""
+    try:
+        target = None if record.state == TargetState.FAILED else open_part(record.target, record.relation)
+        applied = 0 if target is None else target.applied or 0
+    except TargetUnusable as exc:
+        return replace(record, state=TargetState.FAILED.value, reason=reason(exc))
+    if target is None or applied <= record.position:
+        return record
+    return placed(replace(record, position=applied, version=target.version), cut)
+
+
+def parked_upto(record: TableRecord, *, keeps_history: bool) -> int:
+    """The position up to which parked rows of a table count: that of the other rows in its target."""
+    try:
+        target = DeltaTarget.open(record.target) if keeps_history and record.target else None
+        return record.position if target is None else max(record.position, target.changed_upto)
+    except TargetUnusable:
+        return record.position  # the next batch fails with it
+
+
+def readable_versions(record: Published, targets: OpenTargets) -> dict[str, int]:
+    """The version of each target that shows the published cut: its newest one, with commits of other clients.
+
+    A target that was changed beyond the cut is read at its published version.
+    """
+    return {uri: _readable_version(uri, version, record, targets) for uri, version in record.versions.items()}
+
+
+def _readable_version(uri: str, published: int, record: Published, targets: OpenTargets) -> int:
+    tables = [t for t in record.tables.values() if t.target == uri and t.state != TargetState.FAILED]
+    try:
+        target = DeltaTarget.open(uri) if tables else None
+        if target is None or any(_is_ahead(part_of(target, t.relation), t, targets) for t in tables):
+            return published
+    except TargetUnusable:
+        return published  # the next batch of the table fails with it
+    return target.version
+
+
+def _is_ahead(target: DeltaTarget, record: TableRecord, targets: OpenTargets) -> bool:
+    return max(target.applied or 0, targets.erased_upto(target, record.relation)) > record.position
 
 
 def follow_rules(published: PublishedTable, uri: str, record: Published, rules: TargetRules) -> Published:
@@ -81,7 +130,7 @@ def _is_to_erase(record: TableRecord, rules: TargetRules) -> bool:
 
 def _at_newest(record: TableRecord, position: int) -> TableRecord:
     """The record of a target that was replaced and not published."""
-    target = opened(record.target, record.relation)
+    target = open_part(record.target, record.relation)
     if target is None:
         return record
     stands = max(record.position, target.applied or 0)

@@ -1,0 +1,91 @@
+"""Settings of a Delta sink: what its definition says, for the sink as a whole and for each of its tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cdc.config import DeadLetterSettings, SinkRule, TableSettings, rule_of, table_settings
+from cdc.config.sinks import HistoryMode
+from cdc.config.target_path import target_path
+from cdc.naming import parked_uri, published_uri
+from cdc.table import TableSchema
+from pipelines.sinks.contract import NONE_PARKED
+from pipelines.sinks.delta.maintenance import UpkeepSettings
+from pipelines.types import ColumnPolicies, Policy, TypePolicy
+
+
+class Writer(StrEnum):
+    """The engine that writes the targets."""
+
+    #: delta-rs while that is quicker and has the memory, or Spark has no Delta; else Spark.
+    AUTO = "auto"
+    #: delta-rs on the driver, whatever the size.
+    DELTA_RS = "delta-rs"
+    #: Spark, whatever the size.
+    SPARK = "spark"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSettings:
+    """The settings of one Delta sink."""
+
+    name: str
+    path: str
+    """Template with `{schema}` and `{table}`."""
+    writer: Writer = Writer.AUTO
+    table: TableSettings = field(default_factory=TableSettings)
+    """Settings of a table that no rule matches."""
+    rules: tuple[SinkRule, ...] = ()
+    record: str | None = None
+    """Directory of the published record; None: `_cdc/published` next to the targets."""
+    upkeep: UpkeepSettings = field(default_factory=UpkeepSettings)
+    """How long cuts are kept, and when files that no version needs are removed."""
+    max_rewrite: int = 0
+    """Bytes of one table rewritten per second, above which batches wait; 0: no limit."""
+
+    _known: dict[str, TableSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By topic; every batch reads them many times."""
+
+    def of(self, topic: str) -> TableSettings:
+        """The settings of one table."""
+        if topic not in self._known:
+            self._known[topic] = table_settings(topic, self.table, self.rules)
+        return self._known[topic]
+
+    def keeps_history(self, topic: str) -> bool:
+        """Whether the target of a table keeps more of a row than its latest state."""
+        return self.of(topic).keeping is not HistoryMode.LATEST
+
+    def types_of(self, topic: str) -> Policy:
+        """The policy that maps the values of one table to columns."""
+        settings = self.of(topic)
+        columns = tuple((name, TypePolicy(policy)) for name, policy in settings.columns.items())
+        return ColumnPolicies(TypePolicy(settings.types), columns) if columns else TypePolicy(settings.types)
+
+    def uri_of(self, schema: TableSchema) -> str:
+        """The path of the target of one table."""
+        return target_path(self.path, self.rules, schema)
+
+    def dead_letters_of(self, schema: TableSchema) -> DeadLetterSettings:
+        """How many rows of a table may be parked: none of a table without a key.
+
+        None either under a transform in Python: a parked row is the row before the function, which may hide values.
+        """
+        rule = rule_of(schema.topic, self.rules)
+        hides = rule is not None and rule.transform is not None and rule.transform.python is not None
+        return NONE_PARKED if hides or not schema.key else self.of(schema.topic).dead_letters
+
+    @property
+    def record_uri(self) -> str:
+        """The directory of the published record."""
+        return self.record or published_uri(self.path)
+
+    @property
+    def parked_uri(self) -> str:
+        """The directory of the parked rows."""
+        return parked_uri(self.record_uri)
+
+    def __post_init__(self) -> None:
+        # a definition's values are equal texts of its own enums
+        object.__setattr__(self, "writer", Writer(self.writer))
