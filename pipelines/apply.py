@@ -188,7 +188,7 @@ class SinkLoop:
         if cut.position < int(self.position):
             self._cuts.refuse(cut, "passed")
         else:
-            self._cuts.answer(cut, self._published, self._sink.keep(self._published))
+            self._cuts.answer(cut, self._published, self._sink.pin(self._published))
 
     def _may_fit(self, relation: int, controls: ControlEvents) -> bool:
         """Whether a table that had stopped was copied again meanwhile, or is another than the one that did not fit.

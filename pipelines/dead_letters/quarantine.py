@@ -25,7 +25,7 @@ from cdc.failpoint import hit
 from cdc.stores.dead_letter_rows import Key, ParkedRow
 from pipelines.dead_letters.full_history import again, forgetting, queue, queued, refused_again, rows_behind
 from pipelines.dead_letters.latest_state import Held, changed, keys_of, offer, set_aside, touches
-from pipelines.sinks.contract import Parks, Sink, TableBatch, TableRecord
+from pipelines.sinks.contract import ParkingSink, Sink, TableBatch, TableRecord
 
 JUDGED: Final = 100
 """Keys that a batch has to change to be judged by the share of them that waits: one of one is no sign."""
@@ -51,20 +51,20 @@ class Quarantine:
 
     def listed(self, tables: Mapping[int, TableRecord]) -> dict[int, TableRecord]:
         """The tables of a sink that was just opened, with what is parked of them where they stand."""
-        if not isinstance(self._sink, Parks):
+        if not isinstance(self._sink, ParkingSink):
             return dict(tables)
-        held = {relation: self._sink.parked.held(relation) for relation in tables}
+        held = {relation: self._sink.parked.rows_of(relation) for relation in tables}
         self._relations |= {relation for relation, rows in held.items() if rows}
         return {relation: _with_keys(table, held[relation]) for relation, table in tables.items()}
 
     @property
     def rows(self) -> list[ParkedRow]:
         """Everything that is parked, oldest change first."""
-        if not isinstance(self._sink, Parks):
+        if not isinstance(self._sink, ParkingSink):
             return []
         with self._lock:
             relations = sorted(self._relations)
-        held = [row for relation in relations for row in self._sink.parked.held(relation).values()]
+        held = [row for relation in relations for row in self._sink.parked.rows_of(relation).values()]
         return sorted(held, key=lambda row: row.place)
 
     @property
@@ -96,21 +96,21 @@ class Quarantine:
         Raises DeadLetterLimitExceeded when there are more of them than the sink may park.
         """
         sink, relation = self._sink, batch.schema.relation
-        if not isinstance(sink, Parks) or batch.frame is not None:
+        if not isinstance(sink, ParkingSink) or batch.frame is not None:
             return sink.apply(batch)
         stands = _stands(sink, before, batch)
-        if sink.keeps_changes(batch.schema):
+        if sink.keeps_history(batch.schema):
             # its batches may be parts of what is published, or come again with what ended rows missing
-            stands = max(stands, sink.stands(batch.schema), self._applied.get(relation, 0))
-            waiting = tuple(sink.parked.held(relation))
-            batch = replace(batch, rows=rows_behind(batch.rows, stands), waiting=waiting)
+            stands = max(stands, sink.target_position(batch.schema), self._applied.get(relation, 0))
+            waiting = tuple(sink.parked.rows_of(relation))
+            batch = replace(batch, rows=rows_behind(batch.rows, stands), parked_keys=waiting)
         record = self._apply(sink, before, batch, stands)
         self._applied[relation] = record.position
         return record
 
-    def _apply(self, sink: Parks, before: TableRecord | None, batch: TableBatch, stands: int) -> TableRecord:
+    def _apply(self, sink: ParkingSink, before: TableRecord | None, batch: TableBatch, stands: int) -> TableRecord:
         relation = batch.schema.relation
-        limit, held = sink.parks(batch.schema).stop_at, sink.parked.held(relation)
+        limit, held = sink.parking_limits(batch.schema).stop_at, sink.parked.rows_of(relation)
         if stands >= batch.upto:
             return _with_keys(sink.apply(batch), held)
         asked = self._asked(relation)
@@ -141,21 +141,21 @@ class Quarantine:
                     self._merged[relation, key] = _became(verb, held.get(key), left.get(key))
 
 
-def _stands(sink: Parks, before: TableRecord | None, batch: TableBatch) -> int:
+def _stands(sink: ParkingSink, before: TableRecord | None, batch: TableBatch) -> int:
     """The position up to which the target has all rows of a table."""
     if before is None:
-        return sink.stands(batch.schema)
+        return sink.target_position(batch.schema)
     if before.position <= batch.after:
         return before.position
     # a crash left it ahead: perhaps only what a truncate ended is gone from it up to there
-    return min(before.position, max(batch.after, sink.stands(batch.schema)))
+    return min(before.position, max(batch.after, sink.target_position(batch.schema)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
     """A batch of a table with rows that have to wait, or do already."""
 
-    sink: Parks
+    sink: ParkingSink
     batch: TableBatch
     held: Held
     """What is parked and shall not be forgotten."""
@@ -167,26 +167,26 @@ class _Turn:
 
 
 def _divided(
-    sink: Parks, batch: TableBatch, stands: int, asked: Mapping[Key, DeadLetterAction]
+    sink: ParkingSink, batch: TableBatch, stands: int, asked: Mapping[Key, DeadLetterAction]
 ) -> tuple[Held, TableRecord]:
     """Park what the target cannot take, and merge the rest: (what is parked then, where the table stands)."""
-    relation, allowed = batch.schema.relation, sink.parks(batch.schema)
-    held = sink.parked.held(relation)
+    relation, allowed = batch.schema.relation, sink.parking_limits(batch.schema)
+    held = sink.parked.rows_of(relation)
     kept = {key: row for key, row in held.items() if asked.get(key) is not DeadLetterAction.DISCARD}
-    if sink.keeps_changes(batch.schema):
+    if sink.keeps_history(batch.schema):
         # of a discarded key is tried what came before the refused change, and what comes now
         kept |= {key: forgetting(row) for key, row in held.items() if key not in kept}
     tried = frozenset(key for key in asked if key in kept)
     turn = _Turn(sink, batch, kept, tried, stands, max(allowed.stop_at, _size(held)))
-    merged, waiting = (_by_change if sink.keeps_changes(batch.schema) else _by_state)(turn)
+    merged, waiting = (_by_change if sink.keeps_history(batch.schema) else _by_state)(turn)
     if too_many := _too_many(turn, waiting, allowed):
         raise DeadLetterLimitExceeded(f"{too_many} may be parked, for instance: {next(iter(waiting.values())).message}")
-    beside = sink.beside(batch.schema)
+    beside = sink.image_mask(batch.schema)
     left = {key: row.with_images(beside) for key, row in waiting.items()}
     sink.parked.write(relation, stands, changed(held, left, batch.upto))
     hit("after_park")
     record = sink.apply(merged)
-    sink.parked.settle(relation, left)
+    sink.parked.confirm(relation, left)
     if new := len(left.keys() - held.keys()):
         log.warning("rows parked", table=batch.schema.topic, keys=new, parked=len(left))
     return left, record
@@ -196,7 +196,7 @@ def _by_state(turn: _Turn) -> tuple[TableBatch, Held]:
     """(what a target of latest states can take, what waits then)."""
     offered = offer(turn.held, turn.batch, turn.tried)
     whole = replace(turn.batch, rows=offered.rows)
-    refusals = turn.sink.refused(whole, turn.limit)
+    refusals = turn.sink.find_refused(whole, turn.limit)
     taken = np.setdiff1d(np.arange(offered.rows.num_rows), [refusal.row for refusal in refusals])
     merged = replace(turn.batch, rows=offered.rows.take(pa.array(taken)))
     return merged, offered.waiting | set_aside(whole, refusals, turn.held, _now())
@@ -207,7 +207,7 @@ def _by_change(turn: _Turn) -> tuple[TableBatch, Held]:
     batch = replace(turn.batch, endings=tuple(end for end in turn.batch.endings if end.position > turn.stands))
     rows, left = queued(turn.held, batch)
     images, ended = again(left[key] for key in turn.tried)
-    refusals = turn.sink.refused(replace(batch, rows=rows, again=images, ended=ended), turn.limit)
+    refusals = turn.sink.find_refused(replace(batch, rows=rows, unparked=images, earlier_endings=ended), turn.limit)
     fresh = [refusal for refusal in refusals if refusal.row < rows.num_rows]
     still = {tuple(images["key"][r.row - rows.num_rows].as_py()): r.error for r in reversed(refusals[len(fresh) :])}
     taken, ended = again(left.pop(key) for key in turn.tried - still.keys())
@@ -215,7 +215,7 @@ def _by_change(turn: _Turn) -> tuple[TableBatch, Held]:
     goes_on, parked = queue(batch, rows, fresh, _now())
     left |= parked
     tried = taken if taken.num_rows else None
-    return replace(turn.batch, rows=goes_on, again=tried, ended=ended, waiting=tuple(left)), left
+    return replace(turn.batch, rows=goes_on, unparked=tried, earlier_endings=ended, parked_keys=tuple(left)), left
 
 
 def _too_many(turn: _Turn, waiting: Held, allowed: DeadLetterSettings) -> str:

@@ -36,7 +36,7 @@ from pipelines.replaying.large_table_fold import folded_rows, parts_of
 from pipelines.replaying.latest_row_files import latest_files
 from pipelines.replaying.latest_rows import LatestRowsQuery, latest
 from pipelines.replaying.log_contents import TableContents
-from pipelines.sinks.contract import Parks, Sink, SparkAwaited, TableBatch
+from pipelines.sinks.contract import ParkingSink, Sink, SparkAwaited, TableBatch
 from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.table_state import check_captured, failed, placed
@@ -175,7 +175,7 @@ class Rebuild:
                     return self._by_executors(spark, table, upto)
                 except _FROM_SPARK as exc:
                     # part by part its rows come to the driver, where those that are refused are parked
-                    parks = isinstance(self._sink, Parks) and self._sink.parks(table.schema).stop_at
+                    parks = isinstance(self._sink, ParkingSink) and self._sink.parking_limits(table.schema).stop_at
                     if _quarantine(exc) is None or not parks:
                         raise
             for part in parts_of(self._folded(spark, table, upto)):

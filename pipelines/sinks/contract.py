@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NONE_PARKED",
     "ParkedRows",
-    "Parks",
+    "ParkingSink",
     "Published",
     "RefusedRow",
     "Sink",
@@ -74,11 +74,11 @@ class TableBatch:
     """Every truncate and generation end of the range in order; for targets that keep more than the latest state."""
     since: int = 0
     """For such targets: up to this position the rows are what the changes come to, not the single changes."""
-    again: pa.Table | None = None
+    unparked: pa.Table | None = None
     """For such targets: the changes of keys that waited and do no more, in order of each key; in `rows` none is."""
-    ended: tuple[GenerationEnd, ...] = ()
+    earlier_endings: tuple[GenerationEnd, ...] = ()
     """What ended rows of these keys before the range."""
-    waiting: tuple[Key, ...] = ()
+    parked_keys: tuple[Key, ...] = ()
     """For such targets: the keys that are parked at the end of the range; what ends rows is noted with them."""
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class TableBatch:
             raise ValueError(f"batch of {self.schema.topic!r} ends before it begins")
 
     @property
-    def copying(self) -> bool:
+    def is_copying(self) -> bool:
         """Whether a full copy of the table is on its way at upto.
 
         The row of a partial image may then not have been read yet, wherever it lies; it comes before the copy ends.
@@ -96,9 +96,9 @@ class TableBatch:
         return self.schema.state is TableState.SNAPSHOTTING
 
     @property
-    def copied(self) -> bool:
+    def ends_copy(self) -> bool:
         """Whether a full copy of the table, as it is at upto, ended in the range: every row of the target goes."""
-        return self.generation is not None and not self.copying
+        return self.generation is not None and not self.is_copying
 
 
 class SparkAwaited(Exception):
@@ -143,7 +143,7 @@ class Sink(Protocol):
         schema change that cannot be followed): the target then stands where it stood, the loop
         records it as failed and goes on with the others. Any other error stops the sink.
 
-        While `batch.copying`, a partial image whose base the target does not have makes no row and is no error;
+        While `batch.is_copying`, a partial image whose base the target does not have makes no row and is no error;
         everything else of it counts, such as the delete of the key that it came from.
 
         The state is SNAPSHOTTING while a full copy is on its way and until a generation end closed it, then
@@ -159,7 +159,7 @@ class Sink(Protocol):
         published since this one opened or last published; nothing was then written.
         """
 
-    def keep(self, record: Published) -> str:
+    def pin(self, record: Published) -> str:
         """Make the cut of a published record readable for later; returns its handle.
 
         Delta: JSON of target → version; search: the path of a copy.
@@ -184,7 +184,7 @@ class RefusedRow:
 class ParkedRows(Protocol):
     """The rows that a sink keeps beside itself because its targets cannot take them; of one driver."""
 
-    def held(self, relation: int) -> Mapping[Key, ParkedRow]:
+    def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
         """What is parked of a table where its target stands."""
 
     def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
@@ -195,31 +195,31 @@ class ParkedRows(Protocol):
         without entries: then only what an attempt left that failed is taken away.
         """
 
-    def settle(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
+    def confirm(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
         """The batch was merged: this is parked now."""
 
 
 @runtime_checkable
-class Parks(Sink, Protocol):
+class ParkingSink(Sink, Protocol):
     """A sink that can set single rows aside."""
 
     @property
     def parked(self) -> ParkedRows:
         """Once it is open."""
 
-    def parks(self, schema: TableSchema) -> DeadLetterSettings:
+    def parking_limits(self, schema: TableSchema) -> DeadLetterSettings:
         """How much of a table may be parked; `stop_at` is 0 if a row that fails stops the table."""
 
-    def stands(self, schema: TableSchema) -> int:
+    def target_position(self, schema: TableSchema) -> int:
         """Where the target of a table stands; what is parked of one that was never published is read as of there."""
 
-    def beside(self, schema: TableSchema) -> Callable[[Image], Image]:
+    def image_mask(self, schema: TableSchema) -> Callable[[Image], Image]:
         """What makes of an image what may lie beside the target: nothing that is not in it, masked as it is there."""
 
-    def keeps_changes(self, schema: TableSchema) -> bool:
+    def keeps_history(self, schema: TableSchema) -> bool:
         """Whether the target keeps more of a row than its latest state, so that no change of a key may be left out."""
 
-    def refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
+    def find_refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
         """The rows of a batch that `apply` would fail for, not many more than `limit` of them; changes nothing.
 
         Of a target that keeps every change these are only those with a value that it cannot hold; after the rows of

@@ -35,7 +35,7 @@ def applied_state(batch: TableBatch, before: TableRecord | None, *, complete: bo
     before: what was published of it last. complete: whether the target knows of a full copy that ended in it.
     """
     waits = before is not None and before.state == TargetState.SNAPSHOTTING and batch.generation is None
-    return TargetState.STREAMING if complete and not waits and not batch.copying else TargetState.SNAPSHOTTING
+    return TargetState.STREAMING if complete and not waits and not batch.is_copying else TargetState.SNAPSHOTTING
 
 
 def placed(record: TableRecord, upto: int) -> TableRecord:

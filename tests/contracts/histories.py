@@ -60,7 +60,7 @@ class Lake:
 
     def apply(self, rows: Sequence[Row], after: int, upto: int, schema: TableSchema = TABLE) -> TableRecord:
         """One batch."""
-        return self.sink.apply(batch(rows, after, upto, schema, every=self.sink.keeps_changes(schema)))
+        return self.sink.apply(batch(rows, after, upto, schema, every=self.sink.keeps_history(schema)))
 
     def publish(self, record: TableRecord, position: int) -> None:
         """One cut."""

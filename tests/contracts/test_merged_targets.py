@@ -198,11 +198,11 @@ def test_a_kept_cut_is_the_newest_version_of_a_target_unless_one_of_its_tables_i
     uri, published = records[0].target, publish(sink, 20, *records)
     DeltaTable(uri).delete("_relation = 1 AND id = 2")  # another hand
     newest = DeltaTable(uri).version()
-    assert json.loads(sink.keep(published)) == {uri: newest}
+    assert json.loads(sink.pin(published)) == {uri: newest}
     assert newest > published.versions[uri]
 
     apply(sink, WEST, [put(1, "ahead", 30)], 20, 40)
-    assert json.loads(sink.keep(published)) == published.versions
+    assert json.loads(sink.pin(published)) == published.versions
     assert len(rows(replace(records[0], version=published.versions[uri]))) == len(WHOLE)
 
 
@@ -384,7 +384,7 @@ def test_the_rows_that_one_table_cannot_take_are_told_of_that_table(quick):
     begun(sink)
     wrong = batch([put(1, "a", 30, price="no number"), part(9, 31, {3: "1"}), part(2, 32, {3: "1"})], 20, 40, WEST)
 
-    assert [refusal.row for refusal in sink.refused(wrong, 10)] == [0, 1]
+    assert [refusal.row for refusal in sink.find_refused(wrong, 10)] == [0, 1]
 
 
 @pytest.mark.slow

@@ -211,8 +211,8 @@ def test_expressions_wait_for_spark_and_masks_do_not(spark, tmp_path):
 def test_no_row_is_parked_of_which_nobody_knows_what_a_function_hides(spark, tmp_path):
     lake = Lake(tmp_path, Writer.DELTA_RS, spark)
 
-    assert lake.driver(transform={"where": "id > 1"}).parks(ORDERS).stop_at > 0
-    assert lake.driver(transform={"python": "m:f"}).parks(ORDERS).stop_at == 0
+    assert lake.driver(transform={"where": "id > 1"}).parking_limits(ORDERS).stop_at > 0
+    assert lake.driver(transform={"python": "m:f"}).parking_limits(ORDERS).stop_at == 0
 
 
 def test_another_rule_stops_a_target_that_the_one_before_has_filled(spark, tmp_path):

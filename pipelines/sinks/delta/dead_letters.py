@@ -49,7 +49,7 @@ class DeadLetterTable:
         self._unsettled: set[int] = set()
         self._lock = Lock()
 
-    def take_up(self, record: Published, standing: Mapping[int, int]) -> None:
+    def load(self, record: Published, standing: Mapping[int, int]) -> None:
         """Read what is parked where the targets stand, and forget what a crash left of a batch that was not merged.
 
         standing: by relation, where the target of each table of the record stands.
@@ -66,7 +66,7 @@ class DeadLetterTable:
             if entry.row.relation not in record.tables:
                 self._unlisted.setdefault(entry.row.relation, []).append(entry)
 
-    def take_up_unlisted(self, relation: int, stands: int) -> None:
+    def load_unpublished(self, relation: int, stands: int) -> None:
         """The same for a table that was never published, whose target stands there."""
         entries = self._unlisted.pop(relation, [])
         self._held |= parked_at(entries, Published(0, 0), {relation: stands})
@@ -76,8 +76,8 @@ class DeadLetterTable:
         if self._table is not None and any(e.row.relation == relation and e.row.upto > stands for e in entries):
             self._table.delete(_behind(relation, stands))
 
-    def held(self, relation: int) -> Mapping[Key, ParkedRow]:
-        """See ParkedRows.held."""
+    def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
+        """See ParkedRows.rows_of."""
         return self._held.get(relation, {})
 
     def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
@@ -99,13 +99,13 @@ class DeadLetterTable:
             self._entries += len(rows)
             (self._unsettled.add if rows else self._unsettled.discard)(relation)
 
-    def settle(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
-        """See ParkedRows.settle."""
+    def confirm(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
+        """See ParkedRows.confirm."""
         with self._lock:
             self._unsettled.discard(relation)
             self._held[relation] = held
 
-    def tidy(self) -> None:
+    def compact(self) -> None:
         """Between two batches: write the table anew once most of it was overtaken."""
         live = [row for rows in self._held.values() for row in rows.values()]
         if self._table is None or self._unsettled or self._unlisted or self._entries <= STALE + 2 * len(live):
@@ -118,7 +118,7 @@ class DeadLetterTable:
 
     def rewrite(self, record: Published) -> None:
         """Leave nothing of the table but what is parked at the record, in its files and in its log."""
-        self.take_up(record, {})
+        self.load(record, {})
         if self._table is None:
             return
         live = [row for rows in self._held.values() for row in rows.values()]
@@ -127,7 +127,7 @@ class DeadLetterTable:
         write_deltalake(self._made(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
         erase_earlier(self._uri, DeltaTable(self._uri).version())
 
-    def take_over(self, rows: Iterable[ParkedRow], upto: int, instead_of: Collection[int] = ()) -> None:
+    def add_rebuilt(self, rows: Iterable[ParkedRow], upto: int, instead_of: Collection[int] = ()) -> None:
         """Add what was parked beside a target that was built anew up to there, before that is put in its place.
 
         instead_of: tables of which nothing else stays.
@@ -188,7 +188,7 @@ def refused_changes(batch: TableBatch, shape: RowShape, limit: int) -> list[Refu
 
     About `limit` at most.
     """
-    images = [rows for rows in (batch.rows, batch.again) if rows is not None]
+    images = [rows for rows in (batch.rows, batch.unparked) if rows is not None]
     found = _failing(pa.concat_tables(images), lambda part: _typed(part, shape), limit) if images else {}
     return [RefusedRow(row, error) for row, error in sorted(found.items())]
 

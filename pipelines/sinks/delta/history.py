@@ -70,7 +70,7 @@ def since_copied(batch: TableBatch, before: TableSchema | None) -> TableBatch:
 
     before: the table when it was last published. What the target has of such rows ends with the copy.
     """
-    if batch.rows is None or not batch.copied:
+    if batch.rows is None or not batch.ends_copy:
         return batch
     ids = [column.id for column in batch.schema.key]
     same = before is None or [column.id for column in before.key] == ids

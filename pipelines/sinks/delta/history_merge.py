@@ -53,13 +53,13 @@ class HistoryMerge:
         self._check_not_trimmed(batch, images, done)
         endings = sorted(batch.endings)
         images = _without_earlier_deletes(images.filter(pc.greater(images["position"], done)), batch.since)
-        stored = self.rows.without_parked(self.rows.stored(images), batch.waiting)
+        stored = self.rows.without_parked(self.rows.stored(images), batch.parked_keys)
         rows, known = self._new_rows(batch, images, stored, done), stored.rows.num_rows
-        if batch.again is not None and done < batch.upto:
+        if batch.unparked is not None and done < batch.upto:
             # else an attempt before a crash committed them with the changes
-            earlier = self.rows.without_parked(self.rows.stored_before(batch.again), batch.waiting)
-            with_endings = replace(batch, endings=(*batch.ended, *batch.endings))
-            rows = pa.concat_tables([rows, self._new_rows(with_endings, batch.again, earlier, batch.upto)])
+            earlier = self.rows.without_parked(self.rows.stored_before(batch.unparked), batch.parked_keys)
+            with_endings = replace(batch, endings=(*batch.earlier_endings, *batch.endings))
+            rows = pa.concat_tables([rows, self._new_rows(with_endings, batch.unparked, earlier, batch.upto)])
             known += earlier.rows.num_rows
         closes = self.rows.open_rows is not None and len(endings) > 0 and self.target.files()[0] > 0
         if batch.generation is not None:
@@ -95,7 +95,7 @@ class HistoryMerge:
 
     def _close(self, endings: Sequence[GenerationEnd], batch: TableBatch) -> None:
         """Close the rows that each ending took away; the last commit carries the `txn`."""
-        others = self.rows.not_parked(batch.waiting)
+        others = self.rows.not_parked(batch.parked_keys)
         for ending in endings:
             last = ending is endings[-1]
             marker = TxnMarker(self.target.app_id, batch.upto).properties if last else self.target.signed

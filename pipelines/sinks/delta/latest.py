@@ -104,6 +104,6 @@ class LatestState(TableStrategy):
         applied = target.applied or 0
         behind = images.filter(pc.greater(images["position"], applied))
         # a row to delete may be missing while its table is copied, or where a crash left the target erased
-        lenient = batch.copying or self._targets.erased_upto(target, batch.schema.relation) > applied
+        lenient = batch.is_copying or self._targets.erased_upto(target, batch.schema.relation) > applied
         made = counted_source(behind, target.table, shape, batch.truncated, lenient=lenient)
         return plans.finished(made, shape)

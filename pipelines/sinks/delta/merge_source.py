@@ -60,7 +60,7 @@ class RowShape:
         return self.transform.rows(images, self.policy)
 
     def beside(self, image: Image) -> dict[int, str | None]:
-        """See pipelines.sinks.contract.Parks.beside."""
+        """See pipelines.sinks.contract.ParkingSink.image_mask."""
         known = {column.id for column in self.schema.columns}
         masks = {} if self.transform is None else self.transform.masks
         own = {column: text for column, text in image.items() if column in known}

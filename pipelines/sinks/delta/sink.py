@@ -66,13 +66,13 @@ class DeltaSink:
         self._record_table = PublishedTable.open(self._settings.record_uri, log_id, self._settings.upkeep.retain)
         record = self._record_table.record()
         if record is None:
-            self.parked.take_up(Published(0, 0), {})
+            self.parked.load(Published(0, 0), {})
             return None
         record = follow_rules(self._record_table, self._settings.record_uri, record, self.parts.rules)
         self.parts.published.remember(record)
         tables = {r: with_target_position(table, record.position) for r, table in record.tables.items()}
         keeps = self._settings.keeps_history
-        self.parked.take_up(
+        self.parked.load(
             record, {r: parked_upto(table, keeps_history=keeps(table.topic)) for r, table in tables.items()}
         )
         return replace(record, tables=tables)
@@ -96,12 +96,12 @@ class DeltaSink:
         table = self._opened()
         table.write(record)
         self.parts.published.remember(record)
-        self.parked.tidy()
+        self.parked.compact()
         self.pace.ends()
         self._upkeep.turn(table.cuts, self.parts.targets.by_uri)
 
-    def keep(self, record: Published) -> str:
-        """See Sink.keep; the upkeep of this driver leaves the versions alone until they are released."""
+    def pin(self, record: Published) -> str:
+        """See Sink.pin; the upkeep of this driver leaves the versions alone until they are released."""
         versions = readable_versions(record, self.parts.targets)
         handle = json.dumps(versions, sort_keys=True)
         self._upkeep.hold(handle, versions)
@@ -116,27 +116,27 @@ class DeltaSink:
         self.parts.close()
         self._record_table = None
 
-    def parks(self, schema: TableSchema) -> DeadLetterSettings:
-        """See Parks.parks."""
+    def parking_limits(self, schema: TableSchema) -> DeadLetterSettings:
+        """See ParkingSink.parking_limits."""
         return self._settings.dead_letters_of(schema)
 
-    def beside(self, schema: TableSchema) -> ImageMask:
-        """See Parks.beside."""
+    def image_mask(self, schema: TableSchema) -> ImageMask:
+        """See ParkingSink.image_mask."""
         return self.parts.targets.shape(schema).beside
 
-    def keeps_changes(self, schema: TableSchema) -> bool:
-        """See Parks.keeps_changes."""
+    def keeps_history(self, schema: TableSchema) -> bool:
+        """See ParkingSink.keeps_history."""
         return self._settings.keeps_history(schema.topic)
 
-    def stands(self, schema: TableSchema) -> int:
-        """See Parks.stands."""
+    def target_position(self, schema: TableSchema) -> int:
+        """See ParkingSink.target_position."""
         with self.parts.targets.lock(schema):
             position = self._strategy(schema).rows_upto(self.parts.targets.open(schema))
-        self.parked.take_up_unlisted(schema.relation, position)
+        self.parked.load_unpublished(schema.relation, position)
         return position
 
-    def refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
-        """See Parks.refused."""
+    def find_refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
+        """See ParkingSink.find_refused."""
         with self.parts.targets.writing(batch.schema):
             return self._strategy(batch.schema).refused(batch, limit)
 

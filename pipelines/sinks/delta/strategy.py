@@ -29,7 +29,7 @@ class KeepingStrategy(Protocol):
         """Merge a batch into its target, once; raises CommitFailedError where another commit came first."""
 
     def refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
-        """See pipelines.sinks.contract.Parks.refused."""
+        """See pipelines.sinks.contract.ParkingSink.find_refused."""
 
     def rows_upto(self, target: DeltaTarget) -> int:
         """The position up to which the rows of a table are in its target."""
@@ -82,9 +82,9 @@ class TableStrategy(ABC):
         """Raise SchemaNotApplicable for a change that needs a full copy; record by which columns rows are found."""
         self._parts.rules.check_left_out(target.uri, target.columns, batch.schema)
         before = self._published.schema_of(batch.schema.relation)
-        target.take_key(batch.schema, before, replaced=batch.copied)
+        target.take_key(batch.schema, before, replaced=batch.ends_copy)
         ignored = self._settings.of(batch.schema.topic).schema_changes is SchemaChanges.IGNORE
-        replaced = batch.copied and self.replaced_by_copy
+        replaced = batch.ends_copy and self.replaced_by_copy
         if not ignored and not replaced and target.columns_of <= batch.upto:
             check_left_out(self._targets.shape(batch.schema).schema, before, target.columns)
 

@@ -88,9 +88,9 @@ class StagedDelta:
         """
         log_id = self._published.log_id
         placed: dict[int, TableRecord] = {}
-        rows = [row for relation in built.tables for row in self.sink.parked.held(relation).values()]
+        rows = [row for relation in built.tables for row in self.sink.parked.rows_of(relation).values()]
         hiding = self._mark_hiding(built.tables.values())
-        DeadLetterTable(parked_uri(published_uri(self._settings.path))).take_over(rows, built.position, hiding)
+        DeadLetterTable(parked_uri(published_uri(self._settings.path))).add_rebuilt(rows, built.position, hiding)
         for records in by_target(built.tables.values()):
             hit("replay_before_table")
             self._published.check()

@@ -237,7 +237,7 @@ class DeltaTarget:
 
     def is_replaced_by(self, batch: TableBatch) -> bool:
         """Whether a full copy replaces every row, in this batch or in later ones until the copy ends."""
-        return batch.copying or batch.copied
+        return batch.is_copying or batch.ends_copy
 
     @property
     def columns_of(self) -> int:

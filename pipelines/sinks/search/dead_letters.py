@@ -23,24 +23,24 @@ class DeadLetterDocuments:
         """As the index has it."""
         self._held: dict[int, Mapping[Key, ParkedRow]] = {}
 
-    def take_up(self, stored: Mapping[int, Mapping[Key, ParkedRow]]) -> None:
+    def load(self, stored: Mapping[int, Mapping[Key, ParkedRow]]) -> None:
         """Begin with what the index has; what was settled and never published is forgotten."""
         self._stored, self._held = dict(stored), dict(stored)
 
-    def held(self, relation: int) -> Mapping[Key, ParkedRow]:
-        """See ParkedRows.held."""
+    def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
+        """See ParkedRows.rows_of."""
         return self._held.get(relation, {})
 
     def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
         """See ParkedRows.write: nothing yet, for the rows of the batch are not durable before `publish` either."""
 
-    def settle(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
-        """See ParkedRows.settle."""
+    def confirm(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
+        """See ParkedRows.confirm."""
         self._held[relation] = held
 
     def put(self, writer: tantivy.IndexWriter, relation: int) -> None:
         """Write what became of a table's parked rows since the last commit."""
-        stored, held = self._stored.get(relation, {}), self.held(relation)
+        stored, held = self._stored.get(relation, {}), self.rows_of(relation)
         for key in stored.keys() | held.keys():
             row = held.get(key)
             if row == stored.get(key):
@@ -51,7 +51,7 @@ class DeadLetterDocuments:
 
     def committed(self, relations: Iterable[int]) -> None:
         """What was put of these tables is durable."""
-        self._stored |= {relation: self.held(relation) for relation in relations}
+        self._stored |= {relation: self.rows_of(relation) for relation in relations}
 
 
 def _document(row: ParkedRow) -> tantivy.Document:

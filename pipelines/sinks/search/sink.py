@@ -133,28 +133,28 @@ class SearchSink:
             raise
         self._record = self._stored(PUBLISHED_ID)
         self._published = None if self._record is None else Published.from_json(self._record.decode())
-        self.parked.take_up(self._stored_parked())
+        self.parked.load(self._stored_parked())
         return self._published
 
-    def parks(self, schema: TableSchema) -> DeadLetterSettings:
-        """See Parks.parks; a table without a key stops as a whole."""
+    def parking_limits(self, schema: TableSchema) -> DeadLetterSettings:
+        """See ParkingSink.parking_limits; a table without a key stops as a whole."""
         return self._dead_letters if schema.key else NONE_PARKED
 
-    def beside(self, schema: TableSchema) -> Callable[[Image], Image]:  # noqa: ARG002 - an index hides nothing
-        """See Parks.beside."""
+    def image_mask(self, schema: TableSchema) -> Callable[[Image], Image]:  # noqa: ARG002 - an index hides nothing
+        """See ParkingSink.image_mask."""
         return dict
 
-    def keeps_changes(self, schema: TableSchema) -> bool:  # noqa: ARG002 - an index holds rows of now
-        """See Parks.keeps_changes."""
+    def keeps_history(self, schema: TableSchema) -> bool:  # noqa: ARG002 - an index holds rows of now
+        """See ParkingSink.keeps_history."""
         return False
 
-    def stands(self, schema: TableSchema) -> int:  # noqa: ARG002 - an index has nothing that was not published
-        """See Parks.stands."""
+    def target_position(self, schema: TableSchema) -> int:  # noqa: ARG002 - an index has nothing that was not published
+        """See ParkingSink.target_position."""
         return 0
 
-    def refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
-        """See Parks.refused: of texts an index takes every one, so these are the rows without a base."""
-        if batch.rows is None or batch.copying:
+    def find_refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
+        """See ParkingSink.find_refused: of texts an index takes every one, so these are the rows without a base."""
+        if batch.rows is None or batch.is_copying:
             return []
         lacking = (number for number, base in self._bases(batch.schema, batch.rows) if base is None)
         found = islice(lacking, limit + 1)
@@ -217,7 +217,7 @@ class SearchSink:
         self._pending.clear()
         self._record, self._published = content.encode(), record
 
-    def keep(self, record: Published) -> str:
+    def pin(self, record: Published) -> str:
         """Make the last publication readable later; returns the directory of its hard-linked copy."""
         cut = self._cuts / str(record.position)
         shutil.rmtree(cut, ignore_errors=True)
@@ -303,7 +303,7 @@ class SearchSink:
 
     def _are_new(self, relation: int, rows: pa.Table, floor: int) -> pa.ChunkedArray:
         """Which rows the index does not have: those behind the floor, and parked ones that are tried again."""
-        behind, held = pc.greater(rows["position"], floor), self.parked.held(relation)
+        behind, held = pc.greater(rows["position"], floor), self.parked.rows_of(relation)
         if not held or pc.all(behind).as_py():
             return behind
         places = zip(*(rows[c].to_pylist() for c in ("key", "position", "ordinal")), strict=True)
@@ -324,7 +324,7 @@ class SearchSink:
         """Whole images of the incomplete upserts."""
         schema, completed = batch.schema, dict[int, dict[int, str | None] | None]()
         for number, stored in self._bases(schema, rows):
-            if stored is None and batch.copying:
+            if stored is None and batch.is_copying:
                 completed[number] = None
                 continue
             if stored is None:

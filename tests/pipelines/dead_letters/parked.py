@@ -12,7 +12,7 @@ from cdc.config import DeadLetterSettings, TableSettings
 from cdc.stores.lake import read_target
 from cdc.stores.search_index import SearchIndex
 from pipelines.dead_letters.quarantine import Quarantine
-from pipelines.sinks.contract import Parks, Published, TableBatch, TableRecord
+from pipelines.sinks.contract import ParkingSink, Published, TableBatch, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.search.sink import SearchSink
@@ -33,7 +33,7 @@ class Driver:
         self.position = opened.position
         self.tables = self.parking.listed(opened.tables)
 
-    def made(self, folder: Path, dead_letters: DeadLetterSettings, **said: Any) -> Parks:
+    def made(self, folder: Path, dead_letters: DeadLetterSettings, **said: Any) -> ParkingSink:
         """Its sink."""
         self.template = f"{folder}/lake/{{schema}}/{{table}}"
         rules = said.pop("rules", ())
@@ -86,7 +86,7 @@ class Driver:
 class SearchDriver(Driver):
     """The same of a search sink."""
 
-    def made(self, folder: Path, dead_letters: DeadLetterSettings, **_: Any) -> Parks:
+    def made(self, folder: Path, dead_letters: DeadLetterSettings, **_: Any) -> ParkingSink:
         self.path = folder / "find"
         return SearchSink("find", self.path, dead_letters=dead_letters)
 

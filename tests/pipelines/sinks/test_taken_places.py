@@ -29,7 +29,7 @@ def _ground(tmp_path: Path) -> Ground:
     return made(tmp_path / "shop")
 
 
-def stands(ground: Ground, relation: int) -> TableRecord:
+def published_record(ground: Ground, relation: int) -> TableRecord:
     published = ground.lake_of().published()
     assert published is not None
     assert published.position == END
@@ -41,13 +41,13 @@ def test_a_strangers_delta_table_stays_as_it_is_and_stops_one_table(ground: Grou
     write_deltalake(place, STRANGE)
     ground.drive("lake")
 
-    stopped = stands(ground, RELATION)
+    stopped = published_record(ground, RELATION)
     assert stopped.state == TargetState.FAILED
     assert stopped.reason == (
         f"CDC-3017 at {place!r} lies a Delta table that cdc did not make: it has no property 'cdc.log_id' → "
         "give the sink, or a rule for the table, another path, or move what lies there to another place"
     )
-    assert stands(ground, ITEMS).state == TargetState.STREAMING
+    assert published_record(ground, ITEMS).state == TargetState.STREAMING
     assert DeltaTable(place).version() == 0
     assert pa.table(DeltaTable(place).scan()).num_rows == 2
 
@@ -59,10 +59,10 @@ def test_files_of_no_delta_table_stop_one_table_as_well(ground: Ground) -> None:
     ground.drive("lake")
 
     assert f"{str(place)!r} is no Delta table, and not empty: it has 'theirs.parquet'" in str(
-        stands(ground, RELATION).reason
+        published_record(ground, RELATION).reason
     )
     assert [entry.name for entry in place.iterdir()] == ["theirs.parquet"]
-    assert stands(ground, ITEMS).state == TargetState.STREAMING
+    assert published_record(ground, ITEMS).state == TargetState.STREAMING
 
 
 def test_a_target_of_another_log_stops_one_table_as_well(ground: Ground, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_target_of_another_log_stops_one_table_as_well(ground: Ground, tmp_pat
     before = DeltaTable(place).version()
     ground.drive("lake")
 
-    assert f"the Delta table at {str(place)!r} is filled from log" in str(stands(ground, RELATION).reason)
+    assert f"the Delta table at {str(place)!r} is filled from log" in str(published_record(ground, RELATION).reason)
     assert DeltaTable(place).version() == before
 
 
@@ -83,7 +83,7 @@ def test_a_strangers_table_in_the_place_of_a_target_is_told_when_the_sink_opens(
     write_deltalake(str(place), STRANGE)
     ground.drive("lake")
 
-    assert "lies a Delta table that cdc did not make" in str(stands(ground, RELATION).reason)
+    assert "lies a Delta table that cdc did not make" in str(published_record(ground, RELATION).reason)
     assert DeltaTable(place).version() == 0
 
 
@@ -94,13 +94,13 @@ def test_a_target_that_is_gone_stops_its_table_and_comes_back_whole_when_it_is_p
     ground.drive("lake", 1_300)
     ground.drive("lake")
 
-    stopped = stands(ground, RELATION)
+    stopped = published_record(ground, RELATION)
     assert stopped.reason == (
         f"CDC-3017 the rows of table 'shop.orders' are not at {str(place)!r} any more → "
         "put them back and start again, or build it anew: 'cdc replay SINK --tables shop.orders'"
     )
     assert not place.exists()
-    assert stands(ground, ITEMS).state == TargetState.STREAMING
+    assert published_record(ground, ITEMS).state == TargetState.STREAMING
     assert away.exists()
 
 

@@ -129,9 +129,9 @@ def test_a_feature_that_comes_while_a_target_is_open_stops_its_table_too(tmp_pat
     record = Published(20, 0, sink.open(LOG).tables)  # type: ignore[union-attr]
 
     assert "unheard" in (record.tables[ORDERS.relation].reason or "")
-    assert sink.keep(record)
+    assert sink.pin(record)
     with pytest.raises(TargetUnusable, match="unheard") as told:
-        sink.stands(ORDERS)
+        sink.target_position(ORDERS)
     assert told.value.reaction is Reaction.QUARANTINE
 
 

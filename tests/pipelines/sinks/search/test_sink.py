@@ -285,7 +285,7 @@ def test_an_index_of_another_log_is_refused_and_left_free(sink: SearchSink, path
 
 def test_a_kept_cut_stays_as_it_was_until_it_is_released(sink: SearchSink, path: Path) -> None:
     record = publish(sink, batch(0, 10, upsert(BLUE, 5)))
-    handle = sink.keep(record)
+    handle = sink.pin(record)
     for step in range(11, 31):
         publish(sink, batch(step - 1, step, upsert({**RED, 1: str(step)}, step), delete("1", step)))
     assert names(Path(handle)) == {"1": "blue mug"}
