@@ -27,7 +27,13 @@ from pipelines.folding.folded_batch import Boundary, ControlEvents, FoldedBatch
 from pipelines.runtime.cut_requests import CutRequests, PendingCut
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import Sink, TableBatch
-from pipelines.sinks.table_state import check_captured, failed, median_lag, placed, too_late
+from pipelines.sinks.table_state import (
+    check_captured,
+    failed_record,
+    log_trimmed_error,
+    median_lag,
+    with_progress_state,
+)
 
 log = structlog.get_logger("apply")
 
@@ -114,7 +120,7 @@ class SinkLoop:
                         break
             except LogTrimmed as exc:
                 batch = FoldedBatch(FOLDED_ARROW.empty_table())
-                record = failed(table, self._schemas[table.relation], too_late(exc, self._sink.name))
+                record = failed_record(table, self._schemas[table.relation], log_trimmed_error(exc, self._sink.name))
             self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
 
     def drain(self) -> None:
@@ -157,15 +163,17 @@ class SinkLoop:
         except CdcError as exc:
             if exc.reaction is not Reaction.QUARANTINE:
                 raise
-            record = failed(before, schema, exc)
+            record = failed_record(before, schema, exc)
         hit("after_table_merge")
         if record.state == TargetState.FAILED:
             log.error("table stopped", sink=self._sink.name, table=record.topic, reason=record.reason)
-        return placed(record, upto)
+        return with_progress_state(record, upto)
 
     def _publish(self, changed: dict[int, TableRecord], boundary: Boundary, batch: FoldedBatch) -> None:
         untouched = {
-            relation: placed(replace(record, position=max(record.position, boundary.position)), boundary.position)
+            relation: with_progress_state(
+                replace(record, position=max(record.position, boundary.position)), boundary.position
+            )
             for relation, record in self._published.tables.items()
             if relation not in changed and record.state != TargetState.FAILED
         }

@@ -61,7 +61,7 @@ from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink as DeltaTarget
 from pipelines.sinks.search.sink import SearchSink as SearchTarget
-from pipelines.sinks.table_state import reason, too_late
+from pipelines.sinks.table_state import failure_reason, log_trimmed_error
 from pipelines.source.data_source import register
 from pipelines.source.options import tables_option
 
@@ -491,7 +491,7 @@ class SinkRunner:
             log.exception(
                 "sink stopped",
                 sink=self._wanted.name,
-                reason=reason(error),
+                reason=failure_reason(error),
                 halted=self._halted,
                 exc_info=not isinstance(exc, CdcError),
             )
@@ -499,7 +499,7 @@ class SinkRunner:
     def _fate(self, exc: Exception) -> tuple[CdcError, bool]:
         """(what is told of a failure, whether it would come again)."""
         if isinstance(exc, LogTrimmed):
-            return too_late(exc, self._wanted.name), self._is_too_late()
+            return log_trimmed_error(exc, self._wanted.name), self._is_too_late()
         if isinstance(exc, CdcError):
             return exc, exc.reaction is Reaction.HALT
         if (unread := unread_by_worker(exc)) is not None:

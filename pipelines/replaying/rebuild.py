@@ -39,7 +39,7 @@ from pipelines.replaying.log_contents import TableContents
 from pipelines.sinks.contract import ParkingSink, Sink, SparkAwaited, TableBatch
 from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.table_state import check_captured, failed, placed
+from pipelines.sinks.table_state import check_captured, failed_record, with_progress_state
 from pipelines.source.data_source import rows_between
 
 if TYPE_CHECKING:
@@ -219,16 +219,16 @@ class Rebuild:
     def _guarded(self, table: TableContents, build: Callable[[TableContents], TableRecord], upto: Position) -> None:
         try:
             check_captured(table.schema)
-            self._records[table.relation] = placed(self._built(table, build), upto)
+            self._records[table.relation] = with_progress_state(self._built(table, build), upto)
         except _FROM_SPARK as exc:
             refused = _quarantine(exc)
             if refused is None:
                 raise
-            self._records[table.relation] = failed(None, table.schema, refused)
+            self._records[table.relation] = failed_record(None, table.schema, refused)
         except CdcError as exc:
             if exc.reaction is not Reaction.QUARANTINE:
                 raise
-            self._records[table.relation] = failed(None, table.schema, exc)
+            self._records[table.relation] = failed_record(None, table.schema, exc)
 
     def _built(self, table: TableContents, build: Callable[[TableContents], TableRecord]) -> TableRecord:
         try:

@@ -36,11 +36,11 @@ from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.replay_pause import driver_of, paused, sole_replay
 from pipelines.runtime.session import SparkSettings, has_delta, spark_session
 from pipelines.sinks.contract import Sink, SparkAwaited
-from pipelines.sinks.delta.merge import reaches
+from pipelines.sinks.delta.merge import has_file_system
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.swap import StagedDelta
 from pipelines.sinks.search.swap import StagedSearch
-from pipelines.sinks.table_state import placed
+from pipelines.sinks.table_state import with_progress_state
 from pipelines.source.data_source import register
 
 MAX_ROWS: Final = 200_000
@@ -181,7 +181,7 @@ class _Run:
         wanted = self._request.wanted
         if not isinstance(wanted, DeltaSinkDefinition) or wanted.writer.value == Writer.DELTA_RS:
             return False
-        return has_delta(self._spark()) and reaches(self._spark(), wanted.path)
+        return has_delta(self._spark()) and has_file_system(self._spark(), wanted.path)
 
     def _table_done(self, table: TableContents, seconds: float) -> None:
         self.seconds[table.relation] = seconds
@@ -243,7 +243,7 @@ class _Run:
         """The record of a table that stays: one without changes moves along, one that could not be built lags."""
         touched = record.relation in built.tables or record.state == TargetState.FAILED
         position = record.position if touched else max(record.position, built.position)
-        return placed(replace(record, position=position), built.position)
+        return with_progress_state(replace(record, position=position), built.position)
 
 
 def _sharing(

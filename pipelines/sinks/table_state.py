@@ -15,7 +15,9 @@ from cdc.stores.published import TableRecord, TargetState
 from cdc.table import CAPTURED, TableSchema, TableState
 from pipelines.sinks.contract import TableBatch
 
-STAYS: Final = "nothing to do: its rows stay in the target; one that was made anew: 'cdc replay SINK --tables TABLE'"
+NO_LONGER_CAPTURED: Final = (
+    "nothing to do: its rows stay in the target; rebuild a recreated table: 'cdc replay SINK --tables TABLE'"
+)
 """What to do about a table that is gone from the source, or no longer captured."""
 
 
@@ -25,7 +27,7 @@ def check_captured(schema: TableSchema) -> None:
         copied_again = schema.state == TableState.NEEDS_RESYNC
         raise SchemaNotApplicable(
             f"{schema.topic!r} is {schema.state}: {schema.reason}",
-            remedy=RESYNC if copied_again else STAYS,
+            remedy=RESYNC if copied_again else NO_LONGER_CAPTURED,
         )
 
 
@@ -38,7 +40,7 @@ def applied_state(batch: TableBatch, before: TableRecord | None, *, complete: bo
     return TargetState.STREAMING if complete and not waits and not batch.is_copying else TargetState.SNAPSHOTTING
 
 
-def placed(record: TableRecord, upto: int) -> TableRecord:
+def with_progress_state(record: TableRecord, upto: int) -> TableRecord:
     """The record with the state that its position means for a cut at upto."""
     whole = record.state in {TargetState.STREAMING, TargetState.CATCHING_UP}
     if not whole:
@@ -46,17 +48,17 @@ def placed(record: TableRecord, upto: int) -> TableRecord:
     return replace(record, state=(TargetState.STREAMING if record.position == upto else TargetState.CATCHING_UP).value)
 
 
-def too_late(exc: LogTrimmed, sink: str) -> LogTrimmed:
+def log_trimmed_error(exc: LogTrimmed, sink: str) -> LogTrimmed:
     """The same with what to do about it: the log does not lead on from where the sink or one of its tables stands."""
     return LogTrimmed(exc.message, remedy=f"build the sink anew: 'cdc replay {sink}'")
 
 
-def reason(exc: CdcError) -> str:
+def failure_reason(exc: CdcError) -> str:
     """Why a table stands still, and what to do."""
     return f"{exc.code} {exc.message} → {exc.fix}"
 
 
-def failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:
+def failed_record(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:
     """The record of a table that stands still where it stood before exc, with the reason and what to do."""
     target, position, version = (before.target, before.position, before.version) if before else ("", 0, None)
     return TableRecord(
@@ -66,7 +68,7 @@ def failed(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> Ta
         position=position,
         version=version,
         state=TargetState.FAILED.value,
-        reason=complete_remedy(reason(exc), topic=schema.topic),
+        reason=complete_remedy(failure_reason(exc), topic=schema.topic),
         schema=before.schema if before else schema.to_json().decode(),
         parked=before.parked if before else (),
     )

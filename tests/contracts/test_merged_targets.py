@@ -21,7 +21,7 @@ from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import Column, TableSchema, TableState
 from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
-from pipelines.sinks.delta.shared import SharedTarget, keep_only
+from pipelines.sinks.delta.shared import SharedTarget, delete_other_tables
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
@@ -339,7 +339,7 @@ def test_a_table_that_a_target_forgot_begins_anew(quick):
     record = begun(sink)[-1]
     whole = DeltaTarget.open(record.target)
     assert whole is not None
-    keep_only(whole, {1, 3})
+    delete_other_tables(whole, {1, 3})
 
     again = quick.driver()
     record = apply(again, WEST, [put(1, "anew", 30)], 20, 40)

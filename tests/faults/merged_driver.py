@@ -19,7 +19,7 @@ from pipelines.folding.folded_batch import ControlEvents, take_apart
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.table_state import placed
+from pipelines.sinks.table_state import with_progress_state
 from tests.contracts.folded import column
 from tests.contracts.histories import TABLE, Table, image_of, whole
 from tests.pipelines.lives import SINK, Image, Row, log_row, to_arrow
@@ -137,7 +137,9 @@ def main(folder: str, upto: int, *, apart: bool = False) -> None:
         while published.position < upto:
             end = stop(published, upto)
             records = {shard: sink.apply(batch(shard, published, end)) for shard in SHARDS}
-            published = Published(end, 0, {shard: placed(record, end) for shard, record in records.items()})
+            published = Published(
+                end, 0, {shard: with_progress_state(record, end) for shard, record in records.items()}
+            )
             sink.publish(published)
 
 

@@ -13,7 +13,7 @@ from cdc.stores.lake import Lake
 from pipelines.driver import build_sink
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
-from pipelines.sinks.delta.merge import reaches
+from pipelines.sinks.delta.merge import has_file_system
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.pipelines.replayed import END, Ground, Rows, delta_rows, made
 
@@ -61,9 +61,9 @@ def test_a_lake_in_a_bucket_is_built_anew_in_its_place(ground: Ground, beside: G
 
 @pytest.mark.usefixtures("with_delta")
 def test_spark_writes_to_no_store_that_it_cannot_reach(ground: Ground, spark: SparkSession) -> None:
-    assert reaches(spark, "/mnt/lake/{schema}/{table}")
-    assert reaches(spark, "file:///mnt/lake")
-    assert not reaches(spark, ground.definition.sinks[0].path)
+    assert has_file_system(spark, "/mnt/lake/{schema}/{table}")
+    assert has_file_system(spark, "file:///mnt/lake")
+    assert not has_file_system(spark, ground.definition.sinks[0].path)
     wanted = ground.definition.sinks[0].model_copy(update={"writer": WriterChoice.SPARK})
     sink = build_sink(wanted)
     sink.attach(spark)

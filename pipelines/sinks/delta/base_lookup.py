@@ -25,7 +25,7 @@ from pipelines.folding.fold import named
 from pipelines.sinks.delta.key_equality import comparable, comparable_keys, one_of_each, one_of_each_in_spark
 from pipelines.sinks.delta.merge import double_quoted, frame_of
 from pipelines.sinks.delta.merge_source import RowShape, as_upserts, source_frame, source_rows, split
-from pipelines.sinks.delta.schema_evolution import reading, rewritten, sources
+from pipelines.sinks.delta.schema_evolution import evolved_batch, read_plan, sources
 from pipelines.sinks.delta.shared import columns_of
 from pipelines.sinks.delta.table import Reads
 from pipelines.types.rows import sent_cells, typed_keys
@@ -120,7 +120,7 @@ def complete(images: pa.Table, before: BaseLookup, shape: RowShape) -> pa.Table:
     return pa.Table.from_arrays([*columns, rows[POSITION_COLUMN], rows[ORDINAL_COLUMN]], schema=wanted)
 
 
-def baseless(images: pa.Table, before: BaseLookup, shape: RowShape) -> np.ndarray:
+def without_base(images: pa.Table, before: BaseLookup, shape: RowShape) -> np.ndarray:
     """Which incomplete upserts `complete` raises MissingBase for: bool, one for each."""
     places, _ = _found(images, before, shape)
     lacking: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
@@ -151,7 +151,7 @@ def _waiting(images: pa.Table, places: pa.Array, before: BaseLookup) -> np.ndarr
     return absent & ~moved
 
 
-def rows_with(
+def rows_with_keys(
     table: DeltaTable, keys: pa.Table, wanted: pa.Schema, where: str | None = None, part: int | None = None
 ) -> pa.Table:
     """The table's rows whose first key part is among those of `keys`, in the wanted schema; all rows for no column.
@@ -161,7 +161,7 @@ def rows_with(
     """
     held = columns_of(table, part)
     mine = None if part is None else f"{RELATION_COLUMN} = {int(part)}"
-    columns = reading(held, wanted)
+    columns = read_plan(held, wanted)
     name_of = {column.field.name: column.held for column in columns if column.held is not None}
     first = next(iter(keys.column_names), None)
     values = None if first is None else pc.unique(comparable(keys[first]))
@@ -171,22 +171,22 @@ def rows_with(
     found = []
     for batch in pa.RecordBatchReader.from_stream(table.scan(columns=list(name_of.values()), predicate=predicate)):
         # the engine's string views have no filter yet: the wanted types first
-        rows = pa.Table.from_batches([rewritten(batch, held, columns)])
+        rows = pa.Table.from_batches([evolved_batch(batch, held, columns)])
         found.append(rows if first is None else rows.filter(pc.is_in(comparable(rows[first]), values)))
     return pa.concat_tables(found) if found else wanted.empty_table()
 
 
 def _rows(before: BaseLookup, table: DeltaTable, keys: pa.Table, wanted: pa.Schema) -> pa.Table:
     if before.reads is None:
-        return rows_with(table, keys, wanted, part=before.part)
+        return rows_with_keys(table, keys, wanted, part=before.part)
     held = columns_of(table, before.part)
-    columns = reading(held, wanted)
+    columns = read_plan(held, wanted)
     name_of = {column.field.name: column.held for column in columns if column.held is not None}
     first = keys.column_names[0]
     same = first in name_of and held.field(name_of[first]).type == keys.schema.field(first).type
     key = name_of[first] if same else None
     batches = before.reads(table.version(), list(name_of.values()), key, keys[first])
-    found = [pa.Table.from_batches([rewritten(batch, held, columns)]) for batch in batches]
+    found = [pa.Table.from_batches([evolved_batch(batch, held, columns)]) for batch in batches]
     return pa.concat_tables(found) if found else wanted.empty_table()
 
 

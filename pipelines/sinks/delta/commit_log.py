@@ -21,7 +21,7 @@ from cdc.log.checkpoint import HINT, checkpoint_at, version_of
 from cdc.log.layout import commit_file
 
 _LOG: Final = "_delta_log"
-ALONE_AT_ONCE: Final = 20
+CHECKPOINTS_AT_ONCE: Final = 20
 """Checkpoints of listed versions that one call makes; each takes some 20 ms."""
 
 
@@ -43,7 +43,7 @@ def is_newest(uri: str, version: int) -> bool:
         return False
 
 
-def shorten(uri: str, newest: int, listed: Collection[int] = (), *, kept: int) -> int:
+def remove_old_commits(uri: str, newest: int, listed: Collection[int] = (), *, kept: int) -> int:
     """Remove what no version is read with that is listed or one of the `kept` newest; how many files went.
 
     None in an object store. A listed version that is older gets a checkpoint of its own and keeps its commit:
@@ -57,7 +57,7 @@ def shorten(uri: str, newest: int, listed: Collection[int] = (), *, kept: int) -
     begins = max((version for version in checkpoints if version <= newest - kept), default=0)
     stay, made = set[int](), 0
     for version in sorted(version for version in listed if version < begins):
-        if version not in checkpoints and made < ALONE_AT_ONCE:
+        if version not in checkpoints and made < CHECKPOINTS_AT_ONCE:
             made += 1
             checkpoints |= _alone(table, version)
         first = max((known for known in checkpoints if known <= version), default=0)

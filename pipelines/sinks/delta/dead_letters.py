@@ -18,7 +18,7 @@ from cdc.position import Position
 from cdc.stores.dead_letter_rows import PARKED_SCHEMA, DeadLetterEntry, Key, ParkedRow, parked_at, read_entries
 from cdc.stores.published import Published
 from pipelines.sinks.contract import RefusedRow, TableBatch
-from pipelines.sinks.delta.base_lookup import BaseLookup, baseless
+from pipelines.sinks.delta.base_lookup import BaseLookup, without_base
 from pipelines.sinks.delta.erasure import erase_earlier
 from pipelines.sinks.delta.merge_source import RowShape, source_rows
 from pipelines.sinks.delta.row_states import typed_changes
@@ -170,7 +170,7 @@ def _behind(relation: int, position: int) -> str:
     return f"relation = {int(relation)} AND upto > {int(position)}"
 
 
-def refused(images: pa.Table, before: BaseLookup, shape: RowShape, limit: int) -> list[RefusedRow]:
+def refused_states(images: pa.Table, before: BaseLookup, shape: RowShape, limit: int) -> list[RefusedRow]:
     """The rows (folded shape, op `u` and `d`, one table with a key) that the target cannot take, about `limit` at most.
 
     A delete is among them if the target cannot hold its key: then there is nothing to delete.
@@ -203,7 +203,7 @@ def _without_base(images: pa.Table, rows: np.ndarray, before: BaseLookup, shape:
     bases = pa.table({"key": pc.coalesce(partial["base"], partial["key"]), "position": partial["position"]})
     strange = _failing(bases, lambda part: typed_keys(part["key"], shape.schema, shape.policy), len(rows))
     known = np.setdiff1d(np.arange(len(rows)), np.fromiter(strange, np.int64, len(strange)))
-    lacking = known[baseless(partial.take(pa.array(known)), before, shape)] if len(known) else known
+    lacking = known[without_base(partial.take(pa.array(known)), before, shape)] if len(known) else known
     return {int(rows[row]): _lacks(shape, partial["position"][int(row)].as_py()) for row in [*strange, *lacking]}
 
 

@@ -19,8 +19,8 @@ from deltalake.fs import DeltaStorageHandler
 from cdc import atomic_file
 from cdc.failpoint import hit
 from cdc.log.checkpoint import HINT, checkpoint_at
-from pipelines.sinks.delta.commit_log import shorten
-from pipelines.sinks.delta.maintenance import paths_of, spent_log_files
+from pipelines.sinks.delta.commit_log import remove_old_commits
+from pipelines.sinks.delta.maintenance import expired_log_files, paths_of
 
 ERASE: Final = "cdc.erase"
 """Property of a target from before it is replaced by one that hides more until its earlier versions are erased.
@@ -73,11 +73,11 @@ def _forget_log(uri: str, store: pafs.FileSystem, version: int) -> None:
     if "://" in uri:
         DeltaTable(uri, version=version).create_checkpoint()
         names = [info.path for info in store.get_file_info(pafs.FileSelector(_LOG, allow_not_found=True))]
-        for path in spent_log_files(names, version):
+        for path in expired_log_files(names, version):
             store.delete_file(path)
         return
     atomic_file.replace(Path(uri) / _LOG / HINT, checkpoint_at(Path(uri), version))
-    shorten(uri, version, kept=0)
+    remove_old_commits(uri, version, kept=0)
     for folder in sorted((path for path in Path(uri).rglob("*") if path.is_dir()), reverse=True):
         if not any(folder.iterdir()):
             folder.rmdir()  # its name may be a value by which files were parted

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-LONGEST: Final = 256
+MAX_TEXT_BOUND: Final = 256
 """Characters of a text that is told whole; of longer ones the least is cut and the greatest left out."""
 
 
@@ -47,14 +47,14 @@ def statistics(rows: pa.Table, columns: Sequence[str]) -> str:
         nulls[name] = rows[name].null_count
         low, high = _bounds(rows[name])
         if low is not None:
-            least[name] = low[:LONGEST] if isinstance(low, str) else low
-        if high is not None and not (isinstance(high, str) and len(high) > LONGEST):
+            least[name] = low[:MAX_TEXT_BOUND] if isinstance(low, str) else low
+        if high is not None and not (isinstance(high, str) and len(high) > MAX_TEXT_BOUND):
             greatest[name] = high
     told = {"numRecords": rows.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
     return json.dumps(told, ensure_ascii=False)
 
 
-def spelled(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
+def delta_bounds(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
     """Bounds as Delta spells them, None those that it cannot; None for types that JSON has no exact spelling for."""
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_string(kind):
@@ -70,8 +70,8 @@ def spelled(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
-    if spelled(pa.nulls(0, column.type)) is None or column.null_count == len(column):
+    if delta_bounds(pa.nulls(0, column.type)) is None or column.null_count == len(column):
         return None, None
     found = pc.min_max(column)
-    low, high = spelled(pa.array([found["min"].as_py(), found["max"].as_py()], column.type)) or (None, None)
+    low, high = delta_bounds(pa.array([found["min"].as_py(), found["max"].as_py()], column.type)) or (None, None)
     return low, high

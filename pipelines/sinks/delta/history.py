@@ -25,12 +25,12 @@ from pipelines.sinks.delta.dead_letters import refused_changes
 from pipelines.sinks.delta.history_merge import HistoryMerge
 from pipelines.sinks.delta.history_modes import ROWS_OF
 from pipelines.sinks.delta.merge import double_quoted
-from pipelines.sinks.delta.schema_evolution import column_id, only_in
+from pipelines.sinks.delta.schema_evolution import column_id, ids_only_in
 from pipelines.sinks.delta.strategy import TableStrategy
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.versions import all_columns
 
-OLDER: Final = "/older/"
+OLDER_THAN_COLUMN: Final = "/older/"
 """Suffix of a `txn` identity, with the id of a column: the position up to which rows are older than the column."""
 
 log = structlog.get_logger("apply")
@@ -52,20 +52,20 @@ class History(TableStrategy):
 
     def _merge(self, target: DeltaTarget, batch: TableBatch) -> None:
         shape, known = self._targets.shape(batch.schema), self._published.schema_of(batch.schema.relation)
-        batch, settings = since_copied(batch, known), self._settings.of(batch.schema.topic)
-        defaults = new_defaults(shape, first_columns(target, shape.schema) if known is None else known.columns)
+        batch, settings = without_earlier_keys(batch, known), self._settings.of(batch.schema.topic)
+        defaults = new_defaults(shape, original_columns(target, shape.schema) if known is None else known.columns)
         columns = all_columns(shape.columns, settings.keeping)
         if target.columns_of <= batch.upto:
             # older versions stay, so that no copy replaces every row
-            note_older(target, columns, defaults.keys())
+            record_older_rows(target, columns, defaults.keys())
             target.follow(columns, settings.schema_changes, batch.upto, replaced=False)
         else:
-            note_before(target, columns, batch.upto)
+            record_rows_before_columns(target, columns, batch.upto)
         refill(target, defaults, settings.keeping)
         HistoryMerge(ROWS_OF[settings.keeping](target, shape, settings), self._parts.writers).apply(batch)
 
 
-def since_copied(batch: TableBatch, before: TableSchema | None) -> TableBatch:
+def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> TableBatch:
     """The batch without changes from before a full copy under another key: no row is found by theirs any more.
 
     before: the table when it was last published. What the target has of such rows ends with the copy.
@@ -82,7 +82,7 @@ def since_copied(batch: TableBatch, before: TableSchema | None) -> TableBatch:
     return replace(batch, rows=rows)
 
 
-def first_columns(target: DeltaTarget, schema: TableSchema) -> list[Column]:
+def original_columns(target: DeltaTarget, schema: TableSchema) -> list[Column]:
     """The columns that no row of the target is older than, as far as its own notes tell."""
     if not target.changed_upto:
         return list(schema.columns)
@@ -91,7 +91,7 @@ def first_columns(target: DeltaTarget, schema: TableSchema) -> list[Column]:
     return [c for c, field in there if field is not None and target.transaction(_older_than(field)) is None]
 
 
-def note_older(target: DeltaTarget, columns: pa.Schema, names: Collection[str]) -> None:
+def record_older_rows(target: DeltaTarget, columns: pa.Schema, names: Collection[str]) -> None:
     """Note up to where the rows are older than the columns of these names, before the target has them."""
     there, stands = {column_id(field) for field in target.columns}, target.changed_upto
     new = [_older_than(columns.field(name)) for name in names if column_id(columns.field(name)) not in there]
@@ -99,9 +99,11 @@ def note_older(target: DeltaTarget, columns: pa.Schema, names: Collection[str]) 
         _note(target, new, stands)
 
 
-def note_before(target: DeltaTarget, columns: pa.Schema, upto: int) -> None:
+def record_rows_before_columns(target: DeltaTarget, columns: pa.Schema, upto: int) -> None:
     """Note that the rows up to there are older than columns which the target has, and not they, from before a crash."""
-    _note(target, [OLDER + column.decode() for column in sorted(only_in(target.columns, columns))], upto)
+    _note(
+        target, [OLDER_THAN_COLUMN + column.decode() for column in sorted(ids_only_in(target.columns, columns))], upto
+    )
 
 
 def _note(target: DeltaTarget, suffixes: Sequence[str], upto: int) -> None:
@@ -128,4 +130,4 @@ def refill(target: DeltaTarget, defaults: Mapping[str, str], keeping: HistoryMod
 
 
 def _older_than(field: pa.Field) -> str:
-    return OLDER + (column_id(field) or b"").decode()
+    return OLDER_THAN_COLUMN + (column_id(field) or b"").decode()

@@ -25,8 +25,8 @@ from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.history_modes import HistoryRows
 from pipelines.sinks.delta.merge import OP, TxnMarker, double_quoted
-from pipelines.sinks.delta.partition_values import check_parts
-from pipelines.sinks.delta.row_states import StoredState, states
+from pipelines.sinks.delta.partition_values import check_partition_values
+from pipelines.sinks.delta.row_states import StoredState, row_states
 from pipelines.sinks.delta.table import ROWS, DeltaTarget
 from pipelines.sinks.delta.writers import Writers
 
@@ -83,12 +83,12 @@ class HistoryMerge:
             )
 
     def _new_rows(self, batch: TableBatch, images: pa.Table, stored: StoredState, done: int) -> pa.Table:
-        there = states(images, stored, batch.endings, self.rows.shape)
+        there = row_states(images, stored, batch.endings, self.rows.shape)
         return self.rows.new_rows(there, stored, batch, images, done)
 
     def _write(self, batch: TableBatch, rows: pa.Table, finds: tuple[str, ...], suffix: str) -> None:
         source = rows.append_column(OP, pa.repeat(pa.scalar("u"), rows.num_rows)) if finds else rows
-        check_parts(source, self.rows.shape.parted, batch.schema.topic)
+        check_partition_values(source, self.rows.shape.parted, batch.schema.topic)
         choice = self.writers.choice(self.target, batch, source, finds)
         marker = TxnMarker(self.target.app_id + suffix, batch.upto)
         self.writers.merge(self.target, source, finds, marker, choice)

@@ -30,12 +30,12 @@ from cdc.naming import (
 from cdc.stores.dead_letter_rows import Key
 from pipelines.folding.every_change import GenerationEnd
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.base_lookup import rows_with
+from pipelines.sinks.delta.base_lookup import rows_with_keys
 from pipelines.sinks.delta.key_equality import latest, numbered
 from pipelines.sinks.delta.merge_source import RowShape
 from pipelines.sinks.delta.row_states import States, StoredState
 from pipelines.sinks.delta.table import DeltaTarget
-from pipelines.sinks.delta.versions import all_columns, changes, marked, tracked, versions
+from pipelines.sinks.delta.versions import all_columns, change_rows, marked_rows, tracked_columns, version_rows
 from pipelines.types.rows import typed_keys
 
 _NEVER: Final = int(np.iinfo(np.int64).max)
@@ -88,7 +88,7 @@ class HistoryRows(ABC):
         raise NotImplementedError(f"{self.mode} has no rows to close")
 
     def _read(self, keys: pa.Table) -> StoredState:
-        rows = rows_with(self.target.table, keys, self.columns).combine_chunks()
+        rows = rows_with_keys(self.target.table, keys, self.columns).combine_chunks()
         return StoredState(rows, np.ones(rows.num_rows, bool))
 
 
@@ -105,7 +105,7 @@ class VersionRows(HistoryRows):
 
     def new_rows(self, there: States, stored: StoredState, batch: TableBatch, images: pa.Table, done: int) -> pa.Table:  # noqa: ARG002
         """See HistoryRows.new_rows."""
-        return versions(there, stored, tracked(self.shape, batch.schema, self.settings))
+        return version_rows(there, stored, tracked_columns(self.shape, batch.schema, self.settings))
 
     def stored_before(self, images: pa.Table) -> StoredState:
         """Of each parked key the version before its first change.
@@ -115,7 +115,7 @@ class VersionRows(HistoryRows):
         if not self.target.files()[0]:
             return self.stored(images)
         keys = typed_keys(images["key"], self.shape.schema, self.shape.policy)
-        rows = rows_with(self.target.table, keys, self.columns).combine_chunks()
+        rows = rows_with_keys(self.target.table, keys, self.columns).combine_chunks()
         first = _first_of(rows, keys, images["position"].to_numpy())
         begun, ended = rows[START_COLUMN].to_numpy(), pc.fill_null(rows[END_COLUMN], _NEVER).to_numpy()
         # a version that ended in the transaction of the first change may continue in it
@@ -127,7 +127,7 @@ class VersionRows(HistoryRows):
         return {END_COLUMN: str(ending.position), TO_COLUMN: _timestamp(ending)}
 
     def _read(self, keys: pa.Table) -> StoredState:
-        rows = rows_with(self.target.table, keys, self.columns, self.open_rows).combine_chunks()
+        rows = rows_with_keys(self.target.table, keys, self.columns, self.open_rows).combine_chunks()
         return StoredState(rows, np.ones(rows.num_rows, bool))
 
 
@@ -144,7 +144,7 @@ class MarkedRows(HistoryRows):
 
     def new_rows(self, there: States, stored: StoredState, batch: TableBatch, images: pa.Table, done: int) -> pa.Table:  # noqa: ARG002
         """See HistoryRows.new_rows."""
-        return marked(there)
+        return marked_rows(there)
 
     def without_parked(self, stored: StoredState, waiting: Sequence[Key]) -> StoredState:
         """Not the rows of parked keys: a mark of now would be later than changes that are still to come."""
@@ -159,7 +159,7 @@ class MarkedRows(HistoryRows):
         keys = self._typed_keys(waiting)
         if keys is None:
             return "true"
-        rows = rows_with(self.target.table, keys, self.columns).combine_chunks()
+        rows = rows_with_keys(self.target.table, keys, self.columns).combine_chunks()
         rows = rows.filter(pa.array(_among(rows, keys)))
         places = zip(rows[POSITION_COLUMN].to_pylist(), rows[ORDINAL_COLUMN].to_pylist(), strict=True)
         named = ", ".join(f"'{int(position)}/{int(ordinal)}'" for position, ordinal in places)
@@ -172,7 +172,7 @@ class MarkedRows(HistoryRows):
         return {DELETED_COLUMN: "true", COMMITTED_COLUMN: _timestamp(ending), **place}
 
     def _read(self, keys: pa.Table) -> StoredState:
-        rows = rows_with(self.target.table, keys, self.columns).combine_chunks()
+        rows = rows_with_keys(self.target.table, keys, self.columns).combine_chunks()
         return StoredState(rows, ~rows[DELETED_COLUMN].to_numpy())
 
     def _typed_keys(self, keys: Sequence[Key]) -> pa.Table | None:
@@ -200,14 +200,14 @@ class ChangeRows(HistoryRows):
 
     def new_rows(self, there: States, stored: StoredState, batch: TableBatch, images: pa.Table, done: int) -> pa.Table:  # noqa: ARG002
         """See HistoryRows.new_rows."""
-        return changes(there, images["op"], [ending for ending in batch.endings if ending.position > done])
+        return change_rows(there, images["op"], [ending for ending in batch.endings if ending.position > done])
 
     def stored(self, images: pa.Table) -> StoredState:
         """The rows that partial images build on; a whole image needs none."""
         return super().stored(images.filter(pc.invert(pc.fill_null(images["complete"], fill_value=True))))
 
     def _read(self, keys: pa.Table) -> StoredState:
-        rows = rows_with(self.target.table, keys, self.columns).combine_chunks()
+        rows = rows_with_keys(self.target.table, keys, self.columns).combine_chunks()
         rows = latest(rows.filter(pc.is_in(rows[OP_COLUMN], pa.array(["c", "d", "r", "u"]))), self.shape.key)
         return StoredState(rows, pc.not_equal(rows[OP_COLUMN], "d").to_numpy())
 

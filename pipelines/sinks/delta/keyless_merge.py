@@ -15,12 +15,12 @@ from cdc.errors import MissingBase, SchemaNotApplicable
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
 from pipelines.folding.keyless_fold import identities, latest_of, netted
-from pipelines.sinks.delta.base_lookup import is_after, rows_with
+from pipelines.sinks.delta.base_lookup import is_after, rows_with_keys
 from pipelines.sinks.delta.merge import OP
 from pipelines.sinks.delta.merge_source import RowShape, as_upserts
 
 
-def counted_source(
+def keyless_source(
     images: pa.Table, held: DeltaTable, shape: RowShape, truncated: tuple[int, int] | None = None, *, lenient: bool
 ) -> pa.Table:
     """Folded rows that the target does not have yet → the merge's source, by place.
@@ -36,7 +36,7 @@ def counted_source(
     if not went.num_rows:
         return rows
     typed = shape.rows(went)
-    there = rows_with(held, _telling(typed), shape.columns)
+    there = rows_with_keys(held, _telling(typed), shape.columns)
     if truncated is not None:
         there = there.filter(is_after(there, truncated))
     return pa.concat_tables([rows, _leaving(typed, there, shape, lenient=lenient)])

@@ -18,10 +18,10 @@ from cdc.failpoint import hit
 from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.base_lookup import BaseLookup, frame_source, table_source
 from pipelines.sinks.delta.column_defaults import new_defaults
-from pipelines.sinks.delta.dead_letters import refused
-from pipelines.sinks.delta.keyless_merge import counted_source
+from pipelines.sinks.delta.dead_letters import refused_states
+from pipelines.sinks.delta.keyless_merge import keyless_source
 from pipelines.sinks.delta.merge import TxnMarker
-from pipelines.sinks.delta.schema_evolution import dropped
+from pipelines.sinks.delta.schema_evolution import columns_to_drop
 from pipelines.sinks.delta.strategy import TableStrategy
 from pipelines.sinks.delta.table import ERASED, DeltaTarget
 
@@ -45,7 +45,7 @@ class LatestState(TableStrategy):
             return []
         before = replace(self._base_lookup(target, batch), truncated=batch.truncated)
         shape = self._targets.shape(self._in_target_columns(target, batch).schema)
-        return refused(self._parts.plans.decided(batch.rows, shape), before, shape, limit)
+        return refused_states(self._parts.plans.decided(batch.rows, shape), before, shape, limit)
 
     def _merge(self, target: DeltaTarget, batch: TableBatch) -> None:
         shape, relation = self._targets.shape(batch.schema), batch.schema.relation
@@ -69,7 +69,7 @@ class LatestState(TableStrategy):
         shape, known = self._targets.shape(batch.schema), self._published.schema_of(batch.schema.relation)
         if target.columns_of <= batch.upto:
             settings = self._settings.of(batch.schema.topic)
-            gone = dropped(settings.dropped_columns, target.columns, batch.schema, known)
+            gone = columns_to_drop(settings.dropped_columns, target.columns, batch.schema, known)
             replaced = target.is_replaced_by(batch)
             target.follow(shape.columns, settings.schema_changes, batch.upto, replaced=replaced, gone=gone)
         if known is not None:  # else every row is of this range
@@ -105,5 +105,5 @@ class LatestState(TableStrategy):
         behind = images.filter(pc.greater(images["position"], applied))
         # a row to delete may be missing while its table is copied, or where a crash left the target erased
         lenient = batch.is_copying or self._targets.erased_upto(target, batch.schema.relation) > applied
-        made = counted_source(behind, target.table, shape, batch.truncated, lenient=lenient)
+        made = keyless_source(behind, target.table, shape, batch.truncated, lenient=lenient)
         return plans.finished(made, shape)

@@ -21,10 +21,10 @@ from deltalake.fs import DeltaStorageHandler
 from cdc.failpoint import hit
 from cdc.naming import RELATION_COLUMN
 from cdc.stores.table_features import lacking
-from pipelines.sinks.delta.commit_log import shorten
+from pipelines.sinks.delta.commit_log import remove_old_commits
 from pipelines.sinks.delta.published import KeptCut
 from pipelines.sinks.delta.table import DeltaTarget
-from pipelines.sinks.delta.zorder import ZOrdering, parts_of
+from pipelines.sinks.delta.zorder import ZOrdering, file_groups
 
 COMPACT_ABOVE: Final = 64
 """Files above those that the last compaction left; every merge adds one, and the next opens all of them."""
@@ -34,7 +34,7 @@ URGENT: Final = 4
 """How many times over a table may be due before its compaction does not wait for its share of the time."""
 SHARE: Final = 10
 """A job that took a second is followed by this many seconds less one without one."""
-HELD_FOR: Final = 86_400.0
+PINNED_FOR: Final = 86_400.0
 """Seconds after which nobody can still be reading a version that was held: who held it was killed."""
 FIRST_AFTER: Final = 60.0
 """Seconds until the first look at a table that a driver has come to know."""
@@ -45,7 +45,7 @@ REMOVES_FOR: Final = 1.0
 
 READ_AT_ONCE: Final = 20
 """Versions whose files are read in one go; each takes some 20 ms."""
-STRANGER_AFTER: Final = 86_400.0
+UNKNOWN_FILE_AGE: Final = 86_400.0
 """Seconds of age at which a file goes that may still be committed by another client: no job takes a day."""
 
 _PARTED: Final = f"{RELATION_COLUMN}="
@@ -119,7 +119,7 @@ class TableFiles:
         return sorted(
             path
             for path, since in self.marks.items()
-            if now - since >= after and (path in self.known or present[path] >= STRANGER_AFTER)
+            if now - since >= after and (path in self.known or present[path] >= UNKNOWN_FILE_AGE)
         )
 
 
@@ -222,7 +222,7 @@ class TargetMaintenance:
         elif rests:
             return False
         elif opened is not None and self._is_long(opened, turn):
-            shorten(uri, opened.version, self._listed(uri, cuts), kept=self._settings.keep_commits)
+            remove_old_commits(uri, opened.version, self._listed(uri, cuts), kept=self._settings.keep_commits)
             turn.shortened = opened.version
         elif opened is not None and turn.order_due <= now and turn.order_due < turn.due and self._order(opened, turn):
             pass
@@ -270,9 +270,9 @@ class TargetMaintenance:
         if missing := needed.difference(present):
             raise DeltaError(f"{len(missing)} files of the table are not found where they should be: none is removed")
         if "://" in target.uri:
-            present |= dict.fromkeys(spent_log_files(_names(store), min(versions)), STRANGER_AFTER)
+            present |= dict.fromkeys(expired_log_files(_names(store), min(versions)), UNKNOWN_FILE_AGE)
         else:
-            shorten(target.uri, target.version, versions, kept=self._settings.keep_commits)
+            remove_old_commits(target.uri, target.version, versions, kept=self._settings.keep_commits)
         gone = files.removable(present, needed, now, after)
         removed = self._remove_some(store, gone)
         if removed:
@@ -293,7 +293,7 @@ class TargetMaintenance:
         """The versions of a target that cuts list or somebody holds."""
         # of tables that share a target the newest version counts, see Published.versions
         listed = {max(found) for cut in cuts if (found := _versions(cut, uri))}
-        since = self._clock() - HELD_FOR
+        since = self._clock() - PINNED_FOR
         return listed | {versions[uri] for _, versions, at in tuple(self._held) if uri in versions and at > since}
 
 
@@ -311,7 +311,7 @@ def _compact(target: DeltaTarget, ordering: ZOrdering) -> int:
     hit("delta_upkeep_compacted")
     if target.files()[0] > COMPACT_ABOVE:
         large = [part.filters for part in ordering.too_large(target)]
-        for filters in large if parts_of(target) else [None]:
+        for filters in large if file_groups(target) else [None]:
             target.table.optimize.compact(partition_filters=filters)
     return target.files()[0]
 
@@ -358,7 +358,7 @@ def _names(store: pafs.FileSystem) -> list[str]:
     return [info.path for info in _files(store, "_delta_log")]
 
 
-def spent_log_files(paths: Iterable[str], oldest: int) -> list[str]:
+def expired_log_files(paths: Iterable[str], oldest: int) -> list[str]:
     """The log files that no version from `oldest` on is read with: those before the last checkpoint up to it."""
     versions = {path: int(found[1]) for path in paths if (found := _LOG_FILE.match(path))}
     starts = [version for path, version in versions.items() if version <= oldest and _CHECKPOINT.match(path)]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OP: Final = "_op"
 """Source column; a leading underscore is never a source table's column."""
-PLACE: Final = (POSITION_COLUMN, ORDINAL_COLUMN)
+POSITION_KEY: Final = (POSITION_COLUMN, ORDINAL_COLUMN)
 """What finds a row of a table without a key."""
 SOURCE: Final = "s"
 TARGET: Final = "t"
@@ -73,7 +73,7 @@ class MergeSpec:
     def deletes(self) -> str:
         """When a matched row goes; one that is found by its place is meant as it is."""
         is_delete = f"{self._source(OP)} = 'd'"
-        return is_delete if self.key == PLACE else f"{is_delete} AND {self._after('>')}"
+        return is_delete if self.key == POSITION_KEY else f"{is_delete} AND {self._after('>')}"
 
     @property
     def updates(self) -> str:
@@ -197,7 +197,7 @@ def _spark_merge(spark: SparkSession, uri: str, source: DataFrame, spec: MergeSp
     merger.whenNotMatchedInsert(spec.inserts, spec.assignments).execute()
 
 
-def speaks_delta(spark: SparkSession | None) -> bool:
+def can_write_delta(spark: SparkSession | None) -> bool:
     """Whether a session can write Delta: its extension is configured and its jar loaded."""
     if spark is None:
         return False
@@ -207,7 +207,7 @@ def speaks_delta(spark: SparkSession | None) -> bool:
     return loader.getResource("io/delta/tables/DeltaTable.class") is not None
 
 
-def reaches(spark: SparkSession, path: str) -> bool:
+def has_file_system(spark: SparkSession, path: str) -> bool:
     """Whether Spark's Hadoop has a file system for the store that a path names; a directory's is always there."""
     scheme, separator, _ = path.partition("://")
     if not separator:
@@ -222,7 +222,7 @@ def reaches(spark: SparkSession, path: str) -> bool:
 
 def require_delta(spark: SparkSession | None) -> SparkSession:
     """The session, if it can write Delta; raises DeltaJarMissing."""
-    if spark is None or not speaks_delta(spark):
+    if spark is None or not can_write_delta(spark):
         raise DeltaJarMissing("writer 'spark' needs a Spark session with Delta, and this one has none")
     return spark
 

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
 from cdc.stores.dead_letter_rows import Image
 from cdc.table import Column, TableSchema
-from pipelines.sinks.delta.merge import OP, PLACE
-from pipelines.sinks.delta.partition_values import refusing_parts
+from pipelines.sinks.delta.merge import OP, POSITION_KEY
+from pipelines.sinks.delta.partition_values import checked_partition_column
 from pipelines.transform.expressions import Expressions
 from pipelines.transform.table_transform import TableTransform
 from pipelines.types import Policy
@@ -70,7 +70,7 @@ class RowShape:
         """A merge's source in the target's columns, as Shapes.finished."""
         made = source if self.expressions is None else self.expressions.finished_frame(source)
         for name in self.parted:
-            made = made.withColumn(name, refusing_parts(name))
+            made = made.withColumn(name, checked_partition_column(name))
         return made if self.part is None else made.selectExpr("*", f"{int(self.part)}L AS {RELATION_COLUMN}")
 
     def named(self, rows: pa.Table) -> pa.Table:
@@ -91,7 +91,7 @@ class RowShape:
     @property
     def key(self) -> tuple[str, ...]:
         """Delta names of the columns that find a row: the key in its order, or without one the row's place."""
-        return tuple(column_name(column.name) for column in self.schema.key) or PLACE
+        return tuple(column_name(column.name) for column in self.schema.key) or POSITION_KEY
 
 
 def split(images: pa.Table) -> tuple[pa.Table, pa.Table]:

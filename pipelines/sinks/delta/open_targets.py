@@ -18,9 +18,9 @@ from pipelines.sinks.delta.published import LastPublished
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.shared import SharedTarget, part_of
 from pipelines.sinks.delta.table import ERASED, DeltaTarget
-from pipelines.sinks.delta.table_features import asking
+from pipelines.sinks.delta.table_features import translate_refusals
 from pipelines.sinks.delta.table_layout import TableLayout
-from pipelines.sinks.delta.table_plan import TablePlans, check_kept, check_named, selected
+from pipelines.sinks.delta.table_plan import TablePlans, check_kept, check_named, with_selected_columns
 from pipelines.sinks.delta.versions import all_columns
 from pipelines.sinks.delta.writers import Writers
 
@@ -40,7 +40,7 @@ class OpenTargets:
 
     def shape(self, schema: TableSchema) -> RowShape:
         """The columns and types of a table's target; raises as TablePlans.of and selected do."""
-        kept = selected(schema, self._settings.of(schema.topic))
+        kept = with_selected_columns(schema, self._settings.of(schema.topic))
         return self._plans.of(kept, self._settings.types_of(schema.topic))
 
     @contextmanager
@@ -52,7 +52,7 @@ class OpenTargets:
     @contextmanager
     def writing(self, schema: TableSchema) -> Iterator[None]:
         """As lock; raises TargetUnusable where the protocol of the target makes a reader or writer refuse it."""
-        with self.lock(schema), asking(self._settings.uri_of(schema)):
+        with self.lock(schema), translate_refusals(self._settings.uri_of(schema)):
             yield
 
     def open(self, schema: TableSchema) -> DeltaTarget:

@@ -28,7 +28,7 @@ _ESCAPED: Final = r"[^A-Za-z0-9._~-]"
 """Bytes that delta-rs writes as three, as RFC 3986 has it; Spark escapes fewer."""
 
 
-def check_parts(rows: pa.Table, parted: tuple[str, ...], topic: str) -> None:
+def check_partition_values(rows: pa.Table, parted: tuple[str, ...], topic: str) -> None:
     """Raise ValueNotRepresentable for a text in one of these columns that does not fit."""
     for name in parted:
         if why := _unfit(rows[name], _room(name)):
@@ -38,7 +38,7 @@ def check_parts(rows: pa.Table, parted: tuple[str, ...], topic: str) -> None:
             )
 
 
-def refusing_parts(name: str) -> Column:
+def checked_partition_column(name: str) -> Column:
     """The column of that name; a row in which it has a text that does not fit fails the frame."""
     from pyspark.sql import functions as F
 

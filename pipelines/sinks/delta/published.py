@@ -26,7 +26,7 @@ from cdc.stores.lake import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.snapshot_retention import staying
 from cdc.table import TableSchema
-from pipelines.sinks.delta.commit_log import is_newest, shorten
+from pipelines.sinks.delta.commit_log import is_newest, remove_old_commits
 from pipelines.sinks.delta.table import CHECKPOINT_EVERY
 
 CLEAN_EVERY: Final = 100
@@ -180,7 +180,7 @@ class PublishedTable:
         if self.record() != record:
             raise SinkFenced(f"sink at {self._uri!r} was published by another driver during clean-up")
         self._version = self._table.version()
-        shorten(self._uri, self._version, kept=CLEAN_EVERY)
+        remove_old_commits(self._uri, self._version, kept=CLEAN_EVERY)
 
 
 class LastPublished:

@@ -20,7 +20,7 @@ from pipelines.sinks.delta.open_targets import OpenTargets
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.shared import part_of
 from pipelines.sinks.delta.table import DeltaTarget
-from pipelines.sinks.table_state import placed, reason
+from pipelines.sinks.table_state import failure_reason, with_progress_state
 
 
 def open_part(uri: str, relation: int) -> DeltaTarget | None:
@@ -35,10 +35,10 @@ def with_target_position(record: TableRecord, cut: int) -> TableRecord:
         target = None if record.state == TargetState.FAILED else open_part(record.target, record.relation)
         applied = 0 if target is None else target.applied or 0
     except TargetUnusable as exc:
-        return replace(record, state=TargetState.FAILED.value, reason=reason(exc))
+        return replace(record, state=TargetState.FAILED.value, reason=failure_reason(exc))
     if target is None or applied <= record.position:
         return record
-    return placed(replace(record, position=applied, version=target.version), cut)
+    return with_progress_state(replace(record, position=applied, version=target.version), cut)
 
 
 def parked_upto(record: TableRecord, *, keeps_history: bool) -> int:
@@ -103,7 +103,7 @@ def _under(record: TableRecord, rules: TargetRules, position: int) -> TableRecor
     schema = None if record.schema is None else TableSchema.from_json(record.schema)
     if target is None or (found := rules.difference(target.table, record.topic, schema)) is None:
         return _going_on(record, target, schema, position) if by_rules else record
-    stops = complete_remedy(reason(found), topic=record.topic)
+    stops = complete_remedy(failure_reason(found), topic=record.topic)
     return replace(record, state=TargetState.FAILED.value, reason=stops)
 
 
@@ -114,7 +114,7 @@ def _going_on(
     copying = schema is not None and schema.state is TableState.SNAPSHOTTING
     whole = target is not None and part_of(target, record.relation).complete and not copying
     state = TargetState.CATCHING_UP if whole else TargetState.SNAPSHOTTING
-    return placed(replace(record, state=state.value, reason=None), position)
+    return with_progress_state(replace(record, state=state.value, reason=None), position)
 
 
 def _is_to_erase(record: TableRecord, rules: TargetRules) -> bool:
@@ -134,4 +134,4 @@ def _at_newest(record: TableRecord, position: int) -> TableRecord:
     if target is None:
         return record
     stands = max(record.position, target.applied or 0)
-    return placed(replace(record, position=stands, version=target.version), position)
+    return with_progress_state(replace(record, position=stands, version=target.version), position)

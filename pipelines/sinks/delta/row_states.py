@@ -76,7 +76,7 @@ class States:
         return States(rows=rows, **others)
 
 
-def states(images: pa.Table, held: StoredState, endings: Sequence[GenerationEnd], shape: RowShape) -> States:
+def row_states(images: pa.Table, held: StoredState, endings: Sequence[GenerationEnd], shape: RowShape) -> States:
     """Every state of the keys that images (as pipelines.folding.every_change says) and held rows are of.
 
     held: of every key that an incomplete image may build on, and of every other one that the caller wants to compare

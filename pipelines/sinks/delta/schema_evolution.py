@@ -78,7 +78,7 @@ def plan(
     return found
 
 
-def dropped(
+def columns_to_drop(
     policy: DroppedColumns, present: pa.Schema, schema: TableSchema, before: TableSchema | None
 ) -> frozenset[bytes]:
     """Ids of the columns that the target shall lose; before: the table when the target was last published.
@@ -90,7 +90,7 @@ def dropped(
     return frozenset(_by_id(present).keys() - {_id(column) for column in (*schema.columns, *before.key)})
 
 
-def held_as(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, policy: Policy) -> TableSchema:
+def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, policy: Policy) -> TableSchema:
     """The table with the columns and types that its rows have in this target.
 
     A column that the target has as text stays text while its type at the source is the same: the map of types may
@@ -115,9 +115,11 @@ def held_as(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, pol
     return replace(schema, columns=tuple(columns))
 
 
-def held_before(schema: TableSchema, rule: Transform, present: pa.Schema, policy: Policy) -> TableSchema:
+def with_earlier_names(schema: TableSchema, rule: Transform, present: pa.Schema, policy: Policy) -> TableSchema:
     """As held_as for a target that was brought further by this rule: under the names that the source has by then."""
-    held = held_as(replace(schema, columns=_without(schema, rule.drop)), present, SchemaChanges.IGNORE, policy)
+    held = with_target_types(
+        replace(schema, columns=_without(schema, rule.drop)), present, SchemaChanges.IGNORE, policy
+    )
     named = {new: old for old, new in rule.rename.items()}
     columns = {column.id: replace(column, name=named.get(column.name, column.name)) for column in held.columns}
     columns |= {column.id: column for column in schema.columns if column.name in rule.drop}
@@ -163,7 +165,7 @@ def sources(present: pa.Schema, wanted: pa.Schema) -> dict[str, str]:
     return {name: field.name for name, field in held.items() if field is not None}
 
 
-def reading(present: pa.Schema, wanted: pa.Schema) -> tuple[FilledColumn, ...]:
+def read_plan(present: pa.Schema, wanted: pa.Schema) -> tuple[FilledColumn, ...]:
     """How rows of a target with the columns `present` are read as `wanted`; what they do not tell exactly is null."""
     found = sources(present, wanted)
     return tuple(_read(field, found.get(field.name), present) for field in wanted)
@@ -176,7 +178,7 @@ def _read(field: pa.Field, held: str | None, present: pa.Schema) -> FilledColumn
     return FilledColumn(field) if convert is None else FilledColumn(field, held, convert)
 
 
-def rewritten(batch: pa.RecordBatch, held: pa.Schema, columns: Sequence[FilledColumn]) -> pa.RecordBatch:
+def evolved_batch(batch: pa.RecordBatch, held: pa.Schema, columns: Sequence[FilledColumn]) -> pa.RecordBatch:
     """Rows of a target with the columns `held` as they are after an evolution; the engine's views become arrays."""
     made = [
         pa.nulls(batch.num_rows, column.field.type)
@@ -196,7 +198,7 @@ def column_id(field: pa.Field) -> bytes | None:
     return None if field.metadata is None else field.metadata.get(COLUMN_ID_KEY)
 
 
-def only_in(present: pa.Schema, wanted: pa.Schema) -> frozenset[bytes]:
+def ids_only_in(present: pa.Schema, wanted: pa.Schema) -> frozenset[bytes]:
     """Ids of the source columns that `present` has, and not `wanted`."""
     return frozenset(_by_id(present).keys() - _by_id(wanted).keys())
 

@@ -64,7 +64,7 @@ def shards_of(columns: pa.Schema) -> dict[int, Shard]:
     return {int(n.removeprefix(SHARD)): Shard.from_json(text) for n, text in texts.items() if n.startswith(SHARD)}
 
 
-def keep_only(target: DeltaTarget, relations: Collection[int]) -> None:
+def delete_other_tables(target: DeltaTarget, relations: Collection[int]) -> None:
     """Delete the rows of other tables, and what the target says of them."""
     gone = [part for part in shards_of(target.columns) if part not in relations]
     if gone:
@@ -93,7 +93,7 @@ def with_ids(columns: pa.Schema, ids: Mapping[str, int]) -> pa.Schema:
     )
 
 
-def joined(
+def merge_columns(
     present: pa.Schema, wanted: pa.Schema, known: Mapping[str, int]
 ) -> tuple[tuple[pa.Field, ...], dict[str, int]]:
     """(the columns that the target gets for a table, all that are the table's then, with their ids).
@@ -163,7 +163,7 @@ class SharedTarget(DeltaTarget):
                 f"{schema.relation!r}, dropped and made anew or renamed onto another's name",
                 remedy="build the sink anew without the old one's rows: 'cdc replay SINK'",
             )
-        added, ids = joined(self._present, columns, {})
+        added, ids = merge_columns(self._present, columns, {})
         self._add(added, 0)
         self._say(Shard(schema.topic, ids))
 
@@ -178,7 +178,7 @@ class SharedTarget(DeltaTarget):
     ) -> None:
         """As DeltaTarget.follow, but that no column goes; replaced: every row of the part goes with this range."""
         shard = self._held()
-        added, ids = joined(self._present, wanted, {} if replaced else shard.columns)
+        added, ids = merge_columns(self._present, wanted, {} if replaced else shard.columns)
         if changes is SchemaChanges.EXCEPTION:
             _check_unchanged(shard.columns, with_ids(wanted, ids))
         self._add(added, upto)

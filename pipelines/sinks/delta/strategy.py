@@ -14,11 +14,16 @@ from typing import Protocol
 from cdc.config import SchemaChanges
 from cdc.stores.published import TableRecord
 from pipelines.sinks.contract import RefusedRow, TableBatch
-from pipelines.sinks.delta.schema_evolution import check_left_out, held_as, held_before, only_in
+from pipelines.sinks.delta.schema_evolution import (
+    check_left_out,
+    ids_only_in,
+    with_earlier_names,
+    with_target_types,
+)
 from pipelines.sinks.delta.sink_parts import SinkParts
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.versions import all_columns
-from pipelines.sinks.delta.writer_choice import rewritten
+from pipelines.sinks.delta.writer_choice import rewritten_bytes
 from pipelines.sinks.table_state import applied_state
 
 
@@ -56,7 +61,7 @@ class TableStrategy(ABC):
             files = target.actions
             self._check_columns(target, batch)
             self._merge(target, self._in_target_columns(target, batch))
-            self._parts.commit_rate.rewrote(schema.topic, rewritten(files, target.actions))
+            self._parts.commit_rate.rewrote(schema.topic, rewritten_bytes(files, target.actions))
             commits.after(target, schema.topic)
         # a crash may have left it further than upto; then it does not belong to the cut at upto
         reached = max(self.rows_upto(target), self._targets.erased_upto(target, schema.relation))
@@ -75,7 +80,7 @@ class TableStrategy(ABC):
         if target.is_untouched:
             shape, keeping = self._targets.shape(batch.schema), self._settings.of(batch.schema.topic).keeping
             columns = all_columns(shape.columns, keeping)
-            later = only_in(target.columns, columns)
+            later = ids_only_in(target.columns, columns)
             target.follow(columns, SchemaChanges.EVOLVE, batch.upto, replaced=True, gone=later)
 
     def _check_columns(self, target: DeltaTarget, batch: TableBatch) -> None:
@@ -97,9 +102,9 @@ class TableStrategy(ABC):
             rule = shape.transform.rule
             if not ahead or rule.python is not None:
                 return batch
-            return replace(batch, schema=held_before(batch.schema, rule, target.columns, shape.policy))
+            return replace(batch, schema=with_earlier_names(batch.schema, rule, target.columns, shape.policy))
         changes = SchemaChanges.IGNORE if ahead else self._settings.of(batch.schema.topic).schema_changes
-        return replace(batch, schema=held_as(batch.schema, target.columns, changes, shape.policy))
+        return replace(batch, schema=with_target_types(batch.schema, target.columns, changes, shape.policy))
 
 
 def table_record(batch: TableBatch, target: DeltaTarget, position: int, before: TableRecord | None) -> TableRecord:

@@ -32,15 +32,15 @@ from cdc.stores.target_rules import TRANSFORM, TargetRules
 from cdc.table import TableSchema
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.erasure import erase_earlier, is_marked, mark_to_erase
-from pipelines.sinks.delta.file_statistics import spelled
+from pipelines.sinks.delta.file_statistics import delta_bounds
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.shared import keep_only, part_id, shards_of
+from pipelines.sinks.delta.shared import delete_other_tables, part_id, shards_of
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table import COLUMNS, ERASED, GENERATION, KEYLESS, RELATION, ROWS, STATISTICS, DeltaTarget
-from pipelines.sinks.delta.table_features import AWAY, unsupported
+from pipelines.sinks.delta.table_features import MOVE_AND_REBUILD, unsupported
 from pipelines.sinks.delta.table_layout import partition_text
-from pipelines.sinks.delta.table_plan import moved
+from pipelines.sinks.delta.table_plan import rules_below
 
 _NTZ: Final = "timestampNtz"
 
@@ -63,7 +63,7 @@ class StagedDelta:
             settings,
             name=f"{settings.name} (replay)",
             path=f"{settings.path}/{self._mark}",
-            rules=moved(settings.rules, self._mark),
+            rules=rules_below(settings.rules, self._mark),
             record=f"{self._records}/{self._mark}",
         )
         self.sink = DeltaSink(staged)
@@ -133,7 +133,7 @@ class StagedDelta:
         target.check_log(log_id)
         _check_replaceable(target, staged)
         if staged.merged:  # a table that could not be built may have come half-way
-            keep_only(staged, {record.relation for record in records})
+            delete_other_tables(staged, {record.relation for record in records})
         _make_ready(target, staged)
         _overwrite(target, staged, self._mark, _marks(target, records))
         _take_over(target, staged)
@@ -175,7 +175,7 @@ def _forget(uri: str, mark: str) -> None:
 
 def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
     if features := lacking(target.table):
-        raise unsupported(target.uri, features, "it cannot be overwritten in one step", remedy=AWAY)
+        raise unsupported(target.uri, features, "it cannot be overwritten in one step", remedy=MOVE_AND_REBUILD)
     configuration = target.table.metadata().configuration
     mapped = configuration.get("delta.columnMapping.mode", "none") != "none"
     if mapped or target.layout.partition_by != staged.layout.partition_by:
@@ -257,7 +257,7 @@ def _told(files: pa.Table, kind: str) -> dict[str, list[Any]]:
     told: dict[str, list[Any]] = {}
     for name in files.column_names:
         of, _, column = name.partition(".")
-        if of == kind and (values := spelled(files[name])) is not None:
+        if of == kind and (values := delta_bounds(files[name])) is not None:
             told[column] = values
     return told
 

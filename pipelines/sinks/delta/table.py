@@ -29,8 +29,15 @@ from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.commit_log import is_newest
 from pipelines.sinks.delta.file_statistics import DataFile
-from pipelines.sinks.delta.schema_evolution import EvolutionPlan, FilledColumn, check_key, plan, rewritten, without_ids
-from pipelines.sinks.delta.table_features import asking
+from pipelines.sinks.delta.schema_evolution import (
+    EvolutionPlan,
+    FilledColumn,
+    check_key,
+    evolved_batch,
+    plan,
+    without_ids,
+)
+from pipelines.sinks.delta.table_features import translate_refusals
 from pipelines.sinks.delta.table_layout import MERGED, PLAIN, TableLayout
 from pipelines.types.rows import COPY_AGAIN
 
@@ -93,7 +100,7 @@ class DeltaTarget:
     @classmethod
     def open(cls, uri: str) -> Self | None:
         """The target at uri, None when there is none; raises TargetUnusable for one that cannot be opened."""
-        with asking(uri):
+        with translate_refusals(uri):
             return cls(uri, DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else None
 
     @classmethod
@@ -177,7 +184,7 @@ class DeltaTarget:
     def refresh(self) -> None:
         """See what others committed; raises TargetUnusable as open does."""
         known = self.version
-        with asking(self.uri):
+        with translate_refusals(self.uri):
             if known - self._opened_at >= REOPEN_AFTER:
                 self._reopen()
             elif not is_newest(self.uri, known):
@@ -380,7 +387,7 @@ class DeltaTarget:
         rows = pa.RecordBatchReader.from_stream(self.table.scan())
         write_deltalake(
             self.table,
-            pa.RecordBatchReader.from_batches(schema, (rewritten(batch, held, columns) for batch in rows)),
+            pa.RecordBatchReader.from_batches(schema, (evolved_batch(batch, held, columns) for batch in rows)),
             mode="overwrite",
             schema_mode="overwrite",
             partition_by=[name_of[name] for name in self.table.metadata().partition_columns] or None,

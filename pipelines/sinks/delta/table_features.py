@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException
 from cdc.errors import TargetUnusable
 from cdc.stores.table_features import NAMED
 
-AWAY: Final = "move the table away and build it anew: 'cdc replay SINK --tables TABLE'"
-BY_SPARK: Final = f"let Spark write it (writer 'auto' or 'spark', and the Delta jars), or {AWAY}"
+MOVE_AND_REBUILD: Final = "move the table away and build it anew: 'cdc replay SINK --tables TABLE'"
+BY_SPARK: Final = f"let Spark write it (writer 'auto' or 'spark', and the Delta jars), or {MOVE_AND_REBUILD}"
 _REFUSED: Final = re.compile(
     rf"{NAMED.pattern}"
     r"|that are unsupported by Delta Lake \"[^\"]*\": ([\w, -]+)"  # Spark
@@ -38,7 +38,7 @@ def unsupported(uri: str, features: tuple[str, ...], told: str = "", *, remedy: 
 
 
 @contextmanager
-def asking(uri: str) -> Iterator[None]:
+def translate_refusals(uri: str) -> Iterator[None]:
     """Raise TargetUnusable for what a target's protocol makes a writer or a reader refuse inside of the block."""
     try:
         yield

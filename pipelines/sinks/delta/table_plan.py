@@ -19,7 +19,7 @@ from cdc.naming import RELATION_COLUMN, column_name
 from cdc.table import TableSchema
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.delta.merge_source import RowShape
-from pipelines.sinks.delta.partition_values import check_parts
+from pipelines.sinks.delta.partition_values import check_partition_values
 from pipelines.sinks.delta.table_layout import PLAIN, TableLayout, has_bounds, parts_files
 from pipelines.transform.expressions import resolved
 from pipelines.transform.table_transform import TableTransform, renamed
@@ -136,7 +136,7 @@ class TablePlans:
     def finished(self, source: pa.Table, shape: RowShape) -> pa.Table:
         """A merge's source in the target's columns; raises ValueNotRepresentable as check_parts does."""
         made = source if shape.expressions is None else shape.expressions.finished(source, self._session())
-        check_parts(made, shape.parted, shape.schema.topic)
+        check_partition_values(made, shape.parted, shape.schema.topic)
         return shape.named(made)
 
     def _session(self) -> SparkSession:
@@ -160,7 +160,7 @@ def _columns(
     return names
 
 
-def selected(schema: TableSchema, settings: TableSettings) -> TableSchema:
+def with_selected_columns(schema: TableSchema, settings: TableSettings) -> TableSchema:
     """The table with only the columns that its target has; raises SchemaNotApplicable if that leaves out a key column.
 
     A name in the settings that the table does not have is no error here; see check_named.
@@ -184,7 +184,7 @@ def _raise_first(found: Iterator[ColumnMismatch]) -> None:
         raise mismatch.error
 
 
-def moved(rules: Sequence[SinkRule], below: str) -> tuple[SinkRule, ...]:
+def rules_below(rules: Sequence[SinkRule], below: str) -> tuple[SinkRule, ...]:
     """The rules for targets that lie in a folder called so inside those of the sink."""
     return tuple(
         rule if rule.path is None else rule.model_copy(update={"path": f"{rule.path}/{below}"}) for rule in rules

@@ -55,7 +55,7 @@ def all_columns(own: pa.Schema, keeping: HistoryMode) -> pa.Schema:
     return pa.schema([*own, *ADDED[keeping]])
 
 
-def tracked(shape: RowShape, schema: TableSchema, settings: TableSettings) -> list[str]:
+def tracked_columns(shape: RowShape, schema: TableSchema, settings: TableSettings) -> list[str]:
     """Delta names of the columns of which a change begins a version; schema: the table as its source names it."""
     wanted, unwanted = set(settings.track_history_column_list), set(settings.track_history_except_column_list)
     name_of = {column.id: column.name for column in schema.columns}
@@ -66,7 +66,7 @@ def tracked(shape: RowShape, schema: TableSchema, settings: TableSettings) -> li
     ]
 
 
-def versions(states: States, held: StoredState, tracked: Sequence[str]) -> pa.Table:
+def version_rows(states: States, held: StoredState, tracked: Sequence[str]) -> pa.Table:
     """The versions that a range made or ended, whole rows.
 
     held: the current versions of every key of the states. One transaction makes one version of a key at most; a change
@@ -96,7 +96,7 @@ def versions(states: States, held: StoredState, tracked: Sequence[str]) -> pa.Ta
     return _with(there.rows.take(pa.array(last)), added, HistoryMode.VERSIONS)
 
 
-def marked(states: States) -> pa.Table:
+def marked_rows(states: States) -> pa.Table:
     """The rows of every key that a range changed, whole: as they are, or as they last were and marked as deleted.
 
     A key of which no row was ever seen has none.
@@ -117,7 +117,7 @@ def marked(states: States) -> pa.Table:
     return _with(rows, added, HistoryMode.MARKED)
 
 
-def changes(states: States, ops: pa.ChunkedArray, endings: Sequence[GenerationEnd]) -> pa.Table:
+def change_rows(states: States, ops: pa.ChunkedArray, endings: Sequence[GenerationEnd]) -> pa.Table:
     """Every change and every ending of a range as a row; ops: the letters of the images."""
     there = states.those(states.change >= 0)
     added = {

@@ -148,7 +148,7 @@ def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
     return pc.sum(files["size_bytes"].filter(may)).as_py() or 0
 
 
-def rewritten(before: pa.Table, after: pa.Table) -> int:
+def rewritten_bytes(before: pa.Table, after: pa.Table) -> int:
     """Bytes that were written again between two states of a table's live files: of files that came for those that went.
 
     Files that only came hold new rows, and those that only went hold rows that nobody wrote again.

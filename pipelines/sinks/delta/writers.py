@@ -16,17 +16,17 @@ from pipelines.sinks.contract import SparkAwaited, TableBatch
 from pipelines.sinks.delta.merge import (
     ONE_SPARK_WRITE,
     TxnMarker,
+    can_write_delta,
     frame_of,
+    has_file_system,
     merge_with_delta_rs,
     merge_with_spark,
-    reaches,
     require_delta,
-    speaks_delta,
 )
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.spark_writer import SparkTarget
 from pipelines.sinks.delta.table import DeltaTarget
-from pipelines.sinks.delta.table_features import AWAY, unsupported
+from pipelines.sinks.delta.table_features import MOVE_AND_REBUILD, unsupported
 from pipelines.sinks.delta.table_layout import TableLayout
 from pipelines.sinks.delta.writer_choice import LEARNS_FROM, MergeWork, WriterCosts, WriterDecision, candidates
 
@@ -48,11 +48,13 @@ class Writers:
     def attach(self, spark: SparkSession) -> None:
         """Spark is up."""
         self._spark = spark
-        self.by_spark = self.wanted is not Writer.DELTA_RS and speaks_delta(spark) and reaches(spark, self._path)
+        self.by_spark = (
+            self.wanted is not Writer.DELTA_RS and can_write_delta(spark) and has_file_system(spark, self._path)
+        )
 
     def check(self, sink: str) -> None:
         """Raise DeltaJarMissing when the writer of the sink is Spark and that cannot be."""
-        if self.wanted is Writer.SPARK and not reaches(require_delta(self._spark), self._path):
+        if self.wanted is Writer.SPARK and not has_file_system(require_delta(self._spark), self._path):
             raise DeltaJarMissing(
                 f"writer 'spark' of sink {sink!r} needs a file system for {self._path!r}: Spark has none",
                 remedy="add hadoop-aws (or that of the store) to spark.conf, or let 'auto' or 'delta-rs' write",
@@ -66,7 +68,9 @@ class Writers:
         if not (features := lacking(whole.table)):
             return whole
         if layout.merged or layout.keeping is not HistoryMode.LATEST:
-            raise unsupported(whole.uri, features, "Spark writes the latest rows of a single table only", remedy=AWAY)
+            raise unsupported(
+                whole.uri, features, "Spark writes the latest rows of a single table only", remedy=MOVE_AND_REBUILD
+            )
         if self.by_spark and self._spark is not None:
             return SparkTarget(whole, self._spark)
         if self._spark is None and self.wanted is Writer.AUTO:

@@ -41,13 +41,13 @@ class ZOrdering:
 
     def due(self, target: DeltaTarget) -> list[FileGroup]:
         """The parts to be ordered, the one first of which most is not."""
-        found = [part for part in parts_of(target) if self.least <= part.size <= self.most]
+        found = [part for part in file_groups(target) if self.least <= part.size <= self.most]
         ripe = [part for part in found if part.fresh * self.fresh >= part.size]
         return sorted(ripe, key=lambda part: -part.fresh)
 
     def too_large(self, target: DeltaTarget) -> list[FileGroup]:
         """The parts that are never ordered."""
-        return [part for part in parts_of(target) if part.size > self.most]
+        return [part for part in file_groups(target) if part.size > self.most]
 
     def order(self, target: DeltaTarget, part: FileGroup) -> None:
         """Put one part in order, and note it; a kill in between costs the same work once more."""
@@ -55,7 +55,7 @@ class ZOrdering:
             target.cluster_by, partition_filters=part.filters, target_size=self.file, max_spill_size=MEMORY
         )
         hit("delta_upkeep_ordered")
-        upto, now = _noted(target), {found.name: found.youngest for found in parts_of(target)}
+        upto, now = _noted(target), {found.name: found.youngest for found in file_groups(target)}
         upto = {name: made for name, made in upto.items() if name in now} | {part.name: now[part.name]}
         said = json.dumps({"by": target.cluster_by, "upto": upto})
         target.table.alter.set_table_properties({ORDERED: said}, raise_if_not_exists=False)
@@ -85,7 +85,7 @@ class FileGroup:
         return [(column, "=", value) for column, value in self.values] or None
 
 
-def parts_of(target: DeltaTarget) -> list[FileGroup]:
+def file_groups(target: DeltaTarget) -> list[FileGroup]:
     """The parts of a target whose rule names columns; none of one with too many of them, or without those columns."""
     if not target.cluster_by or not set(target.cluster_by) <= set(target.columns.names):
         return []

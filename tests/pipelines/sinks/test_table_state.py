@@ -8,7 +8,7 @@ import pytest
 
 from cdc.errors import SchemaNotApplicable
 from cdc.table import TableState
-from pipelines.sinks.table_state import check_captured, failed
+from pipelines.sinks.table_state import check_captured, failed_record
 from tests.log.rows import schema_of
 
 ORDERS = schema_of(1, "total")
@@ -25,7 +25,7 @@ def test_a_table_without_all_of_its_changes_is_told_with_what_helps(state: Table
     with pytest.raises(SchemaNotApplicable) as caught:
         check_captured(replace(ORDERS, state=state, reason="column 'total' changed its type"))
 
-    told = failed(None, ORDERS, caught.value).reason
+    told = failed_record(None, ORDERS, caught.value).reason
     assert told is not None
     assert f"is {state.value}: column 'total' changed its type" in told
     assert f"'{command.format(ORDERS.topic)}'" in told

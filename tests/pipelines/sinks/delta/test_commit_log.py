@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
-from pipelines.sinks.delta.commit_log import ALONE_AT_ONCE, is_newest, shorten
+from pipelines.sinks.delta.commit_log import CHECKPOINTS_AT_ONCE, is_newest, remove_old_commits
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from tests.pipelines.sinks.upkept import Upkept
 
@@ -54,7 +54,7 @@ def test_listed_versions_and_the_newest_ones_stay_readable_and_the_rest_goes(tmp
     uri, listed = table_of(tmp_path, 67), (3, 19, 23, 24, 41)
     before = len(names(uri))
 
-    removed = shorten(uri, 67, listed, kept=15)
+    removed = remove_old_commits(uri, 67, listed, kept=15)
 
     assert [rows(uri, version) for version in listed] == list(listed)
     assert [rows(uri, version) for version in range(67 - 15, 68)] == list(range(67 - 15, 68))
@@ -64,31 +64,31 @@ def test_listed_versions_and_the_newest_ones_stay_readable_and_the_rest_goes(tmp
     assert len(names(uri)) == before - removed + len(set(listed) - {19})
     with pytest.raises(DeltaError):
         rows(uri, 30)
-    assert shorten(uri, 67, listed, kept=15) == 0
+    assert remove_old_commits(uri, 67, listed, kept=15) == 0
 
 
 def test_what_is_not_listed_any_more_goes_the_next_time(tmp_path: Path):
     uri = table_of(tmp_path, 45)
-    shorten(uri, 45, (5, 25), kept=10)
+    remove_old_commits(uri, 45, (5, 25), kept=10)
 
-    assert shorten(uri, 45, (25,), kept=10) == 2
+    assert remove_old_commits(uri, 45, (25,), kept=10) == 2
     assert rows(uri, 25) == 25
 
 
 def test_before_a_checkpoint_stands_behind_the_newest_nothing_goes(tmp_path: Path):
     uri = table_of(tmp_path, 25)
 
-    assert shorten(uri, 25, kept=20) == 0
+    assert remove_old_commits(uri, 25, kept=20) == 0
     assert rows(uri, 1) == 1
 
 
 def test_more_listed_versions_than_one_call_gives_checkpoints_keep_what_they_are_read_with(tmp_path: Path):
     uri = table_of(tmp_path, 60)
-    listed = list(range(1, 2 * ALONE_AT_ONCE))
+    listed = list(range(1, 2 * CHECKPOINTS_AT_ONCE))
 
-    shorten(uri, 60, listed, kept=10)
+    remove_old_commits(uri, 60, listed, kept=10)
     assert [rows(uri, version) for version in listed] == listed
-    shorten(uri, 60, listed, kept=10)
+    remove_old_commits(uri, 60, listed, kept=10)
     assert [rows(uri, version) for version in listed] == listed
 
 
@@ -100,7 +100,7 @@ def test_any_listing_at_any_time_stays_readable(tmp_path: Path, seed: int):
         appended(uri, random.randrange(1, 25))
         newest = DeltaTable(uri).version()
         listed = {version for version in listed if random.random() < 0.7} | {newest}
-        shorten(uri, newest, listed, kept=random.choice([5, 12]))
+        remove_old_commits(uri, newest, listed, kept=random.choice([5, 12]))
         appended(uri, 1)
         assert [rows(uri, version) for version in sorted(listed)] == sorted(listed)
         assert rows(uri) == newest + 1
@@ -120,7 +120,7 @@ def test_it_is_the_newest_until_somebody_commits(tmp_path: Path):
 def test_a_commit_that_was_removed_does_not_make_the_one_before_it_the_newest(tmp_path: Path):
     """A driver that slept through 60 commits would go on in the gap, where no reader looks."""
     uri = table_of(tmp_path, 60)
-    shorten(uri, 60, (5,), kept=10)
+    remove_old_commits(uri, 60, (5,), kept=10)
 
     assert Path(uri, "_delta_log", f"{5:020d}.json").exists()
     assert not Path(uri, "_delta_log", f"{6:020d}.json").exists()
@@ -143,7 +143,7 @@ def test_a_busy_target_has_a_short_log_and_every_kept_cut(tmp_path: Path):
 @pytest.mark.usefixtures("with_delta")
 def test_spark_reads_a_listed_version_behind_which_the_log_was_shortened(spark: SparkSession, tmp_path: Path):
     uri = table_of(tmp_path, 60)
-    shorten(uri, 60, (23,), kept=10)
+    remove_old_commits(uri, 60, (23,), kept=10)
 
     def counted(**options: int) -> int:
         return spark.read.format("delta").options(**options).load(uri).count()

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.sinks.delta.file_statistics import LONGEST, statistics
+from pipelines.sinks.delta.file_statistics import MAX_TEXT_BOUND, statistics
 
 ROWS = pa.table(
     {
@@ -56,7 +56,7 @@ def test_nothing_is_said_of_columns_that_were_not_asked_for_or_are_not_there() -
 
 
 def test_a_long_text_is_never_outside_of_its_bounds() -> None:
-    long = "x" * (LONGEST + 1)
+    long = "x" * (MAX_TEXT_BOUND + 1)
     found = told(pa.table({"note": [long]}), "note")
-    assert found["minValues"] == {"note": long[:LONGEST]}
+    assert found["minValues"] == {"note": long[:MAX_TEXT_BOUND]}
     assert found["maxValues"] == {}

@@ -18,7 +18,7 @@ from pipelines.sinks.delta.maintenance import (
     AT_ONCE,
     COMPACT_ABOVE,
     READ_AT_ONCE,
-    STRANGER_AFTER,
+    UNKNOWN_FILE_AGE,
     TableFiles,
     TargetMaintenance,
     UpkeepSettings,
@@ -98,7 +98,7 @@ def test_a_file_that_the_driver_never_saw_in_the_table_stays_a_day(tmp_path: Pat
 
     assert foreign.exists()
     assert not old.exists()
-    os.utime(foreign, (0, foreign.stat().st_mtime - STRANGER_AFTER))
+    os.utime(foreign, (0, foreign.stat().st_mtime - UNKNOWN_FILE_AGE))
     upkept.clock.now += AFTER
     upkept.look()
     assert not foreign.exists()

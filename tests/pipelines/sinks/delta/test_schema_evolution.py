@@ -11,7 +11,13 @@ import pytest
 
 from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
-from pipelines.sinks.delta.schema_evolution import EvolutionPlan, column_id, held_as, plan, sources
+from pipelines.sinks.delta.schema_evolution import (
+    EvolutionPlan,
+    column_id,
+    plan,
+    sources,
+    with_target_types,
+)
 from pipelines.types import TypePolicy
 from pipelines.types.rows import target_schema
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, column
@@ -109,7 +115,9 @@ def test_exception_refuses_every_change_and_nothing_else():
 def test_ignore_keeps_the_columns_of_the_target_and_finds_in_every_row_what_they_hold():
     for present, wanted in product(PRESENT, TABLES):
         source = replace(ORDERS, columns=tuple(column_of(field) for field in wanted if column_id(field)))
-        held = target_schema(held_as(source, present, SchemaChanges.IGNORE, TypePolicy.EXACT), TypePolicy.EXACT)
+        held = target_schema(
+            with_target_types(source, present, SchemaChanges.IGNORE, TypePolicy.EXACT), TypePolicy.EXACT
+        )
         assert plan(present, held, SchemaChanges.IGNORE, replaced=False) == EvolutionPlan()
         assert {column_id(f) for f in held} == {column_id(f) for f in present} & {column_id(f) for f in wanted} | {None}
 
@@ -150,11 +158,13 @@ def test_a_column_held_as_text_stays_text_while_its_type_is_the_same(changes):
     tags = column(4, "tags", "integer[]", oid=1007)
     schema = replace(ORDERS, columns=(ID, tags))
     present = target_schema(schema, TypePolicy.TEXT)
-    held = target_schema(held_as(schema, present, changes, TypePolicy.EXACT), TypePolicy.EXACT)
+    held = target_schema(with_target_types(schema, present, changes, TypePolicy.EXACT), TypePolicy.EXACT)
 
     assert held.field("tags").type == pa.string()
     other = replace(schema, columns=(ID, replace(tags, type_oid=1016, type_name="bigint[]")))
-    retyped = target_schema(held_as(other, present, changes, TypePolicy.EXACT), TypePolicy.EXACT).field("tags").type
+    retyped = (
+        target_schema(with_target_types(other, present, changes, TypePolicy.EXACT), TypePolicy.EXACT).field("tags").type
+    )
     assert retyped == (pa.string() if changes is SchemaChanges.IGNORE else pa.list_(pa.field("element", pa.int64())))
 
 
@@ -163,7 +173,7 @@ def test_under_ignore_a_new_part_of_the_key_cannot_be_left_out():
     rekeyed = replace(ORDERS, columns=(ID, replace(ITEM, key=1), PRICE))
 
     with pytest.raises(SchemaNotApplicable, match="'item' is part of the key"):
-        held_as(rekeyed, present, SchemaChanges.IGNORE, TypePolicy.EXACT)
+        with_target_types(rekeyed, present, SchemaChanges.IGNORE, TypePolicy.EXACT)
 
 
 def test_columns_that_are_no_source_columns_are_found_by_name():

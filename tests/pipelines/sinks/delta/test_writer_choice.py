@@ -30,7 +30,7 @@ from pipelines.sinks.delta.writer_choice import (
     WriterCosts,
     WriterDecision,
     candidates,
-    rewritten,
+    rewritten_bytes,
 )
 from tests.contracts.folded import batch, put
 
@@ -190,12 +190,12 @@ def test_of_several_key_columns_each_one_rules_files_out() -> None:
 def test_written_again_is_what_came_for_what_went() -> None:
     four, three, other = FILES, FILES.slice(1), files((0, 9, 7), (0, 9, 8)).slice(1)
 
-    assert rewritten(four, four) == 0
-    assert rewritten(three, four) == rewritten(four, three) == 0
+    assert rewritten_bytes(four, four) == 0
+    assert rewritten_bytes(three, four) == rewritten_bytes(four, three) == 0
     renamed = other.set_column(0, "path", pa.array(["new"]))
-    assert rewritten(four, pa.concat_tables([three, renamed])) == 1
-    assert rewritten(pa.concat_tables([four, renamed]), three) == 0
-    assert rewritten(three, pa.concat_tables([four.slice(2), renamed])) == 8
+    assert rewritten_bytes(four, pa.concat_tables([three, renamed])) == 1
+    assert rewritten_bytes(pa.concat_tables([four, renamed]), three) == 0
+    assert rewritten_bytes(three, pa.concat_tables([four.slice(2), renamed])) == 8
 
 
 def test_a_choice_takes_less_than_a_fifth_of_a_millisecond() -> None:
