@@ -90,4 +90,4 @@ def _written(rows: pa.Table, folder: TargetFolder) -> DataFile:
     # bounds of floating columns leave NaN out, and Spark, for which it is the greatest value, would skip rows
     bounded = [field.name for field in rows.schema if not pa.types.is_floating(field.type)]
     pq.write_table(rows, path, compression="snappy", store_schema=False, write_statistics=bounded)
-    return DataFile(name, path.stat().st_size, rows.num_rows, statistics(rows, folder.described))
+    return DataFile(name, path.stat().st_size, rows.num_rows, statistics(rows, folder.statistics_columns))

@@ -1,13 +1,12 @@
-"""Sink: the contract between the apply loop and a derived store, and the values that cross it.
+"""Sink contract: what the apply loop asks of a derived store, and the values that cross between them.
 
-Theory. The loop cuts the log into ranges (after, upto], folds each to the latest state per key and
-hands every table its part. A sink **applies** table by table and then **publishes** one record of
-where all tables stand. Applied is not published: what apply did is durable in the target, but no
-promise rests on it until publish returned; progress moves on published alone.
+Theory. The loop cuts the log into ranges (after, upto], folds each to the latest state per key, and gives every table
+its part. A sink **applies** table by table, then **publishes** one record of the position of every table. Applied is
+not published: what `apply` did is durable in the target, but readers and progress rely only on what `publish` returned.
 
-Honest ceiling: a target is effectively once. A process may die anywhere and the same range then comes
-again, cut in the same or in another place; it must leave the same target. Order comes from
-(position, ordinal) of each row, never from the order of calls.
+Honest ceiling: a target is effectively once. A process may die at any point. The same range then comes again, cut at
+the same or at another position, and must leave the same target. Order comes from the (position, ordinal) of each row,
+never from the order of calls.
 """
 
 from __future__ import annotations
@@ -45,41 +44,41 @@ ImageMask = Callable[[Image], Image]
 """Makes of a row image what may be stored next to a target: only its columns, masked as they are there."""
 
 NONE_PARKED: Final = DeadLetterSettings(stop_at=0)
-"""Of a table that stops at the first row it cannot take."""
+"""The limits of a table that stops at the first row that its target refuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableBatch:
-    """What the range (after, upto] did to one relation: at most one folded row per key.
+    """The changes of the range (after, upto] to one relation: at most one folded row per key.
 
-    Rows come in one of two forms, or not at all when only control rows fell into the range:
-    `rows` on the driver (pipelines.folding.fold.FOLDED_ARROW, op `u` and `d` only), or `frame`, the same not collected,
-    for a batch too large for the driver. Never both. Of a table whose target keeps more than the latest state `rows`
-    are all its changes, as pipelines.folding.every_change has them.
+    Rows come in one of two forms, never in both: `rows` on the driver (pipelines.folding.fold.FOLDED_ARROW, op `u` and
+    `d` only), or `frame`, the same rows on the executors, for a batch that is too large for the driver. A range with
+    control rows only has neither. For a target with history, `rows` are all changes, as
+    pipelines.folding.every_change makes them.
     """
 
     schema: TableSchema
-    """The version in force at upto."""
+    """The version of the table at upto."""
     rows: pa.Table | None
     frame: DataFrame | None
     after: int
-    """Position, exclusive; the loop guarantees that the target was offered everything up to it."""
+    """Position, exclusive; the loop has already passed everything up to it to the target."""
     upto: int
     """Position, inclusive."""
     truncated: tuple[int, int] | None = None
-    """(position, ordinal) of the last truncate in the range: every older row of the target is gone."""
+    """(position, ordinal) of the last truncate in the range, which removes every older row of the target."""
     generation: int | None = None
-    """B of the last generation end in the range: every row of the target older than B is gone."""
+    """Start position of the last copy that ended in the range, which removes every row older than it."""
     endings: tuple[GenerationEnd, ...] = ()
-    """Every truncate and generation end of the range in order; for targets that keep more than the latest state."""
+    """History targets only: every truncate and generation end of the range, in order."""
     since: int = 0
-    """For such targets: up to this position the rows are what the changes come to, not the single changes."""
+    """History targets only: up to this position the log has folded rows, no single changes; 0: it has all."""
     unparked: pa.Table | None = None
-    """For such targets: the changes of keys that waited and do no more, in order of each key; in `rows` none is."""
+    """History targets only: the changes of keys that are no longer parked, in order per key, not in `rows`."""
     earlier_endings: tuple[GenerationEnd, ...] = ()
-    """What ended rows of these keys before the range."""
+    """Truncates and generation ends before the range that apply to the unparked keys."""
     parked_keys: tuple[Key, ...] = ()
-    """For such targets: the keys that are parked at the end of the range; what ends rows is noted with them."""
+    """History targets only: the keys that are parked at the end of the range; endings are recorded with them."""
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.frame is not None:
@@ -89,20 +88,20 @@ class TableBatch:
 
     @property
     def is_copying(self) -> bool:
-        """Whether a full copy of the table is on its way at upto.
+        """Whether a full copy of the table is running at upto.
 
-        The row of a partial image may then not have been read yet, wherever it lies; it comes before the copy ends.
+        The base row of a partial image may then not be copied yet; it arrives before the copy ends.
         """
         return self.schema.state is TableState.SNAPSHOTTING
 
     @property
     def ends_copy(self) -> bool:
-        """Whether a full copy of the table, as it is at upto, ended in the range: every row of the target goes."""
+        """Whether a full copy of the table as of upto ended in the range; it replaces every row of the target."""
         return self.generation is not None and not self.is_copying
 
 
 class SparkAwaited(Exception):
-    """A batch needs Spark and Spark is not up yet; nothing of it was published, and it will come again."""
+    """A batch needs Spark, which has not started yet; the loop applies the batch again later."""
 
 
 class Sink(Protocol):
@@ -110,14 +109,14 @@ class Sink(Protocol):
 
     Called by one driver: `open` once and first, then any number of rounds of `apply` (once per table
     that the range touched, in any order, from up to `parallel` threads, never two for one table) and one
-    `publish` when all of them returned; `keep` and `release` between rounds; `close` once and last,
-    also after a failure. Nothing may be assumed about calls after a crash but that `open` is the first.
+    `publish` when all of them returned; `pin` and `release` between rounds; `close` once and last,
+    also after a failure. After a crash the only guarantee is that `open` is the first call.
     """
 
     name: str
-    """As the definition calls it; labels metrics and messages."""
+    """The name in the definition; labels metrics and messages."""
     parallel: int
-    """How many tables may be applied at once; 1 where the engine has one writer."""
+    """Number of tables that may be applied at once; 1 where the engine has one writer."""
 
     def open(self, log_id: str) -> Published | None:
         """Attach to the store and return its published record, None when nothing was ever published.
@@ -127,101 +126,100 @@ class Sink(Protocol):
         """
 
     def attach(self, spark: SparkSession) -> None:
-        """Spark is up; called between rounds, or before `open`, and perhaps again.
+        """Use this Spark session; called between rounds or before `open`, possibly more than once.
 
-        Until then batches come as `rows` only, and one that cannot be applied without Spark raises SparkAwaited.
+        Until then batches come as `rows` only, and a batch that needs Spark raises SparkAwaited.
         """
 
     def apply(self, batch: TableBatch) -> TableRecord:
-        """Bring one table's target to batch.upto and return where it stands.
+        """Apply a batch to the target of its table and return the table's new record.
 
-        Idempotent: a target already at or beyond upto is left alone; truncates and generation ends remove only
-        rows older than themselves; a row is replaced only by a later (position, ordinal); a batch
-        interrupted half-way is done again from its start. Durable only once publish returned.
+        Idempotent: a target that is already at or beyond upto does not change. Truncates and generation ends remove
+        only rows older than themselves. A row is replaced only by a later (position, ordinal). A batch that was
+        interrupted is applied again from its start. The result is durable only once `publish` returned.
 
-        Errors with the reaction QUARANTINE concern this table alone (a value that does not fit, a missing base, a
-        schema change that cannot be followed): the target then stands where it stood, the loop
-        records it as failed and goes on with the others. Any other error stops the sink.
+        Errors with the reaction QUARANTINE concern this table alone: a value that does not fit, a missing base row, a
+        schema change that the target cannot follow. The target then stays as it was, and the loop records the failure
+        and continues with the other tables. Any other error stops the sink.
 
-        While `batch.is_copying`, a partial image whose base the target does not have makes no row and is no error;
-        everything else of it counts, such as the delete of the key that it came from.
+        While `batch.is_copying`, a partial image without a base row in the target makes no row and is no error. The
+        delete that a moved row brings with it is still applied.
 
-        The state is SNAPSHOTTING while a full copy is on its way and until a generation end closed it, then
-        STREAMING; never FAILED.
+        The state is SNAPSHOTTING until a generation end closes the full copy, then STREAMING; it is never FAILED.
         """
 
     def publish(self, record: Published) -> None:
-        """Make the cut visible in one atomic write; when it returns the cut is durable.
+        """Make the cut visible in one atomic write; when it returns, the cut is durable.
 
-        `record.tables` holds every table of the sink, also those the range did not touch. Such a table stands at
-        the new position without a commit of its own: the record is the truth about positions, the
-        mark inside a target only keeps a range from being merged twice. Raises SinkFenced when another driver
-        published since this one opened or last published; nothing was then written.
+        `record.tables` has every table of the sink, including those that the range did not touch. Such a table is at
+        the new position without a commit of its own: positions come from the record alone, and the `txn` in a target
+        only prevents a range from being merged twice. Raises SinkFenced, and writes nothing, when another driver
+        published since this one opened or last published.
         """
 
     def pin(self, record: Published) -> str:
-        """Make the cut of a published record readable for later; returns its handle.
+        """Keep the cut of a published record readable until `release`; returns its handle.
 
         Delta: JSON of target → version; search: the path of a copy.
         """
 
     def release(self, handle: str) -> None:
-        """Give back what keep took; an unknown handle is ignored."""
+        """Undo one `pin`; an unknown handle is ignored."""
 
     def close(self) -> None:
-        """Let go of connections and files; publishes nothing."""
+        """Close connections and files; publishes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """One row of a batch that a target cannot take."""
+    """One row of a batch that its target refuses."""
 
     row: int
-    """Its place among the batch's rows."""
+    """Index among the batch's rows."""
     error: CdcError
 
 
 class ParkedRows(Protocol):
-    """The rows that a sink keeps beside itself because its targets cannot take them; of one driver."""
+    """The parked rows of one sink: those that its targets refused; for one driver."""
 
     def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
-        """What is parked of a table where its target stands."""
+        """The parked rows of a table at the position of its target."""
 
     def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
-        """Keep what a batch parks and lets go, in one commit, in the place of all entries behind `after`.
+        """Store what a batch parks and unparks, in one commit that replaces all entries behind `after`.
 
-        Durable when it returns, unless nothing of the batch is durable before `publish` and both are then written by
-        one commit; it counts once the target has come to the end of the batch. Called before each merge, also
-        without entries: then only what an attempt left that failed is taken away.
+        Durable when it returns. A sink whose batches become durable only in `publish` may write both in one commit
+        there. The entries count once the target reaches the end of the batch. Called before each merge, also without
+        entries: that removes entries of a failed attempt.
         """
 
-    def confirm(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
-        """The batch was merged: this is parked now."""
+    def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
+        """Record that the batch was merged; `rows` are now the parked rows of the table."""
 
 
 @runtime_checkable
 class ParkingSink(Sink, Protocol):
-    """A sink that can set single rows aside."""
+    """A sink that can park single rows and apply the others."""
 
     @property
     def parked(self) -> ParkedRows:
-        """Once it is open."""
+        """The parked rows, once the sink is open."""
 
     def parking_limits(self, schema: TableSchema) -> DeadLetterSettings:
-        """How much of a table may be parked; `stop_at` is 0 if a row that fails stops the table."""
+        """How many rows of a table may be parked; `stop_at` is 0 if a refused row stops the table."""
 
     def target_position(self, schema: TableSchema) -> int:
-        """Where the target of a table stands; what is parked of one that was never published is read as of there."""
+        """The position of a table's target; parked rows of a table that was never published are read as of it."""
 
-    def image_mask(self, schema: TableSchema) -> Callable[[Image], Image]:
-        """What makes of an image what may lie beside the target: nothing that is not in it, masked as it is there."""
+    def image_mask(self, schema: TableSchema) -> ImageMask:
+        """The function that makes an image of a table fit to be stored next to its target."""
 
     def keeps_history(self, schema: TableSchema) -> bool:
-        """Whether the target keeps more of a row than its latest state, so that no change of a key may be left out."""
+        """Whether the target keeps more of a row than its latest state, so that it needs every change of a key."""
 
     def find_refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
-        """The rows of a batch that `apply` would fail for, not many more than `limit` of them; changes nothing.
+        """The rows of a batch that make `apply` fail, not many more than `limit` of them; changes nothing.
 
-        Of a target that keeps every change these are only those with a value that it cannot hold; after the rows of
-        the batch those of `again` are counted on, and one that fails there stands for its key.
+        For a target with history these are only rows with a value that it cannot hold. The rows of `unparked` are
+        numbered after those of `rows`, and one of them that fails stands for its key.
         """

@@ -1,4 +1,4 @@
-"""Where one table of a sink stands after a batch, and how late the batch was."""
+"""Table state: the state and record of one table of a sink after a batch or a failure, and the lag of a batch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pipelines.sinks.contract import TableBatch
 NO_LONGER_CAPTURED: Final = (
     "nothing to do: its rows stay in the target; rebuild a recreated table: 'cdc replay SINK --tables TABLE'"
 )
-"""What to do about a table that is gone from the source, or no longer captured."""
+"""Remedy for a table that was dropped at the source or is no longer captured."""
 
 
 def check_captured(schema: TableSchema) -> None:
-    """Raise SchemaNotApplicable for a table whose changes the log does not have, or not all of them."""
+    """Raise SchemaNotApplicable for a table of which the log does not have all changes."""
     if schema.state not in CAPTURED:
         copied_again = schema.state == TableState.NEEDS_RESYNC
         raise SchemaNotApplicable(
@@ -32,16 +32,16 @@ def check_captured(schema: TableSchema) -> None:
 
 
 def applied_state(batch: TableBatch, before: TableRecord | None, *, complete: bool) -> TargetState:
-    """The state of a target that a batch was merged into.
+    """The state of a target after a batch was merged.
 
-    before: what was published of it last. complete: whether the target knows of a full copy that ended in it.
+    before: the record that was published last. complete: whether a full copy has ended in the target.
     """
     waits = before is not None and before.state == TargetState.SNAPSHOTTING and batch.generation is None
     return TargetState.STREAMING if complete and not waits and not batch.is_copying else TargetState.SNAPSHOTTING
 
 
 def with_progress_state(record: TableRecord, upto: int) -> TableRecord:
-    """The record with the state that its position means for a cut at upto."""
+    """The record as STREAMING or CATCHING_UP, by its position relative to a cut at upto; other states stay."""
     whole = record.state in {TargetState.STREAMING, TargetState.CATCHING_UP}
     if not whole:
         return record
@@ -49,17 +49,17 @@ def with_progress_state(record: TableRecord, upto: int) -> TableRecord:
 
 
 def log_trimmed_error(exc: LogTrimmed, sink: str) -> LogTrimmed:
-    """The same with what to do about it: the log does not lead on from where the sink or one of its tables stands."""
-    return LogTrimmed(exc.message, remedy=f"build the sink anew: 'cdc replay {sink}'")
+    """The error with a remedy: the log no longer has the changes that follow the position of the sink or of a table."""
+    return LogTrimmed(exc.message, remedy=f"rebuild the sink: 'cdc replay {sink}'")
 
 
 def failure_reason(exc: CdcError) -> str:
-    """Why a table stands still, and what to do."""
+    """Code, message and remedy of an error as one line of text."""
     return f"{exc.code} {exc.message} → {exc.fix}"
 
 
 def failed_record(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:
-    """The record of a table that stands still where it stood before exc, with the reason and what to do."""
+    """The record of a table that failed with exc: its position stays, the reason is that of the error."""
     target, position, version = (before.target, before.position, before.version) if before else ("", 0, None)
     return TableRecord(
         relation=schema.relation,

@@ -302,7 +302,9 @@ def test_a_shorter_range_from_before_a_new_name_waits_after_a_crash(quick):
     changed = replace(EAST, columns=CLASHES["renamed to 'article'"])
     whole = DeltaTarget.open(uri)
     assert whole is not None
-    SharedTarget(whole, 1).follow(sink.parts.targets.shape(changed).columns, SchemaChanges.EVOLVE, 60, replaced=True)
+    SharedTarget(whole, 1).evolve_columns(
+        sink.parts.targets.shape(changed).columns, SchemaChanges.EVOLVE, 60, replaced=True
+    )
 
     again = quick.driver()
     with pytest.raises(SchemaNotApplicable, match="renamed to 'item'"):

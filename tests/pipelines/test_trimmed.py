@@ -121,7 +121,7 @@ def test_a_sink_that_is_too_late_is_told_and_nobody_waits_for_it(twins: Twins, c
     for progress in (told, good):
         catalog.sinks.record("shop", progress)
     problems = {p.subject: (p.code, p.remedy) for p in pipeline_status(catalog, "shop", datetime.now(UTC)).problems}
-    assert problems["sink lake"] == ("CDC-4004", "build the sink anew: 'cdc replay lake'")
+    assert problems["sink lake"] == ("CDC-4004", "rebuild the sink: 'cdc replay lake'")
     assert "sink find" not in problems
     assert twins.cut.lake() == before
     assert twins.cut.found() == twins.expected("find")

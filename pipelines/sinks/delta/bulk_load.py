@@ -43,7 +43,7 @@ class BulkLoad:
         by_spark = self._parts.settings.writer is Writer.SPARK or shape.expressions is not None
         if by_spark or "://" in target.uri or target.table.metadata().partition_columns:
             return None
-        return TargetFolder(target.uri, target.described)
+        return TargetFolder(target.uri, target.statistics_columns)
 
     def adopt(self, batch: TableBatch, files: Sequence[DataFile]) -> TableRecord:
         """Make files of the target's folder its rows."""
@@ -52,7 +52,7 @@ class BulkLoad:
         return self._complete(batch, target)
 
     def _complete(self, batch: TableBatch, target: DeltaTarget) -> TableRecord:
-        target.take_key(batch.schema, None, replaced=True)
+        target.set_key(batch.schema, None, replaced=True)
         if batch.generation is not None:
             target.complete_generation(batch.generation)
         before = self._parts.published.records.get(batch.schema.relation)

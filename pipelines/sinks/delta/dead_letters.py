@@ -1,4 +1,4 @@
-"""ParkedTable: the rows that a Delta sink could not take, kept beside it; and which rows of a batch those are."""
+"""Dead letters of a Delta sink: the table of its parked rows, and the search for the rows that a target refuses."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from pipelines.sinks.delta.row_states import typed_changes
 from pipelines.types.rows import typed_keys
 
 STALE: Final = 500
-"""Entries that may have been overtaken by later ones before the table is written anew."""
+"""Superseded entries above which the table is rewritten."""
 _KEPT_FOR: Final = 1
-"""Hours: who reads the table may be that slow."""
+"""Hours for which removed files stay, for readers of the table."""
 _PROPERTIES: Final = {
     "delta.checkpointInterval": "100",
     "delta.enableExpiredLogCleanup": "true",
@@ -37,48 +37,48 @@ _PROPERTIES: Final = {
 
 
 class DeadLetterTable:
-    """The contract is pipelines.sinks.contract.ParkedRows; the Delta table is made when the first row is parked."""
+    """Implements pipelines.sinks.contract.ParkedRows; the Delta table is created when the first row is parked."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._table: DeltaTable | None = None
-        self._held: dict[int, Mapping[Key, ParkedRow]] = {}
+        self._parked: dict[int, Mapping[Key, ParkedRow]] = {}
         self._unlisted: dict[int, list[DeadLetterEntry]] = {}
-        """By relation, of tables that were never published: what of it counts depends on where their targets stand."""
+        """By relation, for tables that were never published: their entries count up to the position of the target."""
         self._entries = 0
         self._unsettled: set[int] = set()
         self._lock = Lock()
 
-    def load(self, record: Published, standing: Mapping[int, int]) -> None:
-        """Read what is parked where the targets stand, and forget what a crash left of a batch that was not merged.
+    def load(self, record: Published, positions: Mapping[int, int]) -> None:
+        """Read the rows that are parked at the positions of the targets, and delete entries of batches never merged.
 
-        standing: by relation, where the target of each table of the record stands.
+        positions: by relation, the position of the target of each table of the record.
         """
-        self._held, self._unlisted, self._unsettled, self._entries = {}, {}, set(), 0
+        self._parked, self._unlisted, self._unsettled, self._entries = {}, {}, set(), 0
         self._table = DeltaTable(self._uri) if DeltaTable.is_deltatable(self._uri) else None
         entries = [] if self._table is None else read_entries(self._table)
         self._entries = len(entries)
         listed = [entry for entry in entries if entry.row.relation in record.tables]
-        self._held = dict(parked_at(listed, record, standing))
-        for relation, stands in standing.items():
-            self._forget(relation, stands, listed)
+        self._parked = dict(parked_at(listed, record, positions))
+        for relation, position in positions.items():
+            self._delete_behind(relation, position, listed)
         for entry in entries:
             if entry.row.relation not in record.tables:
                 self._unlisted.setdefault(entry.row.relation, []).append(entry)
 
-    def load_unpublished(self, relation: int, stands: int) -> None:
-        """The same for a table that was never published, whose target stands there."""
+    def load_unpublished(self, relation: int, position: int) -> None:
+        """As load, for a table that was never published and whose target is at a position."""
         entries = self._unlisted.pop(relation, [])
-        self._held |= parked_at(entries, Published(0, 0), {relation: stands})
-        self._forget(relation, stands, entries)
+        self._parked |= parked_at(entries, Published(0, 0), {relation: position})
+        self._delete_behind(relation, position, entries)
 
-    def _forget(self, relation: int, stands: int, entries: Iterable[DeadLetterEntry]) -> None:
-        if self._table is not None and any(e.row.relation == relation and e.row.upto > stands for e in entries):
-            self._table.delete(_behind(relation, stands))
+    def _delete_behind(self, relation: int, position: int, entries: Iterable[DeadLetterEntry]) -> None:
+        if self._table is not None and any(e.row.relation == relation and e.row.upto > position for e in entries):
+            self._table.delete(_behind(relation, position))
 
     def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
         """See ParkedRows.rows_of."""
-        return self._held.get(relation, {})
+        return self._parked.get(relation, {})
 
     def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
         """See ParkedRows.write."""
@@ -87,9 +87,9 @@ class DeadLetterTable:
             if not rows and relation not in self._unsettled:
                 return
             self._unsettled.add(relation)  # also if the commit fails
-            table = self._made()
-            self._widen(table)
-            # what an attempt left that came to no merge must not count once its end is passed
+            table = self._open_or_create()
+            self._add_new_columns(table)
+            # entries of an attempt that never merged must not count once a later batch passes its end
             write_deltalake(
                 table,
                 pa.Table.from_pylist(rows, PARKED_SCHEMA),
@@ -99,43 +99,43 @@ class DeadLetterTable:
             self._entries += len(rows)
             (self._unsettled.add if rows else self._unsettled.discard)(relation)
 
-    def confirm(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
+    def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
         """See ParkedRows.confirm."""
         with self._lock:
             self._unsettled.discard(relation)
-            self._held[relation] = held
+            self._parked[relation] = rows
 
     def compact(self) -> None:
-        """Between two batches: write the table anew once most of it was overtaken."""
-        live = [row for rows in self._held.values() for row in rows.values()]
+        """Rewrite the table once most of its entries are superseded; called between two batches."""
+        live = [row for rows in self._parked.values() for row in rows.values()]
         if self._table is None or self._unsettled or self._unlisted or self._entries <= STALE + 2 * len(live):
             return
         rows = [DeadLetterEntry(row).to_json() for row in live]
-        write_deltalake(self._made(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
+        write_deltalake(self._open_or_create(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
         self._table = DeltaTable(self._uri)
         self._table.vacuum(retention_hours=_KEPT_FOR, enforce_retention_duration=False, dry_run=False)
         self._entries = len(rows)
 
     def rewrite(self, record: Published) -> None:
-        """Leave nothing of the table but what is parked at the record, in its files and in its log."""
+        """Keep only the rows that are parked at the record, in the table's files and in its log."""
         self.load(record, {})
         if self._table is None:
             return
-        live = [row for rows in self._held.values() for row in rows.values()]
+        live = [row for rows in self._parked.values() for row in rows.values()]
         entries = [*map(DeadLetterEntry, live), *(entry for unlisted in self._unlisted.values() for entry in unlisted)]
         rows = [entry.to_json() for entry in entries]
-        write_deltalake(self._made(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
+        write_deltalake(self._open_or_create(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
         erase_earlier(self._uri, DeltaTable(self._uri).version())
 
     def add_rebuilt(self, rows: Iterable[ParkedRow], upto: int, instead_of: Collection[int] = ()) -> None:
-        """Add what was parked beside a target that was built anew up to there, before that is put in its place.
+        """Add the rows that a rebuild of targets up to a position parked, before the new targets replace the old.
 
-        instead_of: tables of which nothing else stays.
+        instead_of: tables whose earlier entries are removed.
         """
         entries = [DeadLetterEntry(replace(row, upto=upto)).to_json() for row in rows]
         if not entries and not (instead_of and DeltaTable.is_deltatable(self._uri)):
             return
-        self._widen(table := self._made())
+        self._add_new_columns(table := self._open_or_create())
         added = pa.Table.from_pylist(entries, PARKED_SCHEMA)
         if not instead_of:
             write_deltalake(table, added, mode="append")
@@ -144,22 +144,22 @@ class DeadLetterTable:
         others = pa.table(table.scan()).cast(PARKED_SCHEMA).filter(pc.invert(gone))
         write_deltalake(table, pa.concat_tables([others, added]), mode="overwrite")
 
-    def _widen(self, table: DeltaTable) -> None:
-        """Add the columns that a table from before they were there lacks."""
-        held = {field.name for field in table.schema().fields}
-        lacking = [field for field in DeltaSchema.from_arrow(PARKED_SCHEMA).fields if field.name not in held]
-        if lacking:
-            table.alter.add_columns(lacking)
+    def _add_new_columns(self, table: DeltaTable) -> None:
+        """Add the columns that an older table does not have."""
+        present = {field.name for field in table.schema().fields}
+        missing = [field for field in DeltaSchema.from_arrow(PARKED_SCHEMA).fields if field.name not in present]
+        if missing:
+            table.alter.add_columns(missing)
 
-    def _made(self) -> DeltaTable:
+    def _open_or_create(self) -> DeltaTable:
         if self._table is None:
-            self._table = _opened(self._uri)
+            self._table = _open_or_create(self._uri)
         else:
             self._table.update_incremental()
         return self._table
 
 
-def _opened(uri: str) -> DeltaTable:
+def _open_or_create(uri: str) -> DeltaTable:
     if DeltaTable.is_deltatable(uri):
         return DeltaTable(uri)
     described = "rows that a cdc sink could not take: entries by batch, see 'cdc dlq'"
@@ -171,9 +171,9 @@ def _behind(relation: int, position: int) -> str:
 
 
 def refused_states(images: pa.Table, before: BaseLookup, shape: RowShape, limit: int) -> list[RefusedRow]:
-    """The rows (folded shape, op `u` and `d`, one table with a key) that the target cannot take, about `limit` at most.
+    """The rows (folded shape, op `u` and `d`, one table with a key) that the target refuses, about `limit` at most.
 
-    A delete is among them if the target cannot hold its key: then there is nothing to delete.
+    A delete is among them if the target has no type for its key: then there is nothing to delete.
     """
     found = _failing(images, lambda part: source_rows(part, shape), limit)
     partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
@@ -184,9 +184,9 @@ def refused_states(images: pa.Table, before: BaseLookup, shape: RowShape, limit:
 
 
 def refused_changes(batch: TableBatch, shape: RowShape, limit: int) -> list[RefusedRow]:
-    """The rows of a batch of every change, those of `again` behind the others, of which a value or a key does not fit.
+    """The rows of a batch for a history target that have a value or key which does not fit, about `limit` at most.
 
-    About `limit` at most.
+    Rows of `unparked` are numbered after the others.
     """
     images = [rows for rows in (batch.rows, batch.unparked) if rows is not None]
     found = _failing(pa.concat_tables(images), lambda part: _typed(part, shape), limit) if images else {}
@@ -201,18 +201,20 @@ def _typed(images: pa.Table, shape: RowShape) -> None:
 def _without_base(images: pa.Table, rows: np.ndarray, before: BaseLookup, shape: RowShape) -> dict[int, CdcError]:
     partial = images.take(pa.array(rows))
     bases = pa.table({"key": pc.coalesce(partial["base"], partial["key"]), "position": partial["position"]})
-    strange = _failing(bases, lambda part: typed_keys(part["key"], shape.schema, shape.policy), len(rows))
-    known = np.setdiff1d(np.arange(len(rows)), np.fromiter(strange, np.int64, len(strange)))
-    lacking = known[without_base(partial.take(pa.array(known)), before, shape)] if len(known) else known
-    return {int(rows[row]): _lacks(shape, partial["position"][int(row)].as_py()) for row in [*strange, *lacking]}
+    untypable = _failing(bases, lambda part: typed_keys(part["key"], shape.schema, shape.policy), len(rows))
+    known = np.setdiff1d(np.arange(len(rows)), np.fromiter(untypable, np.int64, len(untypable)))
+    baseless = known[without_base(partial.take(pa.array(known)), before, shape)] if len(known) else known
+    return {
+        int(rows[row]): _missing_base(shape, partial["position"][int(row)].as_py()) for row in [*untypable, *baseless]
+    }
 
 
-def _lacks(shape: RowShape, position: int) -> CdcError:
+def _missing_base(shape: RowShape, position: int) -> CdcError:
     return MissingBase(f"table {shape.schema.topic!r} lacks the base of a partial image at {Position(position)}")
 
 
 def _failing(rows: pa.Table, convert: Callable[[pa.Table], object], limit: int) -> dict[int, CdcError]:
-    """The rows that cannot be converted, with the error of each; stops looking soon after `limit` of them."""
+    """The rows that cannot be converted, with the error of each; stops soon after `limit` of them."""
     found: dict[int, CdcError] = {}
     left = [(0, rows.num_rows)]
     while left and len(found) <= limit:

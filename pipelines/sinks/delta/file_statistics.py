@@ -32,7 +32,7 @@ class TargetFolder:
 
     path: str
     """A directory that every executor sees."""
-    described: tuple[str, ...]
+    statistics_columns: tuple[str, ...]
     """Columns whose least and greatest values are returned."""
 
 

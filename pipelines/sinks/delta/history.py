@@ -55,10 +55,10 @@ class History(TableStrategy):
         batch, settings = without_earlier_keys(batch, known), self._settings.of(batch.schema.topic)
         defaults = new_defaults(shape, original_columns(target, shape.schema) if known is None else known.columns)
         columns = all_columns(shape.columns, settings.keeping)
-        if target.columns_of <= batch.upto:
+        if target.columns_changed_upto <= batch.upto:
             # older versions stay, so that no copy replaces every row
             record_older_rows(target, columns, defaults.keys())
-            target.follow(columns, settings.schema_changes, batch.upto, replaced=False)
+            target.evolve_columns(columns, settings.schema_changes, batch.upto, replaced=False)
         else:
             record_rows_before_columns(target, columns, batch.upto)
         refill(target, defaults, settings.keeping)
@@ -125,7 +125,7 @@ def refill(target: DeltaTarget, defaults: Mapping[str, str], keeping: HistoryMod
             target.table.update(
                 updates={double_quoted(name): expression},
                 predicate=f"{POSITION_COLUMN} <= {older}{images}",
-                commit_properties=target.signed,
+                commit_properties=target.signed_commit,
             )
 
 

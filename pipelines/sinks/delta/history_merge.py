@@ -98,7 +98,7 @@ class HistoryMerge:
         others = self.rows.not_parked(batch.parked_keys)
         for ending in endings:
             last = ending is endings[-1]
-            marker = TxnMarker(self.target.app_id, batch.upto).properties if last else self.target.signed
+            marker = TxnMarker(self.target.app_id, batch.upto).properties if last else self.target.signed_commit
             closing = self.rows.closing(ending)
             self.target.table.update(
                 updates={double_quoted(name): expression for name, expression in closing.items()},

@@ -83,9 +83,9 @@ class HistoryRows(ABC):
         """SQL that is true for the rows of `without_parked`."""
         return "true"
 
-    def closing(self, ending: GenerationEnd) -> Mapping[str, str]:
-        """Column → SQL expression of a row that the ending closes."""
-        raise NotImplementedError(f"{self.mode} has no rows to close")
+    def closing(self, ending: GenerationEnd) -> Mapping[str, str]:  # noqa: ARG002 - see VersionRows and MarkedRows
+        """Column → SQL expression of a row that the ending closes; empty where no ending closes a row."""
+        return {}
 
     def _read(self, keys: pa.Table) -> StoredState:
         rows = rows_with_keys(self.target.table, keys, self.columns).combine_chunks()

@@ -45,7 +45,7 @@ class LatestState(TableStrategy):
             return []
         before = replace(self._base_lookup(target, batch), truncated=batch.truncated)
         shape = self._targets.shape(self._in_target_columns(target, batch).schema)
-        return refused_states(self._parts.plans.decided(batch.rows, shape), before, shape, limit)
+        return refused_states(self._parts.plans.apply_filter(batch.rows, shape), before, shape, limit)
 
     def _merge(self, target: DeltaTarget, batch: TableBatch) -> None:
         shape, relation = self._targets.shape(batch.schema), batch.schema.relation
@@ -67,13 +67,13 @@ class LatestState(TableStrategy):
     def _evolve(self, target: DeltaTarget, batch: TableBatch) -> None:
         """Give the target the columns of the batch, and older rows the defaults of new columns."""
         shape, known = self._targets.shape(batch.schema), self._published.schema_of(batch.schema.relation)
-        if target.columns_of <= batch.upto:
+        if target.columns_changed_upto <= batch.upto:
             settings = self._settings.of(batch.schema.topic)
             gone = columns_to_drop(settings.dropped_columns, target.columns, batch.schema, known)
             replaced = target.is_replaced_by(batch)
-            target.follow(shape.columns, settings.schema_changes, batch.upto, replaced=replaced, gone=gone)
+            target.evolve_columns(shape.columns, settings.schema_changes, batch.upto, replaced=replaced, gone=gone)
         if known is not None:  # else every row is of this range
-            target.refill(new_defaults(shape, known.columns), self._published.range_start(batch.after))
+            target.fill_defaults(new_defaults(shape, known.columns), self._published.range_start(batch.after))
 
     def _base_lookup(self, target: DeltaTarget, batch: TableBatch) -> BaseLookup:
         """The target as it was before the range, also when an earlier attempt went further."""
@@ -93,17 +93,17 @@ class LatestState(TableStrategy):
         shape, plans = self._targets.shape(batch.schema), self._parts.plans
         if batch.frame is not None and self._parts.writers.by_spark and batch.schema.key:
             return shape.finished_frame(
-                frame_source(batch.frame, before, shape, lambda images: plans.decided(images, shape))
+                frame_source(batch.frame, before, shape, lambda images: plans.apply_filter(images, shape))
             )
         images = batch.rows if batch.frame is None else batch.frame.toArrow()
         if images is None:
-            return plans.finished(shape.source.empty_table(), shape)
+            return plans.finish_source(shape.source.empty_table(), shape)
         if batch.schema.key:
-            return plans.finished(table_source(plans.decided(images, shape), before, shape), shape)
+            return plans.finish_source(table_source(plans.apply_filter(images, shape), before, shape), shape)
         # an earlier attempt may have gone into the range: its rows must not be added or deleted twice
         applied = target.applied or 0
         behind = images.filter(pc.greater(images["position"], applied))
         # a row to delete may be missing while its table is copied, or where a crash left the target erased
         lenient = batch.is_copying or self._targets.erased_upto(target, batch.schema.relation) > applied
         made = keyless_source(behind, target.table, shape, batch.truncated, lenient=lenient)
-        return plans.finished(made, shape)
+        return plans.finish_source(made, shape)

@@ -165,7 +165,7 @@ def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, .
     )
     merger = merger.when_matched_delete(spec.deletes).when_matched_update(spec.assignments, spec.updates)
     merger.when_not_matched_insert(spec.assignments, spec.inserts).execute()
-    target.took(mark.app_id, mark.version, since)
+    target.record_commit(mark.app_id, mark.version, since)
 
 
 def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...], mark: TxnMarker) -> None:

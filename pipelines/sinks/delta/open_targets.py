@@ -63,7 +63,7 @@ class OpenTargets:
         uri, shape = self._uri(schema), self.shape(schema)
         layout = replace(self._plans.layout(shape), keeping=self._settings.of(schema.topic).keeping)
         target = self.by_uri.get(uri)
-        self._plans.take(uri, schema)
+        self._plans.claim_path(uri, schema)
         if target is None:
             target = DeltaTarget.open(uri) or self._create(uri, schema, layout)
         else:
@@ -114,7 +114,7 @@ class OpenTargets:
         if target.relation is None:
             self._check_new(schema)
             check_named(schema, self._settings.rules)
-        target.take(schema, self.shape(schema).columns)
+        target.add_table(schema, self.shape(schema).columns)
         return target
 
     def _create(self, uri: str, schema: TableSchema, layout: TableLayout) -> DeltaTarget:

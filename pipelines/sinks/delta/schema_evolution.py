@@ -1,4 +1,4 @@
-"""Evolution: what a target becomes when its table changed; pure, `DeltaTarget.follow` carries it out.
+"""Evolution: what a target becomes when its table changed; pure, `DeltaTarget.evolve_columns` carries it out.
 
 Columns are known by id, which the fields of target and table carry in their metadata. New columns alone are a commit of
 metadata. Every other change is one overwriting commit that writes the rows anew: column mapping would spare that, but

@@ -141,7 +141,7 @@ class SharedTarget(DeltaTarget):
         super().__init__(whole.uri, whole.table)
         self.cluster_by, self.part = whole.cluster_by, part
 
-    def take(self, schema: TableSchema, columns: pa.Schema) -> None:
+    def add_table(self, schema: TableSchema, columns: pa.Schema) -> None:
         """Make the table one of the target's, with these columns, or note its name of now.
 
         Raises SchemaNotApplicable for a table that cannot be, or whose name one of the others had last.
@@ -161,13 +161,13 @@ class SharedTarget(DeltaTarget):
             raise SchemaNotApplicable(
                 f"target {self.uri!r} holds rows of {schema.topic!r} as relation {before[0]!r}: it is relation "
                 f"{schema.relation!r}, dropped and made anew or renamed onto another's name",
-                remedy="build the sink anew without the old one's rows: 'cdc replay SINK'",
+                remedy="rebuild the sink without the rows of the old table: 'cdc replay SINK'",
             )
         added, ids = merge_columns(self._present, columns, {})
         self._add(added, 0)
         self._say(Shard(schema.topic, ids))
 
-    def follow(
+    def evolve_columns(
         self,
         wanted: pa.Schema,
         changes: SchemaChanges,
@@ -176,7 +176,7 @@ class SharedTarget(DeltaTarget):
         replaced: bool,
         gone: frozenset[bytes] = frozenset(),  # noqa: ARG002 - other tables have rows in a column that one has lost
     ) -> None:
-        """As DeltaTarget.follow, but that no column goes; replaced: every row of the part goes with this range."""
+        """As DeltaTarget.evolve_columns, but no column is dropped; replaced: every row of the part is replaced."""
         shard = self._held()
         added, ids = merge_columns(self._present, wanted, {} if replaced else shard.columns)
         if changes is SchemaChanges.EXCEPTION:
@@ -185,7 +185,7 @@ class SharedTarget(DeltaTarget):
         if ids != shard.columns:
             self._say(replace(shard, columns=ids))
 
-    def take_key(self, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
+    def set_key(self, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
         """Find rows by the table's key of now; raises as check_key does."""
         check_key(schema, before, replaced=replaced)
 
@@ -220,7 +220,7 @@ class SharedTarget(DeltaTarget):
         return batch.generation is not None and (self.applied or 0) < batch.generation
 
     @property
-    def columns_of(self) -> int:
+    def columns_changed_upto(self) -> int:
         """0: a range from before their last change, after a crash, goes with them or is refused."""
         return 0
 

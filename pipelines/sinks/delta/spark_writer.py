@@ -55,8 +55,8 @@ class SparkTarget(DeltaTarget):
         if lacking(self.table, to_read=True):
             self.reads = SparkReads(spark, self.uri)
 
-    def refill(self, defaults: Mapping[str, str], upto: int) -> None:
-        """As DeltaTarget.refill, which is never needed where no column comes."""
+    def fill_defaults(self, defaults: Mapping[str, str], upto: int) -> None:
+        """As DeltaTarget.fill_defaults, which is never needed where no column comes."""
         if defaults and self.files()[0]:
             self._change_columns(
                 EvolutionPlan(tuple(f"rows get the default of column {name!r}" for name in defaults)), upto

@@ -81,23 +81,23 @@ class TableStrategy(ABC):
             shape, keeping = self._targets.shape(batch.schema), self._settings.of(batch.schema.topic).keeping
             columns = all_columns(shape.columns, keeping)
             later = ids_only_in(target.columns, columns)
-            target.follow(columns, SchemaChanges.EVOLVE, batch.upto, replaced=True, gone=later)
+            target.evolve_columns(columns, SchemaChanges.EVOLVE, batch.upto, replaced=True, gone=later)
 
     def _check_columns(self, target: DeltaTarget, batch: TableBatch) -> None:
         """Raise SchemaNotApplicable for a change that needs a full copy; record by which columns rows are found."""
         self._parts.rules.check_left_out(target.uri, target.columns, batch.schema)
         before = self._published.schema_of(batch.schema.relation)
-        target.take_key(batch.schema, before, replaced=batch.ends_copy)
+        target.set_key(batch.schema, before, replaced=batch.ends_copy)
         ignored = self._settings.of(batch.schema.topic).schema_changes is SchemaChanges.IGNORE
         replaced = batch.ends_copy and self.replaced_by_copy
-        if not ignored and not replaced and target.columns_of <= batch.upto:
+        if not ignored and not replaced and target.columns_changed_upto <= batch.upto:
             check_left_out(self._targets.shape(batch.schema).schema, before, target.columns)
 
     def _in_target_columns(self, target: DeltaTarget, batch: TableBatch) -> TableBatch:
         """The batch with the columns and types that its rows have in this target; a transform names its own."""
         shape = self._targets.shape(batch.schema)
         # whether it has the columns of a longer range already, from before a crash
-        ahead = target.columns_of > batch.upto
+        ahead = target.columns_changed_upto > batch.upto
         if shape.transform is not None:
             rule = shape.transform.rule
             if not ahead or rule.python is not None:

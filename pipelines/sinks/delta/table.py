@@ -1,7 +1,7 @@
-"""DeltaTarget: one Delta table that a sink fills; its creation, identity, schema changes and clean-up.
+"""Delta target: one Delta table that a sink fills, with its creation, identity, schema changes and erasure of rows.
 
-Identity lies in the table's own properties (`cdc.*`), so that a folder can be moved and still says
-whose it is. Reading goes through `scan` only: the `to_pyarrow*` ways return silent nulls after a rename.
+The identity is in the table's own properties (`cdc.*`), so that a directory can be moved and still names its log and
+table. Rows are read through `scan` only: the `to_pyarrow*` methods return nulls after a rename, without an error.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from pipelines.types.rows import COPY_AGAIN
 APP_ID: Final = "cdc.app_id"
 RELATION: Final = "cdc.relation"
 GENERATION: Final = "cdc.generation"
-"""B of the last generation end applied; while it is missing the first full copy has not ended."""
+"""Start position of the last finished copy; missing until the first full copy has ended."""
 KEYLESS: Final = "cdc.keyless"
-"""`true` where rows are found by their place, for want of a key."""
+"""`true` where rows are found by position and ordinal because the table has no key."""
 
 COLUMNS: Final = "/columns"
 """Suffix of the `txn` identity of a commit that changes the columns and no row."""
@@ -59,9 +59,9 @@ STATISTICS: Final = "delta.dataSkippingStatsColumns"
 MAX_STATISTICS: Final = 32
 """Columns with statistics, as Delta's own default (`dataSkippingNumIndexedCols`)."""
 CHECKPOINT_EVERY: Final = 25
-"""Versions: delta-rs goes through all commits since the last one with every further commit, twice."""
+"""Versions between checkpoints: with each commit delta-rs reads all commits since the last one twice."""
 REOPEN_AFTER: Final = CHECKPOINT_EVERY
-"""Versions after which the table is opened anew: an opened one keeps every commit it has replayed."""
+"""Versions after which the table is reopened: an open one keeps every commit that it has replayed in memory."""
 
 _PROPERTIES: Final = {
     "delta.checkpointInterval": str(CHECKPOINT_EVERY),
@@ -80,22 +80,22 @@ log = structlog.get_logger("apply")
 
 
 class DeltaTarget:
-    """A target as delta-rs sees it; `table` is always the newest version this process knows."""
+    """A target as delta-rs reads it; `table` is the newest version that this process knows."""
 
     def __init__(self, uri: str, table: DeltaTable) -> None:
         self.uri = uri
         self.table = table
         self.cluster_by: tuple[str, ...] = ()
-        """By which columns upkeep orders its rows, as the rule of its table said when the layout was checked last."""
+        """Columns by which maintenance orders rows, from the rule of the table at the last check of the layout."""
         self.part: int | None = None
-        """The table whose rows of a target of many are meant; None: all rows."""
+        """The relation whose part of a shared target this is; None: the whole target."""
         self.reads: Reads | None = None
-        """Reads rows of it where delta-rs cannot."""
+        """Reads rows where delta-rs cannot."""
         self._opened_at = self._looked_at = table.version()
         self._known: dict[str, Any] = {}
-        """Of the version that was looked at, by what was asked."""
+        """Cached values of version `_looked_at`, by name."""
         self._columns_known: int | None = None
-        """None: to be looked up. Of our own commits only a change of columns moves it, and others' come by refresh."""
+        """None: to be read from the log. Only our own changes of columns, and a refresh, change it."""
 
     @classmethod
     def open(cls, uri: str) -> Self | None:
@@ -107,9 +107,10 @@ class DeltaTarget:
     def create(
         cls, uri: str, log_id: str, schema: TableSchema, columns: pa.Schema, layout: TableLayout = PLAIN
     ) -> Self:
-        """An empty target with its identity; `schema` names its key, `columns` are all that it has.
+        """Create an empty target with its identity; `schema` names its key, `columns` are all of its columns.
 
-        One of many tables is nobody's at first: see delta_shards. Raises TargetUnusable where something else lies.
+        A shared target belongs to no table at first, see SharedTarget.add_table. Raises TargetUnusable for a path
+        where something else is.
         """
         check_free(uri)
         identity = {LOG_ID: log_id, APP_ID: str(uuid.uuid4())}
@@ -118,7 +119,7 @@ class DeltaTarget:
         else:
             identity |= {RELATION: str(schema.relation)} | ({} if schema.key else {KEYLESS: "true"})
         first = [*(column_name(column.name) for column in schema.key), *layout.cluster_by]
-        described = [name for name in statistics_columns(columns, first) if name not in layout.partition_by]
+        described = [name for name in described_columns(columns, first) if name not in layout.partition_by]
         statistics = {STATISTICS: ",".join(described)}
         table = DeltaTable.create(
             uri,
@@ -127,7 +128,7 @@ class DeltaTarget:
             description=f"changes of {'many tables' if layout.merged else schema.topic}, kept by cdc",
             partition_by=list(layout.partition_by) or None,
             configuration={**_PROPERTIES, **layout.configuration, **statistics, **identity},
-            # our own properties are not in delta-rs' list
+            # delta-rs does not know our own properties
             raise_if_key_not_exists=False,
         )
         return cls(uri, table)
@@ -158,18 +159,18 @@ class DeltaTarget:
 
     @property
     def layout(self) -> TableLayout:
-        """How it was made."""
+        """The layout with which it was created."""
         metadata = self.table.metadata()
         return TableLayout.of(metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS})
 
     def check_layout(self, layout: TableLayout) -> None:
-        """Raise TargetRulesChanged where its rows were made by another rule, TransformFailed where laid out so."""
+        """Raise TargetRulesChanged for rows made by another rule, TransformFailed for files laid out otherwise."""
         metadata = self.table.metadata()
         layout.check(self.uri, metadata.configuration, metadata.partition_columns)
         self.cluster_by = layout.cluster_by
 
-    def take_key(self, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
-        """Find rows by the table's key of now, or by their place if it has none; raises as check_key does."""
+    def set_key(self, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
+        """Find rows by the table's current key, or by position if it has none; raises as check_key does."""
         check_key(schema, before, replaced=replaced)
         keyless = self._property(KEYLESS) == "true"
         if keyless != bool(schema.key):
@@ -182,7 +183,7 @@ class DeltaTarget:
         self._set_property(KEYLESS, str(not schema.key).lower())
 
     def refresh(self) -> None:
-        """See what others committed; raises TargetUnusable as open does."""
+        """Read the commits of others; raises TargetUnusable as open does."""
         known = self.version
         with translate_refusals(self.uri):
             if known - self._opened_at >= REOPEN_AFTER:
@@ -203,13 +204,13 @@ class DeltaTarget:
 
     @property
     def relation(self) -> int | None:
-        """The table that it holds."""
+        """The relation whose rows it has."""
         found = self._property(RELATION)
         return None if found is None else int(found)
 
     @property
     def identity(self) -> str:
-        """What every commit of ours names that changes rows; the beginning of every `txn` identity."""
+        """The id that each of our commits of rows carries; the prefix of every `txn` identity."""
         found = self._property(APP_ID)
         if found is None:
             raise foreign_table_error(self.uri, APP_ID)
@@ -221,7 +222,7 @@ class DeltaTarget:
         return self.identity
 
     @property
-    def signed(self) -> CommitProperties:
+    def signed_commit(self) -> CommitProperties:
         """Commit properties of a step that carries no `txn`."""
         return CommitProperties(custom_metadata={APP_ID: self.identity})
 
@@ -247,21 +248,21 @@ class DeltaTarget:
         return batch.is_copying or batch.ends_copy
 
     @property
-    def columns_of(self) -> int:
-        """The end of the range for which the columns changed last; one that ends before it, after a crash, is older."""
+    def columns_changed_upto(self) -> int:
+        """The end of the range for which the columns changed last; after a crash, a range may end before it."""
         if self._columns_known is None:
             self._columns_known = self.transaction(COLUMNS) or 0
         return self._columns_known
 
     def transaction(self, suffix: str = "") -> int | None:
-        """Where the `txn` of this target stands, or a further one that its identity and the suffix name."""
+        """The position in the `txn` of this target, or in the one with a suffix; None if there is none."""
         application = self.app_id + suffix
-        # sought in the log each time, for 5 ms if it is not there
+        # delta-rs searches the log each time, for 5 ms if there is none
         return self._once(application, lambda: self.table.transaction_version(application))
 
-    def took(self, application: str, position: int, since: int) -> None:
-        """A commit of ours made the `txn` of an application stand there; since: the version before it."""
-        if self.version == since + 1:  # otherwise others' are between, and theirs are not known
+    def record_commit(self, application: str, position: int, since: int) -> None:
+        """Record that our commit set the `txn` of an application to a position; since: the version before it."""
+        if self.version == since + 1:  # otherwise commits of others came between, which are not known
             self._looked_at, self._known = self.version, {application: int(position)}
 
     @property
@@ -295,12 +296,12 @@ class DeltaTarget:
         return CommitProperties(app_transactions=[Transaction(self.app_id + suffix, int(position))])
 
     @property
-    def described(self) -> tuple[str, ...]:
-        """The columns of whose files statistics are kept."""
+    def statistics_columns(self) -> tuple[str, ...]:
+        """The columns with statistics of their files."""
         return tuple(filter(None, (self._property(STATISTICS) or "").split(",")))
 
     def add(self, files: Sequence[DataFile], position: int) -> None:
-        """Make files of its folder part of it, in one commit that carries the `txn` of a range ending at position."""
+        """Add files of its directory in one commit that carries the `txn` of a range ending at position."""
         now = int(time.time() * 1000)
         actions = [AddAction(file.name, file.size, {}, now, True, file.statistics) for file in files]
         self.table.create_write_transaction(
@@ -309,14 +310,14 @@ class DeltaTarget:
         self.refresh()
 
     def complete_generation(self, position: int) -> None:
-        """Note that a full copy which began at position has ended; changes no row."""
+        """Record that the full copy which began at position has ended; changes no row."""
         if self._property(GENERATION) != str(position):
             self._set_property(GENERATION, str(position))
 
     def erase(self, truncated: tuple[int, int] | None, generation: int | None, upto: int, suffix: str) -> None:
-        """Delete every row older than the truncate and the generation, or without a place; once more changes nothing.
+        """Delete every row older than the truncate and the generation, or without a position; idempotent.
 
-        The commit carries the `txn` of a range ending at upto, or the one that the suffix names.
+        The commit carries the `txn` of a range ending at upto, with the suffix.
         """
         older = []
         if truncated is not None:
@@ -327,14 +328,14 @@ class DeltaTarget:
         if generation is not None:
             older.append(f"{POSITION_COLUMN} < {int(generation)}")
         if older and self.files()[0]:
-            # another hand put a row there without a place: at the source it is not
+            # a row of another client has no position: the source does not have it
             condition = " OR ".join(f"({condition})" for condition in (*older, f"{POSITION_COLUMN} IS NULL"))
             self._delete(self._of_part(condition), upto, suffix)
 
     def _delete(self, condition: str, upto: int, suffix: str) -> None:
         self.table.delete(condition, commit_properties=self.commit(upto, suffix))
 
-    def follow(
+    def evolve_columns(
         self,
         wanted: pa.Schema,
         changes: SchemaChanges,
@@ -343,17 +344,17 @@ class DeltaTarget:
         replaced: bool,
         gone: frozenset[bytes] = frozenset(),
     ) -> None:
-        """Have the columns of `wanted`, by one commit that changes no row's place; a column that only it has stays.
+        """Evolve to the columns of `wanted` in one commit; columns that only the target has stay.
 
-        upto: the end of the range. replaced, gone: as of delta_evolution.plan. Raises SchemaNotApplicable as that does,
-        and when Delta refuses.
+        upto: the end of the range. replaced, gone: as in schema_evolution.plan. Raises SchemaNotApplicable as that
+        does, and when Delta refuses the change.
         """
         found = plan(self.columns, wanted, changes, replaced=replaced, gone=gone)
         if found.steps:
             self._change_columns(found, upto)
-        # a rewrite may have taken a column that had them, before a crash
-        if not set(self.described) <= set(self.columns.names):
-            described = ",".join(statistics_columns(self.columns, self.described))
+        # a rewrite before a crash may have removed a column that had statistics
+        if not set(self.statistics_columns) <= set(self.columns.names):
+            described = ",".join(described_columns(self.columns, self.statistics_columns))
             self._set_property(STATISTICS, described)
 
     def _change_columns(self, found: EvolutionPlan, upto: int) -> None:
@@ -367,7 +368,7 @@ class DeltaTarget:
                 fields = Schema.from_arrow(pa.schema(found.added)).fields
                 self.table.alter.add_columns(fields, commit_properties=self._columns_of(upto))
         except DeltaError as exc:
-            # not when another commit came in between, or the store does not answer: then it is tried again
+            # a conflicting commit, or a store that does not answer, is tried again
             if "not supported" in str(exc) or "not yet supported" in str(exc) or "append-only" in str(exc):
                 raise SchemaNotApplicable(
                     f"target {self.uri!r} has features with which its columns cannot change: {'; '.join(found.steps)}"
@@ -376,14 +377,14 @@ class DeltaTarget:
         hit("delta_after_columns")
 
     def _columns_of(self, upto: int) -> CommitProperties:
-        """Commit properties of a change of columns: no retries, which would overwrite what came in between."""
+        """Commit properties of a change of columns: no retries, which would overwrite commits of others."""
         return CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self.app_id + COLUMNS, upto)])
 
     def _rewrite(self, columns: Sequence[FilledColumn], upto: int) -> None:
-        """The same rows in other columns, streamed; readers of older versions are not affected."""
+        """Write the same rows in other columns, as a stream; readers of older versions are not affected."""
         held, schema = self.columns, pa.schema([column.field for column in columns])
         name_of = {column.held: column.field.name for column in columns if column.held is not None}
-        # opened here: inside of the write no other work of the engine can begin
+        # the scan starts here: inside the write the engine cannot start other work
         rows = pa.RecordBatchReader.from_stream(self.table.scan())
         write_deltalake(
             self.table,
@@ -395,22 +396,21 @@ class DeltaTarget:
         )
         self._reopen()
 
-    def refill(self, defaults: Mapping[str, str], upto: int) -> None:
-        """Give rows at or below position `upto` the defaults of new columns: Delta column → SQL expression.
+    def fill_defaults(self, defaults: Mapping[str, str], upto: int) -> None:
+        """Set new columns to their defaults in rows at or below position `upto`: Delta column → SQL expression.
 
-        Rows above it are of this range already (an attempt before a crash) and hold their own values.
+        Rows above it are of this range (from an attempt before a crash) and have their own values.
         """
         if defaults and self.files()[0]:
             updates = {f'"{name}"': expression for name, expression in defaults.items()}
             older = self._of_part(f"{POSITION_COLUMN} <= {int(upto)}")
-            self.table.update(updates=updates, predicate=older, commit_properties=self.signed)
+            self.table.update(updates=updates, predicate=older, commit_properties=self.signed_commit)
             hit("delta_after_refill")
 
     def _of_part(self, condition: str) -> str:
         return condition if self.part is None else f"{RELATION_COLUMN} = {int(self.part)} AND ({condition})"
 
     def _set_property(self, name: str, value: str) -> None:
-        """Set a property."""
         self.table.alter.set_table_properties({name: value}, raise_if_not_exists=False)
 
     def _property(self, name: str) -> str | None:
@@ -422,13 +422,13 @@ def _counted(actions: pa.Table) -> tuple[int, int]:
     return actions.num_rows, pc.sum(actions["size_bytes"]).as_py() or 0
 
 
-def statistics_columns(columns: pa.Schema, first: Sequence[str]) -> list[str]:
-    """The columns whose files get statistics: places first, then those of `first`.
+def described_columns(columns: pa.Schema, first: Sequence[str]) -> list[str]:
+    """The columns whose files get statistics: position and ordinal first, then those of `first`.
 
     No lists, which have no bounds. No float columns: delta-rs leaves NaN out of the statistics, and Spark's `> 100`
     would then skip files that hold NaN. No names that need quoting: the two writers parse the property differently.
     """
-    # without bounds of these a merge into versions would open the files of all that ended long ago
+    # without bounds of these a merge into versions would open the files of all old versions
     spans = [name for name in (START_COLUMN, END_COLUMN) if name in columns.names]
     ordered = dict.fromkeys([POSITION_COLUMN, ORDINAL_COLUMN, *first, *spans, *columns.names])
     chosen = [

@@ -83,7 +83,7 @@ def parts_files(kind: pa.DataType) -> bool:
 
 
 def has_bounds(kind: pa.DataType) -> bool:
-    """Whether files say between which values of that type their rows lie; see delta_table.statistics_columns."""
+    """Whether files have the least and greatest value of a column of that type; see table.described_columns."""
     return not (pa.types.is_floating(kind) or pa.types.is_nested(kind) or pa.types.is_binary(kind))
 
 

@@ -71,7 +71,7 @@ class TablePlans:
         expressions = resolved(rule.transform, transform.held(policy), schema.topic, self.spark)
         return RowShape(transform.schema, policy, transform, expressions)
 
-    def take(self, uri: str, schema: TableSchema) -> None:
+    def claim_path(self, uri: str, schema: TableSchema) -> None:
         """Raise TransformFailed where the target of another table lies there, around it, or inside of it.
 
         Tables of one rule that merges them may lie in the same place.
@@ -108,7 +108,7 @@ class TablePlans:
             parted = tuple(dict.fromkeys((RELATION_COLUMN, *parted)))
         return TableLayout(parted, rule.properties, transform, cluster_by=ordered, merged=rule.merge_tables)
 
-    def decided(self, images: pa.Table, shape: RowShape) -> pa.Table:
+    def apply_filter(self, images: pa.Table, shape: RowShape) -> pa.Table:
         """Images of which all is said that the target needs are complete; those that a filter rejects are deletes.
 
         A row that the filter kept out has no base in the target, and needs none as long as it stays out.
@@ -133,7 +133,7 @@ class TablePlans:
         ops = pc.if_else(pa.array(gone), "d", images["op"].combine_chunks())
         return images.set_column(images.column_names.index("op"), "op", ops)
 
-    def finished(self, source: pa.Table, shape: RowShape) -> pa.Table:
+    def finish_source(self, source: pa.Table, shape: RowShape) -> pa.Table:
         """A merge's source in the target's columns; raises ValueNotRepresentable as check_parts does."""
         made = source if shape.expressions is None else shape.expressions.finished(source, self._session())
         check_partition_values(made, shape.parted, shape.schema.topic)

@@ -121,7 +121,7 @@ class WriterCosts:
             (self._by_spark.add if spark else self._by_spark.discard)(uri)
         return WriterDecision(spark, work.by_spark(cores) if spark else work.by_delta_rs())
 
-    def took(self, choice: WriterDecision, seconds: float) -> None:
+    def learn(self, choice: WriterDecision, seconds: float) -> None:
         """How long a merge took."""
         if choice.seconds >= LEARNS_FROM:
             with self._lock:

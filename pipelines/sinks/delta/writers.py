@@ -114,4 +114,4 @@ class Writers:
                 merge_with_spark(target, frame, key, mark)
             else:
                 merge_with_delta_rs(target, source, key, mark)
-            self.costs.took(choice, time.monotonic() - began)
+            self.costs.learn(choice, time.monotonic() - began)

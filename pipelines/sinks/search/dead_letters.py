@@ -34,9 +34,9 @@ class DeadLetterDocuments:
     def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
         """See ParkedRows.write: nothing yet, for the rows of the batch are not durable before `publish` either."""
 
-    def confirm(self, relation: int, held: Mapping[Key, ParkedRow]) -> None:
+    def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
         """See ParkedRows.confirm."""
-        self._held[relation] = held
+        self._held[relation] = rows
 
     def put(self, writer: tantivy.IndexWriter, relation: int) -> None:
         """Write what became of a table's parked rows since the last commit."""

@@ -226,7 +226,7 @@ def test_columns_that_a_crash_had_brought_to_the_old_target_come_to_the_new_one_
         ground.append(position, [*rows, change(position, 1, 9, None, op="u", after=image)])
     target = DeltaTarget.open(str(ground.folder / "lake/shop/orders"))
     assert target is not None
-    target.follow(target_schema(now, TypePolicy.EXACT), SchemaChanges.EVOLVE, 1_600, replaced=False)
+    target.evolve_columns(target_schema(now, TypePolicy.EXACT), SchemaChanges.EVOLVE, 1_600, replaced=False)
     again(ground, tables=("shop.orders",))
     assert "at" not in ground.lake()["shop.orders"][0]
     ground.drive("lake", 1_600)

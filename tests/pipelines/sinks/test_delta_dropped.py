@@ -60,7 +60,7 @@ def test_a_column_goes_when_its_table_dropped_it_and_all_others_keep_what_they_h
     assert rows(before)[1] == ("long", "1.00", "x")
     target = DeltaTarget.open(record.target)
     assert target is not None
-    assert set(target.described) == {"_position", "_ordinal", "id", "item", "price"}
+    assert set(target.statistics_columns) == {"_position", "_ordinal", "id", "item", "price"}
 
 
 def test_what_a_table_drops_and_renames_and_widens_at_once_is_one_commit(opened: Opened) -> None:
@@ -144,7 +144,7 @@ def test_a_range_from_before_is_written_without_the_column_that_is_gone(
     assert target is not None
     wanted = sink.parts.targets.shape(ORDERS).columns
     # as far as a driver came that was killed then
-    target.follow(wanted, SchemaChanges.EVOLVE, 40, replaced=False, gone=frozenset({b"4"}))
+    target.evolve_columns(wanted, SchemaChanges.EVOLVE, 40, replaced=False, gone=frozenset({b"4"}))
     again = opened(**said)
     record = publish(again, again.apply(batch([noted(2, 26, "y")], 20, 28, NOTED)))
 

@@ -334,7 +334,7 @@ def test_a_rewrite_of_rows_that_another_hand_has_added_to_is_refused_and_done_ag
     write_deltalake(others, row, mode="append")
     renamed = having(ID, ARTICLE, PRICE)
     with pytest.raises(CommitFailedError):
-        target.follow(target_schema(renamed, TypePolicy.EXACT), SchemaChanges.EVOLVE, 40, replaced=False)
+        target.evolve_columns(target_schema(renamed, TypePolicy.EXACT), SchemaChanges.EVOLVE, 40, replaced=False)
     record = sink.apply(batch([put(2, "b", 30)], 20, 40, renamed))
 
     assert rows(record) == {1: ("a", "1.00"), 2: ("b", "1.00"), 9: ("a", "1.00")}
@@ -356,7 +356,7 @@ def test_after_a_crash_a_range_from_before_finds_its_columns_in_a_target_with_a_
     sink.close()
     target = DeltaTarget.open(record.target)
     assert target is not None
-    target.follow(
+    target.evolve_columns(
         sink.parts.targets.shape(new).columns, SchemaChanges.EVOLVE, 40, replaced=False
     )  # as far as a killed driver came
     sink = driver()
@@ -411,4 +411,4 @@ def test_killed_at_any_step_of_an_evolution_any_range_from_there_gives_the_same_
     assert names(record) == ["id", "article", "price", "note"]
     target = DeltaTarget.open(record.target)
     assert target is not None
-    assert set(target.described) == {"_position", "_ordinal", *names(record)}
+    assert set(target.statistics_columns) == {"_position", "_ordinal", *names(record)}

@@ -125,14 +125,14 @@ def test_a_slow_merge_of_one_writer_hands_over_and_the_other_is_not_kept_for_eve
     assert not mine.choose("t", work, cores).spark
     for _ in range(8):
         choice = mine.choose("t", work, cores)
-        mine.took(choice, choice.seconds * (1 if choice.spark else 6))
+        mine.learn(choice, choice.seconds * (1 if choice.spark else 6))
     assert mine.choose("t", work, cores).spark
     assert mine.factors.delta_rs > SWITCHES_AT
 
     writers = []
     for _ in range(200):  # the machine has calmed down, which only a merge by delta-rs can show
         choice = mine.choose("t", work, cores)
-        mine.took(choice, choice.seconds)
+        mine.learn(choice, choice.seconds)
         writers.append(choice.spark)
     assert not writers[-1]
     assert sum(one != other for one, other in pairwise(writers)) == 1
@@ -140,10 +140,10 @@ def test_a_slow_merge_of_one_writer_hands_over_and_the_other_is_not_kept_for_eve
 
 def test_short_merges_teach_nothing() -> None:
     mine = WriterCosts()
-    mine.took(WriterDecision(spark=False, seconds=LEARNS_FROM / 2), 5.0)
-    mine.took(WriterDecision(spark=True), 5.0)
+    mine.learn(WriterDecision(spark=False, seconds=LEARNS_FROM / 2), 5.0)
+    mine.learn(WriterDecision(spark=True), 5.0)
     assert mine.factors == Factors()
-    mine.took(WriterDecision(spark=False, seconds=SPARK_FIXED), 5.0)
+    mine.learn(WriterDecision(spark=False, seconds=SPARK_FIXED), 5.0)
     assert mine.factors != Factors()
 
 
