@@ -1,8 +1,8 @@
-"""Partial images made whole: the columns that were not sent come from the target's row before the batch.
+"""Base lookup: partial images completed with the unsent columns of the target's row before the batch.
 
-The base of a row is the target's row of the same key, or of the old key when the row moved here, in
-the target's version **before anything of the range was applied**: the range deletes old keys and may give
-them to new rows. After a crash that version is an older one, which the published record names.
+The base of a row is the target's row of the same key, or of the old key when the row moved to a new one. It is read in
+the version of the target **before the range was applied**: the range deletes old keys and may give them to new rows.
+After a crash that version is an older one, which the published record names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MAX_LISTED: Final = 1_000
-"""Keys named in the scan's predicate; above it their range is, and the rest is matched in memory."""
+"""Keys listed in the scan's predicate; above it the predicate is their range, and rows are matched in memory."""
 _ROW: Final = "_row"
 _PLACE: Final = "_place"
 
@@ -43,17 +43,17 @@ log = structlog.get_logger("apply")
 
 @dataclass(frozen=True, slots=True)
 class BaseLookup:
-    """The target from which a range's partial images take what they lack."""
+    """The target from which a range's partial images take their unsent columns."""
 
     table: DeltaTable | None
     """None when there was no target."""
     exact: bool = True
-    """False when the target is already somewhere inside the range: then a row's own key still is a true
-    base, but the old key of a moved row may have another owner."""
+    """False when the target is already inside the range: a row of the same key is then still the right base, but the
+    old key of a moved row may belong to another row."""
     truncated: tuple[int, int] | None = None
     """(position, ordinal) of a truncate in the range: an older row is no base."""
     part: int | None = None
-    """The table whose rows they are, of a target of many."""
+    """The relation whose rows they are, in a shared target."""
     reads: Reads | None = None
     """Reads rows where delta-rs cannot."""
 
@@ -75,7 +75,7 @@ def frame_source(
 ) -> DataFrame:
     """As table_source for a batch that stays on the executors; only incomplete rows come to the driver.
 
-    decided: what is done to them before they are completed.
+    decided: applied to them before they are completed.
     """
     partial = frame.where("op = 'u' AND NOT complete").toArrow()
     source = source_frame(frame.where("op = 'd' OR coalesce(complete, true)"), shape)
@@ -109,7 +109,7 @@ def complete(images: pa.Table, before: BaseLookup, shape: RowShape) -> pa.Table:
     rows = shape.rows(images)
     base = held.take(places)
     cells = sent_cells(images, schema)
-    # a base older than a column has what the source says of such rows; so has `rows` where nothing was sent
+    # a base older than a column has the column's default; so does `rows` where nothing was sent
     told = wanted.names if before.table is None else sources(columns_of(before.table, before.part), wanted)
     columns = [
         pc.if_else(pa.array(cells[place]), rows.column(place), base.column(place))
@@ -132,7 +132,7 @@ def without_base(images: pa.Table, before: BaseLookup, shape: RowShape) -> np.nd
 
 
 def _found(images: pa.Table, before: BaseLookup, shape: RowShape) -> tuple[pa.Array, pa.Table]:
-    """(for every image the row that is its base, null where there is none; the rows)."""
+    """(for every image the index of its base row, null where there is none; the rows)."""
     wanted = shape.held
     bases = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
     keys = typed_keys(bases, shape.schema, shape.policy, images["position"])
@@ -143,7 +143,7 @@ def _found(images: pa.Table, before: BaseLookup, shape: RowShape) -> tuple[pa.Ar
 
 
 def _waiting(images: pa.Table, places: pa.Array, before: BaseLookup) -> np.ndarray:
-    """Which images of a table that is being copied make no row: the copy brings theirs."""
+    """Which images of a table that is being copied make no row: the copy will write it."""
     absent: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
     if before.exact:
         return absent
@@ -156,8 +156,8 @@ def rows_with_keys(
 ) -> pa.Table:
     """The table's rows whose first key part is among those of `keys`, in the wanted schema; all rows for no column.
 
-    Columns are found by id: the table may be an older version, from before one was renamed. where: a condition more.
-    part: of a target of many tables the one whose rows are meant.
+    Columns are found by id: the table may be an older version, from before a rename. where: a further condition.
+    part: the relation whose rows are read, in a shared target.
     """
     held = columns_of(table, part)
     mine = None if part is None else f"{RELATION_COLUMN} = {int(part)}"
@@ -170,7 +170,7 @@ def rows_with_keys(
     predicate = " AND ".join(condition for condition in (mine, narrowing, where) if condition) or None
     found = []
     for batch in pa.RecordBatchReader.from_stream(table.scan(columns=list(name_of.values()), predicate=predicate)):
-        # the engine's string views have no filter yet: the wanted types first
+        # string views of the engine have no filter yet: convert to the wanted types first
         rows = pa.Table.from_batches([evolved_batch(batch, held, columns)])
         found.append(rows if first is None else rows.filter(pc.is_in(comparable(rows[first]), values)))
     return pa.concat_tables(found) if found else wanted.empty_table()
@@ -191,7 +191,7 @@ def _rows(before: BaseLookup, table: DeltaTable, keys: pa.Table, wanted: pa.Sche
 
 
 def _predicate(name: str, values: pa.Array) -> str | None:
-    """SQL that the wanted rows fulfil, None where the key's type has no plain literal."""
+    """SQL that is true for the wanted rows; None where the key's type has no plain literal."""
     column, values = double_quoted(name), values.drop_null()
     if not len(values):
         return "false"
@@ -206,7 +206,7 @@ def _predicate(name: str, values: pa.Array) -> str | None:
 
 
 def _match(keys: pa.Table, held: pa.Table) -> pa.Array:
-    """For every key the row of `held` with it, null where there is none."""
+    """For every key the index of the row of `held` with it, null where there is none."""
     names = keys.column_names
     left = comparable_keys(keys).append_column(_PLACE, pa.array(np.arange(keys.num_rows)))
     right = comparable_keys(held.select(names)).append_column(_ROW, pa.array(np.arange(held.num_rows)))
@@ -215,7 +215,7 @@ def _match(keys: pa.Table, held: pa.Table) -> pa.Array:
 
 
 def is_after(rows: pa.Table, place: tuple[int, int]) -> pa.ChunkedArray:
-    """Which rows of a target stand behind a (position, ordinal)."""
+    """Which rows of a target are later than a (position, ordinal)."""
     same = pc.and_(pc.equal(rows[POSITION_COLUMN], place[0]), pc.greater(rows[ORDINAL_COLUMN], place[1]))
     return pc.or_(pc.greater(rows[POSITION_COLUMN], place[0]), same)
 

@@ -1,8 +1,8 @@
-"""Foreign commits: what other clients changed in a target since a sink left it, read from the commits in between.
+"""External commits: rows that other clients changed in a target since a sink left it, found in the Delta log.
 
-A commit of ours names the target's identity, in a `txn` or in what it says of itself. Of those that do not only one
-with files marked `dataChange` changes rows: an OPTIMIZE, a VACUUM and a property do not. Commits are looked at only
-where the target is at another version than the sink left it at, by their names in the log and without a listing.
+Our commits carry the target's identity, in a `txn` or in the commit info. Of the others, only a commit with files
+marked `dataChange` changes rows; an OPTIMIZE, a VACUUM and a property do not. Commits are read only where the target
+is at another version than the sink left it at, by their names in the log and without a listing.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from pipelines.runtime.external_commits import ExternalCommitReport, ForeignComm
 from pipelines.sinks.delta.table import APP_ID, DeltaTarget
 
 GONE: Final = "UNKNOWN"
-"""The operation of a commit that is not in the log any more; of ours the last hundred are."""
+"""The operation of a commit that is no longer in the log; the log has the last hundred of ours."""
 
 log = structlog.get_logger("apply")
 
 
 class ExternalCommitWatch:
-    """Looks at the commits that came to a sink's targets; any thread may ask, of one target one at a time."""
+    """Finds external commits in a sink's targets; threads may use it at once, for one target one at a time."""
 
     def __init__(self, report: ExternalCommitReport) -> None:
         self.report = report
         self._known: dict[str, int] = {}
-        """By target: the version up to which its commits were looked at."""
+        """By target URI: the version up to which its commits were checked."""
 
     def before(self, target: DeltaTarget, topic: str, published: int | None) -> None:
-        """A batch of a table is about to be merged into its target, which was just refreshed.
+        """Check the commits before a batch is merged into a target that was just refreshed.
 
-        published: the version at which whoever filled it last left it; None where that is not known.
+        published: the last published version of the target; None where that is not known.
         """
         self._known.setdefault(target.uri, target.version if published is None else published)
-        self._look(target, topic)
+        self._check(target, topic)
 
     def after(self, target: DeltaTarget, topic: str) -> None:
-        """The batch is merged; a single commit since `before` is its own."""
+        """Check the commits after a batch was merged; a single commit since `before` is its own."""
         if target.version == self._known[target.uri] + 1:
             self._known[target.uri] = target.version
-        self._look(target, topic)
+        self._check(target, topic)
 
     def forget(self) -> None:
-        """The sink lets go of its targets: others may fill them."""
+        """Forget all versions: the sink closes its targets, and another driver may fill them."""
         self._known.clear()
 
-    def _look(self, target: DeltaTarget, topic: str) -> None:
+    def _check(self, target: DeltaTarget, topic: str) -> None:
         left = self._known[target.uri]
         if target.version > left and (found := list(_foreign(target, left))):
             self.report.note(topic, found)
@@ -77,8 +77,8 @@ def _foreign(target: DeltaTarget, left: int) -> Iterator[ForeignCommit]:
             yield ForeignCommit(version, GONE)
             continue
         if _changes_rows(actions) and not _is_ours(actions, identity):
-            told = (action["commitInfo"].get("operation") for action in actions if "commitInfo" in action)
-            yield ForeignCommit(version, str(next(told, None) or GONE))
+            operations = (action["commitInfo"].get("operation") for action in actions if "commitInfo" in action)
+            yield ForeignCommit(version, str(next(operations, None) or GONE))
 
 
 def _changes_rows(actions: Iterable[dict[str, Any]]) -> bool:
@@ -87,6 +87,6 @@ def _changes_rows(actions: Iterable[dict[str, Any]]) -> bool:
 
 
 def _is_ours(actions: Iterable[dict[str, Any]], identity: str) -> bool:
-    """Whether one of many tables, or a step before the last, has made the commit as well."""
+    """Whether we made the commit, for any table of a shared target and in any step."""
     named = (action.get("txn", {}).get("appId") or action.get("commitInfo", {}).get(APP_ID) for action in actions)
     return any(str(name).startswith(identity) for name in named if name)

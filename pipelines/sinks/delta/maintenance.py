@@ -1,7 +1,7 @@
-"""Upkeep of the targets of a Delta sink: small files are put together, and what nobody needs is removed.
+"""Maintenance of a Delta sink's targets: compaction of small files, ordering of rows, removal of unused files.
 
-The sink calls it after a publish, when no merge runs: one table and one job at a time, for a tenth of the time at
-most, so that every table still has one writer.
+The sink calls it after a publish, when no merge runs, so that every table still has one writer. It does one job on one
+table at a time, for at most a tenth of the time.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.zorder import ZOrdering, file_groups
 
 COMPACT_ABOVE: Final = 64
-"""Files above those that the last compaction left; every merge adds one, and the next opens all of them."""
+"""Files since the last compaction above which a table is compacted: each merge adds one and opens all."""
 SMALL: Final = 16 << 20
-"""Bytes of a file that is left alone by most compactions; those of its size are put together when there are many."""
+"""Bytes of a file that most compactions leave as it is; larger ones are merged when there are many."""
 URGENT: Final = 4
-"""How many times over a table may be due before its compaction does not wait for its share of the time."""
+"""Multiple of COMPACT_ABOVE at which a compaction no longer waits for its share of the time."""
 SHARE: Final = 10
-"""A job that took a second is followed by this many seconds less one without one."""
+"""One part of the time in this many is for maintenance."""
 PINNED_FOR: Final = 86_400.0
-"""Seconds after which nobody can still be reading a version that was held: who held it was killed."""
+"""Seconds after which a pinned version is no longer read: its reader was killed."""
 FIRST_AFTER: Final = 60.0
-"""Seconds until the first look at a table that a driver has come to know."""
+"""Seconds until the first check of a table that is new to a driver."""
 AT_ONCE: Final = 1_000
-"""Files removed in one go; the rest with the next turn."""
+"""Files removed in one turn; the rest is removed in the next one."""
 REMOVES_FOR: Final = 1.0
-"""Seconds after which the rest is left for the next turn as well: an object store takes some for a thousand."""
+"""Seconds after which a turn stops removing: an object store takes several for a thousand files."""
 
 READ_AT_ONCE: Final = 20
 """Versions whose files are read in one go; each takes some 20 ms."""
@@ -49,7 +49,7 @@ UNKNOWN_FILE_AGE: Final = 86_400.0
 """Seconds of age at which a file goes that may still be committed by another client: no job takes a day."""
 
 _PARTED: Final = f"{RELATION_COLUMN}="
-"""Beginning of a folder of rows, although such names are hidden elsewhere."""
+"""Prefix of a partition directory with rows, although a leading underscore hides other files."""
 _OWN: Final = "delta.enableExpiredLogCleanup"
 _GRACE: Final = "delta.deletedFileRetentionDuration"
 _LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d{10}\.\d{10})?\.parquet)\Z")
@@ -60,18 +60,18 @@ log = structlog.get_logger("upkeep")
 
 @dataclass(frozen=True, slots=True)
 class UpkeepSettings:
-    """What a definition says of a sink's cuts and of the upkeep of its targets; times in seconds."""
+    """Settings of a sink's cuts and of the maintenance of its targets; times in seconds."""
 
     every: float = 300.0
-    """Between two looks for what to remove in one table; 0: nothing is removed and nothing put together."""
+    """Interval between two searches for unused files in one table; 0: no maintenance at all."""
     vacuum_after: float = 3600.0
-    """How long a file stays that neither the newest version nor a kept cut needs."""
+    """Time for which a file stays that neither the newest version nor a kept cut needs."""
     retain: float = 86400.0
-    """How long cuts are kept."""
+    """Time for which cuts are kept."""
     keep_commits: int = 100
-    """How many of the newest commits stay in the log of a target in a directory."""
+    """Number of newest commits that stay in the log of a target in a directory."""
     ordering: ZOrdering = field(default_factory=ZOrdering)
-    """Which files of a target whose rule says cluster_by are put in order."""
+    """Which files of a target with cluster_by are ordered."""
 
 
 @dataclass(slots=True)
@@ -125,60 +125,60 @@ class TableFiles:
 
 @dataclass(slots=True)
 class _Turn:
-    """Where the upkeep of one table stands."""
+    """The state of the maintenance of one table."""
 
     due: float
-    """When to look for what to remove."""
+    """Time of the next search for unused files."""
     order_due: float
-    """When to look for what to put in order."""
+    """Time of the next search for files to order."""
     files: TableFiles = field(default_factory=TableFiles)
     version: int = -1
-    """Of the table when its files were noted last."""
+    """Version of the table when its files were last recorded."""
     left: int = 0
-    """Files that the last compaction left."""
+    """Number of files after the last compaction."""
     shortened: int = 0
     """The version when commits were removed last."""
     refused: str = ""
-    """What was wrong the last time, so that it is told once."""
+    """The last error, so that it is logged once."""
     too_large: int = 0
-    """Parts that were too large to be put in order the last time; told once as well."""
+    """Number of partitions that were last too large to be ordered; also logged once."""
 
 
 class TargetMaintenance:
-    """The upkeep of one sink's targets by its one driver."""
+    """The maintenance of one sink's targets by its one driver."""
 
     def __init__(self, settings: UpkeepSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._clock = settings, clock
         self._turns: dict[str, _Turn] = {}
-        """By URI, the one that waits longest first."""
-        self._held: list[tuple[str, Mapping[str, int], float]] = []
+        """By URI, the longest waiting first."""
+        self._pinned: list[tuple[str, Mapping[str, int], float]] = []
         self._rest_until = 0.0
 
-    def hold(self, handle: str, versions: Mapping[str, int]) -> None:
-        """Keep what versions of targets need, listed or not, until the handle is let go of, at most for HELD_FOR."""
-        self._held.append((handle, versions, self._clock()))
+    def pin(self, handle: str, versions: Mapping[str, int]) -> None:
+        """Keep the files of these versions until the handle is released, at most for PINNED_FOR."""
+        self._pinned.append((handle, versions, self._clock()))
 
-    def let_go(self, handle: str) -> None:
-        """Undo one hold; an unknown handle is ignored."""
-        held = next((held for held in self._held if held[0] == handle), None)
-        if held is not None:
-            self._held.remove(held)
+    def release(self, handle: str) -> None:
+        """Undo one pin; an unknown handle is ignored."""
+        pinned = next((pinned for pinned in self._pinned if pinned[0] == handle), None)
+        if pinned is not None:
+            self._pinned.remove(pinned)
 
     def turn(self, cuts: Sequence[KeptCut], targets: Mapping[str, DeltaTarget]) -> None:
-        """Look after the next table of the newest cut, if it is due; called when no merge runs. Never raises.
+        """Maintain the next table of the newest cut, if it is due; called when no merge runs. Never raises.
 
-        targets: those that are open, by URI; their tables are brought to the version that is left.
+        targets: the open targets, by URI; they are refreshed to the version that maintenance commits.
         """
         if not self._settings.every or not cuts:
             return
-        self._meet(cuts[-1])
+        self._add_turns(cuts[-1])
         began, uri = self._clock(), self._next()
         if uri is None:
             return
         turn, worked = self._turns[uri], True
         try:
-            self._note(targets)
-            worked = self._look(uri, turn, cuts, targets.get(uri))
+            self._record_files(targets)
+            worked = self._run_job(uri, turn, cuts, targets.get(uri))
         except Exception as exc:  # noqa: BLE001 - another client wrote, or the store does not answer: tried again
             turn.due = began + self._settings.every
             if (refused := f"{type(exc).__name__}: {str(exc)[:300]}") != turn.refused:
@@ -187,7 +187,7 @@ class TargetMaintenance:
         if worked:
             self._rest_until = self._clock() + (self._clock() - began) * (SHARE - 1)
 
-    def _meet(self, newest: KeptCut) -> None:
+    def _add_turns(self, newest: KeptCut) -> None:
         """A turn for every target of the newest cut, and none for others."""
         present = dict.fromkeys(table.target for table in newest.record.tables.values() if table.version is not None)
         first = self._clock() + min(self._settings.every, FIRST_AFTER)
@@ -195,25 +195,25 @@ class TargetMaintenance:
         self._turns = kept | {uri: _Turn(first, first) for uri in present if uri not in kept}
 
     def _next(self) -> str | None:
-        """The target that waits longest for a look; it is the last in line from now on."""
+        """The target that has waited longest; it moves to the end of the queue."""
         uri = next(iter(self._turns), None)
         if uri is not None:
             self._turns[uri] = self._turns.pop(uri)
         return uri
 
-    def _note(self, targets: Mapping[str, DeltaTarget]) -> None:
-        """The files that the tables have now: once out of the table they are no other client's."""
+    def _record_files(self, targets: Mapping[str, DeltaTarget]) -> None:
+        """Record the files that the tables have: a file that was in a table is not one of another client's commits."""
         for uri, target in targets.items():
             turn = self._turns.get(uri)
             if turn is not None and turn.version != target.version:
                 turn.files.known |= paths_of(target.table)
                 turn.version = target.version
 
-    def _look(self, uri: str, turn: _Turn, cuts: Sequence[KeptCut], opened: DeltaTarget | None) -> bool:
-        """Do what is most due; whether that was anything."""
+    def _run_job(self, uri: str, turn: _Turn, cuts: Sequence[KeptCut], opened: DeltaTarget | None) -> bool:
+        """Run the most urgent job of a table; whether there was one."""
         now = self._clock()
         rests = now < self._rest_until
-        # delta-rs puts no files together for which it cannot commit
+        # delta-rs cannot compact a table to which it cannot commit
         count = 0 if opened is None or lacking(opened.table) else opened.files()[0]
         many = count - turn.left
         if opened is not None and many > COMPACT_ABOVE and (not rests or many > URGENT * COMPACT_ABOVE):
@@ -238,7 +238,7 @@ class TargetMaintenance:
         return "://" not in target.uri and target.version - turn.shortened > self._settings.keep_commits
 
     def _order(self, target: DeltaTarget, turn: _Turn) -> bool:
-        """Put one part of a target in order; whether there was one. One that cannot be is tried again later."""
+        """Order one partition of a target; whether one was due. A failed one is tried again later."""
         ordering, turn.order_due = self._settings.ordering, self._clock() + self._settings.every
         if lacking(target.table):
             return False
@@ -255,10 +255,10 @@ class TargetMaintenance:
         return True
 
     def _remove(self, target: DeltaTarget, files: TableFiles, cuts: Sequence[KeptCut]) -> int:
-        """Remove what nobody needs any more; how many files are left for the next time, 1 if that is not known yet."""
+        """Remove unused files; the number left for the next turn, 1 if that is not known yet."""
         now, after = self._clock(), self._settings.vacuum_after
         target.app_id  # noqa: B018 - raises for a table that is not ours
-        _take_over(target, self._settings)
+        _set_retention(target, self._settings)
         target.refresh()
         versions = self._listed(target.uri, cuts)
         kept = files.needed(versions, now, after, lambda version: paths_of(DeltaTable(target.uri, version=version)))
@@ -280,7 +280,7 @@ class TargetMaintenance:
         return len(gone) - removed
 
     def _remove_some(self, store: pafs.FileSystem, paths: Sequence[str]) -> int:
-        """Remove the first of the files; how many."""
+        """Remove as many of the files as one turn allows; their number."""
         until = self._clock() + REMOVES_FOR
         for count, path in enumerate(paths[:AT_ONCE]):
             if self._clock() > until:
@@ -290,11 +290,11 @@ class TargetMaintenance:
         return len(paths[:AT_ONCE])
 
     def _listed(self, uri: str, cuts: Sequence[KeptCut]) -> set[int]:
-        """The versions of a target that cuts list or somebody holds."""
+        """The versions of a target that cuts list or a handle pins."""
         # of tables that share a target the newest version counts, see Published.versions
         listed = {max(found) for cut in cuts if (found := _versions(cut, uri))}
         since = self._clock() - PINNED_FOR
-        return listed | {versions[uri] for _, versions, at in tuple(self._held) if uri in versions and at > since}
+        return listed | {versions[uri] for _, versions, at in tuple(self._pinned) if uri in versions and at > since}
 
 
 def _versions(cut: KeptCut, uri: str) -> list[int]:
@@ -303,9 +303,9 @@ def _versions(cut: KeptCut, uri: str) -> list[int]:
 
 
 def _compact(target: DeltaTarget, ordering: ZOrdering) -> int:
-    """Put small files together, those of a middle size as well when many have come up; how many files are left.
+    """Compact small files, and those of medium size when there are many; the number of files left.
 
-    What is to be in order is put together by that, and would otherwise come out of it again.
+    Files that ordering rewrites are not compacted here, which would undo their order.
     """
     target.table.optimize.compact(target_size=SMALL)
     hit("delta_upkeep_compacted")
@@ -316,8 +316,8 @@ def _compact(target: DeltaTarget, ordering: ZOrdering) -> int:
     return target.files()[0]
 
 
-def _take_over(target: DeltaTarget, settings: UpkeepSettings) -> None:
-    """Tell writers that it is not they who shorten the log, and other clients how long files are needed."""
+def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
+    """Set the properties by which writers leave the log alone, and other clients keep removed files long enough."""
     if lacking(target.table):
         return
     found = target.table.metadata().configuration

@@ -1,9 +1,9 @@
-"""The merge of one batch into one Delta table: what is said (MergeSpec, pure) and the two engines that do it.
+"""Merge of one batch into one Delta table: the SQL conditions (MergeSpec, pure) and the two engines that run it.
 
-Both engines get the same source: the target's columns plus `_op` (`u` upsert, `d` delete; a delete carries its key,
-place and nulls, and for want of a key the place of the row that goes). A row is deleted only by a later
-(position, ordinal) and replaced only by a later or the same one: the same one is the same change, come again after a
-crash as part of a longer range, perhaps under a newer schema.
+Both engines get the same source: the target's columns plus `_op` (`u` upsert, `d` delete). A delete has its key, its
+position and nulls; without a key it has the position of the row to delete. A row is deleted only by a later
+(position, ordinal), and replaced only by a later or an equal one. An equal one is the same change, applied again after
+a crash as part of a longer range, perhaps under a newer schema.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 OP: Final = "_op"
-"""Source column; a leading underscore is never a source table's column."""
+"""Column of a merge's source; a column of a source table never begins with an underscore."""
 POSITION_KEY: Final = (POSITION_COLUMN, ORDINAL_COLUMN)
-"""What finds a row of a table without a key."""
+"""The columns that find a row of a table without a key."""
 SOURCE: Final = "s"
 TARGET: Final = "t"
 
 ONE_SPARK_WRITE: Final = Lock()
-"""Held around `transaction`: the `txn` stands in the session, which all threads and all sinks of a process share."""
+"""Lock around `transaction`: the `txn` is set in the session, which all threads and sinks of a process share."""
 _TXN_APP: Final = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION: Final = "spark.databricks.delta.write.txnVersion"
 
@@ -50,39 +50,39 @@ def backticked(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MergeSpec:
-    """The merge as SQL texts, in one dialect of quoting."""
+    """The conditions of a merge as SQL, in one dialect of quoting."""
 
     key: tuple[str, ...]
     """Delta names of the key columns; PLACE where there is none."""
     columns: tuple[str, ...]
-    """Delta names of every column that the source brings, `_position` and `_ordinal` included."""
+    """Delta names of every column of the source, `_position` and `_ordinal` included."""
     quote: Callable[[str], str]
     part: int | None = None
-    """The table whose rows are meant, of a target of many."""
+    """The relation whose rows are merged, in a shared target."""
 
     @property
     def condition(self) -> str:
         """Same key. Key columns are never NULL (primary key or replica identity index).
 
-        The table stands there as a number: by that files of others are left alone before any row is looked at.
+        The relation is a literal, so that the engine skips files of other tables before it reads rows.
         """
         mine = [] if self.part is None else [f"{self._target(RELATION_COLUMN)} = {int(self.part)}"]
         return " AND ".join([*mine, *(f"{self._source(name)} = {self._target(name)}" for name in self.key)])
 
     @property
     def deletes(self) -> str:
-        """When a matched row goes; one that is found by its place is meant as it is."""
+        """The condition to delete a matched row; a row found by its position needs no comparison."""
         is_delete = f"{self._source(OP)} = 'd'"
         return is_delete if self.key == POSITION_KEY else f"{is_delete} AND {self._after('>')}"
 
     @property
     def updates(self) -> str:
-        """When a matched row is replaced."""
+        """The condition to replace a matched row."""
         return f"{self._source(OP)} = 'u' AND {self._after('>=')}"
 
     @property
     def inserts(self) -> str:
-        """When an unmatched row is added."""
+        """The condition to insert an unmatched row."""
         return f"{self._source(OP)} = 'u'"
 
     @property
@@ -94,7 +94,7 @@ class MergeSpec:
         position, ordinal = POSITION_COLUMN, ORDINAL_COLUMN
         same = f"{self._source(position)} = {self._target(position)}"
         within = f"{self._source(ordinal)} {than} {self._target(ordinal)}"
-        # another hand put a row there without a place: what the log says is newer
+        # a row of another client has no position: the change from the log is newer
         placeless = f"{self._target(position)} IS NULL"
         return f"({self._source(position)} > {self._target(position)} OR ({same} AND {within}) OR {placeless})"
 
@@ -107,7 +107,7 @@ class MergeSpec:
 
 @dataclass(frozen=True, slots=True)
 class TxnMarker:
-    """The `txn` that a commit carries: whoever finds it in the table does not make the commit again."""
+    """The `txn` that a commit carries; a commit whose `txn` is in the table is not made again."""
 
     app_id: str
     version: int
@@ -119,9 +119,9 @@ class TxnMarker:
 
 
 def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, mark: TxnMarker) -> None:
-    """Append rows; a column of the target that they do not have, which is another table's, is null.
+    """Append rows; a column of the target that they do not have, which belongs to another table, is null.
 
-    What the target says of its columns stays: of rows from before a change that it has already, they would say another.
+    The metadata of the target's columns stays: rows of an earlier range may carry metadata from before a change.
     """
     for field in target.columns:
         if field.name not in rows.column_names:
@@ -143,7 +143,7 @@ def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, .
     """Merge `source` (target columns and `_op`) in one commit that carries the mark.
 
     Into an empty target upserts are appended: there is nothing to compare them with. Without a key the source, which
-    then has no `_op` of a merge, is appended.
+    then has no `_op`, is appended.
     """
     if not key:
         append_with_delta_rs(target, source, mark)
@@ -183,7 +183,7 @@ def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...
 
 
 def frame_of(spark: SparkSession, rows: pa.Table) -> DataFrame:
-    """Rows as a frame of the same types: unasked, Spark takes a timestamp without a zone for one with."""
+    """Rows as a frame of the same types; by default Spark reads a timestamp without a zone as one with a zone."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return spark.createDataFrame(rows, from_arrow_schema(rows.schema, prefer_timestamp_ntz=True))
@@ -208,7 +208,7 @@ def can_write_delta(spark: SparkSession | None) -> bool:
 
 
 def has_file_system(spark: SparkSession, path: str) -> bool:
-    """Whether Spark's Hadoop has a file system for the store that a path names; a directory's is always there."""
+    """Whether Spark's Hadoop has a file system for the scheme of a path; always for a directory."""
     scheme, separator, _ = path.partition("://")
     if not separator:
         return True
@@ -229,7 +229,7 @@ def require_delta(spark: SparkSession | None) -> SparkSession:
 
 @contextmanager
 def transaction(spark: SparkSession, app_id: str, version: int) -> Iterator[None]:
-    """Every Delta write of the session inside the block carries this `txn`; it is skipped if the table has it.
+    """Let every Delta write of the session in the block carry this `txn`; Spark skips it if the table has it.
 
     Called with ONE_SPARK_WRITE held.
     """

@@ -1,4 +1,4 @@
-"""The source of a merge: folded rows as the target's columns plus `_op`, on the driver or on executors."""
+"""Merge source: folded rows as the target's columns plus `_op`, built on the driver or on executors."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """What a target's rows look like; pickled to executors."""
+    """The columns and types of a target's rows; pickled to executors."""
 
     schema: TableSchema
-    """As the target names and types it: of the source, but for what a transform drops, renames and masks."""
+    """The table as the target names it: columns of the source after drops, renames and masks of the transform."""
     policy: Policy
     transform: TableTransform | None = None
     expressions: Expressions | None = None
     parted: tuple[str, ...] = ()
-    """Text columns by which the target's files are parted, as pipelines.sinks.delta.partition_values says."""
+    """Text columns that partition the target's files, see pipelines.sinks.delta.partition_values."""
     part: int | None = None
-    """The table, if its rows lie in a target of many, each with the table's number."""
+    """The relation, if the target is shared and each row carries its relation."""
 
     @property
     def held(self) -> pa.Schema:
-        """The columns that images have: the target's without those that are computed."""
+        """The columns of row images: the target's without the computed ones."""
         return target_schema(self.schema, self.policy) if self.transform is None else self.transform.held(self.policy)
 
     @property
@@ -50,17 +50,17 @@ class RowShape:
 
     @property
     def source(self) -> pa.Schema:
-        """The columns that images have and `_op`."""
+        """The columns of row images and `_op`."""
         return self.held.append(pa.field(OP, pa.string()))
 
     def rows(self, images: pa.Table) -> pa.Table:
-        """Upserts in the folded shape as `held`; what was not sent is a place holder, as of typed_rows."""
+        """Folded upserts in the columns of `held`; an unsent column has a placeholder, as in typed_rows."""
         if self.transform is None:
             return typed_rows(images, self.schema, self.policy)
         return self.transform.rows(images, self.policy)
 
     def beside(self, image: Image) -> dict[int, str | None]:
-        """See pipelines.sinks.contract.ParkingSink.image_mask."""
+        """Mask an image, see pipelines.sinks.contract.ParkingSink.image_mask."""
         known = {column.id for column in self.schema.columns}
         masks = {} if self.transform is None else self.transform.masks
         own = {column: text for column, text in image.items() if column in known}
@@ -74,23 +74,23 @@ class RowShape:
         return made if self.part is None else made.selectExpr("*", f"{int(self.part)}L AS {RELATION_COLUMN}")
 
     def named(self, rows: pa.Table) -> pa.Table:
-        """Rows of a merge's source with the number of their table, where the target has it."""
+        """Rows of a merge's source with their relation, where the target is shared."""
         if self.part is None:
             return rows
         return rows.append_column(RELATION_COLUMN, pa.repeat(pa.scalar(self.part, pa.int64()), rows.num_rows))
 
     def missing(self, column: Column) -> str | None:
-        """What rows older than the column hold in the target, as text."""
+        """The value of a column in rows older than the column, as text."""
         return column.missing if self.transform is None else self.transform.missing(column)
 
     @property
     def by_rows(self) -> bool:
-        """Whether a row can be made of any image, also of one that says that the row is gone."""
+        """Whether every image can become a row, also the image of a delete; not so under a transform in Python."""
         return self.transform is None or self.transform.rule.python is None
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Delta names of the columns that find a row: the key in its order, or without one the row's place."""
+        """Delta names of the columns that find a row: the key in its order, or position and ordinal without a key."""
         return tuple(column_name(column.name) for column in self.schema.key) or POSITION_KEY
 
 

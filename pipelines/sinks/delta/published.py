@@ -1,8 +1,8 @@
-"""PublishedTable: the Delta table in which a Delta sink records its cuts, one row each, and the fence on it.
+"""Published record of a Delta sink: a Delta table with one row per cut, and the fence against a second driver.
 
-Every publish adds a row in one commit that carries the sink's `txn`; the newest row says where the sink stands.
-Now and then one more commit leaves of the older rows those of the cuts that stay. The driver remembers the version
-it wrote or opened; the next commit is made from exactly that snapshot or not at all.
+Every publish adds a row in one commit that carries the sink's `txn`; the newest row is the sink's current cut. From
+time to time one more commit removes the rows of cuts that are no longer kept. The driver remembers the version that it
+wrote or opened; the next commit is made from exactly that snapshot or not at all.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from pipelines.sinks.delta.commit_log import is_newest, remove_old_commits
 from pipelines.sinks.delta.table import CHECKPOINT_EVERY
 
 CLEAN_EVERY: Final = 100
-"""Publishes between two clean-ups: cuts that do not stay are forgotten, overwritten files removed."""
+"""Publishes between two clean-ups, which drop expired cuts and remove overwritten files."""
 TRUSTED_FOR: Final = 60.0
-"""Seconds after a publish in which an opened table surely finds every later commit, or a checkpoint beyond."""
+"""Seconds after a publish in which an open table still finds every later commit, or a checkpoint beyond."""
 
 _PROPERTIES: Final = {
     "delta.checkpointInterval": str(CHECKPOINT_EVERY),
@@ -51,20 +51,20 @@ class KeptCut:
     """A row of the table."""
 
     published_at: int
-    """µs since 1970 UTC, 0 for a row that is older than the column; no two are equal."""
+    """µs since 1970 UTC, unique; 0 for a row that is older than the column."""
     record: Published
-    """Without schemas, which a past cut does not need: a reader finds its columns in the target."""
+    """Without schemas: a reader of a past cut finds the columns in the target."""
     text: str
     """The record's JSON."""
 
     @classmethod
     def of(cls, published_at: int, record: Published) -> Self:
-        """The row of a record as it is kept."""
+        """The row of a record."""
         slim = replace(record, tables={r: replace(table, schema=None) for r, table in record.tables.items()})
         return cls(published_at, slim, slim.to_json())
 
     def without(self, targets: Collection[str], now: Position) -> KeptCut:
-        """The cut without any version of these targets, which follow other rules from the cut at `now` on."""
+        """The cut without the versions of these targets, whose rules differ from the cut at `now` on."""
         gone = CutUnderOtherRules(f"its rows of then were made under other rules than those in force since {now}")
         why = f"{gone.code} {gone.message}"
         tables = {
@@ -77,10 +77,10 @@ class KeptCut:
 
 
 class PublishedTable:
-    """The record and the kept cuts as one driver holds them."""
+    """The published record and the kept cuts, as one driver has them open."""
 
     def __init__(self, uri: str, table: DeltaTable, retain: float | None) -> None:
-        """retain: seconds for which cuts stay; None: this driver publishes seldom and forgets none."""
+        """retain: seconds for which cuts are kept; None: this driver publishes rarely and removes none."""
         self._uri, self._table, self._retain = uri, table, retain
         configuration = table.metadata().configuration
         self.log_id = str(configuration[_LOG_ID])
@@ -92,7 +92,7 @@ class PublishedTable:
 
     @classmethod
     def open(cls, uri: str, log_id: str, retain: float | None = None) -> Self:
-        """Open or create; raises SinkOfAnotherLog when the record is another log's."""
+        """Open or create the table; raises SinkOfAnotherLog when it belongs to another log."""
         if not DeltaTable.is_deltatable(uri):
             _create(uri, log_id)
         table = DeltaTable(uri)
@@ -111,7 +111,7 @@ class PublishedTable:
 
     @property
     def cuts(self) -> Sequence[KeptCut]:
-        """The cuts that a reader can ask for, oldest first; the last one is the record's."""
+        """The cuts that a reader can choose, oldest first; the last one is that of the record."""
         return self._cuts
 
     def record(self) -> Published | None:
@@ -119,10 +119,10 @@ class PublishedTable:
         return read_published(self._table)
 
     def write(self, record: Published, forgotten: Collection[str] = ()) -> None:
-        """Add the record, which is the newest from now on.
+        """Add the record as the newest one.
 
-        forgotten: targets of which no earlier cut shows anything from then on, for their rows of then were made under
-        other rules. Raises SinkFenced when another driver wrote since, or when it would go back.
+        forgotten: targets that earlier cuts no longer show, because their rows were made under other rules. Raises
+        SinkFenced when another driver wrote since, or when the position would decrease.
         """
         seen = self.check()
         if self._position is not None and record.position < self._position:
@@ -139,7 +139,7 @@ class PublishedTable:
             self._clean(record, self._retain)
 
     def _commit(self, seen: DeltaTable, rows: pa.Table, record: Published, mode: _Mode) -> None:
-        # no retries: a retry would commit on top of what the fence was to keep out
+        # no retries: a retry would commit on top of the commit of another driver
         mark = CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self._app_id, record.position)])
         try:
             write_deltalake(seen, rows, mode=mode, commit_properties=mark)
@@ -149,7 +149,7 @@ class PublishedTable:
         self._seen_at = time.monotonic()
 
     def check(self) -> DeltaTable:
-        """The table as it is now, which is as this driver left or found it; raises SinkFenced otherwise."""
+        """The table, unchanged since this driver last wrote or opened it; raises SinkFenced otherwise."""
         if is_newest(self._uri, self._version):
             return self._table
         seen = self._newest()
@@ -161,7 +161,7 @@ class PublishedTable:
         return seen
 
     def _newest(self) -> DeltaTable:
-        """The table as it is now; opened anew before the commits after ours can have been cleaned away."""
+        """The newest version; the table is reopened before the commits after ours can have been removed."""
         if time.monotonic() - self._seen_at > TRUSTED_FOR:
             return DeltaTable(self._uri)
         self._table.update_incremental()
@@ -175,7 +175,7 @@ class PublishedTable:
         self._cuts = kept
         hit("delta_cuts_thinned")
         self._table.vacuum(retention_hours=1, enforce_retention_duration=False, dry_run=False)
-        # an opened table keeps every commit it has replayed
+        # an open table keeps every commit that it has replayed in memory
         self._table = DeltaTable(self._uri)
         if self.record() != record:
             raise SinkFenced(f"sink at {self._uri!r} was published by another driver during clean-up")
@@ -245,6 +245,6 @@ def _create(uri: str, log_id: str) -> None:
             raise_if_key_not_exists=False,
         )
     except DeltaError:
-        # another driver made it in the same moment; the fence sorts the two out
+        # another driver created it at the same moment; the fence refuses one of the two
         if not DeltaTable.is_deltatable(uri):
             raise

@@ -1,9 +1,9 @@
-"""Evolution: what a target becomes when its table changed; pure, `DeltaTarget.evolve_columns` carries it out.
+"""Schema evolution: the plan by which a target follows its table; pure, `DeltaTarget.evolve_columns` runs it.
 
-Columns are known by id, which the fields of target and table carry in their metadata. New columns alone are a commit of
-metadata. Every other change is one overwriting commit that writes the rows anew: column mapping would spare that, but
-then delta-rs could neither add a column nor compact, and of widened types it cannot even read the table. Either is one
-commit, so a step is done or not; what is planned from a target that was brought there already is nothing.
+Columns are known by id, which the fields of target and table carry in their metadata. New columns alone need a commit
+of metadata. Every other change is one commit that rewrites the rows. Column mapping would avoid the rewrite, but then
+delta-rs could neither add a column nor compact, and it cannot read a table with widened types. Either way the change
+is one commit, so it is done or not; the plan for a target that already followed is empty.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from pipelines.types.widening import Conversion, widening
 
 @dataclass(frozen=True, slots=True)
 class FilledColumn:
-    """One column of a target that is written anew."""
+    """One column of a target whose rows are rewritten."""
 
     field: pa.Field
     held: str | None = None
-    """The column whose values it takes; None: nulls."""
+    """The column of the target whose values it gets; None: nulls."""
     convert: Conversion | None = None
-    """What becomes of them; None: they stay as they are."""
+    """The conversion of the values; None: they do not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvolutionPlan:
-    """What has to be done, in one commit; nothing if it has no steps."""
+    """The changes of one commit; without steps there is nothing to do."""
 
     steps: tuple[str, ...] = ()
-    """In words, for the log and for errors."""
+    """Descriptions for the log and for errors."""
     added: tuple[pa.Field, ...] = ()
-    """Columns that come by a commit of metadata; none if the target is written anew."""
+    """Columns added by a commit of metadata; none if the rows are rewritten."""
     columns: tuple[FilledColumn, ...] = ()
-    """All columns, if the target is written anew."""
+    """All columns, if the rows are rewritten."""
 
 
 def plan(
@@ -53,17 +53,17 @@ def plan(
     replaced: bool,
     gone: frozenset[bytes] = frozenset(),
 ) -> EvolutionPlan:
-    """What makes a target with the columns `present` one with those of `wanted`; what only it has stays.
+    """The plan from the columns `present` to those of `wanted`; columns that only the target has stay.
 
-    replaced: a full copy brings every row again, so that no value of now has to last. gone: ids of the columns that
-    do not stay. Raises SchemaNotApplicable for what the policy forbids, or the target cannot do without a copy.
+    replaced: a full copy replaces every row, so that no current value needs to survive. gone: ids of the columns to
+    drop. Raises SchemaNotApplicable for a change that the policy forbids, or that needs a full copy.
     """
     if changes is SchemaChanges.TRY_EVOLVE:
         try:
             return plan(present, wanted, SchemaChanges.EVOLVE, replaced=replaced, gone=gone)
         except SchemaNotApplicable:
             return plan(present, wanted, SchemaChanges.LENIENT, replaced=replaced, gone=gone)
-    made = _Making(present, wanted, lenient=changes is SchemaChanges.LENIENT, replaced=replaced)
+    made = _PlanBuilder(present, wanted, lenient=changes is SchemaChanges.LENIENT, replaced=replaced)
     found = made.plan(gone)
     if changes is SchemaChanges.IGNORE and found.steps:
         raise SchemaNotApplicable(
@@ -81,9 +81,9 @@ def plan(
 def columns_to_drop(
     policy: DroppedColumns, present: pa.Schema, schema: TableSchema, before: TableSchema | None
 ) -> frozenset[bytes]:
-    """Ids of the columns that the target shall lose; before: the table when the target was last published.
+    """Ids of the columns that the target drops; before: the table when the target was last published.
 
-    Not those of its key of then: after a crash a range from before the new key would not find its rows any more.
+    Columns of its earlier key stay: after a crash a range from before the new key still finds its rows by them.
     """
     if policy is DroppedColumns.KEEP or before is None:
         return frozenset()
@@ -93,9 +93,9 @@ def columns_to_drop(
 def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, policy: Policy) -> TableSchema:
     """The table with the columns and types that its rows have in this target.
 
-    A column that the target has as text stays text while its type at the source is the same: the map of types may
-    have changed, or the policy, and a replay takes that up. Under IGNORE columns keep name and type as well,
-    and those that the target does not have are left out; raises SchemaNotApplicable if one is part of the key.
+    A column that the target has as text stays text while its type at the source is the same: the type map or the
+    policy may have changed, which only a replay applies. Under IGNORE, columns also keep name and type, and columns
+    that the target does not have are left out; raises SchemaNotApplicable if one of those is part of the key.
     """
     found = _by_id(present)
     columns = []
@@ -116,7 +116,7 @@ def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaCh
 
 
 def with_earlier_names(schema: TableSchema, rule: Transform, present: pa.Schema, policy: Policy) -> TableSchema:
-    """As held_as for a target that was brought further by this rule: under the names that the source has by then."""
+    """As with_target_types for a target that this rule evolved further: under the names of the source by then."""
     held = with_target_types(
         replace(schema, columns=_without(schema, rule.drop)), present, SchemaChanges.IGNORE, policy
     )
@@ -131,9 +131,9 @@ def _without(schema: TableSchema, names: Sequence[str]) -> tuple[Column, ...]:
 
 
 def check_left_out(wanted: TableSchema, before: TableSchema | None, present: pa.Schema) -> None:
-    """Raise SchemaNotApplicable for a column that was there before and that the target has not: it was left out.
+    """Raise SchemaNotApplicable for a column that the table had before and the target does not: it was left out.
 
-    Its older rows lack values that no default tells. before: the table when the target was last published.
+    Older rows have no value for it, and no default gives one. before: the table when the target was last published.
     """
     known = set() if before is None else {column.id for column in before.sent}
     found = _by_id(present)
@@ -166,7 +166,7 @@ def sources(present: pa.Schema, wanted: pa.Schema) -> dict[str, str]:
 
 
 def read_plan(present: pa.Schema, wanted: pa.Schema) -> tuple[FilledColumn, ...]:
-    """How rows of a target with the columns `present` are read as `wanted`; what they do not tell exactly is null."""
+    """The columns to read rows of a target as `wanted`; a value without an exact conversion is null."""
     found = sources(present, wanted)
     return tuple(_read(field, found.get(field.name), present) for field in wanted)
 
@@ -179,7 +179,7 @@ def _read(field: pa.Field, held: str | None, present: pa.Schema) -> FilledColumn
 
 
 def evolved_batch(batch: pa.RecordBatch, held: pa.Schema, columns: Sequence[FilledColumn]) -> pa.RecordBatch:
-    """Rows of a target with the columns `held` as they are after an evolution; the engine's views become arrays."""
+    """Rows of a target with the columns `held` after an evolution; string views of the engine become arrays."""
     made = [
         pa.nulls(batch.num_rows, column.field.type)
         if column.held is None
@@ -194,7 +194,7 @@ def _converted(values: pa.Array, column: FilledColumn) -> pa.Array:
 
 
 def column_id(field: pa.Field) -> bytes | None:
-    """The log's id of a target's column, None for a column that is no source column."""
+    """The id of a target's column in the log, None for a column that is not from the source."""
     return None if field.metadata is None else field.metadata.get(COLUMN_ID_KEY)
 
 
@@ -204,25 +204,25 @@ def ids_only_in(present: pa.Schema, wanted: pa.Schema) -> frozenset[bytes]:
 
 
 def without_ids(columns: pa.Schema) -> pa.Schema:
-    """The columns as a target of many tables has them: each table has ids of its own."""
+    """The columns without ids, as in a shared target: each table has its own ids."""
     types = [_type_name(field) for field in columns]
     plain = [{} if name is None else {TYPE_KEY: name} for name in types]
     return pa.schema([field.with_metadata(said) for field, said in zip(columns, plain, strict=True)])
 
 
-class _Making:
-    """One plan in the making."""
+class _PlanBuilder:
+    """The construction of one plan."""
 
     def __init__(self, present: pa.Schema, wanted: pa.Schema, *, lenient: bool, replaced: bool) -> None:
         self._present, self._wanted = present, wanted
         self._lenient, self._replaced = lenient, replaced
         self._steps: list[str] = []
         self._stay: dict[str, str] = {}
-        """Columns that stay beside the new ones → their names from then on."""
+        """Columns that stay in addition to the new ones → their names from then on."""
         self._names = {field.name.casefold() for field in (*present, *wanted)}
 
     def plan(self, gone: Collection[bytes]) -> EvolutionPlan:
-        """See the function."""
+        """Build the plan."""
         found = sources(self._present, self._wanted)
         filled = {field.name: self._filled(field, found.get(field.name)) for field in self._wanted}
         added = tuple(filled[field.name].field for field in self._wanted if field.name not in found)
@@ -268,7 +268,7 @@ class _Making:
         return FilledColumn(field)
 
     def _left(self, field: pa.Field) -> list[FilledColumn]:
-        """A column that no wanted one continues, or that stays beside the one that does."""
+        """A column that no wanted column continues, or that stays in addition to its successor."""
         taken = {name.casefold() for name in self._wanted.names}
         stays = field.name in self._stay
         if field.name.casefold() not in taken:
@@ -283,7 +283,7 @@ class _Making:
         return [FilledColumn(self._aside(field), field.name)] if self._lenient else []
 
     def _aside(self, field: pa.Field) -> pa.Field:
-        """The field under a name that no source column can have, for such a name escapes its percent signs."""
+        """The field under a name that no source column can have: those escape percent signs."""
         number = 1
         while (name := f"{field.name}%v{number}").casefold() in self._names:
             number += 1

@@ -1,13 +1,13 @@
-"""ShardTarget: one table's part of a Delta target that many tables of a source share, as shards of one table do.
+"""Shared target: one table's part of a Delta target that several tables of a source share, such as shards.
 
-Theory. Such a target is parted by `_relation`, so a merge of one table neither reads nor writes a file of another. To
-whoever fills it a part is a target like any other: it has an applied position of its own (the `txn` is named after the
-target and the table), a generation, and columns that are known by the ids which its own table gave them. All of that
-but the `txn` is one text for each table, in the metadata of the field `_relation`: a step is one commit, and a replay
-puts rows and schema in place together.
+Theory. A shared target is partitioned by `_relation`, so a merge of one table neither reads nor writes a file of
+another. For a strategy a part is a target like any other. It has its own applied position (the `txn` is named after
+target and relation), its own generation, and columns known by the ids that its table gave them. All of that but the
+`txn` is one JSON text per table, in the metadata of the field `_relation`: each step is one commit, and a replay
+replaces rows and schema together.
 
-The target's columns are those of all its tables, by name; a table has nulls in those of others. What would change a
-column under the rows of another table is refused, for the one table that wants it.
+The target has the columns of all its tables, by name; a table has nulls in those of others. A change of a column that
+has rows of another table is refused, for the table that asks for it.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.types.rows import COPY_AGAIN
 
 SHARD: Final = "cdc.shard."
-"""Before a table's number: what it says of its part, in the metadata of the field `_relation`."""
+"""Prefix of a relation in the metadata of the field `_relation`: the state of its part, as JSON."""
 _PARTED: Final = f"partition.{RELATION_COLUMN}"
 _OTHERS: Final = "give it the name and type that it has in the other tables and copy the table again, or leave it out"
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What a target says of one of its tables."""
+    """The state of one table in a shared target."""
 
     topic: str
-    """As it was called last."""
+    """The last known name of the table."""
     columns: Mapping[str, int] = field(default_factory=dict)
     """Delta column → the log's id, of every column that the table has or had."""
     generation: int | None = None
-    """B of the last generation end applied; None: the first full copy has not ended."""
+    """Start position of the last finished copy; None: the first full copy has not ended."""
 
     def to_json(self) -> str:
         """Text with sorted keys."""
@@ -65,7 +65,7 @@ def shards_of(columns: pa.Schema) -> dict[int, Shard]:
 
 
 def delete_other_tables(target: DeltaTarget, relations: Collection[int]) -> None:
-    """Delete the rows of other tables, and what the target says of them."""
+    """Delete the rows and the state of other tables."""
     gone = [part for part in shards_of(target.columns) if part not in relations]
     if gone:
         target.table.delete(f"{RELATION_COLUMN} IN ({', '.join(map(str, gone))})")
@@ -73,7 +73,7 @@ def delete_other_tables(target: DeltaTarget, relations: Collection[int]) -> None
 
 
 def columns_of(table: DeltaTable, part: int | None) -> pa.Schema:
-    """The columns of a target, with the ids of one of its tables alone if it is one of many."""
+    """The columns of a target; of a shared one, with the ids of one of its tables only."""
     columns = pa.schema(table.schema().to_arrow())
     if part is None:
         return columns
@@ -96,10 +96,11 @@ def with_ids(columns: pa.Schema, ids: Mapping[str, int]) -> pa.Schema:
 def merge_columns(
     present: pa.Schema, wanted: pa.Schema, known: Mapping[str, int]
 ) -> tuple[tuple[pa.Field, ...], dict[str, int]]:
-    """(the columns that the target gets for a table, all that are the table's then, with their ids).
+    """(the columns to add to the target for a table, the ids of all columns that the table has then).
 
-    present: the target's; wanted: the table's; known: those that the table has rows in. Raises SchemaNotApplicable for
-    a column that would need another name or type there, or that has a namesake in the table's own past.
+    present: columns of the target. wanted: columns of the table. known: columns that the table has rows in. Raises
+    SchemaNotApplicable for a column that would need another name or type in the target, or whose name an earlier
+    column of the table had.
     """
     name_of = {id_: name for name, id_ in known.items()}
     spelled = {name.casefold(): name for name in present.names}
@@ -132,9 +133,9 @@ def merge_columns(
 
 
 class SharedTarget(DeltaTarget):
-    """One table's part of a target; what it tells of files, columns and positions it tells of that part alone.
+    """One table's part of a target: its files, columns and positions are those of the part only.
 
-    It works on the handle of the whole, and none but one part of a target may be written at a time.
+    It uses the handle of the whole target; only one part of a target may be written at a time.
     """
 
     def __init__(self, whole: DeltaTarget, part: int) -> None:
@@ -142,9 +143,9 @@ class SharedTarget(DeltaTarget):
         self.cluster_by, self.part = whole.cluster_by, part
 
     def add_table(self, schema: TableSchema, columns: pa.Schema) -> None:
-        """Make the table one of the target's, with these columns, or note its name of now.
+        """Add the table and its columns to the target, or record its current name.
 
-        Raises SchemaNotApplicable for a table that cannot be, or whose name one of the others had last.
+        Raises SchemaNotApplicable for a table without a key, or with the last name of another table of the target.
         """
         if not schema.key:
             raise SchemaNotApplicable(
@@ -186,7 +187,7 @@ class SharedTarget(DeltaTarget):
             self._say(replace(shard, columns=ids))
 
     def set_key(self, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
-        """Find rows by the table's key of now; raises as check_key does."""
+        """Find rows by the table's current key; raises as check_key does."""
         check_key(schema, before, replaced=replaced)
 
     def complete_generation(self, position: int) -> None:
@@ -197,7 +198,7 @@ class SharedTarget(DeltaTarget):
 
     @property
     def relation(self) -> int | None:
-        """The table, once it is one of the target's."""
+        """The relation, once it was added to the target."""
         return None if self._shard is None else self.part
 
     @property
@@ -221,7 +222,7 @@ class SharedTarget(DeltaTarget):
 
     @property
     def columns_changed_upto(self) -> int:
-        """0: a range from before their last change, after a crash, goes with them or is refused."""
+        """0: a range from before the last change of columns is applied with the current ones, or refused."""
         return 0
 
     @property
@@ -264,7 +265,7 @@ def part_id(app_id: str, part: int | None) -> str:
 
 
 def part_of(target: DeltaTarget, relation: int) -> DeltaTarget:
-    """What of a target is one table's: all of it, unless many share it."""
+    """A table's part of a target: all of it, unless it is shared."""
     return SharedTarget(target, relation) if target.merged else target
 
 

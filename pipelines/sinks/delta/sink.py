@@ -104,12 +104,12 @@ class DeltaSink:
         """See Sink.pin; the upkeep of this driver leaves the versions alone until they are released."""
         versions = readable_versions(record, self.parts.targets)
         handle = json.dumps(versions, sort_keys=True)
-        self._upkeep.hold(handle, versions)
+        self._upkeep.pin(handle, versions)
         return handle
 
     def release(self, handle: str) -> None:
         """See Sink.release."""
-        self._upkeep.let_go(handle)
+        self._upkeep.release(handle)
 
     def close(self) -> None:
         """See Sink.close."""

@@ -123,7 +123,7 @@ def test_what_no_kept_cut_needs_goes_and_every_kept_cut_stays_whole(tmp_path: Pa
     upkept.round()
     handed = upkept.applied()  # a version between two cuts, which somebody holds
     assert handed.version is not None
-    upkept.upkeep.hold("held", {upkept.uri: handed.version})
+    upkept.upkeep.pin("held", {upkept.uri: handed.version})
     for _ in range(8):
         upkept.look()
         upkept.clock.now += 20
@@ -137,7 +137,7 @@ def test_what_no_kept_cut_needs_goes_and_every_kept_cut_stays_whole(tmp_path: Pa
     assert upkept.assert_every_kept_cut_is_whole() == 9
     assert upkept.items(handed.version) == upkept.expected(2)
     assert len(upkept.files()) == 11 < len(many)
-    upkept.upkeep.let_go("held")
+    upkept.upkeep.release("held")
     for _ in range(2):
         upkept.clock.now += AFTER
         upkept.look()
