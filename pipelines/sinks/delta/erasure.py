@@ -1,8 +1,8 @@
-"""Erasure: what earlier versions of a target contain is removed for good, because its rules hide it now.
+"""Erasure: permanent removal of earlier versions of a target whose rules now hide values that they contain.
 
-A replay under rules that hide more marks the target before it puts the new rows in place, so that the next process
-knows: it after a crash, the sink when it opens the target. The mark goes last. What remains is one version: its files
-and its log from there on. The log goes as well, for its commits name the least and the greatest value of each file.
+A replay under rules that hide more marks the target before it replaces the rows. After a crash the mark tells the next
+replay, or the sink that opens the target, to erase. The mark is removed last. One version remains: its files, and its
+log from there on. Earlier commits are removed too, because they contain the least and greatest values of each file.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pipelines.sinks.delta.commit_log import remove_old_commits
 from pipelines.sinks.delta.maintenance import expired_log_files, paths_of
 
 ERASE: Final = "cdc.erase"
-"""Property of a target from before it is replaced by one that hides more until its earlier versions are erased.
+"""Property that marks a target whose earlier versions are to be erased.
 
-Its value is the retention of removed files that the target had; meanwhile that is none, so that no checkpoint lists
-removed files: their paths name values of columns by which files were parted.
+Its value is the target's earlier retention of removed files. Meanwhile the retention is zero, so that no checkpoint
+lists removed files: their paths contain values of partition columns.
 """
 _RETENTION: Final = "delta.deletedFileRetentionDuration"
 _NONE: Final = "interval 0 seconds"
 _DEFAULT: Final = "interval 7 days"
-"""Delta's own."""
+"""The default of Delta."""
 
 _LOG: Final = "_delta_log"
 
@@ -44,16 +44,16 @@ def is_marked(table: DeltaTable) -> bool:
 
 
 def mark_to_erase(table: DeltaTable) -> None:
-    """Note that earlier versions of the table are to be erased."""
+    """Mark the table, so that its earlier versions are erased."""
     if not is_marked(table):
         before = str(table.metadata().configuration.get(_RETENTION) or _DEFAULT)
         table.alter.set_table_properties({ERASE: before, _RETENTION: _NONE}, raise_if_not_exists=False)
 
 
 def erase_earlier(uri: str, version: int) -> int:
-    """Remove what no version from that one on needs, and the mark; how many files of rows went.
+    """Remove the files that no version from that one on needs, and the mark; the number of removed data files.
 
-    For the one writer of the table: a file that another one is about to commit would go as well.
+    Only for the one writer of the table: a file that another writer is about to commit would be removed too.
     """
     table = DeltaTable(uri)
     needed = paths_of(table) | paths_of(DeltaTable(uri, version=version))
@@ -62,14 +62,14 @@ def erase_earlier(uri: str, version: int) -> int:
     for path in gone:
         store.delete_file(path)
         hit("delta_erased_file")
-    _forget_log(uri, store, version)
+    _remove_log(uri, store, version)
     if before := table.metadata().configuration.get(ERASE):
         table.alter.set_table_properties({ERASE: "", _RETENTION: str(before)}, raise_if_not_exists=False)
     log.info("removed what the rules hide now", target=uri, files=len(gone))
     return len(gone)
 
 
-def _forget_log(uri: str, store: pafs.FileSystem, version: int) -> None:
+def _remove_log(uri: str, store: pafs.FileSystem, version: int) -> None:
     if "://" in uri:
         DeltaTable(uri, version=version).create_checkpoint()
         names = [info.path for info in store.get_file_info(pafs.FileSelector(_LOG, allow_not_found=True))]
@@ -80,7 +80,7 @@ def _forget_log(uri: str, store: pafs.FileSystem, version: int) -> None:
     remove_old_commits(uri, version, kept=0)
     for folder in sorted((path for path in Path(uri).rglob("*") if path.is_dir()), reverse=True):
         if not any(folder.iterdir()):
-            folder.rmdir()  # its name may be a value by which files were parted
+            folder.rmdir()  # its name may contain a value of a partition column
 
 
 def _data_files(store: pafs.FileSystem, folder: str = "") -> Iterator[str]:

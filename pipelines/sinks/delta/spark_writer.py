@@ -1,6 +1,6 @@
-"""SparkTarget: a Delta target that asks for features which delta-rs does not write, so that Spark makes its commits.
+"""Spark target: a Delta target with table features that delta-rs cannot write, so that Spark makes its commits.
 
-What delta-rs can read of it it still reads: files and their bounds, properties, where it stands, mostly rows as well.
+delta-rs still reads what it can: files and their bounds, properties, the applied position, and mostly rows as well.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 _WANTED: Final = "_wanted"
 _AGAIN: Final = "/again"
-"""Behind a target's `txn` identity: the version of the target at which what was erased before was erased again."""
+"""Suffix of a `txn` identity: the version of the target at which an earlier erasure was repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparkReads:
-    """Rows of a target that delta-rs cannot read."""
+    """Reads rows of a target that delta-rs cannot read."""
 
     spark: SparkSession
     uri: str
@@ -43,9 +43,9 @@ class SparkReads:
 
 
 class SparkTarget(DeltaTarget):
-    """A target of the latest state of one table's rows, on the handle of the one that was opened.
+    """A target with the latest state of one table, on the handle of the target that was opened.
 
-    Its columns stay as they are: Spark's DDL has no way to say by which id the log knows one.
+    Its columns cannot change: Spark's DDL cannot set the id by which the log knows a column.
     """
 
     def __init__(self, whole: DeltaTarget, spark: SparkSession) -> None:
@@ -70,7 +70,7 @@ class SparkTarget(DeltaTarget):
 
         application, version = self.app_id + suffix, upto
         if (self.transaction(suffix) or 0) >= upto:
-            # a crash left it behind a longer range, parts of which came since: Spark would pass over the erasure
+            # after a crash in a longer range this `txn` is set already, and Spark would skip the erasure
             application, version = self.app_id + _AGAIN, self.version
         with ONE_SPARK_WRITE, transaction(self._spark, application, version):
             SparkDeltaTable.forPath(self._spark, self.uri).delete(condition)

@@ -1,8 +1,8 @@
-"""A staged Delta sink: new tables built beside the old ones, each put in its place by one overwriting commit.
+"""Swap: staged targets that a replay builds, each of which replaces the old target in one overwriting commit.
 
-The staged table lies in a folder inside the table it will replace, so that its files need no copying: the commit
-removes every old file, adds the new ones where they lie, and carries schema and `txn`. Path, identity and history
-stay; a reader sees the old table or the new one. The commit is made from one snapshot or not at all.
+A staged table is in a directory inside the table that it will replace, so that no file is copied: the commit removes
+every old file, adds the new ones where they are, and carries schema and `txn`. Path, identity and history stay; a
+reader sees the old table or the new one. The commit is made from one snapshot or not at all.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _NTZ: Final = "timestampNtz"
 class StagedDelta:
     """New targets of a Delta sink, until `put` or `discard`; for one process at a time.
 
-    `sink` fills them as any driver would. After a crash before `put` the old tables are untouched; after one
-    inside `put` each table is old or new, the published record says the old cut, and all of it can be done again.
+    `sink` fills them as any driver would. After a crash before `put` the old tables are unchanged. After a crash
+    inside `put` each table is old or new, the published record names the old cut, and the replay can be repeated.
     """
 
     def __init__(self, settings: DeltaSettings) -> None:
         self._settings = settings
         self._rules = TargetRules(settings.table, settings.rules)
         self.erased: dict[str, int] = {}
-        """Target → files that were removed of it, for its rules hide what they contain; known once `put` returned."""
+        """Target → number of files removed because its rules hide their values; set when `put` returns."""
         self._mark = STAGED + uuid.uuid4().hex[:12]
         self._records = published_uri(settings.path).rpartition("/")[0]
         staged = replace(
@@ -69,19 +69,19 @@ class StagedDelta:
         self.sink = DeltaSink(staged)
 
     def forget_earlier(self, schemas: Mapping[int, TableSchema]) -> None:
-        """Remove what an earlier process staged and did not put in place."""
+        """Remove staged tables of an earlier process that never replaced their targets."""
         for mark in [entry.base_name for entry in _entries(self._records) if entry.base_name.startswith(STAGED)]:
             for schema in schemas.values():
                 _forget(self._settings.uri_of(schema), mark)
             remove(f"{self._records}/{mark}")
 
     def standing(self, log_id: str) -> Published | None:
-        """Where the sink stands; from here on a publish by another driver makes `put` fail."""
+        """The published record; from now on a publish by another driver makes `put` fail."""
         self._published = PublishedTable.open(published_uri(self._settings.path), log_id)
         return self._published.record()
 
     def put(self, built: Published, rest: Mapping[int, TableRecord]) -> Published:
-        """Put every target of `built` in place and publish them with the records of `rest`, which were not built.
+        """Replace every target of `built` and publish them with the records of `rest`, which were not built.
 
         Called once, after `standing`. Raises SinkFenced when a driver writes meanwhile, and
         SchemaNotApplicable for a target whose layout was changed by hand.
@@ -107,11 +107,11 @@ class StagedDelta:
         return published
 
     def discard(self) -> None:
-        """Let go of connections; files that were not put in place go with the next replay."""
+        """Close connections; the next replay removes staged files that replaced no target."""
         self.sink.close()
 
     def _mark_hiding(self, records: Iterable[TableRecord]) -> set[int]:
-        """Mark the targets that have what the rules hide now; the tables in them."""
+        """Mark the targets with values that the rules hide now; the relations in them."""
         found = set[int]()
         for record in records:
             schema = TableSchema.from_json(record.schema or "")
@@ -125,14 +125,14 @@ class StagedDelta:
         return found
 
     def _place(self, records: Sequence[TableRecord], log_id: str) -> dict[int, TableRecord]:
-        """Put a staged table in place, with all the tables that have rows in it."""
+        """Replace one target by its staged table, for all tables that have rows in it."""
         schema = TableSchema.from_json(records[0].schema or "")
         uri = self._settings.uri_of(schema)
         staged = DeltaTarget(records[0].target, DeltaTable(records[0].target))
         target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, schema, staged.columns, staged.layout)
         target.check_log(log_id)
         _check_replaceable(target, staged)
-        if staged.merged:  # a table that could not be built may have come half-way
+        if staged.merged:  # a table whose build failed may have some rows
             delete_other_tables(staged, {record.relation for record in records})
         _make_ready(target, staged)
         _overwrite(target, staged, self._mark, _marks(target, records))
@@ -147,7 +147,7 @@ class StagedDelta:
 
 
 def by_target(records: Iterable[TableRecord]) -> list[list[TableRecord]]:
-    """The tables by the target that they have; several share one where their rule merges them."""
+    """The records grouped by target; tables share one where their rule has merge_tables."""
     found: dict[str, list[TableRecord]] = {}
     for record in records:
         found.setdefault(record.target, []).append(record)
@@ -155,7 +155,7 @@ def by_target(records: Iterable[TableRecord]) -> list[list[TableRecord]]:
 
 
 def remove(uri: str) -> None:
-    """Delete a directory and all below it; one that is not there is fine."""
+    """Delete a directory and everything in it, if it exists."""
     system, path = pafs.FileSystem.from_uri(uri)
     if system.get_file_info(path).type == pafs.FileType.Directory:
         system.delete_dir(path)
@@ -169,7 +169,7 @@ def _entries(uri: str) -> list[pafs.FileInfo]:
 def _forget(uri: str, mark: str) -> None:
     target = DeltaTarget.open(uri)
     files = () if target is None else target.table.file_uris()
-    # killed between its commit and its end: the table lives from those files
+    # killed after its commit: the table's live files are there
     remove(f"{uri}/{mark}/_delta_log" if any(f"/{mark}/" in file for file in files) else f"{uri}/{mark}")
 
 
@@ -187,7 +187,7 @@ def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
 
 
 def _make_ready(target: DeltaTarget, staged: DeltaTarget) -> None:
-    """What the old table needs to take the new one's columns; it means nothing to the rows of the old."""
+    """Give the old table the features that the new columns need; its own rows do not use them."""
     wanted, held = (table.protocol().writer_features or [] for table in (staged.table, target.table))
     if _NTZ in wanted and _NTZ not in held:
         feature = TableFeatures.TimestampWithoutTimezone
@@ -224,7 +224,7 @@ def _overwrite(target: DeltaTarget, staged: DeltaTarget, mark: str, marks: Seque
 
 
 def _take_over(target: DeltaTarget, staged: DeltaTarget) -> None:
-    """Give the target what the staged table says of itself; until then it claims less than it holds."""
+    """Copy the properties of the staged table to the target; until then the target claims less than it has."""
     held, wanted = target.table.metadata().configuration, staged.table.metadata().configuration
     taken = {n: wanted[n] for n in (RELATION, GENERATION, STATISTICS) if n in wanted}
     taken |= {TRANSFORM: "", MODE: "", KEYLESS: wanted.get(KEYLESS, ""), **staged.layout.configuration}
@@ -253,7 +253,7 @@ def _additions(table: DeltaTable, mark: str) -> Iterator[AddAction]:
 
 
 def _told(files: pa.Table, kind: str) -> dict[str, list[Any]]:
-    """Column → one bound per file as Delta spells it; types that JSON has no exact spelling for are left out."""
+    """Column → one bound per file in the text of Delta; without types that JSON cannot express exactly."""
     told: dict[str, list[Any]] = {}
     for name in files.column_names:
         of, _, column = name.partition(".")

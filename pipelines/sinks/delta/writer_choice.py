@@ -1,9 +1,9 @@
-"""Which of the two writers merges a batch: by the seconds that either would take, as merges of this process went.
+"""Writer choice: delta-rs or Spark for the merge of a batch, by the estimated seconds of each.
 
-Theory. delta-rs writes the files anew that may hold one of the batch's keys, on the driver and with the batch in memory
-several times over. Spark starts jobs for longer than a small merge takes, looks through the keys of every file, and
-writes as many anew on all of its cores. How long a merge takes is estimated from constants that were measured on two
-cores, times a factor for each writer that is learned from how long its merges really took. Nothing here reads a file.
+Theory. delta-rs rewrites the files that may contain a key of the batch, on the driver, with several copies of the batch
+in memory. Spark needs longer to start its jobs than a small merge takes, reads the keys of every file, and rewrites as
+many files on all of its cores. The estimate uses constants that were measured on two cores, times a factor for each
+writer that is learned from the real times of its merges. Nothing here reads a file.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MAX_BATCH_BYTES: Final = 64 << 20
-"""Of Arrow rows; delta-rs holds about six times as much (700,000 rows of 64 MiB into a million: 380 MiB)."""
+"""Bytes of Arrow rows; delta-rs needs about six times as much (700,000 rows of 64 MiB into a million: 380 MiB)."""
 MAX_CANDIDATE_BYTES: Final = 512 << 20
-"""Of files that a merge may read; delta-rs' memory grows with them (20 M rows: 1.5–4 GB)."""
+"""Bytes of files that a merge may read; delta-rs' memory grows with them (20 M rows: 1.5–4 GB)."""
 SPARK_FIXED: Final = 1.4
-"""Seconds of a merge of nothing into nothing."""
+"""Seconds of an empty merge into an empty target."""
 LEARNS_FROM: Final = 0.1
-"""Estimated seconds; what is shorter is mostly the commit, and says nothing of longer ones."""
+"""Estimated seconds above which a merge is learned from; shorter ones are mostly the commit."""
 SWITCHES_AT: Final = 1.3
-"""How many times cheaper the other writer has to be for a table to change its writer."""
+"""Factor by which the other writer has to be cheaper for a table to change its writer."""
 _DELTA_RS_FIXED: Final = 0.01
 _DELTA_RS_PER_ROW: Final = 1e-6
 _DELTA_RS_PER_BYTE: Final = 1.0e-8
 _SPARK_PER_ROW: Final = 4e-6
-"""As the two below, in seconds of one core."""
+"""Seconds of one core, like the two below."""
 _SPARK_PER_BYTE_READ: Final = 2e-9
 _SPARK_PER_BYTE_WRITTEN: Final = 4e-8
 _OWN_SHARE: Final = 0.25
-"""How far a merge moves the factor of its writer."""
+"""Share by which a merge moves the factor of its writer."""
 _OTHER_SHARE: Final = 0.02
-"""How far it moves that of the other one, which nobody measures meanwhile and which would otherwise never be tried."""
+"""Share by which it moves the factor of the other writer, which is not measured and would never be tried again."""
 _AT_MOST: Final = 8.0
-"""Of a factor, and 1 / 8 at least: the first merge of a session loads classes, and a machine may be busy."""
+"""Limit of a factor, at least 1 / 8: the first merge of a session loads classes, and a machine may be busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeWork:
-    """What one merge has to do."""
+    """The size of one merge."""
 
     rows: int
-    """Of the batch."""
+    """Rows of the batch."""
     nbytes: int
-    """Of the batch, in the target's columns, as Arrow rows."""
+    """Bytes of the batch as Arrow rows in the target's columns."""
     target: int
     """Bytes of the target's live files."""
     candidates: int
-    """Bytes of those of them that may hold a key of the batch."""
+    """Bytes of the live files that may contain a key of the batch."""
 
     @property
     def fits(self) -> bool:
@@ -71,22 +71,22 @@ class MergeWork:
 
 @dataclass(frozen=True, slots=True)
 class WriterDecision:
-    """Who merges."""
+    """The writer of one merge."""
 
     spark: bool
     seconds: float = 0.0
-    """As estimated beforehand; 0 where nobody estimated it."""
+    """Estimated time; 0 where none was needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """How many times longer than estimated the merges of either writer take here."""
+    """Measured time over estimated time, for the merges of each writer."""
 
     delta_rs: float = 1.0
     spark: float = 1.0
 
     def learned(self, ratio: float, *, spark: bool) -> Factors:
-        """After a merge that took so many times its estimate."""
+        """The factors after a merge that took `ratio` times its estimate."""
         own, other = (self.spark, self.delta_rs) if spark else (self.delta_rs, self.spark)
         ratio = min(max(ratio, 1 / _AT_MOST), _AT_MOST)
         own = own * (ratio / own) ** _OWN_SHARE
@@ -101,7 +101,7 @@ class Factors:
 
 
 class WriterCosts:
-    """What one sink has learned of its writers; several threads may use it."""
+    """The learned costs of one sink's writers; several threads may use it."""
 
     def __init__(self) -> None:
         self.factors = Factors()
@@ -110,26 +110,26 @@ class WriterCosts:
         self._lock = Lock()
 
     def is_small(self, work: MergeWork) -> bool:
-        """Whether delta-rs is done with it before Spark would begin, whichever merged the target's last batch."""
+        """Whether delta-rs finishes before Spark would begin, whichever writer merged the last batch."""
         factors = self.factors
         return work.fits and factors.delta_rs * work.by_delta_rs() * SWITCHES_AT < factors.spark * SPARK_FIXED
 
     def choose(self, uri: str, work: MergeWork, cores: int) -> WriterDecision:
-        """Who merges it into a target, of two that can."""
+        """The writer of a merge into a target that both can write."""
         with self._lock:
             spark = not work.fits or self.factors.prefer_spark(work, cores, before=uri in self._by_spark)
             (self._by_spark.add if spark else self._by_spark.discard)(uri)
         return WriterDecision(spark, work.by_spark(cores) if spark else work.by_delta_rs())
 
     def learn(self, choice: WriterDecision, seconds: float) -> None:
-        """How long a merge took."""
+        """Learn from the time that a merge took."""
         if choice.seconds >= LEARNS_FROM:
             with self._lock:
                 self.factors = self.factors.learned(seconds / choice.seconds, spark=choice.spark)
 
 
 def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
-    """Bytes of the files that may hold a key of the source; what has no bounds may hold any.
+    """Bytes of the files that may contain a key of the source; a file without bounds may contain any.
 
     files: live files with their `size_bytes` and the bounds of columns, `min.<name>` and `max.<name>`.
     """
@@ -143,7 +143,7 @@ def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
                 pc.less_equal(files[f"min.{name}"], found["max"]), pc.greater_equal(files[f"max.{name}"], found["min"])
             )
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-            continue  # bounds that are not told in the type of the column
+            continue  # bounds in another type than the column's
         may = pc.and_(may, pc.fill_null(meets, fill_value=True))
     return pc.sum(files["size_bytes"].filter(may)).as_py() or 0
 

@@ -1,8 +1,8 @@
-"""Order: the rows of a target's files in the order of the columns that its rule names, one part of it at a time.
+"""Z-order: rows of a target's files ordered by the columns of cluster_by, one file group at a time.
 
-delta-rs orders all files of a partition anew, or those of the whole table where it has none: that is a part here. What
-was ordered is told by the age of its files: one younger than the last ordering of its part was written by the stream.
-A part is written anew once a quarter of it is that young, so for each byte of the stream four at most.
+A file group is a partition, or the whole table where it has none: delta-rs reorders all its files at once. A file that
+is younger than the last ordering of its group was written by the stream. A group is rewritten once a quarter of it is
+that young, so at most four bytes are rewritten for each byte of the stream.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.table_layout import partition_text
 
 ORDERED: Final = "cdc.ordered"
-"""Property of a target, JSON: `by`, the columns of its last ordering, `upto`, part → when its last file was made."""
+"""Property of a target, JSON: `by`, the columns of its last ordering; `upto`, group → time of its newest file."""
 MAX_PARTS: Final = 1_000
 """Partitions above which a target is not ordered: the property names each."""
 MEMORY: Final = 256 << 20
-"""Bytes held while a part is sorted, beside its widest rows; what is more goes to the disk."""
+"""Bytes of memory for the sort of a group, without its widest rows; more is spilled to disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZOrdering:
-    """Which parts are ordered; bytes."""
+    """Which file groups are ordered; sizes in bytes."""
 
     least: int = 16 << 20
-    """A part below it is one file or two, of which no query would open fewer."""
+    """A smaller group is one file or two, and ordering would save no query a file."""
     most: int = 128 << 20
-    """A part above it is left as it is: the stream waits meanwhile, about a second for 15 MiB."""
+    """A larger group is not ordered: the stream waits meanwhile, about a second for 15 MiB."""
     file: int = 32 << 20
-    """Of a file that is made; compaction of small files has to leave it alone."""
+    """Size of an ordered file; compaction of small files has to leave it as it is."""
     fresh: int = 4
-    """A part is due when what is not ordered of it is one of so many of its bytes."""
+    """A group is due when at least one in this many of its bytes is not ordered."""
 
     def due(self, target: DeltaTarget) -> list[FileGroup]:
-        """The parts to be ordered, the one first of which most is not."""
+        """The groups to order, the one with the most unordered bytes first."""
         found = [part for part in file_groups(target) if self.least <= part.size <= self.most]
         ripe = [part for part in found if part.fresh * self.fresh >= part.size]
         return sorted(ripe, key=lambda part: -part.fresh)
 
     def too_large(self, target: DeltaTarget) -> list[FileGroup]:
-        """The parts that are never ordered."""
+        """The groups that are never ordered."""
         return [part for part in file_groups(target) if part.size > self.most]
 
     def order(self, target: DeltaTarget, part: FileGroup) -> None:
-        """Put one part in order, and note it; a kill in between costs the same work once more."""
+        """Order one group and record it; a kill in between repeats the work."""
         target.table.optimize.z_order(
             target.cluster_by, partition_filters=part.filters, target_size=self.file, max_spill_size=MEMORY
         )
@@ -76,17 +76,17 @@ class FileGroup:
 
     @property
     def name(self) -> str:
-        """In the target's property."""
+        """Key in the target's property."""
         return json.dumps([value for _, value in self.values], ensure_ascii=False)
 
     @property
     def filters(self) -> list[tuple[str, str, str]] | None:
-        """As delta-rs takes them; None for the whole table."""
+        """Partition filters for delta-rs; None for the whole table."""
         return [(column, "=", value) for column, value in self.values] or None
 
 
 def file_groups(target: DeltaTarget) -> list[FileGroup]:
-    """The parts of a target whose rule names columns; none of one with too many of them, or without those columns."""
+    """The file groups of a target with cluster_by; none if it has too many partitions or not these columns."""
     if not target.cluster_by or not set(target.cluster_by) <= set(target.columns.names):
         return []
     actions = pa.table(target.table.get_add_actions(flatten=True))
@@ -107,6 +107,6 @@ def _part(values: tuple[tuple[str, str], ...], files: Sequence[tuple[int, int]],
 
 
 def _noted(target: DeltaTarget) -> dict[str, int]:
-    """Part → when the youngest file was made that the last ordering by these columns left."""
+    """Group → time of the newest file after the last ordering by these columns."""
     said = json.loads(target.table.metadata().configuration.get(ORDERED) or "{}")
     return dict(said["upto"]) if said.get("by") == list(target.cluster_by) else {}
