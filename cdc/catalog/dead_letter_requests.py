@@ -1,4 +1,4 @@
-"""Dead letters: how a person or a program speaks about what sinks have parked, whatever they ask through.
+"""Requests to retry or discard dead letters, from the command line, the page and the API.
 
 Nothing is changed here: the running apply process does what is asked, with its next batch, and answers the command.
 """

@@ -1,4 +1,4 @@
-"""DeadLetters: the mirror of what sinks set aside; the letters themselves stand beside each sink."""
+"""Copy in the catalog of the sinks' dead letters; the originals are stored with each sink."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cdc.catalog.models import DeadLetterRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One key that a sink could not bring to its latest state."""
+    """One key whose latest state a sink refused."""
 
     sink: str
     topic: str

@@ -1,4 +1,4 @@
-"""Leases: who may do what only one may do, for a bounded time; a courtesy, the log's own commits fence."""
+"""Leases for work that only one process may do; they expire, and the fencing of commits does not depend on them."""
 
 from __future__ import annotations
 

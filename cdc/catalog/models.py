@@ -1,4 +1,4 @@
-"""The catalog's tables: what was asked for, and what a person needs to see.
+"""SQLAlchemy models of the catalog: requests to processes, and the state that the page shows.
 
 Nothing here is the only copy of a position or of data: those are read from the log and from the sinks.
 So rows name pipelines by text, without foreign keys: visible state may arrive before its definition.

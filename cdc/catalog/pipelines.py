@@ -1,4 +1,4 @@
-"""Pipelines: definitions as they were last applied."""
+"""Catalog store of pipelines with their last applied definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes: what reader, apply and server last said of themselves; one row per pipeline and process."""
+"""Catalog store of the last status report of each process (reader, apply, server) of a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Revisions of the catalog's schema: which one a database has, and how to get it to another."""
+"""Schema revision of a catalog database, and its migrations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sinks: where each sink stood when it last said so; the truth stands beside the sink."""
+"""Catalog store of the last reported progress of each sink; the authoritative record is in the sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: state of each captured table, at the source and in each sink."""
+"""Catalog store of the state of each captured table, at the source and in each sink."""
 
 from __future__ import annotations
 

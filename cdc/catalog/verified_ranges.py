@@ -1,4 +1,4 @@
-"""Verified: which ranges of keys were compared with the source, in which pass over their table, and what came of it.
+"""Catalog store of verified key ranges: pass, time and number of mismatched rows.
 
 A pass over a table is a row of ranges without a gap, numbered from 0; the one without an end is the last. While a pass
 is on its way the one before it stays, so that what is said of a table is always true of the whole of it.

@@ -1,4 +1,4 @@
-"""Probe: whether a catalog can be written, without changing it."""
+"""Check that a catalog can be written, without changing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noted: when something was noted, so that a clock that is set meanwhile does not end the time that it has."""
+"""Timestamps that also contain the time since boot, so that setting the clock does not change an elapsed time."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Final, Self
 SECOND: Final = 1_000_000
 """Microseconds."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-"""On Linux, another one each time the machine starts."""
+"""File on Linux with an id that changes at each boot."""
 
 
 @dataclass(frozen=True, slots=True)
 class BootTimestamp:
-    """A time by the clock, and by what no hand can set."""
+    """A wall-clock time together with the monotonic time since boot."""
 
     clock_us: int
     """Microseconds UTC."""
     boot: str = ""
-    """Which life of which machine `up_us` is of; "" where there is none to be told."""
+    """Boot id that `up_us` belongs to; "" where the system has none."""
     up_us: int = 0
-    """Microseconds since that life began, asleep or awake."""
+    """Microseconds since boot, including suspend."""
 
     @classmethod
     def now(cls) -> Self:
-        """Of this machine."""
+        """The current time of this machine."""
         boot, clock_us = _boot(), int(time.time() * SECOND)
         return cls(clock_us, boot, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000) if boot else cls(clock_us)
 
     def since(self, earlier: BootTimestamp) -> int:
-        """Microseconds from an earlier moment to this one: of two lives or machines only their clocks tell."""
+        """Microseconds since an earlier timestamp; by wall clock if the boot ids differ."""
         if self.boot and self.boot == earlier.boot:
             return self.up_us - earlier.up_us
         return self.clock_us - earlier.clock_us

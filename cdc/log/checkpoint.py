@@ -1,7 +1,7 @@
-"""Checkpoint: a table's files in one, from which it is opened; what it makes superfluous goes.
+"""Delta checkpoints that survive a power loss, and removal of the commits that they replace.
 
-delta-rs writes one in place and does not sync it. After a loss of power the table could not be opened, or, once the
-commits behind it were cleaned away, never again: so on a disk it is made aside, and moved in when it is safe.
+delta-rs writes a checkpoint in place without fsync. After a power loss the table might not open, and never again once
+older commits were removed. On a disk the checkpoint is therefore written to another directory, synced and renamed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from cdc.log.object_path import BucketPath, Root
 
 HOUR: Final = 3600.0
 ASIDE: Final = "_checkpoint"
-"""Under the table; no reader of Delta tables looks into such a folder."""
+"""Folder under the table; readers of Delta tables ignore names that begin with an underscore."""
 KEPT: Final = 200
-"""Commits behind a checkpoint that stay on a disk for who opens the table meanwhile; each further one lists them."""
+"""Commits before a checkpoint that stay on a disk for concurrent readers."""
 HINT: Final = "_last_checkpoint"
-"""Names the last checkpoint; readers begin there."""
+"""File that names the last checkpoint, from which readers start."""
 
 
 def checkpoint(path: Root, table: DeltaTable, kept: int = KEPT) -> None:
-    """Make one of the table at that path, for its one writer, and remove the commits that are old enough."""
+    """Write a checkpoint of the table and remove older commits; only for the writer of the table."""
     if isinstance(path, BucketPath):  # asked only for what comes behind the last checkpoint, however much there is
         table.create_checkpoint()
         table.cleanup_metadata()
@@ -41,9 +41,9 @@ def checkpoint(path: Root, table: DeltaTable, kept: int = KEPT) -> None:
 
 
 def checkpoint_at(path: Path, version: int) -> bytes:
-    """Make one of any version in its place; gives the hint that names it. Raises DeltaError for one that is not there.
+    """Write a checkpoint of any version of a table in a directory, and return the hint that names it.
 
-    For a table in a directory.
+    Raises DeltaError if the version does not exist.
     """
     aside = _made_aside(path, version)
     _move_in(path / "_delta_log", aside)
@@ -53,7 +53,7 @@ def checkpoint_at(path: Path, version: int) -> bytes:
 
 
 def _made_aside(path: Path, version: int) -> Path:
-    """A `_delta_log` with a checkpoint of that version."""
+    """Create a separate `_delta_log` with a checkpoint of that version."""
     for place in (path / ASIDE).glob("*"):  # of killed processes, or of one that was overtaken and does not know it
         if place.stat().st_mtime < time.time() - HOUR:
             shutil.rmtree(place, ignore_errors=True)
@@ -77,5 +77,5 @@ def _move_in(log: Path, aside: Path) -> None:
 
 
 def version_of(file: Path) -> int:
-    """Of the table, that a commit or a checkpoint is about."""
+    """The table version in the file name of a commit or checkpoint."""
     return int(file.name[:20])

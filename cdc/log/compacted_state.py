@@ -1,6 +1,6 @@
-"""Compacted: the table of the latest state per key up to a horizon, and its one writer.
+"""The `compacted` table: the latest state per key up to a horizon, and its only writer.
 
-It holds sorted runs. Each is a partition of its own, so that a merge replaces whole runs in one commit.
+The table contains sorted runs. Each run is a partition, so a merge replaces whole runs in one commit.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from cdc.position import Position
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A data file of a run that is written and not yet part of the table."""
+    """A data file of a run that is not committed yet."""
 
     name: str
-    """Relative to the table's directory: `segment=N/x.parquet`; `s` rows lie in files of their own."""
+    """Relative to the table's directory: `segment=N/x.parquet`; `s` rows are in separate files."""
     rows: int
     size: int
     """Bytes."""
@@ -42,7 +42,7 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One sorted run: at most one row of a key."""
+    """One sorted run with at most one row per key."""
 
     number: int
     files: tuple[LogFile, ...]
@@ -55,12 +55,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class CompactedState:
-    """The table at one version, as readers plan with it."""
+    """The table at one version."""
 
     horizon: Position
-    """It holds the state at this position; 0 before the first run."""
+    """Position of the state; 0 before the first run."""
     floor: Position
-    """Deletes at or below may be missing: a target that stands below it cannot be patched."""
+    """Deletes up to this position may be missing; a target below it must be rebuilt."""
     runs: tuple[Run, ...]
     """Oldest first."""
     version: int
@@ -86,7 +86,7 @@ def read_compacted_state(
 
 
 def last_commit(root: str | Root) -> dict[str, Any]:
-    """What the latest commit of the compacted table says of itself, its `timestamp` in ms UTC; it is there."""
+    """Metadata of the latest commit of the existing compacted table; `timestamp` is in ms UTC."""
     path = as_root(root) / COMPACTED
     return last_commit_info(path, open_table(path))
 
@@ -101,7 +101,7 @@ def secured_horizon(root: str | Root, log_id: str) -> Position:
 
 
 class CompactedWriter:
-    """The only writer of `compacted`; one process, one thread. A second one is fenced by its commit."""
+    """The only writer of `compacted`, for one thread of one process; a commit fences other writers."""
 
     def __init__(self, root: str | Root, log_id: str) -> None:
         """Raises LogCorrupt if the table is another log's, LogUnwritable if it cannot be made durable."""
@@ -122,12 +122,12 @@ class CompactedWriter:
 
     @property
     def horizon(self) -> Position:
-        """The state at this position is there; 0 before the first run."""
+        """Position of the compacted state; 0 before the first run."""
         return self._state.horizon
 
     @property
     def floor(self) -> Position:
-        """Deletes were dropped up to here."""
+        """Position up to which deletes were dropped."""
         return self._state.floor
 
     @property
@@ -161,9 +161,9 @@ class CompactedWriter:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Where files of a run are made and committed; whatever fails inside, raises LogFenced if another one is ahead.
+        """Report a failure inside the block as LogFenced if another compactor has committed since.
 
-        It has taken away what it found of a run that was not committed, and to miss that is no fault of the log.
+        The other compactor removes the files of an uncommitted run, so a missing file is then not a damage of the log.
         """
         try:
             yield
@@ -204,18 +204,19 @@ class CompactedWriter:
         self._state = self._look()
 
     def give_up(self, name: str) -> None:
-        """Take one file (path relative to the table) out without another in its place; the horizon stays.
+        """Remove one file (path relative to the table) without a replacement; the horizon stays.
 
-        For who has marked the tables in it. Raises LogFenced if another compactor committed since.
+        The caller has already marked the tables in it for a resync.
+        Raises LogFenced if another compactor committed since.
         """
         gone = {self._relative(file): file.size for file in self._state.files}
         self._take_out({name: gone[name]}, self.horizon, self.floor)
 
     def start_over(self) -> None:
-        """Take everything out, so that the log is compacted anew from its beginning.
+        """Remove all runs, so that the log is compacted again from its beginning.
 
-        For a log of which nothing was trimmed and whose reader does not run: one that trims by the horizon of before
-        would take away what is nowhere else. Raises LogFenced if another compactor committed since.
+        Only for a log that was never trimmed and whose reader does not run: a trim up to the previous horizon would
+        delete the only copy of changes. Raises LogFenced if another compactor committed since.
         """
         self._take_out({self._relative(file): file.size for file in self._state.files}, Position(0), Position(0))
 

@@ -1,6 +1,6 @@
-"""Consumers: who reads the log and how far each has come, kept beside it, so that a lost catalog trims nothing.
+"""Registered consumers of the log with their positions, stored in the log's directory.
 
-One small file per consumer, written by the consumer's own process and replaced in one step.
+Retention does not depend on the catalog this way. Each consumer's process replaces its own small file atomically.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One reader of the log that must not be overtaken by trimming."""
+    """One consumer of the log; trimming waits for its position."""
 
     uuid: str
     """Stable for one target; names its file."""
     name: str
-    """As people call it."""
+    """Display name, such as that of the sink."""
     position: Position
-    """Everything up to here is in it for good; 0 while it has nothing."""
+    """The consumer has durably stored everything up to this position; 0 at first."""
     pinned: int | None = None
-    """Version of `compacted` from which it is being filled, None while it reads `changes`."""
+    """Version of `compacted` that it reads; None while it reads only `changes`."""
     seen_at: int = 0
-    """Microseconds UTC of its last word."""
+    """Microseconds UTC of its last report."""
     boot: str = ""
-    """Of the machine that it said it on, as `up_us` is: see cdc.log.boot_clock."""
+    """Boot id of the machine of the last report, which `up_us` belongs to: see cdc.log.boot_clock."""
     up_us: int = 0
 
     def __post_init__(self) -> None:
@@ -56,12 +56,12 @@ class Consumer:
         }
 
     def silent_us(self, now: BootTimestamp) -> int:
-        """Microseconds since its last word."""
+        """Microseconds since its last report."""
         return now.since(BootTimestamp(self.seen_at, self.boot, self.up_us))
 
 
 def register(root: str | Root, consumer: Consumer) -> None:
-    """Say who reads the log under root and how far; durable when it returns, the last word counts."""
+    """Write or replace the record of a consumer; durable when the call returns."""
     root = as_root(root)
     folder = root / FOLDER
     if not folder.is_dir():
@@ -77,7 +77,7 @@ def list_consumers(root: str | Root) -> list[Consumer]:
 
 
 def list_readable_consumers(root: str | Root) -> tuple[list[Consumer], list[str]]:
-    """Every registered consumer, by name, and the UUIDs of those whose file cannot be read: for who only looks."""
+    """All consumers with a readable file, by name, and the UUIDs of the others; for displays."""
     found: list[Consumer | None] = []
     broken: list[str] = []
     for file in (as_root(root) / FOLDER).glob("[!.]*.json"):
@@ -89,7 +89,7 @@ def list_readable_consumers(root: str | Root) -> tuple[list[Consumer], list[str]
 
 
 def forget(root: str | Root, uuid: str) -> bool:
-    """Take a consumer's word back, so that it holds no segment any more; False if there was none."""
+    """Remove a consumer, so that retention no longer waits for it; False if it was not registered."""
     file = as_root(root) / FOLDER / f"{uuid}.json"
     if not _PLAIN.match(uuid) or not file.exists():
         return False

@@ -1,4 +1,4 @@
-"""Reached: how far the log is durable, and who waits for that: what could be committed later is then committed now."""
+"""The durable position of the log, and threads that wait for it; a waiting thread makes the next commit happen now."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cdc.position import Position
 
 
 class DurablePosition:
-    """Of one reader; for any thread."""
+    """The durable position of one reader; thread-safe."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -19,7 +19,7 @@ class DurablePosition:
 
     @property
     def position(self) -> Position:
-        """What the log holds."""
+        """The last durable position."""
         return self._position
 
     def tell(self, position: Position) -> None:

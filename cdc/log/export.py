@@ -1,6 +1,6 @@
-"""Export: a range of the log as files that any program reads: Parquet with the rows as they are, or JSON lines.
+"""Export of a range of the log to Parquet files or JSON lines.
 
-Everything is written under another name first, so a file that is there is whole; what is there already is left alone.
+Output is written under a temporary name and renamed, so an output file is always complete. Nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 
 FILE_ROWS: Final = 1_000_000
-"""Rows of a Parquet file, from which on the next one is begun."""
+"""Rows after which the next Parquet file is started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRange:
-    """Which single changes: those in (after, upto] of the topics that are wanted."""
+    """The changes to export: (after, upto] of the selected topics."""
 
     after: Position
     upto: Position
     wanted: Callable[[str], bool] | None = None
-    """None for all of them, messages and all."""
+    """Predicate over topics; None exports everything, including messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What was written."""
+    """Counts of an export."""
 
     rows: int
     """Rows of the log, or lines."""
@@ -126,9 +126,11 @@ def _wanted(rows: pa.Table, asked: ExportRange) -> pa.Table:
 def _draft(out: Path) -> Iterator[Path]:
     """Where to write, beside its place; put there when all is written."""
     if out.exists():
-        raise ConfigError(f"{str(out)!r} is there already", remedy="name a file or a directory that is not there yet")
+        raise ConfigError(f"{str(out)!r} already exists", remedy="name a file or directory that does not exist yet")
     if not out.parent.is_dir():
-        raise ConfigError(f"there is no directory {str(out.parent)!r}", remedy="make it, or name another place")
+        raise ConfigError(
+            f"directory {str(out.parent)!r} does not exist", remedy="create the directory, or name another path"
+        )
     draft = out.with_name(f".{out.name}.{uuid.uuid4().hex}.part")
     try:
         yield draft

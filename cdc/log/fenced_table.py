@@ -1,4 +1,4 @@
-"""FencedTable: one Delta table of the log in the hands of its one writer; the commit is the fence.
+"""A Delta table of the log with a single writer; each commit fences other writers.
 
 A commit carries a Delta `txn` action with the position that the table then ends at. The writer commits only from a
 table snapshot whose version is the one it wrote itself or resumed from; delta-rs refuses a commit when another
@@ -39,7 +39,7 @@ CHECKPOINT_EVERY: Final = 20
 """Commits between checkpoints: each one that a table has replayed makes the next a little dearer."""
 
 TOKEN: Final = "cdc.commit"  # noqa: S105 - no secret
-"""In the metadata of each commit: a word that no other attempt has, so that one whose answer was lost is recognised."""
+"""Key of a unique token in each commit's metadata, which identifies a commit whose response was lost."""
 
 _DELTA_SCHEMA: Final = Schema.from_arrow(TABLE_SCHEMA)
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
@@ -111,7 +111,7 @@ class FencedTable:
 
     @property
     def tokens(self) -> frozenset[str | None]:
-        """TOKEN of the commit that it stands on, and of the one that it last tried to make."""
+        """TOKEN of the current commit, and of the last attempted one."""
         return frozenset({self._token, self._attempted})
 
     def said_last(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Peek: the newest rows of some tables, or those since a place, in commit order, for people at a terminal."""
+"""Queries over the log for `cdc log inspect` and `cdc tail`: newest rows, a range, one transaction, row counts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 
 OUTLINE: Final = ("position", "ordinal", "xid", "committed_at", "relation", "topic", "op", "key", "old_key", "payload")
-"""Columns of a row that is told of without its images."""
+"""Columns of a log row without its row images."""
 Wanted = Callable[[str], bool]
-"""Which topics."""
+"""Predicate over topics."""
 _ORDER = [("position", "ascending"), ("ordinal", "ascending")]
 
 

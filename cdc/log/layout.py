@@ -1,6 +1,6 @@
-"""How the log looks on disk: table names, properties, commit metadata, file statistics.
+"""On-disk format of the log: table names, table properties, commit metadata, file statistics.
 
-Nothing here touches a disk: these are the words that append and read share.
+Writers and readers share these definitions; nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PARQUET: Final[dict[str, Any]] = {
     # larger ones are mapped, and given back, one by one while they are made
     "data_page_size": 1 << 18,
 }
-"""How files of the log are written, by whomever."""
+"""Parquet options of all files of the log."""
 
 GROUP: Final = 16_384
 """Rows of a row group: who wants one table of many, or a part of a range, reads whole ones; 1,400 bytes of footer each,
@@ -81,7 +81,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogIdentity:
-    """Whose log this is; written once, when the log is made."""
+    """The source of the log; written once, when the log is created."""
 
     system_id: str
     """Of the source cluster (`IDENTIFY_SYSTEM`)."""

@@ -1,4 +1,4 @@
-"""Tail: log rows as JSON lines, in cdc's own words, as Debezium's messages, or flat.
+"""Log rows as JSON messages: in cdc's own format, as Debezium messages, or flat.
 
 Values are JSON by a simple rule: integers are numbers, booleans are booleans, everything else is the text
 that Postgres sent. So nothing is rounded: a numeric, a float or a timestamp stays text in every format.

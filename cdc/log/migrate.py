@@ -1,4 +1,4 @@
-"""Migrate: a log of an older format becomes one of this version's, in place.
+"""In-place migration of a log to the format of this version.
 
 For each format there is a step that makes true what the next one promises; then one commit per table says so. The
 compacted table goes first, for everybody looks at `changes` first. Killed anywhere, each table has the one format or

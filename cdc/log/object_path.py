@@ -1,8 +1,8 @@
-"""BucketPath: a place in an object store that answers as `pathlib.Path` does, as far as the log asks.
+"""Paths in an object store, with the part of the `pathlib.Path` interface that the log uses.
 
-Folders are there by being named. What is written is durable and visible as a whole when the call returns, or not at
-all. Files that are not there are told as on a disk; everything else as LogUnreachable (the store does not answer: may
-go by itself) or LogInaccessible (it refuses, or there is no such bucket: a person has to mend it).
+Folders exist implicitly. A write is atomic and durable when the call returns. A missing file raises FileNotFoundError,
+as on a disk. Other failures raise LogUnreachable (the store does not answer; retried) or LogInaccessible (the store
+denies access, or the bucket does not exist; an operator must act).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 Options = tuple[tuple[str, str], ...]
-"""How a store is reached, in the words of delta-rs (those of the Rust crate object_store); some are secret."""
+"""Connection options under the names that delta-rs and the Rust crate object_store use; some are secret."""
 
 REQUEST_LIMITS: Final[dict[str, str]] = {
     "max_retries": "3",
@@ -33,7 +33,7 @@ REQUEST_LIMITS: Final[dict[str, str]] = {
     "timeout": "30s",
     "connect_timeout": "5s",
 }
-"""How long one request is tried; whoever may wait longer tries again from the outside, where it is seen."""
+"""Limits of one request; callers that can wait longer retry themselves and report it."""
 CLIENT: Final = frozenset({"allow_http", "timeout", "connect_timeout"})
 """Options of the HTTP client, not of the store."""
 
@@ -46,14 +46,14 @@ _REFUSED: Final = re.compile(
 _ANSWERED: Final = re.compile(r"\b4(?!08|09|12|29)\d\d [A-Z]")
 _ASKED: Final = re.compile(r"Error performing|Generic (?:S3|GCS|MicrosoftAzure) error|error sending request")
 READ_AHEAD_BYTES: Final = 1 << 20
-"""Bytes that are fetched at least where only a part of a file is read: columns lie side by side."""
+"""Minimum bytes of a partial read: neighbouring columns are usually read next."""
 _MARK: Final = ".begun"
-"""The file that makes a folder somebody's."""
+"""File whose conditional creation reserves a folder for one writer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What a listing tells of a file."""
+    """Size and modification time of a file."""
 
     st_size: int
     st_mtime_ns: int
@@ -247,11 +247,11 @@ class _Ranges(io.RawIOBase):
 
 
 Root = Path | BucketPath
-"""Where a log lies."""
+"""Root directory of a log, on a disk or in an object store."""
 
 
 def as_root(place: str | Root, options: Options = ()) -> Root:
-    """A directory, by its path or a `file://` URL, or a place in an object store by its URL."""
+    """The root for a path, a `file://` URL, or the URL of an object store."""
     if not isinstance(place, str):
         return place
     url = _URL.match(place)
@@ -261,7 +261,7 @@ def as_root(place: str | Root, options: Options = ()) -> Root:
 
 
 def has_conditional_create(folder: BucketPath) -> bool:
-    """Try each right that a log needs, with a small file in the folder: whether of two who make one the second fails.
+    """Test all permissions that a log needs, and return whether the store fails the second creation of a file.
 
     Raises LogUnreachable and LogInaccessible.
     """
@@ -283,7 +283,7 @@ def options_of(place: Root) -> dict[str, str] | None:
 
 @contextmanager
 def storage_errors(place: Root) -> Iterator[None]:
-    """What an object store answers inside the block, as errors of the log; a directory's errors are let through."""
+    """Convert errors of an object store inside the block to LogError; errors of a directory pass unchanged."""
     try:
         yield
     except (LogError, FileExistsError):
@@ -298,7 +298,7 @@ def _known(exc: Exception, place: BucketPath) -> LogError | None:
     text = str(exc)
     if _MISSING.search(text):
         return LogInaccessible(
-            f"there is no bucket {place.bucket!r}", remedy="make the bucket, or correct log.path and log.storage"
+            f"bucket {place.bucket!r} does not exist", remedy="create the bucket, or correct log.path and log.storage"
         )
     if isinstance(exc, FileNotFoundError):
         return None
@@ -307,8 +307,8 @@ def _known(exc: Exception, place: BucketPath) -> LogError | None:
     if not _ASKED.search(text):
         return None
     if (answer := _ANSWERED.search(text)) is not None:
-        return LogInaccessible(f"the object store refuses what is asked of {place.bucket!r}: {answer[0][:3]}")
-    return LogUnreachable(f"the object store of {place.bucket!r} does not answer, or asks to come back later")
+        return LogInaccessible(f"the object store rejects a request to {place.bucket!r} with status {answer[0][:3]}")
+    return LogUnreachable(f"the object store of {place.bucket!r} does not answer, or asks the client to retry later")
 
 
 def _stat(size: int, changed: datetime) -> Stat:

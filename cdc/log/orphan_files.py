@@ -1,4 +1,4 @@
-"""Leftovers: data files that a writer staged for a commit and did not live to make."""
+"""Removal of data files that a killed writer staged but never committed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cdc.log.object_path import Root, as_root
 
 
 def remove_staged_files(root: str | Root) -> int:
-    """Remove them from the log under root; how many bytes that gave back. For the one writer, before it opens the log.
+    """Remove staged, uncommitted files and return the freed bytes; only for the writer, before it opens the log.
 
-    Who staged them may live, and be about to commit them: a commit that changes nothing comes first, and refuses that.
-    What the log has taken and let go again is written down (cdc.log.removed_files), and stays for who still reads it.
+    The process that staged them may still be alive. An empty commit comes first, so that its later commit is fenced.
+    Files that a commit removed from the log are recorded in cdc.log.removed_files and stay for their readers.
     """
     changes = as_root(root) / CHANGES
     found: list[Root] = list(changes.glob("segment=*/*.parquet"))
@@ -30,7 +30,7 @@ def remove_staged_files(root: str | Root) -> int:
     fenced.commit([], int(last.last), last.to_metadata())
     given = 0
     for file in left:
-        with suppress(FileNotFoundError):  # what was trimmed may be swept beside this
+        with suppress(FileNotFoundError):  # a vacuum may remove trimmed files concurrently
             size = file.stat().st_size
             file.unlink()
             given += size

@@ -1,4 +1,4 @@
-"""Verify, the Parquet files: every page of a file is read and its checksum compared; what cannot be read is located."""
+"""Integrity check of a Parquet file: reads every page, compares its checksum and locates unreadable parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intent: a new epoch that somebody asked for, kept beside the log until its copy is committed.
+"""Request for a new epoch, stored in the log's directory until the copy is committed.
 
 The copy is one commit, so an epoch is begun wholly or not at all. In between the old slot is gone and a new one
 may stand where the log cannot go on; the file keeps a reader from mistaking that for a source it knows.

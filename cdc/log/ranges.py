@@ -1,6 +1,6 @@
-"""Ranges of positions: which files a read needs, where a batch may end, how to split the work.
+"""Position ranges: the files that a read needs, the end of a batch, and the split of files into tasks.
 
-A range (a, b] excludes a and includes b. A position stands for a whole transaction, so no range can split one.
+A range (a, b] excludes a and includes b. A position identifies a whole transaction, so no range can split one.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from cdc.position import Position
 from cdc.table import matches
 
 Bounds = Mapping[str, tuple[Any, Any]]
-"""Column → its least and greatest value in some rows; of a column that is not in it nothing is known."""
+"""Column → (least, greatest) value in some rows; the values of missing columns are unknown."""
 
 MAX_BYTES: Final = 64 << 20
-"""Of the files of a batch of limited rows. A merge takes ten to twenty times as much memory for a while: documents of
-90 kB, 550 MB of files in one batch, took 8 GB. Of rows below 1 kB there are 200,000 in less."""
+"""Maximum bytes of files in a batch with a row limit. A merge needs ten to twenty times as much memory: a batch with
+550 MB of files took 8 GB. Files of this size contain at least 200,000 rows below 1 kB."""
 _SPECIAL: Final = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSelection:
-    """Which rows of a range a reader wants."""
+    """Filter of rows by relation and table name."""
 
     relations: tuple[int, int] | None = None
-    """From the first number to the second."""
+    """Least and greatest relation number, both included."""
     globs: tuple[str, ...] = ()
-    """Over `schema.table`, all when empty; rows without a table, the messages, pass only then."""
+    """Globs over `schema.table`; empty selects all rows, including messages, which belong to no table."""
 
     def may_be_in(self, bounds: Bounds) -> bool:
-        """Whether rows within these bounds may have one that is wanted."""
+        """Whether rows within these bounds may include a selected row."""
         if self.relations is not None and "relation" in bounds:
             least, greatest = bounds["relation"]
             if greatest < self.relations[0] or least > self.relations[1]:
@@ -47,7 +47,7 @@ class TableSelection:
         return any(greatest >= prefix and least[: len(prefix)] <= prefix for prefix in prefixes)
 
     def narrowed(self, files: Iterable[LogFile]) -> list[LogFile]:
-        """The files that may have such rows."""
+        """The files that may contain selected rows."""
         return [
             file for file in files if self.may_be_in({} if file.relations is None else {"relation": file.relations})
         ]
@@ -62,9 +62,9 @@ def overlapping(files: Iterable[LogFile], after: Position, upto: Position) -> li
 
 
 def boundary(files: Iterable[LogFile], after: Position, durable: Position, max_rows: int | None) -> Position:
-    """Where a batch that starts after `after` ends: durable, or earlier with about max_rows rows or MAX_BYTES in it.
+    """End of a batch that starts after `after`: durable, or earlier after about max_rows rows or MAX_BYTES.
 
-    At least one file is taken, so that a batch always moves on. The first batch of all is the initial copy alone:
+    A batch contains at least one file, so it always makes progress. The first batch of all is the initial copy alone:
     it has no partial image, which makes it cheap, and it is what a new target waits for.
     """
     if max_rows is None:

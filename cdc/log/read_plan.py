@@ -1,8 +1,8 @@
-"""Plan: which files a range of positions is read from, once the oldest segments were compacted and trimmed.
+"""Read plan: the files from which a range of positions is read after old segments were compacted and trimmed.
 
-A range that begins where single changes are still there reads `changes` alone. One that begins earlier reads the
-latest state of each key up to the horizon from `compacted` and what came behind it from `changes`: whoever folds rows
-gets the same from both (the law of compaction), so nothing downstream has to know.
+A range that starts where single changes still exist reads only `changes`. An earlier one reads the latest state of
+each key up to the horizon from `compacted`, and later changes from `changes`. Folding either gives the same rows, so
+nothing downstream needs to distinguish them.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ _ZERO = Position(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSnapshot:
-    """Both tables as one reader sees them; oldest ≤ horizon ≤ durable whenever oldest is above 0."""
+    """One reader's view of both tables; oldest ≤ horizon ≤ durable whenever oldest is above 0."""
 
     changes: Sequence[LogFile]
     durable: Position
     oldest: Position = _ZERO
-    """Every change above is in `changes`; 0 while nothing was trimmed."""
+    """All changes above this position are in `changes`; 0 while nothing was trimmed."""
     compacted: Sequence[LogFile] = ()
     horizon: Position = _ZERO
-    """`compacted` holds the state here."""
+    """Position of the state in `compacted`."""
     floor: Position = _ZERO
-    """It lacks deletes at or below: a state older than this cannot be brought forward, only built anew."""
+    """`compacted` lacks deletes up to this position: a target older than it must be rebuilt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPlan:
-    """What a range is read from by who wants every change of it."""
+    """The files for a read of every single change of a range."""
 
     changes: Sequence[LogFile]
-    """In order of their first position."""
+    """Files of `changes`, ordered by first position."""
     baseline: Sequence[LogFile] = ()
-    """Of `compacted`: what they fold to is the state that the changes go on from, at the horizon."""
+    """Files of `compacted` with the state at the horizon, on which the changes build."""
 
 
 def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
-    """The files to read (after, upto] from, each in order of its first position, those of `compacted` first.
+    """The files to read (after, upto] from, ordered by first position, those of `compacted` first.
 
-    Raises LogTrimmed if the range begins below `oldest` and neither at 0 nor at the floor, or ends below the horizon,
-    or between rows that are lost and where the log says so.
+    Raises LogTrimmed if the range starts below `oldest` and neither at 0 nor at the floor, if it ends below the
+    horizon, or if it ends between lost rows and the position that records the loss.
     """
     _check_whole(view, after, upto)
     if after >= view.oldest or upto <= after:
@@ -63,9 +63,9 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
 
 
 def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
-    """The same for every single change, begun with the state at the horizon where older ones are gone.
+    """The plan for every single change; trimmed changes are replaced by the state at the horizon.
 
-    Raises LogTrimmed if the range begins below `oldest`, but not at 0, or ends below the horizon, or as files() does.
+    Raises LogTrimmed if the range starts below `oldest` but not at 0, if it ends below the horizon, or as files().
     """
     _check_whole(view, after, upto)
     if after >= view.oldest or upto <= after:
@@ -87,9 +87,9 @@ def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
 
 
 def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Position:
-    """Where a batch that starts after `after` ends: as ranges.boundary, and one from below `oldest` at the horizon.
+    """End of a batch that starts after `after`: as ranges.boundary, or the horizon for a start below `oldest`.
 
-    One that would lack lost rows ends where the log says so. Raises LogTrimmed if no batch can start there.
+    A batch over lost rows ends at the position that records the loss. Raises LogTrimmed if no batch can start there.
     """
     if after >= view.durable:
         return after
@@ -102,11 +102,11 @@ def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Positi
 
 
 def can_read_range(view: LogSnapshot, after: Position, upto: Position) -> bool:
-    """Whether a batch that starts after `after` may end at `upto`: there the log tells all that lies in between."""
-    is_told = after >= view.oldest or upto >= view.horizon
+    """Whether a batch may read (after, upto]: the log has its changes, or the state that they lead to."""
+    is_complete = after >= view.oldest or upto >= view.horizon
     return (
         after < upto
-        and is_told
+        and is_complete
         and lost_ranges.end_after_lost_ranges(lost_ranges.lost_ranges_in(view.changes), after, upto) == upto
     )
 
@@ -118,7 +118,7 @@ def schema_files(view: LogSnapshot, upto: Position) -> list[LogFile]:
 
 
 def is_late(after: Position, oldest: Position, floor: Position) -> bool:
-    """Whether the log does not lead on from a position: changes behind it are gone, and deletes forgotten."""
+    """Whether a reader at the position cannot continue: the following changes and deletes were trimmed."""
     return _ZERO < after < min(oldest, floor)
 
 

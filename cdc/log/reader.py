@@ -1,4 +1,4 @@
-"""LogReader: ranges of the log as Arrow, for the Spark source, for tail, and for any Python program.
+"""Reader of the log: position ranges as Arrow batches, for the Spark source, `cdc tail` and other programs.
 
 What was trimmed from `changes` is read from `compacted`; the two are looked at together, so that each view is of one
 moment.

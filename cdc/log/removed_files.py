@@ -1,8 +1,7 @@
-"""Leaving: files that a commit takes out of a table and that stay on the disk for who still reads them.
+"""Records of files that a commit removes from a table and that stay on the disk for readers of older versions.
 
-A note of them is written before the commit, so that none is forgotten when the writer dies in between; it is of no
-weight while the files are in the table. Their time begins when somebody first sees them out of it, which is never
-before the commit.
+The record is written before the commit, so that a killed writer forgets no file; it has no effect while the files are
+still in the table. The grace period starts when a vacuum first finds them removed, which is never before the commit.
 """
 
 from __future__ import annotations
@@ -28,29 +27,29 @@ _DATA_FILE: Final = re.compile(r"segment=\d+/[^/]+\.parquet\Z")
 
 @dataclass(frozen=True, slots=True)
 class RemovedFiles:
-    """What one commit takes out."""
+    """The files that one commit removes."""
 
     table: str
-    """Its directory under the log's root."""
+    """Directory of the table under the log's root."""
     version: int
-    """Of the table without the files."""
+    """Version of the table without the files."""
     paths: tuple[str, ...]
     """Relative to the table's directory."""
     seen_at: int | None = None
-    """Microseconds UTC of when they were first seen to be out, None before."""
+    """Microseconds UTC when a vacuum first found them removed; None before that."""
     size: int = 0
-    """Bytes of all of them; 0 where an older version did not say."""
+    """Total bytes; 0 in records of older versions."""
     boot: str = ""
-    """Of the machine that saw it, as `up_us` is: see cdc.log.boot_clock."""
+    """Boot id of the machine that set `seen_at`, which `up_us` belongs to: see cdc.log.boot_clock."""
     up_us: int = 0
 
     def __post_init__(self) -> None:
         if self.table not in {CHANGES, COMPACTED} or not all(map(_DATA_FILE.match, self.paths)):
-            raise ValueError("a note names no other files than the data files of the log's tables")
+            raise ValueError("a record may only name data files of the log's tables")
 
     @classmethod
     def read(cls, note: Root) -> Self | None:
-        """The note in a file; None if it is gone. Raises LogCorrupt if it cannot be read."""
+        """The record in a file; None if the file was removed. Raises LogCorrupt if it cannot be read."""
         try:
             fields = json.loads(note.read_text(encoding="utf-8"))
             seen = fields["seen_at"]
@@ -66,23 +65,23 @@ class RemovedFiles:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as exc:
-            raise LogCorrupt(f"note {note.name!r} in {FOLDER!r} beside the log cannot be read") from exc
+            raise LogCorrupt(f"record {note.name!r} in {FOLDER!r} of the log cannot be read") from exc
 
     def write(self, note: Root) -> None:
-        """Put it into a file; durable when it returns."""
+        """Write the record to a file; durable when the call returns."""
         atomic_file.replace(note, json.dumps(asdict(self)).encode())
 
     def seen(self, now: BootTimestamp) -> Self:
-        """The same once it was seen."""
+        """A copy with the time at which the files were found removed."""
         return replace(self, seen_at=now.clock_us, boot=now.boot, up_us=now.up_us)
 
     def age_us(self, now: BootTimestamp) -> int:
-        """Microseconds since it was seen, 0 if it never was."""
+        """Microseconds since the files were found removed; 0 if they were not."""
         return 0 if self.seen_at is None else now.since(BootTimestamp(self.seen_at, self.boot, self.up_us))
 
 
 def record_removal(root: Root, table: str, files: Mapping[str, int], version: int) -> None:
-    """Write down that the next commit of a table, which makes that version, takes files (path: bytes) out of it."""
+    """Record that the next commit of a table, which creates that version, removes files (path: bytes)."""
     if not files:
         return
     folder = root / FOLDER
@@ -93,11 +92,11 @@ def record_removal(root: Root, table: str, files: Mapping[str, int], version: in
 
 
 def list_removals(root: str | Root) -> dict[Root, RemovedFiles]:
-    """Every note beside the log under root, by its file."""
+    """All records of the log under root, by file."""
     files: list[Root] = sorted((as_root(root) / FOLDER).glob("[!.]*.json"), key=str)
     return {file: found for file in files if (found := RemovedFiles.read(file)) is not None}
 
 
 def segments_with_removed_files(root: Root, table: str) -> set[int]:
-    """The partitions of a table that hold such files."""
+    """The partitions of a table that contain removed files."""
     return {segment_of(path) for found in list_removals(root).values() if found.table == table for path in found.paths}

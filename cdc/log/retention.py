@@ -1,6 +1,6 @@
-"""Trimming: which segments of `changes` may go, and which files may leave the disk; pure.
+"""Retention: which segments of `changes` may be trimmed, and which removed files may be deleted; no I/O.
 
-A segment goes as a whole, and only from the old end. What goes is in `compacted`, always.
+Segments are trimmed whole, oldest first, and only after their changes are in `compacted`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cdc.position import Position
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long what is compacted stays readable change by change."""
+    """How long compacted changes stay readable one by one."""
 
     max_age: float
-    """Seconds: for so long a segment waits for consumers that are behind, then it goes without them."""
+    """Seconds for which a segment is kept for consumers that have not read it yet."""
     grace: float
-    """Seconds for which files that left a table stay on the disk for who still reads them."""
+    """Seconds for which files removed from a table stay on the disk for readers of older versions."""
 
 
 def trimmable(
@@ -34,10 +34,10 @@ def trimmable(
     max_age: float,
     now_us: int,
 ) -> tuple[list[int], Position]:
-    """The segments of `changes` that may go, oldest first, and the last position that goes with them (0 if none do).
+    """The segments of `changes` that may be trimmed, oldest first, and their last position (0 if there are none).
 
-    Each lies behind the horizon, and behind every consumer or is older than max_age (seconds). The newest segment
-    stays in any case, and so does everything young while nobody is registered: it says nothing about who reads.
+    Such a segment ends at or below the horizon, and either all consumers have read it or it is older than max_age
+    (seconds). The newest segment is never trimmed. Without registered consumers only max_age counts.
     """
     passed = min((consumer.position for consumer in consumers), default=Position(0))
     numbers = sorted({file.segment for file in files})
@@ -61,13 +61,13 @@ def deletable(
     grace: float,
     now: BootTimestamp,
 ) -> list[RemovedFiles]:
-    """Of files that left their table, the notes whose files may be deleted now.
+    """The records whose removed files may be deleted now.
 
-    held: by table, the paths of its current version. pinned: the lowest version of `compacted` that a consumer holds.
-    A note that nobody has seen to be in force yet begins its grace (seconds) now.
+    held: by table, the paths of its current version. pinned: the lowest version of `compacted` that a consumer reads.
+    The grace period (seconds) of a record starts when a vacuum first finds it committed.
     """
     notes = list(notes)
-    # a writer that died or was refused has left a note of an earlier version than the one that took the files out
+    # a writer that was killed or fenced leaves a record with an earlier version than the commit that removed the files
     left_at: dict[tuple[str, str], int] = {}
     for note in sorted(notes, key=attrgetter("version")):
         left_at |= {(note.table, path): note.version for path in note.paths}
@@ -85,7 +85,7 @@ def deletable(
 
 
 def is_committed(note: RemovedFiles, held: Mapping[str, Collection[str]]) -> bool:
-    """Whether none of a note's files is in its table any more: the commit that it announced was made."""
+    """Whether the commit that the record announces was made: none of its files is in the table."""
     return not set(note.paths) & set(held.get(note.table, ()))
 
 

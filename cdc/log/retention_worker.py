@@ -1,4 +1,4 @@
-"""Trimmer: beside a reader, sees which segments may go and which files may become fewer, for the thread that commits.
+"""Background thread of the reader that plans trims and rewrites of small files; the committing thread executes them.
 
 It looks from a thread of its own, seldom, or soon after somebody has asked; a failed look is told and tried again.
 """

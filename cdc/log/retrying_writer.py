@@ -1,4 +1,4 @@
-"""PatientWriter: a LogWriter that waits while the log's storage takes no more, and goes on when it does.
+"""A LogWriter that retries while the log's storage accepts no writes.
 
 Nothing is given up meanwhile: the caller's thread waits, the pipes before it fill, the socket is not read, the WAL
 waits at the source, and status updates go on from their own thread. After a failure the table is opened anew and

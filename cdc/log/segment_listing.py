@@ -1,4 +1,4 @@
-"""Extent: the segments of a log with their sizes and times, for who shows them; no file becomes an object."""
+"""Listing of a log's segments with sizes and times, for displays."""
 
 from __future__ import annotations
 

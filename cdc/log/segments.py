@@ -1,6 +1,6 @@
-"""Segment: which partition of `changes` the next file goes to.
+"""Segments of `changes`: partitions that roll over by size or age.
 
-Segments roll by bytes or by time, so that retention can drop whole partitions without rewriting a file.
+Retention can therefore drop whole partitions without rewriting a file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentLimits:
-    """When a segment is full."""
+    """Size and age at which a segment is full."""
 
     size: int
     """Bytes of data files."""
@@ -21,19 +21,19 @@ class SegmentLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSegment:
-    """The open segment; the clock is the caller's."""
+    """The segment to which new files are added."""
 
     number: int
     size: int = 0
     opened_at: float
-    """Seconds, on the caller's clock."""
+    """Seconds on the clock of the caller."""
 
     def rolled(self, limits: SegmentLimits, now: float) -> Self:
-        """This segment, or the next one if this one is full; an empty one is never left."""
+        """This segment, or a new one if this one is full; an empty segment is never full."""
         if self.size and (self.size >= limits.size or now - self.opened_at >= limits.age):
             return replace(self, number=self.number + 1, size=0, opened_at=now)
         return self
 
     def grown(self, size: int) -> Self:
-        """This segment with one more file of size bytes."""
+        """This segment after adding a file of size bytes."""
         return replace(self, size=self.size + size)

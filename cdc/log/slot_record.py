@@ -1,4 +1,4 @@
-"""Slot record: the replication slot that the log is written from, and the positions that it began with.
+"""Record in the log's directory of the replication slot from which the log is written, and its start positions.
 
 A copy writes it before the slot exists. A slot of that name with both positions was made by this log and never
 confirmed by a reader, so a copy that was killed can drop it. An operator's command (`cdc slots recover`, `cdc slots

@@ -1,4 +1,4 @@
-"""Settled: the many small files that commits leave become few large ones, row for row, while the log goes on.
+"""Rewrite of many small log files into a few large ones with the same rows, while the reader runs.
 
 Every commit, checkpoint and look pays for each file that is listed, and every reader for each that it opens. So new
 files of the segment that is written to are gathered once there are many, and a segment that nobody writes to any more

@@ -1,4 +1,4 @@
-"""Storage: how the log's tables and data files are opened and written, in a directory and in an object store alike."""
+"""Opening and writing of the log's tables and data files, in a directory or in an object store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Instants: where in the log a time of the source's clock lies.
+"""Conversion of a commit time to a position in the log.
 
-Commit times are the source's own and may go back a little where positions do not. A moment therefore stands before
-the first transaction that was committed later, whatever the times behind it.
+Commit times come from the source's clock and may decrease slightly while positions increase. A time therefore maps
+to the position before the first transaction with a later commit time, whatever the times after it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from cdc.log.reader import read_file
 from cdc.position import Position
 
 _MILLISECOND = 1_000
-"""What the statistics of a file cut its latest commit time to."""
+"""Precision in µs of the latest commit time in a file's statistics."""
 
 
 def position_before(files: Iterable[LogFile], durable: Position, moment: int) -> Position:
-    """The last position before the first transaction in files that was committed later than a moment, else durable.
+    """The last position before the first transaction committed after a time, or durable if there is none.
 
-    moment: microseconds UTC. Of each file only positions and commit times are read, and of most not even those.
+    moment: microseconds UTC. Only positions and commit times are read, and only of files that can contain the time.
     """
     later = durable + 1
     for file in sorted(files, key=lambda file: file.first):

@@ -1,8 +1,8 @@
-"""Torn: a table's newest commit that a loss of power left without its bytes.
+"""Repair of a torn commit: the newest commit of a table, incomplete after a power loss.
 
-delta-rs makes a commit visible and the writer syncs it a moment later, before anything relies on it. So one that is
-not whole was never confirmed, and what it was to say is said again. Its number stays taken: whoever has read it as
-empty would never look at another commit of that number.
+delta-rs makes a commit visible and the writer syncs it afterwards, before anything depends on it. An incomplete commit
+was therefore never confirmed, and its changes are written again. Its version number stays in use, because a reader
+that has read the empty commit would never read another one with that number.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ log = structlog.get_logger("log")
 
 
 def repair_torn_commit(path: Root) -> None:
-    """Let the newest commit of the table at path change nothing if it is torn, or the table not be there if it made it.
+    """Replace a torn newest commit by an empty one; a torn first commit is removed.
 
-    For whoever is about to write the table; a commit that is being made is never seen in part.
+    Only for the writer of the table. A commit in progress is never visible in part.
     """
     if isinstance(path, BucketPath) or not (numbers := _versions(path)):
         return
     newest = commit_file(path, max(numbers))
     if _actions(newest):
         return
-    log.warning("a commit that was never confirmed is not whole, and changes nothing", commit=str(newest))
+    log.warning("replaced an incomplete commit, which was never confirmed, by an empty one", commit=str(newest))
     if before := _actions(commit_file(path, max(numbers) - 1)) if max(numbers) else None:
         atomic_file.replace(newest, next(action for action in before if b'"commitInfo"' in action) + b"\n")
     elif not max(numbers):
@@ -43,7 +43,7 @@ def _versions(path: Path) -> list[int]:
 
 
 def _actions(commit: Path) -> list[bytes]:
-    """What a commit says, an action each; nothing if it is not there or not whole."""
+    """The actions of a commit; empty if the file is missing or incomplete."""
     with suppress(FileNotFoundError, ValueError):
         actions = [line for line in commit.read_bytes().splitlines() if line]
         return actions if all(isinstance(json.loads(action), dict) for action in actions) else []

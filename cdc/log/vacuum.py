@@ -1,4 +1,4 @@
-"""Sweep: files that left the log's tables go from the disk, once nobody can be reading them any more."""
+"""Vacuum: deletes files that commits removed from the log's tables, once no reader can still use them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cdc.log.storage import is_table, open_table
 
 @dataclass(frozen=True, slots=True)
 class VacuumResult:
-    """What went, or would go."""
+    """Number and bytes of deleted files, or of the files that a dry run would delete."""
 
     files: int = 0
     size: int = 0
@@ -26,12 +26,12 @@ class VacuumResult:
 
 
 def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> VacuumResult:
-    """Delete what left a table longer than the grace ago; nothing of a current version, nothing that is pinned.
+    """Delete files that were removed from a table longer than the grace ago, except those that a consumer pins.
 
-    Any process may do it, also beside another one. What nobody has swept since it left begins its grace now.
+    Several processes may do it at the same time. The grace of a file starts at the first vacuum after its removal.
     """
     root, now = as_root(root), BootTimestamp.now()
-    # in this order: what a note announces may be committed while this runs, and is seen to be then
+    # the records are read before the tables: a commit in between is then seen as committed
     notes = removed_files.list_removals(root)
     held = {table: _held(root / table) for table in {note.table for note in notes.values()}}
     if not dry_run:
@@ -50,7 +50,7 @@ def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> 
 
 
 def waiting(root: str | Root) -> int:
-    """Bytes of files that left the log's tables, or are about to, and are still on the disk; asks for none of them."""
+    """Bytes of removed files that are still on the disk, from the records alone."""
     return sum(note.size for note in removed_files.list_removals(root).values())
 
 
@@ -69,7 +69,7 @@ def _seen(file: Root, note: RemovedFiles, held: Mapping[str, set[str]], now: Boo
 
 
 def _pinned(root: Root, now: BootTimestamp, max_age_us: int) -> int | None:
-    """The lowest version that one of the consumers holds who have said something lately."""
+    """The lowest version that a consumer pins which has reported within the maximum age."""
     known = consumers.list_consumers(root)
     return min((c.pinned for c in known if c.pinned is not None and c.silent_us(now) <= max_age_us), default=None)
 

@@ -1,4 +1,4 @@
-"""LogWriter: the only writer of `changes`: whole transactions, strictly onward, and trimming from the old end."""
+"""The only writer of `changes`: appends whole transactions in order of position, and trims the oldest segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows: what a Delta target says its source has now, whatever else of the past it keeps.
+"""Current rows of a Delta target of any mode: the rows that its source should have now.
 
 A target says in the property `cdc.mode` what it keeps: one row per key (`scd1`, where the property is not there), every
 version of a row (`scd2`), every change (`append`), or deleted rows too, marked (`soft_delete`).

@@ -1,4 +1,4 @@
-"""Parked rows: what a sink could not take, and the Delta table in which a Delta sink keeps them beside its record.
+"""Dead-letter rows: rows that a sink refused, in a Delta table next to the sink's published record.
 
 The table is a list of entries, each of the batch that made it: a row was parked, parked anew in a later state, or let
 go. An entry counts once the target of its table has come to the end of that batch; one that is behind it belongs to

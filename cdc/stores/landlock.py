@@ -1,4 +1,4 @@
-"""Landlock: takes the right to write files from this process, on Linux from 5.13 on.
+"""Landlock: revokes this process' right to write files, on Linux 5.13 and later.
 
 The kernel applies it to the calling thread and to every thread and process that it starts later, without a way back.
 Files that are open already, as standard output is, stay writable. `/dev/null` does too.

@@ -1,4 +1,4 @@
-"""Places: what lies where the Delta target of a table is or is to be, and whether it is ours; only looks."""
+"""Read-only check of a target's path: whether it is free, or contains a Delta table of this log."""
 
 from __future__ import annotations
 

@@ -192,9 +192,9 @@ def test_a_refusal_is_told_with_what_to_do_and_nothing_waits(root: BucketPath, r
 
 def test_a_bucket_that_does_not_exist_is_told(s3: S3) -> None:
     missing = s3.root("nobody-made-this")
-    with pytest.raises(LogInaccessible, match="there is no bucket 's3://nobody-made-this'"):
+    with pytest.raises(LogInaccessible, match="bucket 's3://nobody-made-this' does not exist"):
         LogReader(missing)
-    with pytest.raises(LogInaccessible, match="there is no bucket"):
+    with pytest.raises(LogInaccessible, match="does not exist"):
         LogWriter.open(missing, IDENTITY, LIMITS)
 
 

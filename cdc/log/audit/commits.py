@@ -1,4 +1,4 @@
-"""Verify, the Delta log: whether every commit behind the last checkpoint is there and can be read, and what it says."""
+"""Audit of a table's Delta log: every commit after the last checkpoint exists and is readable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RESTORE: Final = "restore the file from a copy; nothing else tells which data f
 
 @dataclass(slots=True)
 class Commits:
-    """What the commits of one table that are still there say, and what is wrong with them."""
+    """Content of one table's existing commits, and the findings about them."""
 
     findings: list[AuditFinding] = field(default_factory=list)
     ranges: dict[str, tuple[Position, Position]] = field(default_factory=dict)

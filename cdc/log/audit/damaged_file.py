@@ -1,4 +1,4 @@
-"""Damaged: taking a data file that cannot be read any more out of the log, so that nobody is silently wrong for it.
+"""Removal of an unreadable data file from the log, with a record of the loss for every reader.
 
 Of what is in it nothing may be lost at all: changes that are compacted are trimmed, and a state that all changes are
 there for is compacted anew. Otherwise the tables in it are marked needs_resync in the commit that takes it out, and no
@@ -104,7 +104,7 @@ class Damaged:
         if self.file.schemas_only:
             raise LogCorrupt(
                 f"file {self.file.path!r} tells the columns of tables and cannot be given up",
-                remedy="restore it from a copy; without one begin a new log: see CDC-4002 in the runbook",
+                remedy="restore it from a backup; without a backup start a new log: see CDC-4002 in the runbook",
             )
         return RecoveryWay.GIVEN_UP
 

@@ -1,4 +1,4 @@
-"""Finding: one thing that is wrong with a log, where it lies, and what to do about it; pure."""
+"""Findings of a log audit: kind of damage, file, positions, tables and remedy."""
 
 from __future__ import annotations
 
@@ -11,64 +11,64 @@ from cdc.position import Position
 
 
 class DamageKind(StrEnum):
-    """What is wrong."""
+    """Kind of damage."""
 
-    #: A file that a table names is not there.
+    #: A file that a table lists does not exist.
     MISSING = "missing"
-    #: A file is not as long as its commit says.
+    #: The size of a file differs from its commit.
     SIZE = "size"
-    #: A footer or a page cannot be read, or does not have the checksum that was written with it.
+    #: A footer or page cannot be read, or its checksum is wrong.
     UNREADABLE = "unreadable"
-    #: The rows of a file are not those that its commit speaks of.
+    #: The rows of a file contradict its commit.
     CONTENTS = "contents"
     #: Rows of a file are not sorted.
     ORDER = "order"
-    #: Two rows have one place.
+    #: Two rows have the same position and ordinal.
     DUPLICATE = "duplicate"
-    #: A transaction lacks rows.
+    #: Rows of a transaction are missing.
     HOLE = "hole"
-    #: Rows lie outside of what their commit, the log's end or the horizon allow.
+    #: Rows are outside the position range of their commit, the log or the horizon.
     RANGE = "range"
-    #: Nothing before a row tells the columns of its table.
+    #: No schema row precedes a row of its table.
     VERSION = "version"
     #: A commit or a checkpoint of a table is missing or cannot be read.
     COMMIT = "commit"
-    #: The two tables, or what lies beside them, contradict each other.
+    #: The two tables, or other files of the log, contradict each other.
     MISFIT = "misfit"
     #: The log was written from another database.
     SOURCE = "source"
-    #: A file belongs to nothing.
+    #: An orphan file: no table version or record names it.
     FOREIGN = "foreign"
-    #: Rows were given up with a damaged file, and the log says of which tables.
+    #: Rows were dropped with a damaged file; the log records the tables.
     LOST = "lost"
-    #: Files have no page checksums, so a flipped byte in them may go unseen.
+    #: Files have no page checksums, so a flipped byte may go undetected.
     UNCHECKED = "unchecked"
 
 
 HARMLESS: Final = frozenset({DamageKind.FOREIGN, DamageKind.LOST, DamageKind.UNCHECKED})
-"""What is worth knowing and makes no read wrong."""
+"""Kinds that do not make any read wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFinding:
-    """One thing that is wrong."""
+    """One finding of an audit."""
 
     damage: DamageKind
     message: str
-    """One line, without the file."""
+    """One line without the file name."""
     file: str = ""
-    """Relative to the log's root; empty if it is about more than one."""
+    """Relative to the log's root; empty if it concerns several files."""
     first: Position | None = None
-    """The positions that are concerned, both ends included; None if it is about none."""
+    """Affected positions, both ends included; None if there are none."""
     last: Position | None = None
     tables: tuple[str, ...] = ()
-    """Topics that are concerned, sorted; a relation that no schema row names by its number."""
+    """Affected topics, sorted; a relation without a schema row appears as its number."""
     remedy: str | None = None
-    """What to do next."""
+    """Next step for an operator."""
 
     @property
     def is_harmless(self) -> bool:
-        """Whether every read is right all the same."""
+        """Whether every read is still correct."""
         return self.damage in HARMLESS
 
     @property

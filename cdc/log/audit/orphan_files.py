@@ -1,4 +1,4 @@
-"""Strays: files in the log's directories that belong to no version, no note and no writer; they only take room.
+"""Orphan files in the log's directories: no table version, removal record or writer needs them.
 
 What a writer has staged is younger than its table's latest commit, or a rewrite that takes some minutes at most; what
 left a table stands in a note. The rest nobody will ever ask for.
@@ -23,9 +23,9 @@ from cdc.log.storage import is_table, last_commit_info, open_table
 from cdc.log.vacuum import VacuumResult
 
 NAMED: Final = 100
-"""Strays that are named one by one."""
+"""Maximum number of orphan files that findings list one by one."""
 LEAST: Final = 600.0
-"""Seconds for which a file is given the benefit of the doubt, whatever the grace."""
+"""Minimum age in seconds of an orphan file, whatever the grace."""
 _SEGMENT: Final = re.compile(r"segment=\d+\Z")
 _SECOND: Final = 1_000_000_000
 """Nanoseconds."""
@@ -33,7 +33,7 @@ _SECOND: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class OrphanFile:
-    """A file that belongs to nothing."""
+    """A file that nothing refers to."""
 
     name: str
     """Relative to the log's root."""
@@ -42,14 +42,14 @@ class OrphanFile:
 
 
 def find_orphan_files(root: Root, grace: float) -> list[OrphanFile]:
-    """Those of both tables that have been there for longer than the grace (seconds), by name."""
+    """The orphan files of both tables that are older than the grace (seconds), by name."""
     found = _found(root, grace)
     named = (OrphanFile(f"{place.parent.parent.name}/{place.parent.name}/{place.name}", size) for place, size in found)
     return sorted(named, key=lambda stray: stray.name)
 
 
 def orphan_findings(found: Sequence[OrphanFile]) -> Iterator[AuditFinding]:
-    """The strays as findings, so many one by one."""
+    """Findings for the orphan files, at most NAMED one by one."""
     for stray in found[:NAMED]:
         message = f"{stray.size:,} bytes that belong to nothing"
         yield AuditFinding(
@@ -61,7 +61,7 @@ def orphan_findings(found: Sequence[OrphanFile]) -> Iterator[AuditFinding]:
 
 
 def remove_orphan_files(root: Root, grace: float, *, dry_run: bool = False) -> VacuumResult:
-    """Delete them; what went, or would go."""
+    """Delete orphan files and return their count and bytes; a dry run only counts them."""
     files = size = 0
     for place, length in _found(root, grace):
         if not dry_run:

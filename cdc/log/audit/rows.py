@@ -1,4 +1,4 @@
-"""Verify, the rows: what the rows of a file come to, and whether that is what its commit says; Arrow in, pure."""
+"""Audit of the rows of a file against the statistics in its commit; no I/O."""
 
 from __future__ import annotations
 

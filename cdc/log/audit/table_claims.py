@@ -1,4 +1,4 @@
-"""Verify, the tables: what both Delta tables say of themselves and of their files, and whether they fit each other."""
+"""Audit of both Delta tables: their positions, their file listings, and whether they are consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verify, the transactions: whether each has all of its rows, each once, over however many files it spreads; pure."""
+"""Audit of transactions: each has all of its rows exactly once, across all files; no I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verify: every data file of a log, its Delta commits, and its two tables against each other.
+"""Audit of a whole log: every data file, the Delta commits, and the two tables against each other.
 
 Reads row group after row group, so memory does not grow with the log; may run beside a reader and a compaction. What is
 damaged is told and passed over: everything else is looked at all the same.
