@@ -60,10 +60,10 @@ class DecodeStage:
         relations: SchemaTracker,
         after: Position,
         windows: WatermarkWindows,
-        mend_frames: RepairFrames = unchanged,
+        repair_frames: RepairFrames = unchanged,
     ) -> None:
         self.spool = spool
-        self._mend_frames = mend_frames
+        self._repair_frames = repair_frames
         self._windows, self._signal_queue = windows, windows.signal_queue
         self._relations = relations
         self._decoder = ColumnarDecoder(epoch=after.epoch, after=after)
@@ -123,7 +123,7 @@ class DecodeStage:
         for whole in self.spool.committed(frames):
             if self._last is not None:
                 self._skip_known(whole)
-            for event in self._decoder.decode(self._mend_frames(self._lsns.checked(whole))):
+            for event in self._decoder.decode(self._repair_frames(self._lsns.checked(whole))):
                 if isinstance(event, RelationSeen):
                     self._define(event)
                 elif isinstance(event, DdlSeen):

@@ -166,11 +166,13 @@ def _try_copy_table(reading: Any, copy: _SnapshotCommit, schema: TableSchema, ch
 def _copy_tables(copy: _SnapshotCommit, plan: Continuation, later: set[int], reading: Any) -> None:
     """Add every table of the plan to the commit; relations in `later` are only marked."""
     source = copy.source
-    mend, rows_of = copy_text_repair(source.dsn, source.undecodable), published_rows(reading, source.publication)
+    repair, rows_of = copy_text_repair(source.dsn, source.undecodable), published_rows(reading, source.publication)
     for schema in plan.copied:
         if source.snapshot.mode is SnapshotMode.NO_DATA:
             copy.mark(schema, ended=True)
-        elif schema.relation in later or not _try_copy_table(reading, copy, schema, map(mend(schema), rows_of(schema))):
+        elif schema.relation in later or not _try_copy_table(
+            reading, copy, schema, map(repair(schema), rows_of(schema))
+        ):
             copy.mark(replace(schema, state=TableState.SNAPSHOTTING))
     for schema in plan.gone:
         copy.mark(schema, ended=True)

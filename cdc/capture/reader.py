@@ -147,7 +147,7 @@ class Reader:
         check_source(self._writer.identity, last, state)
         record_slot(claim, state.slot, state.identity)
         self._lineage = lineage_of(state)
-        self._durable.tell(last.last)
+        self._durable.advance(last.last)
         self._metrics.set(metrics.LOG_POSITION, int(self._durable.position), source.pipeline)
         self._decoding = DecodeStage.open(source, self._settings.log, known, self._durable.position, self._windows)
         if state.slot is not None and state.slot.confirmed_flush is not None:
@@ -252,7 +252,7 @@ class Reader:
         pipeline, count = self._settings.source.pipeline, sum(file.rows for file in files)
         self._writer.commit(files, end.info(self._lineage, count))
         hit("after_log_commit")
-        self._durable.tell(end.last)
+        self._durable.advance(end.last)
         lag = max(0.0, time.time() - end.committed_at / 1e6) if end.committed_at else None
         nbytes, seconds = sum(file.size for file in files), time.monotonic() - began
         added = metrics.CommitMetrics(count, end.transactions, nbytes, seconds, lag)

@@ -22,7 +22,7 @@ class DurablePosition:
         """The last durable position."""
         return self._position
 
-    def tell(self, position: Position) -> None:
+    def advance(self, position: Position) -> None:
         """The log holds all up to here."""
         with self._changed:
             self._position = position

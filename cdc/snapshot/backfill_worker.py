@@ -182,7 +182,7 @@ class BackfillWorker(Thread):
             context = CopyContext(
                 sender=stream,
                 publication=source.publication.name,
-                mend=copy_text_repair(dsn, source.undecodable),
+                repair=copy_text_repair(dsn, source.undecodable),
                 limits=_limits(definition.snapshot),
                 rate_limit=CopyRateLimit(request.rate, definition.snapshot.max_source_load, stream, self._stop_event),
                 gate=PauseGate(),

@@ -138,7 +138,7 @@ class CopyContext:
 
     sender: ChunkSender
     publication: str
-    mend: RepairLines
+    repair: RepairLines
     limits: ChunkLimits
     rate_limit: CopyRateLimit
     gate: PauseGate
@@ -320,10 +320,10 @@ class ChunkReader:
 
     def _rows(self, schema: TableSchema, query: Any, limit: int | None) -> tuple[pa.Table, int]:
         decoder = CopyDecoder(schema, position=Position(0), xid=0, committed_at=0, first_ordinal=0)
-        mend, batches, text, held = self._context.mend(schema), list[pa.RecordBatch](), 0, 0
+        repair, batches, text, held = self._context.repair(schema), list[pa.RecordBatch](), 0, 0
         for lines in copy_rows(self._conn, query, schema):
             text += len(lines)
-            if (batch := decoder.feed(mend(lines))) is not None:
+            if (batch := decoder.feed(repair(lines))) is not None:
                 batches.append(batch)
                 held += batch.nbytes
                 if limit is not None and held > limit:

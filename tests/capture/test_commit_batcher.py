@@ -27,7 +27,7 @@ def decoded(position: int, *, ended: bool = True, wide: bool = False, copied: bo
 
 def gathering(commit_bytes: int = 1 << 20, reached: DurablePosition | None = None) -> CommitBatcher:
     reached = reached or DurablePosition()
-    reached.tell(Position(1))
+    reached.advance(Position(1))
     return CommitBatcher(commit_bytes, LINGER, reached)
 
 

@@ -21,7 +21,7 @@ from tests.cli.command import Outcome
 from tests.cli.test_backfill import Command
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 from tests.snapshot.test_skip import lose_changes
 
 LATER = "does not run now"

@@ -24,7 +24,7 @@ from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import until
 from tests.snapshot.multiset import left_of
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 
 def having(files: list[LogFile]) -> list[LogFile]:

@@ -37,7 +37,7 @@ from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import drop_when_free, fresh_database, rows_of, run_sql
 from tests.fixtures.s3 import S3
 from tests.fixtures.waiting import until
-from tests.snapshot.running import read_rows
+from tests.snapshot.reader_with_backfills import read_rows
 
 POINTS = ["slot_recorded", "slot_created", "after_copy_staged"]
 

@@ -34,7 +34,7 @@ from tests.faults.capture import Captured
 from tests.faults.load import Load
 from tests.faults.test_new_epoch import restore
 from tests.fixtures.postgres import drop_when_free, fresh_database, rows_of, run_sql
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 
 @pytest.fixture(name="server", params=["postgres", "postgres_15"])

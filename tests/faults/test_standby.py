@@ -20,7 +20,7 @@ from tests.faults.capture import Captured, ReaderProcess
 from tests.faults.test_new_epoch import restore
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import until
-from tests.snapshot.running import Running, read_rows
+from tests.snapshot.reader_with_backfills import Running, read_rows
 
 SECOND = "second"
 """The standby, as its primary knows it."""

@@ -12,7 +12,7 @@ from cdc.position import Position
 def test_what_is_reached_is_not_waited_for():
     reached, asked = DurablePosition(), list[int]()
     reached.on_wait(lambda: asked.append(1))
-    reached.tell(Position(5))
+    reached.advance(Position(5))
     assert reached.wait(Position(5), 0)
     assert asked == []
 
@@ -26,9 +26,9 @@ def test_it_is_waited_for_until_it_is_told_or_the_time_is_over():
         assert reached.is_awaited(Position(6), Position(7))
         assert not reached.is_awaited(Position(7), Position(9))
         assert not reached.is_awaited(Position(1), Position(6))
-        reached.tell(Position(6))
+        reached.advance(Position(6))
         assert not waiting.done()
-        reached.tell(Position(8))
+        reached.advance(Position(8))
         assert waiting.result(60)
     assert not reached.is_awaited(Position(0), Position(99))
     assert not reached.wait(Position(9), 0)

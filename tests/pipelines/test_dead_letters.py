@@ -28,7 +28,7 @@ from pipelines.runtime.progress import ProgressReporter, SinkFigures
 from tests.cli.command import Outcome, run
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 LARGE = "repeat(md5('x'), 200)"
 """More than a page holds, uncompressed: an update that leaves it alone does not send it."""

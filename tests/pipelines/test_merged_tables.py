@@ -16,7 +16,7 @@ from pipelines.replaying.request import ReplayOptions
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.pipelines.applying import Applying, verified
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 SHARDS = ("s1", "s2", "s3")
 

@@ -12,7 +12,7 @@ from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from tests.pipelines.applying import Applying, verified
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 RULES = (
     "{match: public.versions, stored_as_scd_type: 2}, {match: public.changes, mode: append}, "

@@ -25,7 +25,7 @@ from cdc.table import TableState
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import until
-from tests.snapshot.running import Running, read_rows
+from tests.snapshot.reader_with_backfills import Running, read_rows
 
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 PARALLEL = 2

@@ -21,7 +21,7 @@ from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.faults.test_given_up_file import given_up
 from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 CHUNKED = "snapshot: {beside: 0, chunk_rows: 10, parallel: 2%s}\n"
 SLOWLY = ", max_source_load: {bytes_per_second: 150000}"

@@ -16,9 +16,9 @@ from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import fresh_database, rows_of, run_sql
-from tests.snapshot.kinds import KEY, KINDS, ODD_KEYS, Kind
-from tests.snapshot.moments import Moments, Script
-from tests.snapshot.running import Running, read_rows
+from tests.snapshot.reader_with_backfills import Running, read_rows
+from tests.snapshot.table_kinds import KEY, KINDS, ODD_KEYS, Kind
+from tests.snapshot.window_hooks import Moments, Script
 
 IN_CHUNKS: Final = "snapshot: {{beside: {}, chunk_rows: {}, parallel: {}}}\n"
 COLUMNS: LiteralString = """

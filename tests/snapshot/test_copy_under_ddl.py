@@ -15,7 +15,7 @@ from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillReques
 from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured, fold
 from tests.fixtures.postgres import run_sql
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 SLOWLY = "snapshot: {beside: 0, chunk_rows: 50, parallel: 2, max_source_load: {bytes_per_second: %s}}\n"
 QUICK = {"names of columns exchanged", "renamed, another in its place", "vacuum full"}

@@ -20,7 +20,7 @@ from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.snapshot.multiset import left_of
-from tests.snapshot.running import Running, read_rows
+from tests.snapshot.reader_with_backfills import Running, read_rows
 
 ROWS = 4_000
 IN_CHUNKS = "snapshot: {beside: 0, chunk_rows: 150, parallel: 3}\n"

@@ -19,7 +19,7 @@ from cdc.snapshot.chunk_plan import LIST_KEYS
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 ROWS = 1_500
 

@@ -13,7 +13,7 @@ from cdc.snapshot.table_requests import CHECK_TABLES
 from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 COLUMNS: LiteralString = "(id int, r int, v text, PRIMARY KEY (id, r))"
 TABLES: tuple[LiteralString, ...] = (

@@ -16,7 +16,7 @@ from cdc.snapshot.table_requests import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 TABLES: tuple[LiteralString, ...] = (
     'CREATE SCHEMA "Odd"',

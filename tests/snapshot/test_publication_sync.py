@@ -19,7 +19,7 @@ from cdc.table import TableState
 from tests.faults.capture import Captured, fold
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import until
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 
 @pytest.fixture(name="held")

@@ -16,7 +16,7 @@ from cdc.snapshot.backfill_state import BACKFILL, BackfillAction
 from cdc.snapshot.signals import SIGNAL
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
-from tests.snapshot.running import Running, read_rows
+from tests.snapshot.reader_with_backfills import Running, read_rows
 
 ROWS = 400
 INSERT = "INSERT INTO debezium_signal VALUES (%s, %s, %s)"

@@ -14,8 +14,8 @@ from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.snapshot.watermark_window import Chunk
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
-from tests.snapshot.moments import Moments
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
+from tests.snapshot.window_hooks import Moments
 
 # a row is told by its number; where it stands its key is that or the negative of it
 CHANGES: Final[dict[str, LiteralString]] = {

@@ -25,7 +25,7 @@ from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from tests.pipelines.applying import Applying, verified, with_sinks
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 HOURLY = VerificationSchedule(every=3600, range_rows=1000)
 OFTEN = VerificationSchedule(every=0.001, range_rows=1000)

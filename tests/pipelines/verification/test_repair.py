@@ -17,7 +17,7 @@ from pipelines.verification.compare_rows import LISTED
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.pipelines.applying import STRAY, Applying, spoil_index, spoil_lake, verified, with_sinks
-from tests.snapshot.running import Running
+from tests.snapshot.reader_with_backfills import Running
 
 
 @pytest.fixture(name="held")

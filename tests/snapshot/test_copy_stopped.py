@@ -17,8 +17,8 @@ from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import PATIENCE
-from tests.snapshot.moments import Moments
-from tests.snapshot.running import Running, read_rows
+from tests.snapshot.reader_with_backfills import Running, read_rows
+from tests.snapshot.window_hooks import Moments
 
 IN_CHUNKS = "snapshot: {beside: 0, chunk_rows: 10, parallel: 1}\n"
 # no place for that in their blocks: no part reads the rows again, and the stream does not send all of them
