@@ -1,1 +1,1 @@
-"""The command line: one file per group of commands; heavy imports stand inside the commands."""
+"""The command line: one module per group of commands. A command imports heavy modules when it runs."""

@@ -1,7 +1,7 @@
-"""The typer application: its commands, and the module of each.
+"""The typer application: its commands, and the module that defines each.
 
-Importing every module takes longer than most commands run. So the application for a command line that begins with a
-command has only the module of that command. The help page, completion and a misspelt command get them all.
+Importing every module takes longer than most commands run. A command line that begins with a command therefore imports
+only that command's module. The help page, shell completion and a misspelt command import all of them.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "migrate": ("migrate",),
     "config": ("config",),
 }
-"""Modules of `cdc.cli` with `register(app)`, in the order of the help page, and the commands that each registers."""
+"""Modules of `cdc.cli` in the order of the help page, each with the commands that its `register(app)` adds."""
 
 
 def application(word: str | None = None) -> typer.Typer:
-    """Build the application: with the module of the command `word` only, with every module if there is none."""
+    """Build the application with the module of one command, or with every module if `word` is None."""
     app = typer.Typer(
         name="cdc",
-        help="Change data capture for Postgres: one ordered log, every other store derived from it.",
+        help="Capture changes of Postgres tables in one ordered log, and keep every other store in step with it.",
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -72,7 +72,7 @@ def _print_version(wanted: bool) -> None:
 
 def _root(
     _version_flag: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -87,10 +87,12 @@ def version(json: JsonOption = False) -> None:
 
 
 def explain(
-    code: Annotated[str | None, typer.Argument(help="For example CDC-2104; without it all codes are listed.")] = None,
+    code: Annotated[
+        str | None, typer.Argument(help="Code to explain, for example CDC-2104; without it all codes are listed.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Say what an error code means, what the processes do about it, and what you can do."""
+    """Explain an error code: its meaning, how the processes react, and what to do."""
     errors = {error.code: error for error in all_error_classes()}
     if code is not None and code.upper() not in errors:
         raise ConfigError(f"no error has the code {code!r}", remedy="run 'cdc explain' for all codes")

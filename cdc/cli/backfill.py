@@ -1,4 +1,4 @@
-"""`cdc backfill`: read rows of the source again, beside the stream."""
+"""`cdc backfill`: read rows of the source again while the stream runs."""
 
 from __future__ import annotations
 
@@ -19,53 +19,72 @@ if TYPE_CHECKING:
     from cdc.snapshot.backfill_progress import BackfillStatus
     from cdc.snapshot.backfill_state import BackfillRequest
 
-TablesArgument = Annotated[list[str], typer.Argument(help="Globs of schema.table.", metavar="TABLE…")]
+TablesArgument = Annotated[
+    list[str], typer.Argument(help="Tables as schema.table; * and ? match several.", metavar="TABLE…")
+]
 JobArgument = Annotated[
-    int, typer.Argument(min=1, max=(1 << 63) - 1, help="Its number, as `cdc backfill ls` shows it.", metavar="ID")
+    int,
+    typer.Argument(
+        min=1, max=(1 << 63) - 1, help="Number of the backfill, as `cdc backfill ls` shows it.", metavar="ID"
+    ),
 ]
 WhereOption = Annotated[
-    str | None, typer.Option(help="Rows for which this holds, in the source's SQL; it is run read-only.")
+    str | None,
+    typer.Option(
+        help="Read only rows that match this SQL condition of the source; it runs in a read-only transaction."
+    ),
 ]
 KeysOption = Annotated[
     str | None,
-    typer.Option(metavar="FROM..TO", help="Keys from and to, both included; either may be left out; composite: a,b."),
+    typer.Option(
+        metavar="FROM..TO",
+        help="Read only keys from FROM to TO, both included. Either end may be empty; write a composite key as a,b.",
+    ),
 ]
 KeyOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="KEY", help='This key; may be repeated. Composite: a,b. A value with a comma in double quotes: "a,b".'
+        metavar="KEY",
+        help="Read only this key; may be repeated. Write a composite key as a,b and a value with a "
+        'comma in double quotes: "a,b".',
     ),
 ]
 KeysFromOption = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="The keys in this file, one per line, written as --key; - is the input."),
+    typer.Option(
+        metavar="FILE",
+        help="Read only the keys listed in this file, one per line in the form of --key; - reads standard input.",
+    ),
 ]
-SinkOption = Annotated[str | None, typer.Option(help="For this sink alone; the others write nothing for it.")]
+SinkOption = Annotated[str | None, typer.Option(help="Write the rows to this sink only.")]
 WaitOption = Annotated[
-    bool, typer.Option("--wait", help="Wait until it has ended, however long that takes; exit with 1 if it failed.")
+    bool,
+    typer.Option(
+        "--wait", help="Wait until the backfill ends, however long it takes; exit with status 1 if it failed."
+    ),
 ]
-RateOption = Annotated[int | None, typer.Option(min=1, help="Rows per second at most.")]
+RateOption = Annotated[int | None, typer.Option(min=1, help="Read at most this many rows per second.")]
 _NO_READER = frozenset({"missing", "stopped", "failed", "stale", "copied"})
-"""States of a reader that is not there, or says nothing more."""
+"""States in which no reader works or will report again."""
 
 
 class DefaultsToStart(TyperGroup):
-    """`cdc backfill TABLE` is `cdc backfill start TABLE`."""
+    """A group in which `cdc backfill TABLE` means `cdc backfill start TABLE`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Take what is no name of a command for the first table."""
+        """Treat a first argument that names no command as a table."""
         if args and args[0] not in self.commands:
             args = ["start", *args]
         return super().resolve_command(ctx, args)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
+    """Add the group of commands."""
     group = typer.Typer(
         cls=DefaultsToStart,
         no_args_is_help=True,
         rich_markup_mode=None,
-        help="Read rows of the source again while the stream runs: `cdc backfill TABLE`, and what became of it.",
+        help="Read rows of the source again while the stream runs. `cdc backfill TABLE` starts a backfill.",
     )
     for command in (start, ls, show, pause, resume, cancel):
         group.command()(command)
@@ -84,10 +103,10 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Read rows again and place them into the stream; the running reader does it.
+    """Read rows again and merge them into the stream; the running reader does the work.
 
-    Of keys that are listed (--key, --keys-from) rows that are gone at the source vanish from the sinks too. Of a range
-    or a predicate they stay: `cdc tables resync` takes them away.
+    With --key or --keys-from, listed rows that the source no longer has are deleted from the sinks too. With a range or
+    a condition they stay; `cdc tables resync` deletes them.
     """
     from cdc.snapshot.backfill_state import BackfillRequest
 
@@ -116,7 +135,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 
 
 def show(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Say how far one has come, table by table."""
+    """Show the progress of a backfill, table by table."""
     from cdc.catalog import Catalog
     from cdc.config import load_definition
     from cdc.snapshot.backfill_progress import find_backfill, progress_text
@@ -135,22 +154,22 @@ def show(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOpti
 
 
 def pause(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Let it rest after the chunk that is on its way."""
+    """Pause a backfill after its current chunk."""
     _send_action(job, "pause", config=config, json=json)
 
 
 def resume(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Let it go on."""
+    """Resume a paused backfill."""
     _send_action(job, "resume", config=config, json=json)
 
 
 def cancel(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """End it after the chunk that is on its way; what was placed stays."""
+    """Cancel a backfill after its current chunk; rows that it already sent stay."""
     _send_action(job, "cancel", config=config, json=json)
 
 
 def submit_backfill(request: BackfillRequest, *, command: str, config: Path, wait: bool, json: bool) -> None:
-    """Ask for a backfill or a resync, and say what became of it; raises the error of one that failed meanwhile."""
+    """Request a backfill or a resync and print its state; raises the error of one that has failed."""
     from dataclasses import asdict
     from getpass import getuser
 
@@ -178,7 +197,7 @@ def submit_backfill(request: BackfillRequest, *, command: str, config: Path, wai
 
 
 def reader_state(catalog: Catalog, pipeline: str) -> str:
-    """`running` if a reader carries out now what it is job; otherwise `missing`, `stopped`, `waiting`, …"""
+    """`running` if a reader executes commands now; otherwise `missing`, `stopped`, `waiting`, …"""
     from datetime import UTC, datetime
 
     from cdc.service.status import pipeline_status
@@ -188,23 +207,23 @@ def reader_state(catalog: Catalog, pipeline: str) -> str:
 
 
 def _outcome_line(job: int, tables: int, status: BackfillStatus, reader: str) -> tuple[str, LineMark]:
-    """What is known of a backfill that was job for, in words."""
+    """The state of a requested backfill in words, and the sign in front of them."""
     named = f"backfill {job}: {tables} tables"
     if status.state == "done":
         return f"{named}, done, {status.rows:,} rows", LineMark.GOOD
     if not status.pending:
         return f"{named}, {status.state}", LineMark.BAD
     if reader != "running":
-        begins = "it begins when one runs" if reader in _NO_READER else "it begins when the reader runs"
+        begins = "it starts when a reader runs" if reader in _NO_READER else "it starts when the reader runs"
         is_away = "no reader is running" if reader in _NO_READER else f"the reader is {reader}"
         return f"{named}, queued; {is_away}: {begins}", LineMark.ADVICE
     if status.state == "queued":
-        return f"{named}, queued; the running reader has not begun it: it carries out one at a time", LineMark.ADVICE
+        return f"{named}, queued; the running reader has not started it: it runs one at a time", LineMark.ADVICE
     return f"{named}, accepted by the running reader", LineMark.GOOD
 
 
 def _failed_backfill(job: int, error: dict[str, str]) -> CdcError:
-    """The error with which a backfill ended, as the class that it is of."""
+    """The error with which a backfill ended, in the class of its code."""
     kinds = {kind.code: kind for kind in all_error_classes()}
     kind = kinds.get(error["code"], CdcError)
     return kind(f"backfill {job} failed: {error['message']}", remedy=error["suggestion"])
@@ -222,7 +241,7 @@ def _send_action(job: int, verb: str, *, config: Path, json: bool) -> None:
     with Catalog.open(definition.catalog.url) as catalog:
         send_action(catalog, definition.name, job, BackfillAction(verb), getuser())
         reader = reader_state(catalog, definition.name)
-    later = "" if reader == "running" else f"; the reader is {reader}: it does this when it runs"
+    later = "" if reader == "running" else f"; the reader is {reader}: it acts when it runs"
     summary = f"asked backfill {job} to {verb}{later}"
     emit(f"backfill {verb}", json=json, summary=summary, result={"id": job, "reader": reader})
 
@@ -241,7 +260,7 @@ def _line(status: BackfillStatus) -> str:
 
 
 def _parse_keys(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ...], ...] | None:
-    """The keys of both options, each once; None if neither was given."""
+    """The keys of --key and --keys-from without duplicates; None if neither was given."""
     if keys is None and file is None:
         return None
     import sys

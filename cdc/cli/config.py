@@ -1,4 +1,4 @@
-"""`cdc config`: a definition as it is understood, and the form of all definitions."""
+"""`cdc config`: print a definition as cdc understands it, and the JSON schema of definitions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from cdc.terminal_output import echo_source, emit
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Show definitions and their form.", rich_markup_mode=None)
+    """Add the group of commands."""
+    group = typer.Typer(
+        no_args_is_help=True, help="Print a definition or the schema of definitions.", rich_markup_mode=None
+    )
     group.command()(show)
     group.command()(schema)
     app.add_typer(group, name="config")
@@ -24,10 +26,12 @@ def register(app: typer.Typer) -> None:
 
 def show(
     config: ConfigOption = DEFAULT_CONFIG,
-    resolved: Annotated[bool, typer.Option("--resolved", help="With defaults; secrets as references.")] = False,
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="Include defaults and print secrets as references.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print a valid definition, as written or resolved; never the value of a secret."""
+    """Print a valid definition as written, or resolved with --resolved; secret values are never printed."""
     from cdc.config import check_definition, load_definition, printable_definition
 
     definition, written = load_definition(config), check_definition(config).written
@@ -39,10 +43,10 @@ def show(
 
 
 def schema(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to this file.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the schema to this file.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the JSON schema of definitions, which editors complete and check by."""
+    """Print the JSON schema of definitions, which editors use to complete and check them."""
     from cdc.config import Definition
 
     values = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Definition.model_json_schema()}
@@ -64,7 +68,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _plain(values: Any) -> Any:
-    """The values with variables as they are written."""
+    """Values in which variables appear as written."""
     if isinstance(values, dict):
         return {key: _plain(value) for key, value in values.items()}
     if isinstance(values, list):

@@ -1,4 +1,4 @@
-"""`cdc consumers`: who reads the log, and for whom it is not trimmed."""
+"""`cdc consumers`: list the readers of the log, and forget one so that retention no longer waits for it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from cdc.terminal_output import LineMark, aligned, echo, emit, line
 if TYPE_CHECKING:
     from cdc.service.log_status import ConsumerLine
 
-NameArgument = Annotated[str, typer.Argument(help="As 'cdc consumers ls' shows it, or its UUID.", metavar="NAME")]
+NameArgument = Annotated[
+    str, typer.Argument(help="Name or UUID of the consumer, as 'cdc consumers ls' shows it.", metavar="NAME")
+]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Who reads the log, and how far.", rich_markup_mode=None)
+    """Add the group of commands."""
+    group = typer.Typer(
+        no_args_is_help=True, help="List the consumers of the log, or forget one.", rich_markup_mode=None
+    )
     group.command()(ls)
     group.command()(forget)
     app.add_typer(group, name="consumers")
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List the consumers: where each stands, how far behind, what it holds back, and when it was last heard of."""
+    """List the consumers: position, distance from the end, bytes that they hold back, and last heartbeat."""
     from dataclasses import asdict
     from datetime import UTC, datetime
 
@@ -43,7 +47,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         emit("consumers ls", json=True, summary=summary, result=result)
         return
     if found.consumers:
-        head = ("name", "state", "stands at", "lag_text", "holds back", "heard of", "")
+        head = ("name", "state", "position", "lag_text", "holds back", "last heartbeat", "")
         for text in aligned([head, *map(_cells, found.consumers)]):
             echo(text)
     emit("consumers ls", json=False, summary=summary)
@@ -54,9 +58,10 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 def forget(
     name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False
 ) -> None:
-    """Let the log be trimmed without regard to a consumer that is gone for good.
+    """Forget a consumer that is gone for good, so that the log is trimmed without it.
 
-    One that still runs registers itself again. One that comes back after its changes went is told to be built anew.
+    A consumer that still runs registers itself again. If it returns after its changes were trimmed, its target must be
+    rebuilt.
     """
     from datetime import UTC, datetime
 
@@ -68,10 +73,10 @@ def forget(
     consumer = find_consumer(definition.log.root, name)
     ago = seconds_since_seen(consumer, datetime.now(UTC))
     if ago <= SILENT_AFTER:
-        confirm(f"forget consumer {consumer.name!r}, which was heard of {ago:.0f} s ago", yes=yes)
+        confirm(f"forget consumer {consumer.name!r}, whose last heartbeat was {ago:.0f} s ago", yes=yes)
     done = {"consumer": consumer.to_json(), "forgotten": consumers.forget(definition.log.root, consumer.uuid)}
     audit(definition, "consumers.forget", consumer.name, done, json=json)
-    summary = f"forgot {consumer.name!r}, which stood at {consumer.position}"
+    summary = f"forgot {consumer.name!r}, which was at {consumer.position}"
     emit("consumers forget", json=json, summary=summary, result=done)
 
 

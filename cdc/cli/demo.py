@@ -1,4 +1,4 @@
-"""`cdc demo`: the whole product on an embedded Postgres, ending in a proof."""
+"""`cdc demo`: run the whole product on an embedded Postgres and verify every target at the end."""
 
 from __future__ import annotations
 
@@ -28,26 +28,34 @@ def register(app: typer.Typer) -> None:
 
 def demo(  # noqa: PLR0913, PLR0917 - the options of the command
     seconds: Annotated[
-        float | None, typer.Option(min=1, help="End after so many seconds of workload; default: at ^C.")
+        float | None,
+        typer.Option(min=1, help="Stop after this many seconds of workload; without it the demo runs until ^C."),
     ] = None,
-    rate: Annotated[float, typer.Option(min=1, help="Changes per second.")] = 200.0,
+    rate: Annotated[float, typer.Option(min=1, help="Number of changes per second.")] = 200.0,
     json: Annotated[
-        bool, typer.Option("--json", help="One envelope on the last line; the story goes to stderr.")
+        bool, typer.Option("--json", help="Print one JSON envelope on the last line; progress goes to standard error.")
     ] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the state folder behind.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the state folder after the demo ends.")] = False,
     pg: Annotated[int, typer.Option(help="Major version of the embedded Postgres: 16 or 18.")] = 18,
-    no_spark: Annotated[bool, typer.Option("--no-spark", help="Log, tail and page only.")] = False,
-    port: Annotated[int, typer.Option(help="Of the page; the next free one if it is taken.")] = 8083,
+    no_spark: Annotated[bool, typer.Option("--no-spark", help="Run only the log, `cdc tail` and the page.")] = False,
+    port: Annotated[int, typer.Option(help="Port of the page; if it is taken, the next free one is used.")] = 8083,
     delta_jars: Annotated[
-        str, typer.Option(help="Delta's jars, comma-separated; default: Ivy cache or Maven Central.")
+        str,
+        typer.Option(
+            help="Delta's jars, separated by commas; without it they come from the Ivy cache or Maven Central."
+        ),
     ] = "",
 ) -> None:
-    """A shop, its live changes, and every derived store proved equal at the end."""
+    """Run a shop on an embedded Postgres with a live workload, and verify every target at the end."""
     began = monotonic()
     out = sys.stderr if json else sys.stdout
     if isinstance(out, TextIOWrapper):
         out.reconfigure(errors="replace")  # a terminal without ✓ is no reason to stop
-    echo(f"  0.0s  cdc {installed('cdc')} · demo · ^C stops and proves it, ^C twice just ends it", to=out, flush=True)
+    echo(
+        f"  0.0s  cdc {installed('cdc')} · demo · ^C stops it and verifies, ^C twice ends it at once",
+        to=out,
+        flush=True,
+    )
     if pg not in (16, 18):
         raise InvalidDefinition(f"no embedded postgres of version {pg!r}: expected 16 or 18")
     stop = _stop_on_signals()
@@ -77,7 +85,7 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
 
 
 def _stop_on_signals() -> threading.Event:
-    """Set by the first SIGINT, SIGTERM or SIGHUP; the second interrupts whatever goes on."""
+    """An event that the first SIGINT, SIGTERM or SIGHUP sets; the second raises KeyboardInterrupt."""
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Destructive: what commands that take something away have in common: they ask first, and are written down."""
+"""Confirmation and audit, shared by the commands that remove something."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from cdc.terminal_output import LineMark, line
 if TYPE_CHECKING:
     from cdc.config import Definition
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Ask whether to do it; leaves if not, raises ConfigError where nobody can be asked."""
+    """Ask for confirmation; exits if it is refused, raises ConfigError if there is no terminal."""
     import sys
 
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(f"nobody to ask whether to {what}", remedy="add --yes")
+        raise ConfigError(f"cannot ask for confirmation without a terminal: {what}", remedy="add --yes")
     typer.confirm(f"{what}?", abort=True)
 
 
 def audit(definition: Definition, action: str, subject: str, detail: dict[str, Any], *, json: bool) -> None:
-    """Write down who did it; the work is done, so a catalog that is away is only spoken of."""
+    """Write an audit entry; the work is already done, so an unreachable catalog causes only a warning."""
     from getpass import getuser
 
     from cdc.catalog import Catalog

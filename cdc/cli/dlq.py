@@ -1,4 +1,4 @@
-"""`cdc dlq`: rows that a sink's target could not take, which wait beside it with their keys."""
+"""`cdc dlq`: dead letters, that is rows that a sink's target refused, quarantined with their keys."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ if TYPE_CHECKING:
     from cdc.stores.dead_letter_rows import ParkedRow
     from cdc.stores.published import Published
 
-IdArgument = Annotated[str, typer.Argument(help="Its name, as `cdc dlq ls` shows it, or the beginning.", metavar="ID")]
-IdsArgument = Annotated[list[str] | None, typer.Argument(help="Their names, or the beginnings.", metavar="[ID]…")]
-AllOption = Annotated[bool, typer.Option("--all", help="Every one of the pipeline.")]
-ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Why; it is kept in the audit.")]
+IdArgument = Annotated[
+    str, typer.Argument(help="Id of the dead letter, as `cdc dlq ls` shows it, or the beginning of it.", metavar="ID")
+]
+IdsArgument = Annotated[
+    list[str] | None, typer.Argument(help="Ids of dead letters, or the beginnings of them.", metavar="[ID]…")
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Retry every dead letter of the pipeline.")]
+ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Reason, which is written to the audit.")]
 WATCH = "cdc dlq ls -c {}"
 _NO_KEY = "–"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
+    """Add the group of commands."""
     group = typer.Typer(
-        no_args_is_help=True, rich_markup_mode=None, help="Rows that a sink could not take: parked with their keys."
+        no_args_is_help=True, rich_markup_mode=None, help="List, retry or discard rows that a sink's target refused."
     )
     for command in (ls, show, retry, discard):
         group.command()(command)
@@ -39,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List what is parked, oldest change first, as the apply process last parked it."""
+    """List the dead letters, oldest change first, as the apply process last reported them."""
     from cdc.catalog import Catalog
     from cdc.catalog.dead_letter_requests import to_json
     from cdc.config import load_definition
@@ -57,7 +61,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 
 
 def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Show one: why and since when it is parked, and its row as the log has it."""
+    """Show one dead letter: why and since when the row is parked, and the row as the log has it."""
     from cdc.catalog import Catalog
     from cdc.catalog.dead_letter_requests import find_dead_letters, to_json
     from cdc.config import load_definition
@@ -68,7 +72,7 @@ def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
     row, names = _find_parked_row(definition, found)
     parked: dict[str, Any] = {"attempts": None, "complete": None, "row": None, "changes": None}
     if row is not None:
-        # a column that is not there was not sent, or is none of the target
+        # a missing column was not sent, or the target does not have it
         values = {name: _shown(row.image[column]) for column, name in names.items() if column in row.image}
         changes = sum(change.began is None and change.op != "t" for change in row.changes)
         parked = {"attempts": row.attempts, "complete": row.complete, "row": values, "changes": changes}
@@ -81,11 +85,11 @@ def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
     for name, value in (parked["row"] or {}).items():
         echo(f"  {name:<28}{'NULL' if value is None else value}")
     if row is None:
-        line(LineMark.ADVICE, "it is not parked any more: the apply process tells that within a second")
+        line(LineMark.ADVICE, "the row is no longer parked: the apply process removes it from the list within a second")
     elif not row.complete:
         line(
             LineMark.ADVICE,
-            "not every column was sent: the source is asked for the row",
+            "not every column was sent: the reader reads the row from the source again",
             fix=f"cdc backfill ls -c {config}",
         )
 
@@ -96,7 +100,7 @@ def retry(
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Offer rows to their targets once more, after what was in their way is mended."""
+    """Retry rows after their cause is fixed."""
     from cdc.catalog.dead_letter_requests import DeadLetterAction
 
     if bool(letters) == everything:
@@ -107,7 +111,7 @@ def retry(
 def discard(
     letter: IdArgument, reason: ReasonOption, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False
 ) -> None:
-    """Forget one: its key stays in the target as it is there, which `cdc verify` then reports."""
+    """Discard a dead letter: the target keeps its old row for the key, which `cdc verify` then reports."""
     from cdc.catalog.dead_letter_requests import DeadLetterAction
 
     if not reason.strip():
@@ -118,7 +122,7 @@ def discard(
 def _send_request(
     names: list[str] | None, verb: DeadLetterAction, reason: str | None, *, config: Path, json: bool
 ) -> None:
-    """Ask, and say what the running apply process makes of it."""
+    """Post the request and print what the running apply process did with it."""
     from getpass import getuser
 
     from cdc.catalog import Catalog
@@ -141,7 +145,7 @@ def _send_request(
         emit(command, json=True, summary=summary, result=result, ok=not refused)
     else:
         for letter in letters:
-            echo(f"  {letter.id}  {outcomes.get(letter.id, 'waits')}")
+            echo(f"  {letter.id}  {outcomes.get(letter.id, 'pending')}")
         line(
             LineMark.BAD if refused else LineMark.GOOD,
             summary,
@@ -152,7 +156,7 @@ def _send_request(
 
 
 def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, dict[int, str]]:
-    """(the row beside its sink, the names of its columns by id)."""
+    """The parked row of a dead letter, and the names of its columns by id."""
     from cdc.stores.lake import Lake
     from cdc.stores.target_rules import TargetRules
     from cdc.table import TableSchema
@@ -163,7 +167,7 @@ def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[Parked
         return None, {}
     row = next((row for row in rows if (row.topic, row.key) == (letter.topic, letter.key)), None)
     if row is not None and sink is not None and sink.type == "delta":
-        # a row that was parked under other rules may have what those of now hide
+        # a row that was parked under other rules may contain columns that the present rules hide
         Lake.open(sink.path, TargetRules.of(sink)).check_rules(row.relation)
     schema = None if row is None else record.tables[row.relation].schema
     names = {} if schema is None else {c.id: c.name for c in TableSchema.from_json(schema).columns}
@@ -177,7 +181,7 @@ def _shown(text: str | None) -> str | None:
 
 
 def _read_parked_rows(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple[Published | None, list[ParkedRow]]:
-    """What a sink last published, and what it has parked there."""
+    """What a sink last published, and the rows that it has parked."""
     if sink.type == "search":
         from cdc.stores.search_index import SearchIndex
 

@@ -1,4 +1,4 @@
-"""`cdc doctor`: what keeps the source from being captured or a target from being filled, each with what mends it."""
+"""`cdc doctor`: problems that prevent capture or applying, each with its remedy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from cdc.config import Definition
     from cdc.postgres.preflight import PreflightProblem
 
-SqlOption = Annotated[bool, typer.Option("--sql", help="Print nothing but the statements that to_fix it.")]
+SqlOption = Annotated[bool, typer.Option("--sql", help="Print only the SQL statements that fix the problems.")]
 RulesOption = Annotated[
-    bool, typer.Option("--rules", help="Also have Spark resolve the rules' expressions and columns; takes seconds.")
+    bool,
+    typer.Option("--rules", help="Also let Spark resolve the expressions and columns of the rules; takes seconds."),
 ]
 SOURCE_ANSWERS = 5.0
-"""Seconds to wait for what the source says of the slot."""
+"""Seconds to wait for the source's view of the slot."""
 NO_PROBLEMS = "the source can be captured, and the targets can be filled"
 
 
@@ -35,10 +36,10 @@ def register(app: typer.Typer) -> None:
 def doctor(
     config: ConfigOption = DEFAULT_CONFIG, sql: SqlOption = False, rules: RulesOption = False, json: JsonOption = False
 ) -> None:
-    """Check source and targets: rights, settings, slot, publication, tables; places and columns. Changes nothing.
+    """Check source and targets without changing anything: rights, settings, slot, publication, tables, columns.
 
-    Exit status 3 while the source cannot be captured, 2 if only what the definition says of its sinks is wrong, 4 if
-    all can be done and the slot may soon be lost.
+    Exit status 3 if the source cannot be captured, 2 if only the definition of a sink is wrong, 4 if everything works
+    but the slot may soon be lost.
     """
     from cdc.capture.startup_checks import defined_tables, mask_problems, rule_problems
     from cdc.capture.startup_checks import find_problems as problems_of
@@ -73,7 +74,7 @@ def doctor(
 
 
 def _slot_risks(definition: Definition) -> list[PreflightProblem]:
-    """What the server keeps for the slot, where more of its limit is used than left; a lost slot has its own check."""
+    """A problem if the slot may soon be lost; a slot that is lost has its own check."""
     from cdc.errors import SlotInvalidated
     from cdc.postgres.preflight import PreflightProblem
     from cdc.service.source_observation import LOST
@@ -93,45 +94,47 @@ def _store_problem(error: Any) -> PreflightProblem:
 
 
 def _check_rules_with_spark(config: Path) -> tuple[list[ConfigIssue], list[PreflightProblem]]:
-    """What Spark does not resolve, or why it could not be asked."""
+    """The issues that Spark found in the rules, or the problem that prevented it from checking."""
     import subprocess
     import sys
 
     from cdc.postgres.preflight import PreflightProblem
 
-    # a child of its own: this package knows nothing of Spark
+    # a child process: this package does not import Spark
     command = [sys.executable, "-m", "pipelines", "check", "-c", str(config), "--json"]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     try:
         answer = encoder.loads(ended.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         last = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
-        return [], [PreflightProblem(ChildFailed.code, "rules", f"Spark could not be asked: {last}")]
+        return [], [PreflightProblem(ChildFailed.code, "rules", f"Spark did not check the rules: {last}")]
     if answer["ok"] or (answer["result"] or {}).get("flaws"):
         return [ConfigIssue(**flaw) for flaw in answer["result"]["flaws"]], []
     error = answer["error"]
     return [], [
-        PreflightProblem(error["code"], "rules", f"Spark could not be asked: {error['message']}; {error['suggestion']}")
+        PreflightProblem(
+            error["code"], "rules", f"Spark did not check the rules: {error['message']}; {error['suggestion']}"
+        )
     ]
 
 
 def _next_command(definition: Definition, config: Path, *, rules: bool) -> str:
-    """What a person does who is error that all is well."""
+    """The next command after a check without problems."""
     made = (rule for sink in definition.sinks for rule in getattr(sink, "rules", ()))
     unasked = not rules and any(rule.transform or rule.partition_by or rule.cluster_by for rule in made)
     run = f"cdc run -c {config}"
-    return f"cdc doctor --rules -c {config}  has Spark look at the rules; then  {run}" if unasked else run
+    return f"cdc doctor --rules -c {config}  checks the rules with Spark; then  {run}" if unasked else run
 
 
 def _print_envelope(problems: list[PreflightProblem], flaws: list[ConfigIssue]) -> None:
     fatal = [problem for problem in problems if problem.fatal]
     to_fix = len(fatal) + len(flaws)
-    summary = f"{to_fix} to to_fix, {len(problems) - len(fatal)} to know" if problems or flaws else NO_PROBLEMS
+    summary = f"{to_fix} to fix, {len(problems) - len(fatal)} to know" if problems or flaws else NO_PROBLEMS
     result = {"problems": [asdict(problem) for problem in problems], "flaws": [asdict(flaw) for flaw in flaws]}
     error = None
     if fatal:
         first = fatal[0]
-        fix = first.sql or "to_fix what it names, and run 'cdc doctor' again"
+        fix = first.sql or "fix what it names, and run 'cdc doctor' again"
         error = ErrorReport(code=first.code, message=f"{first.subject}: {first.message}", suggestion=fix)
     elif flaws:
         error = ErrorReport.of(InvalidDefinition.from_issues(tuple(flaws)))

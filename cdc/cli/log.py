@@ -1,4 +1,4 @@
-"""`cdc log` and `cdc tail`: what the change log holds, and what is being added to it."""
+"""`cdc log` and `cdc tail`: inspect the change log, and print changes as they arrive."""
 
 from __future__ import annotations
 
@@ -27,23 +27,31 @@ if TYPE_CHECKING:
     from cdc.position import Position
 
 POLL: Final = 0.1
-"""Seconds between two looks at the log of `tail -f`: the log's own linger."""
+"""Seconds between two checks of the log for `tail -f`, equal to the log's linger."""
 DEFAULT_COUNT: Final = 20
-"""Changes that tail shows unless told otherwise."""
+"""Changes that tail prints by default."""
 
-PositionArgument = Annotated[str | None, typer.Argument(help="Of one transaction, as 16/B374D848.")]
-TableArgument = Annotated[str, typer.Argument(help="Glob over schema.table; a bare name means any schema.")]
-CountOption = Annotated[int | None, typer.Option("-n", min=0, help="The last so many [default: 20, all with --since].")]
-FollowOption = Annotated[bool, typer.Option("-f", "--follow", help="Go on with what comes.")]
-SinceOption = Annotated[str | None, typer.Option("--since", help="A position (included) or an ISO 8601 time.")]
-OperationsOption = Annotated[str, typer.Option("--op", help="Only these, comma-separated, for example c,u,d.")]
-FormatOption = Annotated[str, typer.Option("--format", help="cdc, debezium or flat.")]
+PositionArgument = Annotated[str | None, typer.Argument(help="Position of one transaction, as 16/B374D848.")]
+TableArgument = Annotated[
+    str, typer.Argument(help="Table as schema.table; * and ? match several, and a bare name matches in any schema.")
+]
+CountOption = Annotated[
+    int | None, typer.Option("-n", min=0, help="Print the last N changes [default: 20, all with --since].")
+]
+FollowOption = Annotated[bool, typer.Option("-f", "--follow", help="Continue with new changes as they arrive.")]
+SinceOption = Annotated[str | None, typer.Option("--since", help="Start at this position (included) or ISO 8601 time.")]
+OperationsOption = Annotated[
+    str, typer.Option("--op", help="Print only these operations, separated by commas, for example c,u,d.")
+]
+FormatOption = Annotated[str, typer.Option("--format", help="Message format: cdc, debezium or flat.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add `log` and `tail`."""
     group = typer.Typer(
-        no_args_is_help=True, help="Look into the change log, and keep it small.", rich_markup_mode=None
+        no_args_is_help=True,
+        help="Inspect the change log, compact it and remove what is no longer needed.",
+        rich_markup_mode=None,
     )
     looks = (retention.ls, inspect, log_verify.verify, log_export.export)
     for command in (*looks, retention.compact, retention.gc, log_drop.drop_file):
@@ -53,7 +61,7 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Show what the log is, or with a position the rows of that transaction."""
+    """Show the log's identity and counts, or with a position the rows of that transaction."""
     definition, log = open_log(config)
     if position is not None:
         _inspect_transaction(log, definition, position, json=json)
@@ -94,10 +102,10 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Print a table's changes as they stand in the log, newest last; one JSON object per line unless for people.
+    """Print a table's changes in log order, newest last; with --json or another format, one JSON object per line.
 
-    With --json and without -f they come as one envelope. Integers and booleans are JSON's, every
-    other value is the text that Postgres sent.
+    With --json and without -f they come in one envelope. Integers and booleans are JSON values; every other value is
+    the text that Postgres sent.
     """
     from cdc.log.message_formats import SchemaInForce
 
@@ -155,20 +163,20 @@ class _LogMessages:
         return rows.filter(pc.greater_equal(rows["committed_at"], pa.scalar(earliest, pa.timestamp("us", tz="UTC"))))
 
     def parts(self, after: Position, upto: Position) -> Iterator[pa.Table]:
-        """The rows in (after, upto], sorted, a few files at a time; raises LogTrimmed if not all are left."""
+        """The rows in (after, upto], sorted, a few files at a time; raises LogTrimmed if some are trimmed."""
         from cdc.log.inspect import rows_between
 
         _check_not_trimmed(self._log, after)
         return rows_between(self._log, self._wanted, after, upto)
 
     def schemas_before(self, rows: pa.Table) -> dict[int, Any]:
-        """The schemas in force where the rows begin."""
+        """The schemas in force before the first row."""
         from cdc.position import Position
 
         return self._log.schemas(Position(rows["position"][0].as_py()) if rows.num_rows else None)
 
     def messages(self, rows: pa.Table, tables: Any) -> Iterator[tuple[Row, Message]]:
-        """What is printed of them."""
+        """The rows, each with its message."""
         from cdc.log.message_formats import messages
 
         stream = (row for batch in rows.to_batches(max_chunksize=1024) for row in batch.to_pylist())
@@ -176,7 +184,7 @@ class _LogMessages:
 
 
 class _Printer:
-    """Prints messages as lines, for people or as JSON, or all in one envelope."""
+    """Prints messages as lines for people, as JSON lines, or in one envelope."""
 
     def __init__(self, form: str, operations: str, *, json: bool, follow: bool) -> None:
         from cdc.change import Operation
@@ -226,7 +234,7 @@ def _inspect_transaction(log: LogReader, definition: Definition, position: str, 
     _check_not_trimmed(log, Position(max(0, wanted - 1)))
     rows = transaction(log, wanted)
     if not rows.num_rows:
-        raise ConfigError(f"no rows at position {position!r}", remedy="'cdc tail' prints positions that have rows")
+        raise ConfigError(f"no rows at position {position!r}", remedy="run 'cdc tail' for positions that have rows")
     view = _LogMessages(
         log, definition, lambda _topic: True, _Printer(MessageFormat.CDC.value, "", json=json, follow=False)
     )
@@ -241,7 +249,7 @@ def _inspect_transaction(log: LogReader, definition: Definition, position: str, 
 
 
 def _check_table_exists(log: LogReader, glob: str) -> None:
-    """Raise ConfigError where the log has no table that the glob names."""
+    """Raise ConfigError if no table of the log matches the glob."""
     from difflib import get_close_matches
 
     topics = sorted({schema.topic for schema in log.schemas().values()})
@@ -250,7 +258,7 @@ def _check_table_exists(log: LogReader, glob: str) -> None:
     names = {topic.partition(".")[2]: topic for topic in topics} | {topic: topic for topic in topics}
     near = get_close_matches(glob, names, n=1)
     fix = f"did you mean {names[near[0]]!r}? " if near else ""
-    raise ConfigError(f"the log has no table {glob!r}", remedy=f"{fix}'cdc tables ls' lists the tables")
+    raise ConfigError(f"the log has no table {glob!r}", remedy=f"{fix}run 'cdc tables ls' for the tables")
 
 
 def _topic_filter(glob: str) -> Callable[[str], bool]:
@@ -260,7 +268,7 @@ def _topic_filter(glob: str) -> Callable[[str], bool]:
 
 
 def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime | None] | None:
-    """(position, exclusive; earliest commit time) of --since."""
+    """--since as an exclusive position and the earliest commit time."""
     if text is None:
         return None
     from cdc.log.inspect import position_before_time
@@ -270,7 +278,7 @@ def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime |
         return Position(max(0, Position.parse(text) - 1)), None
     except MalformedPosition:
         pass
-    except ValueError as error:  # an LSN that is malformed in itself
+    except ValueError as error:  # an epoch with a malformed LSN
         if "/" in text:
             raise ConfigError(f"malformed position {text!r}", remedy="write it as 16/B374D848") from error
     try:
@@ -282,15 +290,14 @@ def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime |
     since = since if since.tzinfo else since.replace(tzinfo=UTC)
     if log.oldest and since < (earliest := _oldest_commit_time(log)):
         raise LogTrimmed(
-            f"the log holds no single changes up to {log.oldest!s}: the first behind it was committed at "
-            f"{earliest.isoformat()}",
+            f"changes up to {log.oldest!s} are trimmed: the first one after it was committed at {earliest.isoformat()}",
             remedy=f"write --since {earliest.isoformat()} or later",
         )
     return position_before_time(log, since), since
 
 
 def _oldest_commit_time(log: LogReader) -> datetime:
-    """When the oldest change was committed that is left."""
+    """Commit time of the oldest single change that the log still has."""
     import pyarrow.compute as pc
 
     from cdc.log.reader import read_file
@@ -303,8 +310,8 @@ def _oldest_commit_time(log: LogReader) -> datetime:
 def _check_not_trimmed(log: LogReader, after: Position) -> None:
     if after < log.oldest:
         raise LogTrimmed(
-            f"the log holds no single changes up to {log.oldest!s}, only what they come to",
-            remedy="ask for a position behind that one",
+            f"changes up to {log.oldest!s} are trimmed; only their compacted state is left",
+            remedy="name a later position",
         )
 
 

@@ -1,4 +1,4 @@
-"""`cdc log drop-file`: the way out when a data file of the log is damaged and there is no copy of it."""
+"""`cdc log drop-file`: remove a damaged data file from the log when there is no copy of it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from cdc.terminal_output import emit
 if TYPE_CHECKING:
     from cdc.log.audit.damaged_file import Damaged, Dropped
 
-FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="As 'cdc log verify' names it.")]
+FileArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="Path of the file in the log, as 'cdc log verify' names it.")
+]
 
 
 def drop_file(
     file: FileArgument, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False
 ) -> None:
-    """Take a damaged file out of the log, while neither reader nor apply process runs; one that runs is fenced.
+    """Remove a damaged file from the log. Stop the reader and the apply process first; a running one is fenced off.
 
-    Nothing is lost if what it holds is compacted, or can be compacted again. Else every table in it is marked
-    needs_resync: 'cdc tables resync' copies it anew, and who reads the log is told, never silently wrong. A file that
-    is as it was written is refused. Killed, it is run again.
+    Nothing is lost if the file's changes are compacted, or can be compacted again. Otherwise every table in it is
+    marked needs_resync, 'cdc tables resync' copies it again, and consumers of the log get an error instead of wrong
+    data. An undamaged file is refused. If the command is killed, run it again.
     """
     from dataclasses import asdict
 
@@ -44,11 +46,11 @@ def drop_file(
 def _question(damaged: Damaged) -> str:
     from cdc.log.audit.damaged_file import RecoveryWay
 
-    place = f"{damaged.file.first!s} to {damaged.file.last!s}"
+    span = f"{damaged.file.first!s} to {damaged.file.last!s}"
     return {
-        RecoveryWay.TRIMMED: f"trim the log up to the file's segment: {place} is compacted, and nothing is lost",
+        RecoveryWay.TRIMMED: f"trim the log up to the file's segment: {span} is compacted, and nothing is lost",
         RecoveryWay.START_OVER: "compact the log from its beginning again: all changes are there, and nothing is lost",
-        RecoveryWay.GIVEN_UP: f"give up {damaged.file.rows:,} rows at {place}, and mark their tables needs_resync",
+        RecoveryWay.GIVEN_UP: f"give up {damaged.file.rows:,} rows at {span}, and mark their tables needs_resync",
     }[damaged.way]
 
 
@@ -58,8 +60,8 @@ def _summary(done: Dropped) -> str:
     if done.way is RecoveryWay.TRIMMED:
         return f"{done.file} left the log with its segment; its changes are compacted, start the reader"
     if done.way is RecoveryWay.START_OVER:
-        return f"{done.file} left the log; it is compacted anew from its beginning, start the apply process"
+        return f"{done.file} left the log; start the apply process, which compacts the log again from its beginning"
     if not done.marked:
-        return f"{done.file} left the log; it held no row of a table that is captured, start the reader"
+        return f"{done.file} left the log; it contained no row of a captured table, start the reader"
     resync = shlex.join(["cdc", "tables", "resync", *done.marked])
     return f"{done.file} left the log, marked needs_resync: {', '.join(done.marked)}; start the reader, then: {resync}"

@@ -1,4 +1,4 @@
-"""`cdc log export`: a range of the log as files for other programs."""
+"""`cdc log export`: write a range of the log to files for other programs."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ if TYPE_CHECKING:
 
 
 class ExportFormat(StrEnum):
-    """What is written."""
+    """File format of an export."""
 
-    #: A file of JSON lines in cdc's own words, as `cdc tail` prints them.
+    #: A file of JSON lines in cdc's own format, as `cdc tail` prints them.
     JSONL = "jsonl"
-    #: The same as Debezium's messages.
+    #: A file of JSON lines in Debezium's format.
     DEBEZIUM = "debezium"
-    #: The same with the row alone.
+    #: A file of JSON lines with the row only.
     FLAT = "flat"
-    #: A directory of Parquet files with the log's own columns.
+    #: A directory of Parquet files with the columns of the log.
     PARQUET = "parquet"
 
 
-OutArgument = Annotated[Path, typer.Argument(help="A new file, for parquet a new directory.")]
-FromOption = Annotated[str | None, typer.Option("--from", help="The first position [default: the oldest].")]
-ToOption = Annotated[str | None, typer.Option("--to", help="The last position [default: the log's end].")]
-TablesOption = Annotated[list[str] | None, typer.Option("--tables", help="Only these, a glob; may be repeated.")]
-ShapeOption = Annotated[ExportFormat, typer.Option("--format", help="As files for whom.")]
+OutArgument = Annotated[Path, typer.Argument(help="Path of a new file, or for parquet of a new directory.")]
+FromOption = Annotated[str | None, typer.Option("--from", help="First position to write [default: the oldest].")]
+ToOption = Annotated[str | None, typer.Option("--to", help="Last position to write [default: the log's end].")]
+TablesOption = Annotated[
+    list[str] | None, typer.Option("--tables", help="Write only tables that match this glob; may be repeated.")
+]
+ShapeOption = Annotated[ExportFormat, typer.Option("--format", help="Format to write.")]
 
 
 def export(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -52,9 +54,9 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Write single changes of the log to files, both ends included; what is there already is never written over.
+    """Write single changes of the log to files; both positions are included, and existing files are never overwritten.
 
-    JSON comes in the order of the commits and holds one transaction in memory; Parquet as the rows lie in the log.
+    JSON lines are in commit order and need memory for one transaction; Parquet keeps the order of the log's files.
     """
     from cdc.log.export import export_range, write_lines, write_parquet
     from cdc.log.message_formats import MessageFormat

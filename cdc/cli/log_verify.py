@@ -1,4 +1,4 @@
-"""`cdc log verify`: whether the log is what was written."""
+"""`cdc log verify`: check that the log is as it was written."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 _MEBIBYTE: Final = 1 << 20
 
 TablesOption = Annotated[
-    list[str] | None, typer.Option("--tables", help="Only files of these tables, a glob; may be repeated.")
+    list[str] | None, typer.Option("--tables", help="Check only files of tables that match this glob; may be repeated.")
 ]
 SourceOption = Annotated[
-    bool, typer.Option("--source", help="Ask the source as well whether the log was written from it.")
+    bool, typer.Option("--source", help="Also check at the source that the log was written from it.")
 ]
 
 
@@ -33,10 +33,10 @@ def verify(
     source: SourceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Read every file of the log and compare it with its commit; exit status 4 when something is not as it was written.
+    """Read every file of the log and compare it with its commit; exit status 4 if something differs.
 
-    May run beside the reader and the apply process, and changes nothing. With --tables transactions are not asked
-    whether they are whole.
+    It may run next to the reader and the apply process, and changes nothing. With --tables it does not check whether
+    transactions are complete.
     """
     from cdc.config import load_definition
     from cdc.log.audit.verify import AuditScope
@@ -72,7 +72,7 @@ def _print(report: AuditReport) -> None:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """A line that is written over, on a terminal alone."""
+    """A function that prints progress on one line of a terminal, and nothing elsewhere."""
     if not sys.stderr.isatty():
         return lambda _done, _total: None
 

@@ -1,4 +1,4 @@
-"""`cdc migrate`: the schema of the catalog's database, and the format of the log."""
+"""`cdc migrate`: upgrade the catalog's schema and the log's format."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cdc.terminal_output import echo_source, emit
 if TYPE_CHECKING:
     from cdc.catalog.database import Database
 
-Revision = Annotated[str, typer.Option("--revision", help="Where to.")]
+Revision = Annotated[str, typer.Option("--revision", help="Revision to migrate to.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
+    """Add the group of commands."""
     group = typer.Typer(
-        no_args_is_help=True, help="Bring the catalog's schema and the log's format up to date.", rich_markup_mode=None
+        no_args_is_help=True, help="Upgrade the catalog's schema and the log's format.", rich_markup_mode=None
     )
     for command in (status, up, down, sql, log):
         group.command()(command)
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Say which revision the catalog has and which is the newest."""
+    """Show the catalog's revision and the newest one."""
     from cdc.catalog import revision
 
     database = _database(config)
@@ -37,13 +37,13 @@ def status(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> N
     database.close()
     state = "up to date" if found == revision.HEAD else f"newest is {revision.HEAD}: run 'cdc migrate up'"
     if revision.is_newer(found):
-        state = f"newer than this version of cdc knows ({revision.HEAD}): use the version that made it"
+        state = f"newer than this version of cdc knows ({revision.HEAD}): use the version that wrote it"
     result = {"current": found, "head": revision.HEAD}
     emit("migrate status", json=json, summary=f"catalog at {found or 'no revision'}, {state}", result=result)
 
 
 def up(config: ConfigOption = DEFAULT_CONFIG, revision: Revision = "head", json: JsonOption = False) -> None:
-    """Go forward to a revision; what is there is kept."""
+    """Upgrade the catalog to a revision; its contents are kept."""
     from cdc.catalog import revision as revisions
 
     _move(config, "up", revisions.up, revision, json=json)
@@ -52,19 +52,21 @@ def up(config: ConfigOption = DEFAULT_CONFIG, revision: Revision = "head", json:
 def down(
     config: ConfigOption = DEFAULT_CONFIG,
     revision: Revision = "base",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Yes, drop what later revisions hold.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Confirm that tables of later revisions are dropped.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Go back to a revision; what later ones hold is dropped (positions and data are not in the catalog)."""
+    """Downgrade the catalog to a revision. Tables of later revisions are dropped; positions and data are not in it."""
     from cdc.catalog import revision as revisions
 
     if not yes:
-        raise ConfigError("going back drops tables of the catalog", remedy="repeat the command with --yes")
+        raise ConfigError("a downgrade drops tables of the catalog", remedy="repeat the command with --yes")
     _move(config, "down", revisions.down, revision, json=json)
 
 
 def sql(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Print the statements of all revisions for somebody else to run."""
+    """Print the SQL statements of all revisions, for a database administrator to run."""
     from cdc.catalog import revision
     from cdc.config import load_definition
 
@@ -76,15 +78,15 @@ def sql(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None
 
 
 def log(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Bring a log that an older version wrote to the format of this one, while neither reader nor apply process runs.
+    """Upgrade a log that an older version wrote, in place. Stop the reader and the apply process first.
 
-    In place; positions and changes stay as they are. Killed, it is run again.
+    Positions and changes stay as they are. If the command is killed, run it again.
     """
     from cdc.config import load_definition
     from cdc.log.migrate import migrate_log
 
-    done = migrate_log(load_definition(config).log.root)
-    what = "is already of" if done.before == done.after else f"went from format {done.before} to"
+    done = migrate(load_definition(config).log.root)
+    what = "already has" if done.before == done.after else f"was upgraded from format {done.before} to"
     result = {"before": done.before, "after": done.after}
     emit("migrate log", json=json, summary=f"the log {what} format {done.after}", result=result)
 
@@ -97,7 +99,7 @@ def _move(config: ConfigOption, verb: str, move: Callable[[Database, str], None]
     move(database, to)
     after = revision.current(database)
     database.close()
-    summary = f"catalog went from {before or 'no revision'} to {after or 'no revision'}"
+    summary = f"migrated the catalog from {before or 'no revision'} to {after or 'no revision'}"
     emit(f"migrate {verb}", json=json, summary=summary, result={"before": before, "after": after})
 
 

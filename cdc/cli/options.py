@@ -1,4 +1,4 @@
-"""Options that many commands have, and how the application was started."""
+"""Options that many commands share, and the context object of an invocation."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Annotated
 import typer
 
 ConfigOption = Annotated[
-    Path, typer.Option("--config", "-c", envvar="CDC_CONFIG", help="The definition.", show_default=True)
+    Path,
+    typer.Option("--config", "-c", envvar="CDC_CONFIG", help="Definition file of the pipeline.", show_default=True),
 ]
-"""Give it the default `DEFAULT_CONFIG`."""
+"""Its default is `DEFAULT_CONFIG`."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """How the application was started; the `obj` of its context."""
+    """How the application was started; the `obj` of typer's context."""
 
     owns_process: bool
-    """Whether the process is for this one command, which may then restrict it."""
+    """Whether the process runs this command only, so that the command may restrict the process."""

@@ -1,4 +1,4 @@
-"""`cdc query`: SQL over the Delta tables of a pipeline, as they were together at one cut, the newest or a past one."""
+"""`cdc query`: SQL over the Delta tables of a pipeline at one published cut, the newest or a past one."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
     from cdc.config import Definition, DeltaSinkDefinition
     from cdc.stores.published import Published
 
-Sql = Annotated[str, typer.Argument(help='A SELECT; tables are "schema.table", or "table" where that is unambiguous.')]
+Sql = Annotated[
+    str, typer.Argument(help='SELECT statement; name tables as "schema.table", or "table" where that is unambiguous.')
+]
 AtOption = Annotated[
     str,
     typer.Option(
         "--at",
-        help="published: all tables at one position, the newest; a position or a time: as they were together then; "
-        "latest: each as it is now.",
+        help="What to read: 'published' reads all tables at the newest common position, a position or "
+        "a time reads them as of then, 'latest' reads each table as it is now.",
     ),
 ]
-SinkOption = Annotated[str | None, typer.Option("--sink", help="Which Delta sink; default the first one.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Most rows to print.")]
+SinkOption = Annotated[str | None, typer.Option("--sink", help="Delta sink to query; without it the first one.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Number of rows to print at most.")]
 
 
 _ANY_WIDTH: Final = 1 << 20
@@ -49,7 +51,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     limit: LimitOption = 1_000,
     json: JsonOption = False,
 ) -> None:
-    """Run a SELECT over the Delta tables of the pipeline; nothing can be written."""
+    """Run a SELECT over the Delta tables of the pipeline; it cannot write."""
     from cdc.config import load_definition
     from cdc.stores.landlock import deny_file_writes
 
@@ -77,7 +79,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def _cut_to_json(cut: Published) -> dict[str, Any]:
-    """What stands in the envelope; tables that do not belong to the cut are listed with their state."""
+    """The cut as the envelope shows it; tables that are not part of it are listed with their state."""
     from cdc.position import Position
     from cdc.stores.snapshot_retention import told
 
@@ -104,7 +106,7 @@ def _find_delta_sink(definition: Definition, config: Path, name: str | None) -> 
 
 
 def _read_rows(reader: pa.RecordBatchReader, limit: int) -> tuple[list[list[Any]], bool]:
-    """(at most limit rows, whether there were more)."""
+    """At most `limit` rows, and whether there are more."""
     rows: list[list[Any]] = []
     for batch in reader:
         columns = [column.to_pylist() for column in batch.columns]
@@ -119,7 +121,7 @@ def _printable(value: Any) -> Any:
         return "\\x" + value.hex()
     if isinstance(value, date | datetime):
         return value.isoformat()
-    # JSON numbers lose digits of decimals, and it has no NaN
+    # a JSON number loses digits of decimals, and JSON has no NaN
     return value if value is None or isinstance(value, bool | int | str) or _plain_float(value) else str(value)
 
 
@@ -145,7 +147,7 @@ def _print(names: list[str], rows: list[list[Any]]) -> None:
     console = Console()
     width = Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).maximum
     if not console.is_terminal:
-        Console(width=max(width, 1)).print(table)  # whoever reads it can cut, and nobody can put together again
+        Console(width=max(width, 1)).print(table)  # output to a program is not wrapped
     elif width <= console.width:
         console.print(table)
     else:
@@ -153,8 +155,8 @@ def _print(names: list[str], rows: list[list[Any]]) -> None:
 
 
 def _print_upright(names: list[str], rows: list[list[Any]]) -> None:
-    """A column in each line, for rows that are wider than the terminal."""
-    widest = max(len(escaped_for_terminal(name)) for name in names)
+    """Print one column per line, for rows that are wider than the terminal."""
+    widest = max(len(shown(name)) for name in names)
     for number, row in enumerate(rows, 1):
         echo(f"── row {number}")
         for name, value in zip(names, row, strict=True):

@@ -1,4 +1,4 @@
-"""`cdc replay`: a sink's target built anew from the change log alone."""
+"""`cdc replay`: rebuild a sink's target from the change log alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import typer
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 
-SinkArgument = Annotated[str, typer.Argument(help="As the definition names it.")]
-FromOption = Annotated[str, typer.Option("--from", help="A position, an ISO 8601 time, or beginning.")]
-ToOption = Annotated[str, typer.Option("--to", help="A position (included), an ISO 8601 time, or latest.")]
-TablesOption = Annotated[list[str] | None, typer.Option("--tables", help="Only these, a glob; may be repeated.")]
-IntoOption = Annotated[
-    str | None, typer.Option("--into", metavar="PATH", help="Keep the new target there, leave the old one alone.")
+SinkArgument = Annotated[str, typer.Argument(help="Name of the sink in the definition.")]
+FromOption = Annotated[str, typer.Option("--from", help="Position, ISO 8601 time, or 'beginning' to start at.")]
+ToOption = Annotated[str, typer.Option("--to", help="Position (included), ISO 8601 time, or 'latest' to end at.")]
+TablesOption = Annotated[
+    list[str] | None, typer.Option("--tables", help="Rebuild only tables that match this glob; may be repeated.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print rows, bytes and expected time; do nothing.")]
+IntoOption = Annotated[
+    str | None,
+    typer.Option("--into", metavar="PATH", help="Build the new target at this path and leave the old one alone."),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print rows, bytes and expected time, and change nothing.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,10 +39,10 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter per option
     dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Build a sink's target anew from the log, without the source, and put it in place in one step.
+    """Rebuild a sink's target from the log, without reading the source, and switch to it in one step.
 
-    A running apply process lets go of the sink for the switch and goes on from the new target. A table that
-    could not be built stays as it was, and the exit status is 1.
+    A running apply process releases the sink for the switch and continues with the new target. A table that could not
+    be built keeps its old target, and the exit status is 1.
     """
     import subprocess
     import sys
@@ -46,5 +51,5 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter per option
     options += [*([f"--into={into}"] if into is not None else []), *(["--dry-run"] if dry_run else [])]
     options += ["--json"] if json else []
     command = [sys.executable, "-m", "pipelines", "replay", "-c", str(config), *options, "--", sink]
-    # a child of its own: this package knows nothing of targets' types, and never will of Spark
+    # a child process: this package imports neither Spark nor the code of targets
     raise typer.Exit(subprocess.run(command, check=False).returncode)

@@ -1,4 +1,4 @@
-"""`cdc log ls|compact|gc`: what the log keeps of its past, and letting go of what nobody needs."""
+"""`cdc log ls|compact|gc`: list what the log keeps, compact it, and remove what is no longer needed."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
     from cdc.log.reader import LogReader
     from cdc.service.log_status import ConsumerLine, LogStatus, SegmentLine, VacuumReport
 
-_WAITING: Final = "left the log and stay on the disk for who still reads them"
+_WAITING: Final = "of removed files are still on disk for readers of older versions"
 
-FilesOption = Annotated[bool, typer.Option("--files", help="Every file, not every segment.")]
-AllOption = Annotated[bool, typer.Option("--all", help="Also the segment that is being written, up to the log's end.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and take nothing away.")]
+FilesOption = Annotated[bool, typer.Option("--files", help="List files instead of segments.")]
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Also compact the segment that is being written, up to the log's end.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be removed, and remove nothing.")]
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: JsonOption = False) -> None:
-    """List what the log keeps: the runs of its compacted part, and the segments of single changes behind them."""
+    """List what the log keeps: the runs of its compacted part, and the segments of single changes."""
     from dataclasses import asdict
     from datetime import UTC, datetime
 
@@ -55,7 +57,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: 
 
 
 def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False, json: JsonOption = False) -> None:
-    """Fold segments that ended into the latest state of every row, now; a running apply process does it."""
+    """Compact ended segments now to the latest state of every row; a running apply process does the work."""
     from cdc.catalog import Catalog
     from cdc.service.compaction_requests import request_compaction, wait_for_compaction
 
@@ -69,9 +71,9 @@ def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False
 
 
 def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, json: JsonOption = False) -> None:
-    """Let go of what is compacted and read by everybody: segments now, by the running reader, and files after a grace.
+    """Remove what is compacted and read by every consumer: segments at once, their files after a grace.
 
-    The reader does both by itself; this is for who does not want to wait.
+    The reader does both by itself; this command does not wait for its next turn.
     """
     from dataclasses import asdict
 
@@ -88,7 +90,7 @@ def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, jso
 
 
 def open_log(config: Path) -> tuple[Definition, LogReader]:
-    """The definition, and a view of its log; raises LogError without one."""
+    """Load the definition and open its log; raises LogError if there is none."""
     from cdc.config import load_definition
     from cdc.log.reader import LogReader
 
@@ -102,7 +104,7 @@ def _compact_in_child(config: Path, *, everything: bool, json: bool) -> int:
 
     options = [*(["--everything"] if everything else []), *(["--json"] if json else [])]
     command = [sys.executable, "-m", "pipelines", "compact", "-c", str(config), *options]
-    # a child of its own: this package knows nothing of the fold, and never will of Spark
+    # a child process: this package imports neither Spark nor the code of compaction
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE if json else None, text=True)
     if json:
         echo(json_text({**encoder.loads(done.stdout), "command": "log compact"}), flush=True)
@@ -127,14 +129,14 @@ def _print_trim(done: VacuumReport) -> None:
 
     if done.trim is not None:
         what = f"{number_format.format_quantity(len(done.trim.segments), 'segment')} up to {done.trim.oldest}"
-        rest = "" if done.dry_run else ": the reader takes them out as soon as it runs"
-        line(LineMark.GOOD, f"{what} may go{rest}")
+        rest = "" if done.dry_run else ": the reader drops them as soon as it runs"
+        line(LineMark.GOOD, f"{what} can be dropped{rest}")
     if done.leaving_bytes:
         line(LineMark.ADVICE, f"{number_format.format_size(done.leaving_bytes)} {_WAITING}")
 
 
 def retention_line(log: LogStatus) -> str:
-    """What the log keeps and who is slowest to read it, in one line."""
+    """What the log keeps and its slowest consumer, in one line."""
     from cdc.service import number_format
 
     if log.state != "read":
@@ -152,7 +154,7 @@ def retention_line(log: LogStatus) -> str:
 
 
 def lag_text(consumer: ConsumerLine) -> str:
-    """How far before the log's end one stands, for people; empty at the end."""
+    """How far a consumer is behind the end of the log; empty at the end."""
     from cdc.service import number_format
 
     if not consumer.behind_segments:
@@ -226,9 +228,9 @@ def _footer_lines(found: LogStatus) -> list[str]:
         runs = number_format.format_quantity(len(found.runs), "run")
         size = f"{number_format.format_size(found.compacted_bytes)} in {runs}"
         oldest = f"every change above {found.oldest}" if found.oldest else "every change"
-        words.append(f"compacted up to {found.horizon}: {size}; {oldest} is there by itself")
+        words.append(f"compacted up to {found.horizon}: {size}; {oldest} is still a single change")
     if found.floor:
-        words.append(f"deletes up to {found.floor} are forgotten")
+        words.append(f"tombstones up to {found.floor} are removed")
     if found.leaving_bytes:
         words.append(f"{number_format.format_size(found.leaving_bytes)} {_WAITING}")
     return words

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from cdc.service.status import PipelineStatus
 
 WATCH_EVERY = 1.0
-"""Seconds."""
+"""Seconds between two prints of `cdc status --watch`."""
 LOG_ANSWERS = 15.0
-"""Seconds to wait for the log; the rest of the status is printed without it."""
+"""Seconds to wait for the log; without an answer the status is printed without it."""
 SOURCE_ANSWERS = 5.0
-"""Seconds to wait for the source; likewise."""
+"""Seconds to wait for the source; without an answer the status is printed without it."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -36,14 +36,14 @@ class ProcessName(StrEnum):
 
     #: Postgres → log.
     READER = "reader"
-    #: log → sinks; needs Java.
+    #: Log → sinks; needs Java.
     APPLY = "apply"
     #: API and page.
     SERVER = "server"
 
 
 class LogLineFormat(StrEnum):
-    """How process logs look."""
+    """Format of process logs."""
 
     #: For people.
     CONSOLE = "console"
@@ -52,7 +52,7 @@ class LogLineFormat(StrEnum):
 
 
 FormatOption = Annotated[
-    LogLineFormat, typer.Option("--log-format", envvar="CDC_LOG_FORMAT", help="Of the process log.")
+    LogLineFormat, typer.Option("--log-format", envvar="CDC_LOG_FORMAT", help="Format of the process log.")
 ]
 
 
@@ -66,16 +66,16 @@ def register(app: typer.Typer) -> None:
 
 def run(
     config: ConfigOption = DEFAULT_CONFIG,
-    only: Annotated[list[ProcessName] | None, typer.Option(help="Start these processes only; may be repeated.")] = None,
+    only: Annotated[list[ProcessName] | None, typer.Option(help="Start only this process; may be repeated.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run the pipeline on this machine: reader, apply and server as children, started again when they fall.
+    """Run the pipeline on this machine: reader, apply and server as child processes that are restarted when they fail.
 
-    One that stopped for good is started every five minutes, and at once when the definition changes, a command changes
-    something, or SIGUSR1 comes.
+    A process that stopped for good is restarted every five minutes, and at once when the definition changes, a cdc
+    command changes something, or SIGUSR1 arrives.
 
-    ^C and SIGTERM let each finish its batch; a second ^C ends them at once. With snapshot.mode initial_only the reader
-    ends when everything is copied, and the others go on.
+    ^C and SIGTERM let each process finish its batch; a second ^C ends them at once. With snapshot.mode initial_only the
+    reader exits when everything is copied, and the others continue.
     """
     from cdc.config import load_definition
     from cdc.config.definition import SnapshotMode
@@ -97,7 +97,7 @@ def run(
         code = supervisor.run()
     except ChildFailed as failed:
         fail("run", failed, json=json)
-        raise typer.Exit(ExitCode.USAGE.value) from failed  # the child's own, which said why
+        raise typer.Exit(ExitCode.USAGE.value) from failed  # the exit status of the child, which printed why
     if code:
         raise typer.Exit(code)
     emit("run", json=json, summary=f"stopped {definition.name!r}", result={"restarts": supervisor.restarts})
@@ -117,10 +117,10 @@ def server(
     config: ConfigOption = DEFAULT_CONFIG,
     log_format: FormatOption = LogLineFormat.CONSOLE,
     strict_port: Annotated[
-        bool, typer.Option("--strict-port", help="Fail when the port is taken instead of using the next free one.")
+        bool, typer.Option("--strict-port", help="Fail if the port is taken instead of using the next free one.")
     ] = False,
 ) -> None:
-    """Serve API, metrics and page; one of the processes of `cdc run`."""
+    """Serve the API, the metrics and the page; one of the processes of `cdc run`."""
     from cdc.config import load_definition
     from cdc.process_logs import LogFormat, configure
     from cdc.service.api.server import main
@@ -131,11 +131,13 @@ def server(
 
 def status(
     config: ConfigOption = DEFAULT_CONFIG,
-    watch: Annotated[bool, typer.Option("--watch", help="Print it again every second until ^C.")] = False,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 4 also when it is degraded.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Print the status again every second until ^C.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Also exit with status 4 when the pipeline is degraded.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Say how the pipeline is: processes, lags, sinks, tables, and what is wrong with the way out.
+    """Show the state of the pipeline: processes, lags, sinks, tables, and each problem with its remedy.
 
     Exit status 4 when it is down: the reader or the apply process failed, has stopped, or does not report.
     """
@@ -150,7 +152,7 @@ def status(
     definition = load_definition(config)
     log, source = LogSampler(definition.log.root, str(config)), SourceSampler(definition)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        source.refresh()  # it answers while the log is looked at
+        source.refresh()  # it answers while the log is read
         seen = log.wait(LOG_ANSWERS), source.wait_for_rate(SOURCE_ANSWERS)
         found = _print_status(catalog, definition, seen, file=config, json=json)
         while watch:
@@ -199,7 +201,7 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
         echo(f"  {process.process:<10}{process.state:<14}{age}")
     observed = found.source.observed
     if observed is not None and not observed.up:
-        echo(f"  {'source':<10}does not answer, so what it keeps is unknown: {observed.error}")
+        echo(f"  {'source':<10}does not answer, so its retained WAL is unknown: {observed.error}")
     elif found.source.slot_forecast is not None:
         echo(f"  {'slot':<10}{found.source.slot_forecast}")
     echo(f"  {'log':<10}{found.source.position or '–':<14}  lag {_seconds(found.source.lag_seconds)}")
@@ -231,7 +233,7 @@ def _print_tables(found: PipelineStatus, file: Path) -> None:
         echo(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")
         if table.progress is not None and (words := progress_text(table.progress)):
             echo(f"      {words}")
-        # parked keys, another hand in the target; why a table stands still is told among the problems
+        # for example parked keys or foreign writes; the reason of a failed table is among the problems
         if table.reason and table.state not in FAILED_STATES:
             echo(f"      {complete_remedy(table.reason, file=str(file))}")
 

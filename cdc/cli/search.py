@@ -1,4 +1,4 @@
-"""`cdc search`: words in the rows of a table, from a search sink."""
+"""`cdc search`: find words in the rows of a table, in a search sink."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cdc.stores.search_index import FoundRow, SearchIndex
 
 _CELL = 60
-"""Characters of a value on a screen; `--json` has them whole."""
+"""Characters of a value on a screen; `--json` prints it in full."""
 
 
 def register(app: typer.Typer) -> None:
@@ -26,13 +26,13 @@ def register(app: typer.Typer) -> None:
 
 
 def search(
-    table: Annotated[str, typer.Argument(help="As schema.table, or the table's name where it is the only one.")],
-    words: Annotated[str, typer.Argument(help="Every word must occur; column:word asks for one column.")],
+    table: Annotated[str, typer.Argument(help="Table as schema.table, or its name where that is unambiguous.")],
+    words: Annotated[str, typer.Argument(help="Words that must all occur; column:word looks in one column.")],
     config: ConfigOption = DEFAULT_CONFIG,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Rows at most.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of rows to print at most.")] = 10,
     json: JsonOption = False,
 ) -> None:
-    """Find rows of a table by their words, best first."""
+    """Find rows of a table by the words in them, best match first."""
     from cdc.config import load_definition
     from cdc.position import Position
 

@@ -1,4 +1,4 @@
-"""`cdc slots`: what the server keeps for the pipeline, and the ways out when the stream cannot go on."""
+"""`cdc slots`: list what the server retains for the pipeline, and recover when the stream cannot continue."""
 
 from __future__ import annotations
 
@@ -17,24 +17,33 @@ if TYPE_CHECKING:
     from cdc.service.source_observation import SourceObservation
 
 SOURCE_ANSWERS = 5.0
-"""Seconds to wait for what the source says of the slot."""
+"""Seconds to wait for the source's view of the slot."""
 
 EpochOption = Annotated[
-    bool, typer.Option("--new-epoch", help="Make slot and publication anew and copy everything; the log goes on.")
+    bool,
+    typer.Option(
+        "--new-epoch",
+        help="Create a new slot and publication and copy every table again; the log continues under a new epoch.",
+    ),
 ]
 SkipOption = Annotated[
-    str | None, typer.Option("--skip-to", metavar="LSN", help="Move the slot past what cannot be decoded.")
+    str | None,
+    typer.Option(
+        "--skip-to", metavar="LSN", help="Move the slot past a transaction that cannot be decoded, to this LSN."
+    ),
 ]
 ResyncOption = Annotated[
     list[str] | None,
-    typer.Option("--resync", metavar="TABLE", help="With --skip-to: glob of the tables that lost changes; repeatable."),
+    typer.Option(
+        "--resync", metavar="TABLE", help="With --skip-to: glob of the tables that lost changes; may be repeated."
+    ),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
+    """Add the group of commands."""
     group = typer.Typer(
-        no_args_is_help=True, help="Replication slots: list, recover, drop, adopt.", rich_markup_mode=None
+        no_args_is_help=True, help="List, recover, drop or adopt replication slots.", rich_markup_mode=None
     )
     group.command()(ls)
     group.command()(recover)
@@ -44,9 +53,10 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List the server's slots, what they hold, the limits that can cost them WAL, and whether ours fits the log.
+    """List the server's slots, the WAL that they retain, its limits, and whether the pipeline's slot matches the log.
 
-    Exit status 4 when ours may soon be lost, or is: the WAL that is left is measured, for a second.
+    Exit status 4 if the pipeline's slot is lost or may soon be; to estimate the time left the command measures WAL for
+    a second.
     """
     from cdc.capture.startup_checks import check_log
     from cdc.config import load_definition
@@ -65,7 +75,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         trouble = error
     observed = SourceSampler(definition).wait_for_rate(SOURCE_ANSWERS)
     listed = [_slot_to_json(asdict(slot), ours=slot.name == ours) for slot in slots]
-    summary = f"{len(slots)} slots; {ours!r} " + ("fits the log" if trouble is None else "does not fit the log")
+    summary = f"{len(slots)} slots; {ours!r} " + ("matches the log" if trouble is None else "does not match the log")
     if json:
         problem = None if trouble is None else trouble.to_json()
         result = {
@@ -107,10 +117,10 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Go on after a gap: under a new epoch with everything copied anew, or past a place that cannot be decoded.
+    """Recover after a gap: begin a new epoch with a full copy, or skip a transaction that cannot be decoded.
 
-    The reader must be stopped. Killed in the middle the command can be run again; a new epoch that was begun is also
-    ended by the reader's next start. Tables of --resync are marked needs_resync; --new-epoch copies them.
+    Stop the reader first. If the command is killed, run it again; the next start of the reader also completes a new
+    epoch. Tables of --resync are marked needs_resync; --new-epoch copies every table.
     """
     from cdc.capture.recovery import begin_epoch, skip_to_lsn
     from cdc.config import load_definition
@@ -119,7 +129,8 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     definition = load_definition(config)
     if new_epoch == (skip_to is not None):
         raise ConfigError(
-            "expected either --new-epoch or --skip-to LSN", remedy="'cdc slots ls' says what is wrong and what mends it"
+            "expected either --new-epoch or --skip-to LSN",
+            remedy="run 'cdc slots ls' to see the problem and its remedy",
         )
     if skip_to is not None and not resync:
         raise ConfigError(
@@ -127,7 +138,7 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
             remedy="name every table that was written up to the LSN, or --resync '*' for all",
         )
     if new_epoch:
-        confirm(f"drop slot {definition.source.slot.name!r} and copy every table of {definition.name!r} anew", yes=yes)
+        confirm(f"drop slot {definition.source.slot.name!r} and copy every table of {definition.name!r} again", yes=yes)
         done = begin_epoch(definition)
         later = done["copied_by_reader"]
         copied = f" and copies {', '.join(later)}" if later else ""
@@ -135,7 +146,7 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
         summary = f"{begun}; start the reader, which continues from there{copied}"
     else:
         lsn = Lsn.parse(skip_to or "")
-        confirm(f"move slot {definition.source.slot.name!r} to {lsn} and lose what lies before it", yes=yes)
+        confirm(f"move slot {definition.source.slot.name!r} to {lsn} and lose the changes before it", yes=yes)
         done = skip_to_lsn(definition, lsn, resync or [])
         summary = f"slot moved to {done['slot_at']}, {len(done['marked'])} tables marked needs_resync; start the reader"
     audit(definition, "slots.recover", definition.source.slot.name, done, json=json)
@@ -143,9 +154,9 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False) -> None:
-    """Drop the pipeline's slot, so that the server lets its WAL go; the log can only continue under a new epoch.
+    """Drop the pipeline's slot so that the server can remove its WAL; the log then needs a new epoch to continue.
 
-    Refuses a slot of another kind or database, and one that a reader streams from or copies for.
+    It refuses a slot of another kind or database, and a slot that is in use.
     """
     from cdc.capture.resume_checks import check_slot_kind
     from cdc.config import load_definition
@@ -169,16 +180,17 @@ def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: Js
 
 
 def adopt(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False) -> None:
-    """Assign a slot that was made by hand to this pipeline, whose definition says 'create: false'.
+    """Assign a slot that was created by hand to this pipeline, whose definition says 'create: false'.
 
-    The log then begins at the slot's position and copies every table beside the stream. Nobody else may read the slot.
+    The log then begins at the slot's position, and every table is copied while the stream runs. No other client may
+    read the slot.
     """
     from cdc.capture.recovery import adopt_slot
     from cdc.config import load_definition
 
     definition = load_definition(config)
     name = definition.source.slot.name
-    confirm(f"assign slot {name!r} to {definition.name!r} alone, which will move it", yes=yes)
+    confirm(f"assign slot {name!r} to {definition.name!r}, which will advance it", yes=yes)
     done = adopt_slot(definition)
     audit(definition, "slots.adopt", name, done, json=json)
     emit("slots adopt", json=json, summary=f"slot {name!r} at {done['confirmed']} belongs to this log", result=done)
@@ -192,10 +204,10 @@ def _slot_to_json(fields: dict[str, Any], *, ours: bool) -> dict[str, Any]:
 
 def _line(slot: dict[str, Any]) -> str:
     state = slot["invalidation_reason"] or slot["wal_status"] or "–"
-    safe = "" if slot["safe_wal_size"] is None else f"  {slot['safe_wal_size']:,} bytes to go"
+    safe = "" if slot["safe_wal_size"] is None else f"  {slot['safe_wal_size']:,} bytes left"
     use = f"in use by {slot['active_pid']}" if slot["active"] else "idle"
     follows = "  failover" if slot["failover"] else ""
     mark = "*" if slot["ours"] else " "
     names = f"{mark} {slot['name']:<24} {slot['plugin'] or 'physical':<14} {slot['database'] or '–':<14}"
-    held = f"{slot['confirmed_flush'] or '–':<14} {slot['retained_bytes']:>14,} bytes"
-    return f"{names} {held}  {state}{safe}  {use}{follows}"
+    retained = f"{slot['confirmed_flush'] or '–':<14} {slot['retained_bytes']:>14,} bytes"
+    return f"{names} {retained}  {state}{safe}  {use}{follows}"

@@ -1,4 +1,7 @@
-"""`cdc source`: the optional event triggers in the watched database, by which column ids are told, not concluded."""
+"""`cdc source`: event triggers at the source that write column identities into the WAL.
+
+They are optional. Without them the reader infers from the catalogue which column was renamed, dropped or added.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,28 @@ from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.terminal_output import echo_source, emit
 
-PrintOption = Annotated[bool, typer.Option("--print", help="Print the SQL for somebody with the right to run it.")]
+PrintOption = Annotated[bool, typer.Option("--print", help="Print the SQL, for a role that is allowed to run it.")]
 
-_app = typer.Typer(help="Make or take away the event triggers in the watched database.", no_args_is_help=True)
+_app = typer.Typer(help="Install or remove event triggers in the source database.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
+    """Add the group of commands."""
     app.add_typer(_app, name="source")
 
 
 @_app.command()
 def install(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, json: JsonOption = False) -> None:
-    """Make the event triggers that write every change of a table's shape into the WAL; may be run again.
+    """Install event triggers that write every change of a table's columns into the WAL; may be repeated.
 
-    Needs a role that may make event triggers. Waits for the transactions that are open.
+    It needs a role that may create event triggers, and waits for open transactions.
     """
     _run_script(config, "install", show=show, json=json)
 
 
 @_app.command()
 def remove(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, json: JsonOption = False) -> None:
-    """Take the event triggers away; the reader concludes from the catalogue again."""
+    """Remove the event triggers; the reader infers column changes from the catalogue again."""
     _run_script(config, "remove", show=show, json=json)
 
 
@@ -48,5 +51,5 @@ def _run_script(config: ConfigOption, name: str, *, show: bool, json: bool) -> N
 
     definition = load_definition(config)
     run_trigger_script(definition.source.dsn.reveal(), name)
-    done = "made" if name == "install" else "taken away"
+    done = "installed" if name == "install" else "removed"
     emit(f"source {name}", json=json, summary=f"event triggers of {definition.name!r} {done}", result={})

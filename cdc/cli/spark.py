@@ -1,4 +1,4 @@
-"""`cdc spark`: what a Spark cluster does for a pipeline, as a command that is run or as text for who runs it."""
+"""`cdc spark`: run apply, replay or compact on a Spark cluster, or print the files with which to submit them."""
 
 from __future__ import annotations
 
@@ -18,30 +18,47 @@ if TYPE_CHECKING:
     from cdc.cluster.job import SparkJob
     from cdc.cluster.submit import SparkSubmit
 
-SinkOption = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be repeated.")]
+SinkOption = Annotated[list[str] | None, typer.Option("--sink", help="Apply only this sink; may be repeated.")]
 TriggerOption = Annotated[
     str | None,
-    typer.Option("--trigger", metavar="5s|once", help="Time between batches; once: apply what there is, and end."),
+    typer.Option("--trigger", metavar="5s|once", help="Time between batches; 'once' applies what is there and ends."),
 ]
-ScheduleOption = Annotated[str | None, typer.Option("--schedule", help="When a run that ends is started.")]
-MasterOption = Annotated[str | None, typer.Option("--master", help="Instead of spark.master of the definition.")]
-PythonOption = Annotated[str | None, typer.Option("--python", help="Of the executors [default: as it is here].")]
-ImageOption = Annotated[str, typer.Option("--image", help="With Spark, Java, cdc, and /opt/cdc/job.py.")]
-ExecutorsOption = Annotated[int, typer.Option("--executors", min=1, help="How many.")]
+ScheduleOption = Annotated[
+    str | None,
+    typer.Option("--schedule", help="Schedule that starts a run with --trigger once, in the cluster's own format."),
+]
+MasterOption = Annotated[
+    str | None, typer.Option("--master", help="Spark master to use instead of spark.master of the definition.")
+]
+PythonOption = Annotated[
+    str | None, typer.Option("--python", help="Python of the executors [default: the same path as here].")
+]
+ImageOption = Annotated[
+    str, typer.Option("--image", help="Container image with Spark, Java, cdc, and /opt/cdc/job.py.")
+]
+ExecutorsOption = Annotated[int, typer.Option("--executors", min=1, help="Number of executors.")]
 ClaimOption = Annotated[
     list[str] | None,
-    typer.Option("--claim", metavar="NAME=PATH", help="A volume claim that all pods mount there; may be repeated."),
+    typer.Option(
+        "--claim",
+        metavar="NAME=PATH",
+        help="Mount a persistent volume claim at this path in all pods; may be repeated.",
+    ),
 ]
 
 EnvOption = Annotated[
     list[str] | None,
-    typer.Option("--env", metavar="NAME", help="A variable from the secrets, as AWS_…; may be repeated."),
+    typer.Option(
+        "--env", metavar="NAME", help="Take this variable from the secrets, for example AWS_…; may be repeated."
+    ),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Apply, replay, compact on a Spark cluster.", rich_markup_mode=None)
+    """Add the group of commands."""
+    group = typer.Typer(
+        no_args_is_help=True, help="Run apply, replay or compact on a Spark cluster.", rich_markup_mode=None
+    )
     group.command(cls=VerbCommand, context_settings={"allow_extra_args": True})(submit)
     group.command("print", cls=VerbCommand, context_settings={"allow_extra_args": True})(print_)
     group.command(cls=VerbCommand)(k8s)
@@ -58,15 +75,15 @@ def submit(  # noqa: PLR0913, PLR0917 - one parameter per option
     trigger: TriggerOption = None,
     python: PythonOption = None,
 ) -> None:
-    """Run the apply process, or what the verb_arguments say, by spark-submit; what follows -- is handed on to it.
+    """Run the apply process, or the given verb, with spark-submit; arguments after -- are passed to it.
 
-    The driver sends its own code to the executors; Python and what cdc depends on have to be there.
+    The driver sends cdc's own code to the executors; they need Python and the packages that cdc depends on.
     """
     import os
 
     launcher = _launcher(python)
     command = launcher.command(_job(config, verb_arguments, sink, trigger), master, context.args)
-    # in this process' place: whoever stops it stops the job
+    # replaces this process, so that a signal to it reaches the job
     os.execve(command[0], command, {**os.environ, **launcher.environment})  # noqa: S606 - no shell is wanted
 
 
@@ -79,7 +96,7 @@ def print_(  # noqa: PLR0913, PLR0917 - one parameter per option
     trigger: TriggerOption = None,
     python: PythonOption = None,
 ) -> None:
-    """Print the command that submit would run, as a shell takes it; the options are the same."""
+    """Print the command that `submit` would run, quoted for a shell; the options are the same."""
     launcher = _launcher(python)
     echo_source(launcher.line(launcher.command(_job(config, verb_arguments, sink, trigger), master, context.args)))
 
@@ -95,9 +112,9 @@ def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option
     env: EnvOption = None,
     schedule: ScheduleOption = None,
 ) -> None:
-    """Print the manifest for the Spark operator of Kubernetes, for kubectl apply -f -.
+    """Print the manifest for the Spark operator of Kubernetes; pass it to kubectl apply -f -.
 
-    Secrets come from a Secret named cdc-PIPELINE: one key per variable or file that the definition refers to.
+    Secrets come from a Secret named cdc-PIPELINE with one key per variable or file that the definition refers to.
     """
     from cdc.cluster.kubernetes import PodSettings, manifest
 
@@ -115,9 +132,9 @@ def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
     env: EnvOption = None,
     schedule: ScheduleOption = None,
 ) -> None:
-    """Print databricks.yml, an asset bundle, for a folder with the definition and dist/ with the built wheel.
+    """Print databricks.yml, an asset bundle, for a folder with the definition and with the built wheel in dist/.
 
-    Secrets come from a scope named cdc-PIPELINE: one per variable that the definition refers to.
+    Secrets come from a scope named cdc-PIPELINE with one secret per variable that the definition refers to.
     """
     from cdc.cluster.databricks import bundle
 
@@ -152,7 +169,7 @@ def _job(
         trigger=checked_trigger(trigger),
     )
     if schedule is not None and not job.once:
-        raise ConfigError("a run that is started by a schedule has to end", remedy="add --trigger once")
+        raise ConfigError("a scheduled run must end", remedy="add --trigger once")
     return job
 
 
@@ -170,12 +187,12 @@ def _launcher(python: str | None) -> SparkSubmit:
 
 
 def _folder_of(package: str) -> Path:
-    """Where a package that is not imported here is installed."""
+    """The folder of an installed package that this process does not import."""
     from importlib.util import find_spec
 
     found = find_spec(package)
     if found is None or found.origin is None:
-        raise ConfigError(f"package {package!r} is not installed", remedy="install cdc with all that it depends on")
+        raise ConfigError(f"package {package!r} is not installed", remedy="install cdc with its dependencies")
     return Path(found.origin).parent
 
 
@@ -192,7 +209,7 @@ def _print(documents: list[dict[str, Any]]) -> None:
     from ruamel.yaml import YAML
     from ruamel.yaml.scalarstring import walk_tree
 
-    walk_tree(documents)  # text of several lines as such
+    walk_tree(documents)  # multi-line text as a block
     yaml = YAML()
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.width = 1000

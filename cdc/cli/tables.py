@@ -1,4 +1,4 @@
-"""`cdc tables`: the tables of a pipeline, where each stands, which are captured, and a whole copy of one again."""
+"""`cdc tables`: list the tables of a pipeline, add, remove, skip or copy them again."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ if TYPE_CHECKING:
     from cdc.config.yaml_edit import YamlEdit
     from cdc.service.table_status import TableLine
 
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what would change in the file, and change nothing.")]
+DryOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print the change of the definition file without writing it.")
+]
 WATCH = "cdc tables ls -c {}"
-READER_NOT_RUNNING = "the reader does not run now: it does this when it starts"
+READER_NOT_RUNNING = "no reader is running: it applies the rules when it starts"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Tables of the pipeline.")
+    """Add the group of commands."""
+    group = typer.Typer(
+        no_args_is_help=True, rich_markup_mode=None, help="List, add, remove or resync the tables of the pipeline."
+    )
     for command in (ls, add, remove, resync, skip):
         group.command()(command)
     app.add_typer(group, name="tables")
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List every table: its number in the log, how it is at the source, how many rows were copied, and each sink."""
+    """List every table: its number in the log, state at the source, rows copied, and state in each sink."""
     from dataclasses import asdict
     from datetime import UTC, datetime
 
@@ -62,9 +66,10 @@ def resync(
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Copy whole tables again beside the stream.
+    """Copy whole tables again while the stream runs.
 
-    What vanished at the source while nobody watched vanishes from every sink; a needs_resync mark is taken away.
+    Rows that the source deleted while nothing captured them are deleted from every sink; a needs_resync mark is
+    removed.
     """
     from cdc.snapshot.backfill_state import BackfillRequest
 
@@ -78,9 +83,9 @@ def add(
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Write a rule for each table into the definition, and have the running reader publish and copy it.
+    """Add a rule for each table to the definition and let the running reader publish and copy it.
 
-    Comments and layout of the file stay. A glob also means the tables that it will match later.
+    Comments and layout of the file stay. A glob also matches tables that are created later.
     """
     from cdc.config.yaml_edit import add_tables
 
@@ -93,9 +98,9 @@ def remove(
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Take the rules for tables out of the definition, or exclude them, and have the running reader let them go.
+    """Remove the rules for tables from the definition, or exclude them, and let the running reader drop them.
 
-    What the log and the sinks hold of a table stays there.
+    The rows of a table in the log and in the sinks stay.
     """
     from cdc.config.yaml_edit import remove_tables
 
@@ -103,9 +108,9 @@ def remove(
 
 
 def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Take tables for exact as they are, without a copy: what they lack in the sinks, they lack from then on.
+    """Mark tables as complete without a copy; rows that a sink does not have stay missing.
 
-    Takes away a needs_resync mark, or ends a first copy that was given up.
+    This removes a needs_resync mark, or ends a first copy that failed.
     """
     from getpass import getuser
 
@@ -132,22 +137,22 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
     elif failed is not None:
         line(LineMark.BAD, f"{failed['code']} {failed['message']}", fix=failed["suggestion"])
     elif answer is None:
-        line(LineMark.ADVICE, f"asked the reader to skip {named}, which it has not done yet", fix=WATCH.format(config))
+        line(LineMark.ADVICE, f"asked the reader to skip {named}; it has not done so yet", fix=WATCH.format(config))
     else:
-        line(LineMark.GOOD, f"{named}: live as they are, without a copy", fix=WATCH.format(config))
+        line(LineMark.GOOD, f"{named}: live without a copy", fix=WATCH.format(config))
     if not ok:
         raise typer.Exit(ExitCode.FINDING.value)
 
 
 def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, json: bool) -> None:
-    """Write the edit, have the reader look, and say what came of it."""
+    """Write the edit, let the reader reload its rules, and print the result."""
     from cdc.config.yaml_edit import write_edit
 
     definition, changes = edit.definition, list(edit.done)
     absent = _missing_at_source(definition, tables) if command == "tables add" else []
     result: dict[str, Any] = {"tables": tables, "changes": changes, "diff": edit.diff, "absent": absent}
     if dry_run or not edit.changes:
-        summary = "nothing to do: the rules say so already" if not edit.changes else "would change the definition"
+        summary = "nothing to do: the definition already says so" if not edit.changes else "would change the definition"
         refused = {} if dry_run or command != "tables add" else _refused_now(definition, tables)
         if not json and edit.diff:
             echo_source(edit.diff, end="")
@@ -176,7 +181,7 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
 
 
 def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
-    """What keeps tables out that the rules match already: as a running reader finds it now, else as it last did."""
+    """Tables that the rules match and the reader refuses, with the reason; from the running reader or the catalog."""
     from cdc.catalog import Catalog
     from cdc.catalog.tables import REFUSED
     from cdc.snapshot.table_requests import request_table_check
@@ -190,7 +195,7 @@ def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
                     return _refused(_result_of(answer), tables)
             known = [table for table in catalog.tables.ls(definition.name) if table.state == REFUSED]
     except CdcError:
-        return {}  # the rules say so already; whether the reader runs is not what was asked
+        return {}  # the definition already says so, and this command does not report on the reader
     return {table.topic: table.reason or "" for table in known if matches(table.topic, tables)}
 
 
@@ -208,12 +213,12 @@ def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tu
                 return None, READER_NOT_RUNNING
             answer = _wait_for_answer(catalog, definition.name, request_table_check(catalog, definition.name))
     except CdcError as error:
-        return None, f"{error.message}: a running reader looks by itself within half a minute"
-    return answer, None if answer else "the reader has not answered yet: it may wait for transactions that are open"
+        return None, f"{error.message}: a running reader reloads the definition within half a minute"
+    return answer, None if answer else "the reader has not answered yet: it may be waiting for open transactions"
 
 
 def _wait_for_answer(catalog: Catalog, pipeline: str, job: int) -> Command | None:
-    """What a running reader makes of a command; None if none runs, or it takes longer."""
+    """The finished command; None if no reader runs or it does not answer in time."""
     from cdc.snapshot.table_requests import wait_for_answer
 
     return wait_for_answer(catalog, job) if _is_reader_running(catalog, pipeline) else None
@@ -224,7 +229,7 @@ def _is_reader_running(catalog: Catalog, pipeline: str) -> bool:
 
 
 def _missing_at_source(definition: Definition, tables: list[str]) -> list[str]:
-    """Those that the source has no table for now; none if it cannot be asked."""
+    """Tables that do not exist at the source; empty if it cannot be reached."""
     from cdc.postgres.connection import connect
     from cdc.postgres.tables import match_tables
 
@@ -237,7 +242,7 @@ def _missing_at_source(definition: Definition, tables: list[str]) -> list[str]:
 
 def _warn_missing(absent: list[str]) -> None:
     for table in absent:
-        line(LineMark.ADVICE, f"the source has no table {table} now", fix="it is captured from when it is made on")
+        line(LineMark.ADVICE, f"the source has no table {table} now", fix="it is captured as soon as it is created")
 
 
 def _result_of(answer: Command | None) -> dict[str, Any] | None:
@@ -245,7 +250,7 @@ def _result_of(answer: Command | None) -> dict[str, Any] | None:
 
 
 def _refused(outcome: dict[str, Any] | None, tables: list[str]) -> dict[str, str]:
-    """Subject → why the reader does not do it."""
+    """Why the reader refuses, by table, or by 'the reader' for all of them."""
     from cdc.table import matches
 
     if outcome is None:
@@ -253,7 +258,7 @@ def _refused(outcome: dict[str, Any] | None, tables: list[str]) -> dict[str, str
     failed = outcome.get("error")
     if failed is not None:
         return {"the reader": f"{failed['code']} {failed['message']}; {failed['suggestion']}"}
-    unread = {} if outcome["unread"] is None else {"the reader": f"goes on with the old rules: {outcome['unread']}"}
+    unread = {} if outcome["unread"] is None else {"the reader": f"continues with the old rules: {outcome['unread']}"}
     return {topic: reason for topic, reason in outcome["refused"].items() if matches(topic, tables)} | unread
 
 
@@ -263,9 +268,9 @@ def _print_answer(outcome: dict[str, Any] | None, refused: dict[str, str], troub
     for subject, reason in refused.items():
         line(LineMark.BAD, f"{subject}: {reason}")
     for topic in (outcome or {}).get("added", ()):
-        line(LineMark.GOOD, f"{topic}: published, its copy begins", fix=watch)
+        line(LineMark.GOOD, f"{topic}: published; its copy starts", fix=watch)
     for topic in (outcome or {}).get("removed", ()):
-        line(LineMark.GOOD, f"{topic}: no longer captured; what log and sinks hold of it stays")
+        line(LineMark.GOOD, f"{topic}: no longer captured; its rows in the log and in the sinks stay")
 
 
 def _print(table: TableLine, file: str) -> None:

@@ -1,4 +1,4 @@
-"""`cdc validate`: every flaw of every definition at once, offline."""
+"""`cdc validate`: report every problem of every definition, without contacting anything."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from cdc.cli.options import JsonOption
 from cdc.errors import ConfigError, ConfigIssue, ExitCode, InvalidDefinition
 from cdc.terminal_output import Envelope, ErrorReport, LineMark, echo, line
 
-Paths = Annotated[list[Path] | None, typer.Argument(help="Definitions, or directories of them.")]
-Named = Annotated[list[Path] | None, typer.Option("--config", "-c", help="The same, as every other command takes it.")]
+Paths = Annotated[list[Path] | None, typer.Argument(help="Definition files, or directories of them.")]
+Named = Annotated[
+    list[Path] | None,
+    typer.Option("--config", "-c", help="Definition file or directory, named by option as in every other command."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def validate(paths: Paths = None, config: Named = None, json: JsonOption = False) -> None:
-    """Check definitions without starting or contacting anything."""
+    """Check definition files without starting or contacting anything."""
     files = [file for path in [*(paths or []), *(config or [])] or [DEFAULT_CONFIG.parent] for file in _files(path)]
     flaws = [flaw for file in files for flaw in _issues(file)]
     fatal = tuple(flaw for flaw in flaws if flaw.fatal)

@@ -1,4 +1,4 @@
-"""`cdc verify`: every row and column of every sink against its source, while the workload runs, or against the log."""
+"""`cdc verify`: compare every row and column of every sink with the source, or with the log."""
 
 from __future__ import annotations
 
@@ -10,30 +10,39 @@ from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ConfigError
 
-TablesArgument = Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="Globs over schema.table.")]
-SinksOption = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink; may be repeated.")]
+TablesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables as schema.table; * and ? match several.")
+]
+SinksOption = Annotated[list[str] | None, typer.Option("--sink", help="Verify only this sink; may be repeated.")]
 ModeOption = Annotated[
     str,
     typer.Option(
         "--mode",
         metavar="rows|checksum|count",
-        help="rows names what differs; checksum takes no row from the source; count counts.",
+        help="What to compare: 'rows' names each row that differs, 'checksum' sends no rows from the "
+        "source, 'count' compares numbers of rows.",
     ),
 ]
 AgainstOption = Annotated[
     str,
-    typer.Option("--against", metavar="source|log", help="By the log, neither the source nor 'cdc run' is asked."),
+    typer.Option(
+        "--against", metavar="source|log", help="What to compare with; 'log' needs neither the source nor 'cdc run'."
+    ),
 ]
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=1, help="Seconds until the sinks stand at the cut.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=1, help="Seconds to wait until the sinks have reached the common position.")
+]
 EveryOption = Annotated[
-    str | None, typer.Option("--every", metavar="TIME", help="Go on, by ranges of keys: a pass every 30m, 1h, …")
+    str | None,
+    typer.Option(
+        "--every", metavar="TIME", help="Repeat until stopped, by ranges of keys, one pass per interval: 30m, 1h, …"
+    ),
 ]
 RateOption = Annotated[
-    int | None, typer.Option("--rate", metavar="ROWS", help="With --every: rows of the source per second at most.")
+    int | None,
+    typer.Option("--rate", metavar="ROWS", help="With --every: rows per second to read from the source at most."),
 ]
-RepairOption = Annotated[
-    bool, typer.Option("--repair", help="Have the rows that differ read again, by key, then compare again.")
-]
+RepairOption = Annotated[bool, typer.Option("--repair", help="Read rows that differ again by key, then compare again.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -53,12 +62,12 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     repair: RepairOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Compare every sink with the source at one instant; exit status 4 when a row or a column differs.
+    """Compare every sink with the source at one position; exit status 4 when a row or a column differs.
 
-    With --repair the running reader reads what differs again, for the sink that has it wrong alone: rows that are
-    missing or wrong come, rows that the source does not have go. The exit status is that of the last comparison.
-    With --every it goes on until SIGTERM, and one that starts again goes on where the last one stopped; 'cdc status'
-    shows through when each table is verified.
+    With --repair the running reader reads differing rows again, only for the sink that is wrong: missing and wrong rows
+    are written, rows that the source does not have are deleted. The exit status is that of the last comparison. With
+    --every it repeats until SIGTERM, and a later start continues where the last one stopped; 'cdc status' shows up to
+    when each table is verified.
     """
     import sys
 
@@ -71,12 +80,12 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     options += [*([f"--every={every}"] if every is not None else []), *([f"--rate={rate}"] if rate is not None else [])]
     options += [*(["--repair"] if repair else []), *(["--json"] if json else []), "--", *(tables or ())]
     command = [sys.executable, "-m", "pipelines", "verify", "-c", str(config), *options]
-    # a child of its own: this package knows nothing of targets' types, and never will of Spark
+    # a child process: this package imports neither Spark nor the code of targets
     raise typer.Exit(_run_child(command))
 
 
 def _check_choice(option: str, word: str, known: list[str]) -> None:
-    """Here, where a person is told as of any other option: the child knows none of this command's."""
+    """Check an option before the child starts: the child's errors do not name this command."""
     if word not in known:
         expected = ", ".join(map(repr, known))
         raise ConfigError(
@@ -85,7 +94,7 @@ def _check_choice(option: str, word: str, known: list[str]) -> None:
 
 
 def _run_child(command: list[str]) -> int:
-    """Run a child, which gets the signals that would end this process; its exit status."""
+    """Run a child process, pass SIGTERM and SIGINT on to it, and return its exit status."""
     import signal
     import subprocess
 

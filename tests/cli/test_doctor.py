@@ -90,7 +90,7 @@ def test_what_lies_in_a_targets_place_is_told_with_place_table_and_fix(
 
     outcome = run(capsys, "doctor", "-c", path, "--json")
     told = {flaw["key"]: flaw for flaw in outcome.envelope["result"]["flaws"]}
-    assert (outcome.status, outcome.envelope["ok"], outcome.envelope["summary"]) == (2, False, "2 to mend, 0 to know")
+    assert (outcome.status, outcome.envelope["ok"], outcome.envelope["summary"]) == (2, False, "2 to fix, 0 to know")
     assert {(flaw["code"], flaw["path"]) for flaw in told.values()} == {("CDC-3017", str(path))}
     assert told["sinks.0.path"]["message"] == (
         f"table 'shop.orders' cannot go there: at {str(theirs)!r} lies a Delta table that cdc did not make: "

@@ -14,7 +14,7 @@ from tests.config.definitions import SOUND, write
 def test_forward_and_back_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path)
     assert run(capsys, "migrate", "status", "-c", path, "--json").envelope["result"] == {"current": None, "head": HEAD}
-    assert run(capsys, "migrate", "up", "-c", path).output == f"✓ catalog went from no revision to {HEAD}\n"
+    assert run(capsys, "migrate", "up", "-c", path).output == f"✓ migrated the catalog from no revision to {HEAD}\n"
     assert "up to date" in run(capsys, "migrate", "status", "-c", path).output
     envelope = run(capsys, "migrate", "down", "--yes", "-c", path, "--json").envelope
     assert envelope["result"] == {"before": HEAD, "after": None}

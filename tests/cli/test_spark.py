@@ -221,7 +221,7 @@ def test_the_bundle_is_the_golden_one(shop: Path, capsys: pytest.CaptureFixture[
         (
             ("k8s", "--claim", "l=/mnt", "compact", "--", "--queue", "x"),
             ("", ""),
-            "nothing is handed on from behind --",
+            "this command takes no arguments after --",
         ),
         (("k8s", "--claim", "l=/mnt", "replay", "lake", "--into", "new"), ("", ""), "--into is a directory of this"),
         (("k8s",), ("", ""), "the path of sink 'lake' is a directory of this machine"),
