@@ -92,7 +92,10 @@ def explain(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Explain an error code: its meaning, how the processes react, and what to do."""
+    """Explain an error code, or list all of them.
+
+    For one code it prints its meaning, how the processes react, and what to do.
+    """
     errors = {error.code: error for error in all_error_classes()}
     if code is not None and code.upper() not in errors:
         raise ConfigError(f"no error has the code {code!r}", remedy="run 'cdc explain' for all codes")

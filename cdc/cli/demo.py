@@ -46,7 +46,10 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
         ),
     ] = "",
 ) -> None:
-    """Run a shop on an embedded Postgres with a live workload, and verify every target at the end."""
+    """Run the whole pipeline on an embedded Postgres.
+
+    A shop with a live workload runs until it is stopped; then every target is verified against its source.
+    """
     began = monotonic()
     out = sys.stderr if json else sys.stdout
     if isinstance(out, TextIOWrapper):

@@ -36,10 +36,10 @@ def register(app: typer.Typer) -> None:
 def doctor(
     config: ConfigOption = DEFAULT_CONFIG, sql: SqlOption = False, rules: RulesOption = False, json: JsonOption = False
 ) -> None:
-    """Check source and targets without changing anything: rights, settings, slot, publication, tables, columns.
+    """Check source and targets without changing anything.
 
-    Exit status 3 if the source cannot be captured, 2 if only the definition of a sink is wrong, 4 if everything works
-    but the slot may soon be lost.
+    It checks rights, settings, slot, publication, tables and columns. Exit status 3 if the source cannot be captured, 2
+    if only the definition of a sink is wrong, 4 if everything works but the slot may soon be lost.
     """
     from cdc.capture.startup_checks import defined_tables, mask_problems, rule_problems
     from cdc.capture.startup_checks import find_problems as problems_of

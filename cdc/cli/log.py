@@ -102,10 +102,10 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Print a table's changes in log order, newest last; with --json or another format, one JSON object per line.
+    """Print a table's changes in log order, newest last.
 
-    With --json and without -f they come in one envelope. Integers and booleans are JSON values; every other value is
-    the text that Postgres sent.
+    With --json or another format each change is one JSON object per line; with --json and without -f they come in one
+    envelope. Integers and booleans are JSON values; every other value is the text that Postgres sent.
     """
     from cdc.log.message_formats import SchemaInForce
 

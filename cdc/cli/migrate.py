@@ -85,7 +85,7 @@ def log(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None
     from cdc.config import load_definition
     from cdc.log.migrate import migrate_log
 
-    done = migrate(load_definition(config).log.root)
+    done = migrate_log(load_definition(config).log.root)
     what = "already has" if done.before == done.after else f"was upgraded from format {done.before} to"
     result = {"before": done.before, "after": done.after}
     emit("migrate log", json=json, summary=f"the log {what} format {done.after}", result=result)

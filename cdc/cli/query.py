@@ -51,7 +51,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     limit: LimitOption = 1_000,
     json: JsonOption = False,
 ) -> None:
-    """Run a SELECT over the Delta tables of the pipeline; it cannot write."""
+    """Run a SELECT over the Delta tables; it cannot write."""
     from cdc.config import load_definition
     from cdc.stores.landlock import deny_file_writes
 
@@ -156,7 +156,7 @@ def _print(names: list[str], rows: list[list[Any]]) -> None:
 
 def _print_upright(names: list[str], rows: list[list[Any]]) -> None:
     """Print one column per line, for rows that are wider than the terminal."""
-    widest = max(len(shown(name)) for name in names)
+    widest = max(len(escaped_for_terminal(name)) for name in names)
     for number, row in enumerate(rows, 1):
         echo(f"── row {number}")
         for name, value in zip(names, row, strict=True):

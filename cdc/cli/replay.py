@@ -39,10 +39,11 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter per option
     dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Rebuild a sink's target from the log, without reading the source, and switch to it in one step.
+    """Rebuild a sink's target from the log alone.
 
-    A running apply process releases the sink for the switch and continues with the new target. A table that could not
-    be built keeps its old target, and the exit status is 1.
+    The source is not read, and the switch to the new target is one step. A running apply process releases the sink for
+    the switch and continues with the new target. A table that could not be built keeps its old target, and the exit
+    status is 1.
     """
     import subprocess
     import sys

@@ -69,10 +69,10 @@ def run(
     only: Annotated[list[ProcessName] | None, typer.Option(help="Start only this process; may be repeated.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run the pipeline on this machine: reader, apply and server as child processes that are restarted when they fail.
+    """Run reader, apply process and server on this machine.
 
-    A process that stopped for good is restarted every five minutes, and at once when the definition changes, a cdc
-    command changes something, or SIGUSR1 arrives.
+    They are child processes, restarted when they fail. A process that stopped for good is restarted every five minutes,
+    and at once when the definition changes, a cdc command changes something, or SIGUSR1 arrives.
 
     ^C and SIGTERM let each process finish its batch; a second ^C ends them at once. With snapshot.mode initial_only the
     reader exits when everything is copied, and the others continue.
@@ -137,9 +137,10 @@ def status(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show the state of the pipeline: processes, lags, sinks, tables, and each problem with its remedy.
+    """Show the state of the pipeline and its problems.
 
-    Exit status 4 when it is down: the reader or the apply process failed, has stopped, or does not report.
+    It prints processes, lags, sinks and tables, and a remedy under each problem. Exit status 4 when the pipeline is
+    down: the reader or the apply process failed, has stopped, or does not report.
     """
     import sys
 

@@ -23,7 +23,8 @@ WordsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="VERB",
-        help="replay SINK or compact, with options of `cdc replay` and `cdc log compact` [default: apply].",
+        help="Verb to run: replay SINK or compact, with the options of `cdc replay` and `cdc log "
+        "compact` [default: apply].",
         show_default=False,
     ),
 ]
@@ -36,11 +37,11 @@ class VerbCommand(TyperCommand):
         """Keep what follows -- as the context's own."""
         cut = args.index("--") if "--" in args else len(args)
         own, handed_on = args[:cut], args[cut + 1 :]
-        # without a verb a slip of the pen is told as everywhere
+        # without a verb a misspelt option is an error, as in every command
         ctx.ignore_unknown_options = any(word in VERBS for word in own)
         super().parse_args(ctx, own)
         if handed_on and not ctx.allow_extra_args:
-            ctx.fail(f"nothing is handed on from behind --: {' '.join(handed_on)}")
+            ctx.fail(f"this command takes no arguments after --: {' '.join(handed_on)}")
         ctx.args = handed_on
         return handed_on
 
@@ -57,7 +58,7 @@ def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> d
     if verb not in VERBS:
         raise ConfigError(
             f"no verb is called {verb!r}: expected one of {', '.join(VERBS)}",
-            remedy="options of ours come anywhere, of spark-submit behind --",
+            remedy="put options of cdc anywhere and options of spark-submit after --",
         )
     app = typer.Typer(add_completion=False)
     app.command(verb)(VERBS[verb])

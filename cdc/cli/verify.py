@@ -62,12 +62,12 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     repair: RepairOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Compare every sink with the source at one position; exit status 4 when a row or a column differs.
+    """Compare every sink with the source at one position.
 
-    With --repair the running reader reads differing rows again, only for the sink that is wrong: missing and wrong rows
-    are written, rows that the source does not have are deleted. The exit status is that of the last comparison. With
-    --every it repeats until SIGTERM, and a later start continues where the last one stopped; 'cdc status' shows up to
-    when each table is verified.
+    Exit status 4 when a row or a column differs. With --repair the running reader reads differing rows again, only for
+    the sink that is wrong: missing and wrong rows are written, rows that the source does not have are deleted. The exit
+    status is that of the last comparison. With --every it repeats until SIGTERM, and a later start continues where the
+    last one stopped; 'cdc status' shows up to when each table is verified.
     """
     import sys
 

@@ -46,5 +46,5 @@ def _sink_lag(snapshot: PipelineSnapshot, sink: str) -> str:
 
 def _lag_text(lag: float | None, stalled: float) -> str:
     if stalled > OLD_AFTER:
-        return f"no figure for {stalled:.0f} s"
+        return f"no new value for {stalled:.0f} s"
     return "–" if lag is None else f"{lag:.2f} s"

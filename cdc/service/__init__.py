@@ -1,1 +1,1 @@
-"""What runs and shows a pipeline: supervisor, API, page."""
+"""The supervisor that runs a pipeline, and the status, API and page that show it."""

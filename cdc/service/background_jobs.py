@@ -1,4 +1,4 @@
-"""Errands: children of the server that print an envelope, one of a kind at a time; the catalog keeps the outcome."""
+"""Background jobs: child processes of the server, one of a kind at a time, whose result the catalog keeps."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from cdc.errors import CdcError, ChildFailed, StateConflict
 from cdc.service.supervisor import die_with_parent, kill_group
 
 STOP_TIMEOUT: Final = 5.0
-"""Seconds that a child has to end when the server does."""
+"""Seconds that a child has to end when the server stops."""
 
 log = structlog.get_logger("server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """What every status of an errand says of how it ended."""
+    """Fields about the result, common to the status of every background job."""
 
     summary: str | None
-    """What came of it in one line; while it runs None, or where a job of a cluster has come to."""
+    """Result in one line; None while a local job runs, progress while a cluster job runs."""
     result: dict[str, Any] | None
-    """The report that its command prints with --json: position and tables."""
+    """The report that the command prints with --json: position and tables."""
     error: dict[str, Any] | None
     posted_at: str
     finished_at: str | None
 
 
 class BackgroundJobs:
-    """Those of one kind and pipeline; may be called from any thread."""
+    """The jobs of one kind and pipeline; safe to call from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, kind: str, definition: Path | None) -> None:
-        """kind: of the commands that they are kept as, and what the child is told to do with the definition."""
+        """kind: the kind of the catalog's commands and the verb of the child process."""
         self._catalog, self._pipeline, self._kind, self._definition = catalog, pipeline, kind, definition
         self._lock = Lock()
         self._stopping = Event()
@@ -51,24 +51,25 @@ class BackgroundJobs:
         self._thread: Thread | None = None
 
     def start(self, payload: Mapping[str, Any], arguments: Sequence[str], actor: str) -> Command:
-        """Start a child; arguments: what it is told beside.
+        """Start a child process with these arguments after the verb and the definition.
 
-        Raises StateConflict while another runs, or where nobody knows the definition's file.
+        Raises StateConflict while another job runs, or if the server does not know the definition's file.
         """
         if self._definition is None:
             raise StateConflict(
-                "this server was started without the file of its definition",
+                "this server does not know the file of its definition",
                 remedy=f"run: cdc {self._kind} -c FILE {shlex.join(arguments)}",
             )
         command = (sys.executable, "-m", "pipelines", self._kind, "-c", str(self._definition), "--json", *arguments)
         with self._lock:
             if running := self._unfinished():
                 raise StateConflict(
-                    f"{self._kind} {running[0].id} is running", remedy="wait until it has ended: GET on the same path"
+                    f"{self._kind} {running[0].id} is running",
+                    remedy="wait until it ends; GET on the same path shows its state",
                 )
             number = self._catalog.commands.post(self._pipeline, self._kind, payload)
             self._catalog.audit.write(actor, self._kind, self._pipeline, {"id": number, **payload})
-            # a thread of its own for the whole life of the child: the kernel ends a child with the thread that made it
+            # one thread for the whole life of the child: the kernel ends a child with the thread that started it
             self._thread = Thread(target=self._run_child, args=(number, command), name=self._kind, daemon=True)
             self._thread.start()
         posted = self._catalog.commands.get(number)
@@ -76,18 +77,18 @@ class BackgroundJobs:
         return posted
 
     def newest(self, limit: int) -> list[Command]:
-        """The newest of them, newest first."""
-        self._unfinished()  # what has ended without a word is not shown as if it went on
+        """The newest jobs, newest first."""
+        self._unfinished()  # marks jobs whose lease expired as failed
         return self._catalog.commands.ls(self._pipeline, self._kind, limit=limit)
 
     def fail_unfinished(self) -> None:
-        """Those that a server of before left running ended with it."""
+        """Mark the jobs that an earlier server left running as failed."""
         for command in self._unfinished():
             if JOB_LEASE not in command.payload:
-                self._finish(command.id, _failed_outcome("the server ended while it ran"))
+                self._finish(command.id, _failed_outcome("the server stopped while it ran"))
 
     def stop(self) -> None:
-        """End what runs; the server stops."""
+        """Stop the running job, because the server stops."""
         self._stopping.set()
         if (child := self._child) is not None:
             child.terminate()
@@ -98,7 +99,7 @@ class BackgroundJobs:
                 self._thread.join(STOP_TIMEOUT)
 
     def _unfinished(self) -> list[Command]:
-        """Those that are not finished; one whose lease has run out is finished here, as nobody else will."""
+        """The jobs that are not finished; a job whose lease expired is marked as failed here."""
         pending = self._catalog.commands.pending(self._pipeline, self._kind)
         abandoned = [
             c for c in pending if JOB_LEASE in c.payload and self._catalog.leases.holder(c.payload[JOB_LEASE]) is None
@@ -106,7 +107,9 @@ class BackgroundJobs:
         for command in abandoned:
             self._finish(
                 command.id,
-                _failed_outcome("its job ended and said nothing", "read the log of the job, and submit it again"),
+                _failed_outcome(
+                    "its cluster job ended without a result", "read the log of the job, and submit it again"
+                ),
             )
         return [command for command in pending if command not in abandoned]
 
@@ -124,14 +127,14 @@ class BackgroundJobs:
                 printed = child.communicate()[0]
                 kill_group(child)
             outcome = _envelope(printed) or _failed_outcome(
-                f"ended with exit status {child.returncode} and said nothing"
+                f"ended with exit status {child.returncode} without a result"
             )
         except OSError as error:
             outcome = _failed_outcome((error.strerror or "cannot be started").lower())
         finally:
             self._child = None
         if self._stopping.is_set() and not outcome["ok"]:
-            outcome = _failed_outcome("the server ended while it ran")
+            outcome = _failed_outcome("the server stopped while it ran")
         self._finish(number, outcome)
 
     def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
@@ -142,7 +145,7 @@ class BackgroundJobs:
 
 
 def outcome_fields(command: Command) -> dict[str, Any]:
-    """The fields of an Ending."""
+    """The fields of JobOutcome from a command."""
     outcome = command.result or {}
     return {
         **{name: outcome.get(name) for name in ("summary", "result", "error")},
@@ -152,7 +155,7 @@ def outcome_fields(command: Command) -> dict[str, Any]:
 
 
 def _envelope(printed: str) -> dict[str, Any] | None:
-    """The last line that is an envelope."""
+    """The last line of the output that is an envelope."""
     for line in reversed(printed.splitlines()):
         with suppress(ValueError):
             found = json.loads(line)
@@ -161,6 +164,6 @@ def _envelope(printed: str) -> dict[str, Any] | None:
     return None
 
 
-def _failed_outcome(why: str, remedy: str = "read the log of the server and ask again") -> dict[str, Any]:
+def _failed_outcome(why: str, remedy: str = "read the log of the server and try again") -> dict[str, Any]:
     error = ChildFailed(why, remedy=remedy)
     return {"ok": False, "summary": why, "result": None, "error": error.to_json()}

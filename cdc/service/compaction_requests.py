@@ -1,4 +1,4 @@
-"""Upkeep of the log as people ask for it: the process that owns a step does it, and is asked here."""
+"""Requests to compact the log now; a running apply process does the work."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ASK_EVERY: Final = 0.2
 
 
 def request_compaction(catalog: Catalog, pipeline: str, *, everything: bool) -> int | None:
-    """Ask the running apply process; the command's number, or None if none runs: then anybody may compact."""
+    """Post the command for the running apply process; None if none runs, and the caller may compact."""
     if not _is_apply_running(catalog, pipeline):
         return None
     return catalog.commands.post(pipeline, COMPACT, {"everything": everything})
 
 
 def wait_for_compaction(catalog: Catalog, pipeline: str, command: int) -> Command | None:
-    """The command once it is finished, however long that takes; None, and taken back, if the process went away."""
+    """Wait until the command is finished; None, with the command withdrawn, if the apply process ended."""
     never = Event()
     while True:
         found = catalog.commands.get(command)

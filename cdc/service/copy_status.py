@@ -1,8 +1,8 @@
-"""Copying: where each table stands, made from what the reader reports and from the backfills that are about it.
+"""Status of each table at the source and in each sink, from the reader's reports and from backfills.
 
-The source's side of a table goes `queued → snapshotting → catching_up → streaming`: waiting for its copy, being copied,
-copied while the log's mark is still seen, and captured. A sink that applies a table whose rows are not all in the log
-yet is not shown as streaming.
+At the source a table goes `queued → snapshotting → catching_up → streaming`: it waits for its copy, it is copied, the
+log still has its copy mark, and it is captured. A sink does not show a table as streaming until all its rows are in the
+log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SNAPSHOTTING: Final = TableState.SNAPSHOTTING.value
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """One table in one place; sink is empty for the source's side."""
+    """One table at the source (`sink` is empty) or in one sink."""
 
     sink: str
     topic: str
@@ -30,13 +30,13 @@ class TableStatus:
     position: str | None
     version: int | None
     rows: int
-    """Copied at the source's side, merged in a sink."""
+    """Rows copied at the source, or merged in the sink."""
     progress: CopyProgress | None = None
-    """Of the copy or backfill that is on its way; at the source's side only."""
+    """Progress of a running copy or backfill; at the source only."""
 
 
 def table_statuses(tables: Iterable[TableProgress], backfills: Sequence[BackfillStatus]) -> tuple[TableStatus, ...]:
-    """Every table in every place; backfills are newest first."""
+    """The status of every table at the source and in every sink; backfills are newest first."""
     listed = list(tables)
     copied = {table.topic for table in listed if not table.sink and table.state == SNAPSHOTTING}
     return tuple(
@@ -55,12 +55,12 @@ def _at_source(table: TableProgress, backfills: Sequence[BackfillStatus]) -> Tab
     pending = next(about, None)
     if table.state != SNAPSHOTTING:
         progress = pending.tables.get(table.topic) if pending else None
-        # a reader counts from its start; of a copy that it took over it knows a part
+        # a reader counts from its start, so it knows only a part of a copy that it continued
         whole = [b.tables[table.topic].rows for b in backfills if _is_full_copy(b) and table.topic in b.tables]
         return replace(_table_status(table), rows=max([table.rows, *whole]), progress=progress)
     copy = pending or next((b for b in backfills if _is_full_copy(b) and b.covers(table.topic)), None)
     if copy is None:
-        # a first copy in one go has no backfill, only rows
+        # a first copy in one transaction has no backfill, only rows
         return replace(_table_status(table), state=SNAPSHOTTING if table.rows else "queued")
     progress = copy.tables.get(table.topic)
     return replace(
@@ -73,7 +73,7 @@ def _at_source(table: TableProgress, backfills: Sequence[BackfillStatus]) -> Tab
 
 
 def _is_full_copy(backfill: BackfillStatus) -> bool:
-    """Whether it is about all rows of its tables, for every sink."""
+    """Whether it copies all rows of its tables, for every sink."""
     return backfill.request.sink is None and not is_part(backfill.request)
 
 
@@ -88,7 +88,7 @@ def _state(copy: BackfillStatus, progress: CopyProgress | None) -> str:
 
 
 def _failure_reason(copy: BackfillStatus) -> str:
-    """Why a table that is not complete is not being copied, as processes write reasons."""
+    """Why an incomplete table is not being copied, in the form of process reasons."""
     if copy.error is not None:
         return f"{copy.error['code']} {copy.error['message']} → {copy.error['suggestion']}"
     return f"backfill {copy.id} that copied it was {copy.state}"

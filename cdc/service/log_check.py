@@ -1,4 +1,4 @@
-"""Log check: whether the newest part of the log is as it was written, for who asks over the API."""
+"""Log check of the API: whether the newest part of the log is as it was written."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Final
 from cdc.config import Definition
 
 MAX_BYTES: Final = 1 << 28
-"""Bytes of data files that one call may read: a few seconds."""
+"""Bytes of data files that one request may read: a few seconds."""
 MAX_FINDINGS: Final = 1_000
-"""Findings that are fields one by one."""
+"""Findings that one answer lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingLine:
-    """One thing that is wrong with the log."""
+    """One problem in the log."""
 
     damage: str
     """missing | size | unreadable | contents | order | duplicate | hole | range | version | commit | misfit | source |
     foreign | unchecked."""
     harmless: bool
-    """Every read is right all the same."""
+    """Whether every read returns correct rows all the same."""
     file: str | None
-    """Relative to the log; None if it is about more than one."""
+    """Path in the log; None if it concerns more than one file."""
     message: str
     first: str | None
-    """Position, as is `last`; None if it is about none."""
+    """First position that it concerns, as `last` is the last one; None if it concerns none."""
     last: str | None
     tables: list[str]
     remedy: str | None
@@ -35,12 +35,12 @@ class FindingLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCheck:
-    """What was looked at, and what was found."""
+    """What was checked, and the findings."""
 
     sound: bool
-    """Nothing was found that could make a read wrong."""
+    """Whether no finding can make a read wrong."""
     complete: bool
-    """Every file was read, not the newest alone."""
+    """Whether every file was read, not only the newest."""
     summary: str
     files: int
     read: int
@@ -52,11 +52,11 @@ class LogCheck:
 
 
 def check_log(definition: Definition, most: int) -> LogCheck:
-    """Look at all commits, at the place and size of all files, and at the rows of the newest files up to so many bytes.
+    """Check all commits, the presence and size of all files, and the rows of the newest files up to `most` bytes.
 
     Changes nothing. Raises LogError if there is no log.
     """
-    # loaded when somebody first asks: who serves without ever looking needs no Arrow
+    # loaded on the first request: a server that never gets one does not need Arrow
     audit = import_module("cdc.log.audit.verify")
     report = audit.verify(definition.log.root, audit.AuditScope(most=most, grace=definition.log.retain.grace))
     fields = report.to_json()

@@ -1,7 +1,7 @@
-"""LogWatch: looks at the log now and then while somebody wants to see it, in a thread that nobody waits for.
+"""LogSampler: reads the status of the log in a background thread, while a client asks for it.
 
-What reads the log takes a second and 90 MB to load, so a server that nobody asks never does; a storage that does not
-answer leaves everything else as it is.
+The code that reads the log takes a second and 90 MB to load, so a server without such requests never loads it. A
+storage that does not answer delays nothing else.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from cdc.service.log_status import LogState, LogStatus
 from cdc.service.problem import Problem
 
 SAMPLE_INTERVAL: Final = 5.0
-"""Seconds between the beginnings of two looks, while somebody asks."""
+"""Seconds from the start of one sample to the next, while a client asks."""
 BUCKET_SAMPLE_INTERVAL: Final = 20.0
-"""The same for a log in an object store, where a look is some dozens of requests that are paid for."""
+"""The same for a log in an object store, where a sample costs dozens of requests."""
 MAX_AGE: Final = 120.0
-"""Seconds for which a look is worth showing: some time between two scrapes of Prometheus."""
+"""Seconds for which a sample is shown: longer than the interval between two scrapes of Prometheus."""
 ANSWER_TIMEOUT: Final = 15.0
-"""Seconds after which a look that has not ended is told of."""
+"""Seconds after which a sample that has not ended is reported as a problem."""
 _STOP_TIMEOUT: Final = 2.0
-"""Seconds to wait for a look when the server stops."""
+"""Seconds to wait for a running sample when the server stops."""
 
 utc_now: Final = partial(datetime.now, UTC)
 """The clock of a running process."""
 
 
 class LogSampler:
-    """One log as it was last seen; safe to ask from any thread."""
+    """The latest status of one log; safe to call from any thread."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LogSampler:
         *,
         every: float | None = None,
     ) -> None:
-        """file: the definition, as commands name it. every: seconds between two looks, if not what suits the place."""
+        """file: the definition as commands name it. every: seconds between samples; None picks by storage."""
         self._root, self._clock, self._file = root, clock, file
         suits = BUCKET_SAMPLE_INTERVAL if isinstance(root, BucketPath) else SAMPLE_INTERVAL
         self._every = suits if every is None else every
@@ -57,23 +57,23 @@ class LogSampler:
 
     @property
     def current(self) -> LogStatus | None:
-        """What the last look found; None before the first one, and when that was long ago."""
+        """The last status; None before the first one, and when it is older than MAX_AGE."""
         now = time.monotonic()
         if self._thread is not None and now - self._started_at > ANSWER_TIMEOUT:
             return self._not_answering(now - self._started_at)
         return self._status if now - self._read_at <= MAX_AGE else None
 
     def refresh(self) -> LogStatus | None:
-        """The same, and a look begins if the last one was some seconds ago."""
+        """The last status; starts a sample if the last one began long enough ago."""
         with self._lock:
             if self._thread is None and time.monotonic() - self._started_at >= self._every:
                 self._started_at = time.monotonic()
-                self._thread = Thread(target=self._run, name="log watch", daemon=True)
+                self._thread = Thread(target=self._run, name="log sampler", daemon=True)
                 self._thread.start()
         return self.current
 
     def wait(self, seconds: float) -> LogStatus | None:
-        """The same once the look has ended, or what can be said after so many seconds."""
+        """The status once the running sample has ended, or a timeout problem after that many seconds."""
         self.refresh()
         thread = self._thread
         if thread is not None:
@@ -83,7 +83,7 @@ class LogSampler:
         return self.current
 
     def stop(self) -> None:
-        """Let a look that is under way end, or go on without it."""
+        """Wait a moment for a running sample."""
         thread = self._thread
         if thread is not None:
             thread.join(_STOP_TIMEOUT)
@@ -101,16 +101,16 @@ class LogSampler:
             self._reader = status_reader.open_log(self._root, self._reader)
             found: LogStatus = status_reader.log_status(self._root, self._reader, self._clock(), self._file)
         except CdcError as exc:
-            # of the errors of a log, the one of no kind says that there is none
+            # a plain LogError, not a subclass, means that there is no log
             return self._without(LogState.ABSENT if type(exc) is LogError else LogState.UNREADABLE, exc)
-        except Exception as exc:  # noqa: BLE001 - storage and Delta fail in many words, and the page goes on
-            said = str(exc).partition("\n")[0][:200]
-            error = LogError(f"the log cannot be read: {type(exc).__name__}: {said}", remedy=self._remedy)
+        except Exception as exc:  # noqa: BLE001 - storage and Delta raise many types, and the page must still render
+            detail = str(exc).partition("\n")[0][:200]
+            error = LogError(f"the log cannot be read: {type(exc).__name__}: {detail}", remedy=self._remedy)
             return self._without(LogState.UNREADABLE, error)
         return found
 
     def _without(self, state: LogState, exc: CdcError) -> LogStatus:
-        self._reader = None  # it is opened anew next time
+        self._reader = None  # the next sample opens it again
         problem = Problem("log", exc.code, exc.message, self._remedy if state is LogState.ABSENT else exc.fix)
         return LogStatus(at=self._clock().isoformat(), state=state, problems=(problem,))
 

@@ -1,6 +1,7 @@
-"""Holdings: what is told of a log's past and of its consumers; what looks it up takes a second to load.
+"""Status of a log and of its consumers: plain records for commands, API and page.
 
-Positions are text as Postgres prints an LSN, times ISO 8601 UTC; null where there is none or nobody knows it.
+Positions are text as Postgres prints an LSN, times are ISO 8601 in UTC; null means that there is none or that it is
+unknown.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from cdc.service.problem import Problem
 
 
 class LogState(StrEnum):
-    """Whether there is a log to tell of."""
+    """Whether the log could be read."""
 
-    #: It was read; problems say what of it could not be.
+    #: The log was read; `problems` names parts that could not be.
     READ = "read"
-    #: Nothing is there, as before the first copy.
+    #: There is no log, as before the first copy.
     ABSENT = "absent"
-    #: Something is there, and it cannot be read, or not in time.
+    #: The log cannot be read, or not in time.
     UNREADABLE = "unreadable"
 
 
@@ -35,9 +36,9 @@ class SegmentLine:
     first: str
     last: str
     began_at: str | None
-    """When its first transaction was committed."""
+    """Commit time of its first transaction."""
     ended_at: str | None
-    """When its last one was, so far."""
+    """Commit time of its last transaction so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,80 +68,81 @@ class Transaction:
 
     position: str
     rows: int
-    """All of them."""
+    """Number of rows of the whole transaction."""
     changes: list[dict[str, Any]]
-    """The first of them as `cdc log inspect POSITION --json` has them, but for before, after, payload and unchanged."""
+    """Its first rows as `cdc log inspect POSITION --json` prints them, without before, after, payload and unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """The latest compaction."""
+    """The last compaction."""
 
     at: str
     rows: int
-    """That it wrote."""
+    """Rows that it wrote."""
     changes: int | None = None
-    """That it read; known of one that the running apply process made."""
+    """Changes that it read; known only if the running apply process did it."""
     seconds: float | None = None
-    """How long it took; known of the same."""
+    """Duration; known only if the running apply process did it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerLine:
-    """One reader of the log that trimming waits for."""
+    """One registered reader of the log, whose position retention waits for."""
 
     name: str
     uuid: str
     position: str
     pinned: int | None
-    """Version of the compacted table that it is being filled from."""
+    """Version of the compacted table from which it is being filled."""
     behind_bytes: int | None
-    """Of WAL, to the end of the log; null across epochs."""
+    """Bytes of WAL to the end of the log; null across epochs."""
     behind_seconds: float | None
-    """From the last change that it has to the last one of the log."""
+    """Time from the last change that it has read to the last one in the log."""
     behind_segments: int
-    """That it has not read to their end."""
+    """Segments that it has not read completely."""
     holds_bytes: int
-    """Of compacted segments that stay for its sake."""
+    """Bytes of compacted segments that are kept only for this consumer."""
     seen_at: str
+    """Time of its last heartbeat."""
     seen_seconds: float
-    """Ago."""
+    """Seconds since its last heartbeat."""
     state: str
-    """running | silent (nothing was heard of it lately) | late (the log does not lead on from where it stands)."""
+    """running | silent (no recent heartbeat) | late (changes after its position are trimmed)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStatus:
-    """The log at one moment."""
+    """The log at one time."""
 
     at: str
     state: LogState
     durable: str | None = None
-    """The log's end."""
+    """Durable position: the end of the log."""
     segment_count: int = 0
     file_count: int = 0
-    """Of single changes, as the rows."""
+    """Files of single changes; row_count counts their rows."""
     row_count: int = 0
     oldest_segment: SegmentLine | None = None
     newest_segment: SegmentLine | None = None
     horizon: str | None = None
-    """The compacted log holds the state here."""
+    """Position up to which the log is compacted."""
     horizon_behind_bytes: int | None = None
-    """Of WAL, from the horizon to the end of the log."""
+    """Bytes of WAL from the horizon to the end of the log."""
     horizon_behind_seconds: float | None = None
-    """The same in time, from change to change."""
+    """Time between the changes at the horizon and at the end of the log."""
     floor: str | None = None
-    """Deletes up to here are forgotten: a sink that stands below is built anew."""
+    """Position up to which tombstones are removed; a sink below it must be rebuilt."""
     oldest: str | None = None
-    """Every change above is there by itself; null while all are."""
+    """Position up to which single changes are trimmed; null while none are."""
     runs: tuple[RunLine, ...] = ()
     compaction: Compaction | None = None
     changes_bytes: int = 0
     compacted_bytes: int = 0
     leaving_bytes: int | None = None
-    """Of files that left the log and wait on the disk for who still reads them."""
+    """Bytes of removed files that are still on disk for readers of older versions."""
     consumers: tuple[ConsumerLine, ...] = ()
-    """By name."""
+    """Sorted by name."""
     problems: tuple[Problem, ...] = ()
 
     @property
@@ -151,27 +153,27 @@ class LogStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trimmable:
-    """Segments that may go: compacted, and read by everybody or too old to wait."""
+    """Segments that can be dropped: compacted, and read by every consumer or older than the retention limit."""
 
     segments: tuple[int, ...]
     oldest: str
-    """Position up to which single changes go with them."""
+    """Position up to which single changes are dropped with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VacuumReport:
-    """What was let go of, or would be in a dry run."""
+    """What was removed, or would be in a dry run."""
 
     dry_run: bool
     trim: Trimmable | None
-    """For the reader, which alone takes segments out: it was asked to, unless this is a dry run."""
+    """Segments that the reader was asked to drop, or would be; only the reader may do that."""
     files: int
-    """That had left the log, whose grace is over: removed."""
+    """Removed files whose grace is over, now deleted."""
     bytes: int
     leaving_bytes: int
-    """Of files that stay on the disk for who still reads them."""
+    """Bytes of removed files that are still on disk for readers of older versions."""
 
 
 def wal_between(after: Position, upto: Position) -> int | None:
-    """Bytes of WAL from one position to a later one; None across epochs, which count their WAL anew."""
+    """Bytes of WAL from one position to a later one; None across epochs, whose LSNs are not comparable."""
     return max(0, upto - after) if after.epoch == upto.epoch else None

@@ -1,4 +1,4 @@
-"""Retained: what a log keeps of its past, and for whom, looked up."""
+"""Reads the status of a log: segments, runs, compaction, consumers, and files to remove."""
 
 from __future__ import annotations
 
@@ -31,59 +31,59 @@ from cdc.service.log_status import (
 from cdc.service.problem import Problem
 
 SILENT_AFTER: Final = 120.0
-"""Seconds: a consumer that has said something since runs; each speaks twice a minute at least."""
+"""Seconds without a heartbeat after which a consumer counts as silent; they send two per minute."""
 
 _Found = TypeVar("_Found")
 
 
 def open_log(root: str | Root, log: LogReader | None = None) -> LogReader:
-    """Open the log under root, or refresh the reader from before; raises LogError without a log."""
-    if log is None or not is_table(as_root(root) / CHANGES):  # a sampler goes on without what it is of
+    """Open the log under root, or refresh the given reader of it; raises LogError without a log."""
+    if log is None or not is_table(as_root(root) / CHANGES):  # an open reader does not notice that its log is gone
         return LogReader(root)
     log.refresh()
     return log
 
 
 def log_status(root: str | Root, log: LogReader, now: datetime, file: str = "FILE") -> LogStatus:
-    """The log under root as it is now; log is a sampler of it, file the definition as commands name it.
+    """The status of the log under root, read through `log`; file is the definition as commands name it.
 
-    What of it cannot be read is told among the problems, and the rest goes on.
+    A part that cannot be read becomes a problem; the other parts are still reported.
     """
     look = _LogStatusBuilder(root, log, now, file)
     return look.status()
 
 
 def consumer_lines(root: str | Root, now: datetime) -> tuple[ConsumerLine, ...]:
-    """Every consumer of the log under root whose file can be read, by name."""
+    """Every consumer of the log under root with a readable file, by name."""
     return _LogStatusBuilder(root, open_log(root), now, "FILE").status().consumers
 
 
 def segment_lines(log: LogReader) -> list[SegmentLine]:
     """Every segment of single changes, oldest first."""
-    return [_segment_line(extent) for extent in SegmentListing(log).segments()]
+    return [_segment_line(segment) for segment in SegmentListing(log).segments()]
 
 
 def files_of_segment(log: LogReader, segment: int) -> list[FileLine]:
-    """Of one segment, in order of position; raises UnknownName if there is none with the number."""
+    """The files of one segment in order of position; raises UnknownName if there is no such segment."""
     found = [file for file in log.every_file() if file.segment == segment]
     if not found:
-        raise UnknownName(f"the log has no segment {segment}", remedy="'cdc log ls' shows which there are")
+        raise UnknownName(f"the log has no segment {segment}", remedy="run 'cdc log ls' for the numbers")
     return _file_lines(found)
 
 
 def files_of_run(root: str | Root, log: LogReader, run: int) -> list[FileLine]:
-    """Of one run of the compacted log; raises UnknownName if there is none with the number."""
-    held = read_compacted_state(root, log.log_id)
-    found = next((each for each in (held.runs if held else ()) if each.number == run), None)
+    """The files of one run of the compacted log; raises UnknownName if there is no such run."""
+    compacted = read_compacted_state(root, log.log_id)
+    found = next((each for each in (compacted.runs if compacted else ()) if each.number == run), None)
     if found is None:
-        raise UnknownName(f"the compacted log has no run {run}", remedy="'cdc log ls' shows which there are")
+        raise UnknownName(f"the compacted log has no run {run}", remedy="run 'cdc log ls' for the numbers")
     return _file_lines(found.files)
 
 
 def find_consumer(root: str | Root, name: str) -> Consumer:
-    """The consumer of that name or UUID; raises ConfigError unless there is exactly one.
+    """The consumer with that name or UUID; raises ConfigError unless there is exactly one.
 
-    One whose file cannot be read has no name any more, only its UUID, and stands at 0.
+    A consumer whose file is unreadable is known only by its UUID; its position counts as 0.
     """
     known, broken = consumers.list_readable_consumers(root)
     known += [Consumer(uuid, uuid, Position(0)) for uuid in broken]
@@ -98,29 +98,26 @@ def find_consumer(root: str | Root, name: str) -> Consumer:
 
 
 def seconds_since_seen(consumer: Consumer, now: datetime) -> float:
-    """Seconds since its last word."""
+    """Seconds since its last heartbeat."""
     return max(0.0, now.timestamp() - consumer.seen_at / 1e6)
 
 
 class _LogStatusBuilder:
-    """One look at a log, part by part."""
+    """Builds the status of a log part by part and collects the problems."""
 
     def __init__(self, root: str | Root, log: LogReader, now: datetime, file: str) -> None:
         self._root, self._log, self._now, self._file = root, log, now, file
-        self._extents = SegmentListing(log)
-        self._segments = self._extents.segments()
+        self._listing = SegmentListing(log)
+        self._segments = self._listing.segments()
         self._problems: list[Problem] = []
 
     def status(self) -> LogStatus:
         log, segments = self._log, self._segments
-        held = self._attempt("the compacted log", lambda: read_compacted_state(self._root, log.log_id))
-        horizon = held.horizon if held and held.horizon else None
-        leaving = self._attempt("the notes of files that leave", lambda: waiting(self._root))
-        known, broken = self._attempt("the consumers", lambda: consumers.list_readable_consumers(self._root)) or (
-            [],
-            [],
-        )
-        lines = tuple(self._consumer(consumer, held) for consumer in known)
+        compacted = self._attempt("the compacted log", lambda: read_compacted_state(self._root, log.log_id))
+        horizon = compacted.horizon if compacted and compacted.horizon else None
+        leaving = self._attempt("the list of removed files", lambda: waiting(self._root))
+        known, broken = self._attempt("the consumers", lambda: consumers.survey(self._root)) or ([], [])
+        lines = tuple(self._consumer(consumer, compacted) for consumer in known)
         self._problems += [self._broken(uuid) for uuid in broken]
         self._problems += [self._late(line) for line in lines if line.state == "late"]
         return LogStatus(
@@ -128,19 +125,19 @@ class _LogStatusBuilder:
             state=LogState.READ,
             durable=None if log.durable is None else str(log.durable),
             segment_count=len(segments),
-            file_count=sum(extent.files for extent in segments),
-            row_count=sum(extent.rows for extent in segments),
+            file_count=sum(segment.files for segment in segments),
+            row_count=sum(segment.rows for segment in segments),
             oldest_segment=_segment_line(segments[0]) if segments else None,
             newest_segment=_segment_line(segments[-1]) if segments else None,
             horizon=str(horizon) if horizon else None,
             horizon_behind_bytes=wal_between(horizon, log.durable or horizon) if horizon else None,
-            horizon_behind_seconds=self._extents.seconds_behind(horizon) if horizon else None,
-            floor=str(held.floor) if held and held.floor else None,
+            horizon_behind_seconds=self._listing.seconds_behind(horizon) if horizon else None,
+            floor=str(compacted.floor) if compacted and compacted.floor else None,
             oldest=str(log.oldest) if log.oldest else None,
-            runs=tuple(_run_line(run) for run in held.runs) if held else (),
+            runs=tuple(_run_line(run) for run in compacted.runs) if compacted else (),
             compaction=self._attempt("the last compaction", lambda: _last_compaction(self._root)) if horizon else None,
-            changes_bytes=sum(extent.size for extent in segments),
-            compacted_bytes=sum(run.size for run in held.runs) if held else 0,
+            changes_bytes=sum(segment.size for segment in segments),
+            compacted_bytes=sum(run.size for run in compacted.runs) if compacted else 0,
             leaving_bytes=leaving,
             consumers=lines,
             problems=tuple(self._problems),
@@ -151,26 +148,26 @@ class _LogStatusBuilder:
             return read()
         except CdcError as exc:
             self._problems.append(Problem("log", exc.code, exc.message, exc.fix))
-        except Exception as exc:  # noqa: BLE001 - storage and Delta fail in many words, and the other parts go on
+        except Exception as exc:  # noqa: BLE001 - storage and Delta raise many types, and the other parts are still reported
             message = f"{part} cannot be read: {_first_line(exc)}"
             self._problems.append(Problem("log", LogCorrupt.code, message, _verify_remedy(self._file)))
         return None
 
-    def _consumer(self, consumer: Consumer, held: CompactedState | None) -> ConsumerLine:
+    def _consumer(self, consumer: Consumer, compacted: CompactedState | None) -> ConsumerLine:
         position, ago = consumer.position, seconds_since_seen(consumer, self._now)
-        late = held is not None and is_late(position, self._log.oldest, held.floor)
-        ahead = [extent for extent in self._segments if extent.last > position]
+        late = compacted is not None and is_late(position, self._log.oldest, compacted.floor)
+        ahead = [segment for segment in self._segments if segment.last > position]
         newest = self._segments[-1].segment if self._segments else None
-        kept = [e for e in ahead if held is not None and e.last <= held.horizon and e.segment != newest]
+        kept = [e for e in ahead if compacted is not None and e.last <= compacted.horizon and e.segment != newest]
         return ConsumerLine(
             name=consumer.name,
             uuid=consumer.uuid,
             position=str(position),
             pinned=consumer.pinned,
             behind_bytes=wal_between(position, self._log.durable or position),
-            behind_seconds=self._extents.seconds_behind(position),
+            behind_seconds=self._listing.seconds_behind(position),
             behind_segments=len(ahead),
-            holds_bytes=sum(extent.size for extent in kept),
+            holds_bytes=sum(segment.size for segment in kept),
             seen_at=datetime.fromtimestamp(consumer.seen_at / 1e6, UTC).isoformat(),
             seen_seconds=ago,
             state="late" if late else "running" if ago <= SILENT_AFTER else "silent",
@@ -180,8 +177,8 @@ class _LogStatusBuilder:
         return Problem(
             f"consumer {line.name}",
             LogTrimmed.code,
-            f"it is too late: the log does not lead on from {line.position}",
-            f"build its target anew with 'cdc replay {line.name} -c {self._file}'; if it is gone for good, "
+            f"its position {line.position} is trimmed: the log cannot continue from there",
+            f"rebuild its target with 'cdc replay {line.name} -c {self._file}'; if it is gone for good, run "
             f"'cdc consumers forget {line.uuid} -c {self._file}'",
         )
 
@@ -189,9 +186,9 @@ class _LogStatusBuilder:
         return Problem(
             f"consumer {uuid}",
             LogCorrupt.code,
-            "its file beside the log cannot be read; nothing of the log is let go of meanwhile",
-            "one that runs writes it anew within a minute; "
-            f"if it is gone for good, 'cdc consumers forget {uuid} -c {self._file}'",
+            "its file in the log cannot be read; nothing is trimmed until it can",
+            "a running consumer writes it again within a minute; "
+            f"if it is gone for good, run 'cdc consumers forget {uuid} -c {self._file}'",
         )
 
 
@@ -201,16 +198,16 @@ def _last_compaction(root: str | Root) -> Compaction:
     return Compaction(at=at.isoformat(), rows=int(commit.get("cdc.rows", 0)))
 
 
-def _segment_line(extent: SegmentSummary) -> SegmentLine:
+def _segment_line(segment: SegmentSummary) -> SegmentLine:
     return SegmentLine(
-        segment=extent.segment,
-        files=extent.files,
-        rows=extent.rows,
-        bytes=extent.size,
-        first=str(extent.first),
-        last=str(extent.last),
-        began_at=_iso(extent.began_at),
-        ended_at=_iso(extent.ended_at),
+        segment=segment.segment,
+        files=segment.files,
+        rows=segment.rows,
+        bytes=segment.size,
+        first=str(segment.first),
+        last=str(segment.last),
+        began_at=_iso(segment.began_at),
+        ended_at=_iso(segment.ended_at),
     )
 
 
@@ -227,7 +224,7 @@ def _file_lines(files: Sequence[LogFile]) -> list[FileLine]:
 
 
 def _verify_remedy(file: str) -> str:
-    return f"'cdc log verify -c {file}' names the damaged files; restore them from a copy"
+    return f"run 'cdc log verify -c {file}' to find the damaged files, and restore them from a copy"
 
 
 def _iso(moment: datetime | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Collecting: letting go of what is compacted and read by everybody, when a person asks for it."""
+"""Vacuum on request: removes files past their grace, and asks the reader to drop compacted segments."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cdc.service.log_status import Trimmable, VacuumReport
 
 
 def vacuum_log(definition: Definition, *, dry_run: bool) -> VacuumReport:
-    """Remove files whose grace is over and files of nobody, and ask the reader to take out the segments that may go.
+    """Delete removed files whose grace is over and orphan files, and ask the reader to drop segments.
 
-    In a dry run nothing is touched.
+    A dry run changes nothing.
     """
     root, retention = definition.log.root, retention_of(definition)
     trim = retention_worker.plan_trim(root, retention)

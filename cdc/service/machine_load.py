@@ -1,7 +1,7 @@
-"""Machine load: how many cores the pipeline's processes take, of how many there are, from `/proc`.
+"""Machine load: processor time of the pipeline's processes and of the whole machine, from `/proc`.
 
-A lag on a machine that is too small for its rate looks like a fault. It is none as long as the processes take nearly
-all the processor time that there is; then the lag is shown with that as its reason. Nobody knows it without `/proc`.
+A lag on a machine that is too small looks like a fault. It is none while the processes use nearly all processor time;
+the lag is then shown with that reason. Without `/proc` the load is unknown.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 MEASURE_SPAN: Final = 10.0
-"""Seconds over which processor time is taken: some batches of a sink."""
+"""Seconds over which processor time is measured: some batches of a sink."""
 MIN_SPAN: Final = 2.0
-"""Seconds that two samples must be apart: processor time is counted in hundredths of a second."""
+"""Minimum seconds between two samples: processor time is counted in hundredths of a second."""
 BUSY_SHARE: Final = 0.85
-"""Share of the cores; the rest goes to the source, if it is on the same machine, and to the page."""
+"""Share of the cores above which they count as busy; the source and the page need the rest."""
 LAG_THRESHOLD: Final = 1.0
-"""Seconds of lag that two free cores do not exceed at the demo's rate; below it no reason is asked for."""
+"""Seconds of lag that need a reason; with two free cores the demo stays below."""
 _PROC: Final = Path("/proc")
 _LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
 _PARENT, _USER, _SYSTEM, _STARTED = 1, 11, 12, 19
 """Fields after the name in `/proc/PID/stat`; times are in clock ticks."""
 _IDLE: Final = (3, 4)
-"""Of the first line of `/proc/stat`, without its name: idle and waiting for a disk."""
+"""Indices of the idle and iowait fields in the first line of `/proc/stat`."""
 _COUNTED: Final = 8
-"""Fields of that line that count each moment once; those of guests are parts of others."""
+"""Fields of that line that do not overlap; guest times are parts of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
-    """Processor time over the last seconds, in cores."""
+    """Processor time of the last seconds, in cores."""
 
     cores: float
-    """That this machine, or the group of processes, may use."""
+    """Cores that this process may use: the machine's, or the limit of its cgroup."""
     pipeline: float
-    """Used by reader, apply with its JVM, and server, as far as they run here."""
+    """Cores used by reader, apply with its JVM, and server, as far as they run on this machine."""
     busy_share: float
-    """0-1, of all cores of the machine, used by anybody."""
+    """Busy share of all cores of the machine, 0-1, by any process."""
 
     def reason(self, lag_seconds: float | None) -> str | None:
-        """Why a lag is as long as it is, if this machine is the reason; None below the bar."""
+        """Why a lag is long, if the machine is the reason; None below LAG_THRESHOLD."""
         if lag_seconds is None or lag_seconds <= LAG_THRESHOLD:
             return None
-        takes = f"the pipeline takes {self.pipeline:.1f} of {self.cores:g} cores"
+        takes = f"the pipeline uses {self.pipeline:.1f} of {self.cores:g} cores"
         if self.pipeline >= BUSY_SHARE * self.cores:
             return f"this machine is too slow for this rate: {takes}"
         if self.busy_share >= BUSY_SHARE:
@@ -65,17 +65,17 @@ class _Process(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """The processor time of everything at one moment."""
+    """Processor time of all processes at one time."""
 
     at: float
     ticks: Mapping[tuple[int, int], int]
-    """By pid and start of each process of the pipeline."""
+    """By (pid, start time) of each process of the pipeline."""
     busy: int
     total: int
 
 
 class LoadMeter:
-    """Samples of the processor time; `measure` is called every second or so by one thread."""
+    """Samples processor time; one thread calls `measure` about once a second."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()
@@ -83,9 +83,9 @@ class LoadMeter:
         self._cores = available_cores()
 
     def measure(self, now: float, processes: Mapping[str, int]) -> MachineLoad | None:
-        """The load since some seconds ago. processes: a word of its command line → pid; others' children are theirs.
+        """The load since some seconds ago; None at first and without `/proc`.
 
-        now: monotonic seconds. None at first, and where there is no `/proc`.
+        now: monotonic seconds. processes: an argument of the command line → pid; children count with their parents.
         """
         sample = _sample(now, processes)
         if sample is None:
@@ -96,14 +96,14 @@ class LoadMeter:
         first = self._samples[0]
         if now - first.at < MIN_SPAN or sample.total <= first.total:
             return None
-        # of a process that has begun meanwhile all of it
+        # all ticks of a process that started in between
         spent = sum(max(0, ticks - first.ticks.get(process, 0)) for process, ticks in sample.ticks.items())
         busy = (sample.busy - first.busy) / (sample.total - first.total)
         return MachineLoad(self._cores, spent / self._per_second / (now - first.at), busy)
 
 
 def available_cores() -> float:
-    """How many cores this process may use: its affinity, or the limit of its group where that is less."""
+    """Cores that this process may use: by its affinity, or by the limit of its cgroup if that is lower."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     with suppress(OSError, ValueError):
         quota, period = _LIMIT.read_text(encoding="ascii").split()
@@ -128,7 +128,7 @@ def _processes() -> Iterable[_Process]:
     for folder in _PROC.iterdir():
         if not folder.name.isdigit():
             continue
-        with suppress(OSError, ValueError, IndexError):  # it has ended
+        with suppress(OSError, ValueError, IndexError):  # the process has ended
             # after the name, which may have blanks and parentheses
             fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             ticks = int(fields[_USER]) + int(fields[_SYSTEM])
@@ -145,7 +145,7 @@ def _ancestry(process: _Process, running: Mapping[int, _Process]) -> Iterable[in
 
 
 def _command_line_has(pid: int, word: str) -> bool:
-    """Whether the command line has the word: a pid that was reported may be of another machine, or used again."""
+    """Whether the argument is on the command line; a reported pid may belong to another machine, or be reused."""
     with suppress(OSError):
         return word.encode() in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
     return False

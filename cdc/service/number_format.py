@@ -1,4 +1,4 @@
-"""How page and commands print numbers: short, with a unit, and a dash for what is not known."""
+"""Number formats of page and commands: short, with a unit, and a dash for unknown values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 UNKNOWN: Final = "–"
 THIN_SPACE: Final = "\u202f"
-"""Between thousands."""
+"""Separates thousands."""
 _SIZES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 _THOUSAND: Final = 1000
 _MINUTE: Final = 60

@@ -1,7 +1,7 @@
-"""PositionHistory: when a position that grows was first seen, and so since when another one is behind it.
+"""PositionHistory: when each value of a growing position was first seen, to compute lags from outside.
 
-A lag that a process reports of itself stays at its last value when that process hangs. What is computed here needs
-nothing from it but the position that it reached last: it grows as long as that position does not pass what was there.
+A lag that a process reports about itself stays at its last value when the process hangs. A lag computed here grows as
+long as the process does not pass the position that the log had earlier.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from operator import itemgetter
 from typing import Final
 
 MAX_ENTRIES: Final = 512
-"""Entries above which some are left out."""
+"""Number of entries above which the history is thinned out."""
 PRECISION: Final = 0.05
-"""Share of an age: of entries that are closer to each other than that one is enough."""
+"""Share of an age; of entries closer together than this only one is kept."""
 
 
 class PositionHistory:
-    """One position over time; for one thread at a time."""
+    """The history of one position; not thread-safe."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []
 
     def add(self, at: float, position: int) -> None:
-        """Add what was seen; a position that went back, as after a failover, begins a new history."""
+        """Add a position; a position that went backwards, as after a failover, starts a new history."""
         if self._seen and position < self._seen[-1][1]:
             self._seen = []
         if self._seen and position == self._seen[-1][1]:
@@ -33,7 +33,7 @@ class PositionHistory:
             self._thin_out(at)
 
     def forget(self, upto: int) -> None:
-        """Drop entries that nobody is behind any more."""
+        """Drop entries that every reader has passed."""
         del self._seen[: bisect_right(self._seen, upto, key=itemgetter(1))]
 
     def _thin_out(self, now: float) -> None:
@@ -44,6 +44,6 @@ class PositionHistory:
         self._seen = kept
 
     def seconds_behind(self, position: int, now: float) -> float:
-        """How long there has been something beyond position; 0 while there is nothing."""
+        """How long the history has been beyond a position; 0 while it is not."""
         first = bisect_right(self._seen, position, key=itemgetter(1))
         return max(0.0, now - self._seen[first][0]) if first < len(self._seen) else 0.0

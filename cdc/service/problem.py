@@ -1,4 +1,4 @@
-"""Problem: something that a person must look at, as status, page and API tell it."""
+"""Problem: something that needs an operator, as status, page and API show it."""
 
 from __future__ import annotations
 

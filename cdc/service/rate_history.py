@@ -1,4 +1,4 @@
-"""History: the last minutes of a pipeline in memory, so that rates and curves need no Prometheus."""
+"""Rate history: the last minutes of a pipeline in memory, so that rates and curves need no Prometheus."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, Final
 from cdc.service.status import PipelineStatus
 
 SAMPLES: Final = 600
-"""Ten minutes at one sample a second: what fits a sparkline and 100 kB of memory."""
+"""Ten minutes at one sample per second: enough for a sparkline, in 100 kB of memory."""
 RATE_SPAN: Final = 10.0
-"""Seconds over which rows/s are taken; shorter jumps between 0 and batches, longer hides a stop."""
+"""Seconds over which rows/s are computed; less jumps between 0 and batches, more hides a stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class LagSample:
-    """The figures of one moment by edge: `source` or `sink:NAME`."""
+    """Row counts and lags at one time, by edge: `source` or `sink:NAME`."""
 
     at: datetime
     rows: Mapping[str, float]
@@ -28,14 +28,14 @@ class LagSample:
 
 
 class RateHistory:
-    """A ring of samples; one thread adds, others read."""
+    """A ring buffer of samples; one thread adds, others read."""
 
     def __init__(self, size: int = SAMPLES) -> None:
         self._samples: deque[LagSample] = deque(maxlen=size)
         self._lock = Lock()
 
     def add(self, status: PipelineStatus, at: datetime) -> None:
-        """Remember the figures of this moment."""
+        """Add a sample of the status."""
         edges = {"source": (status.source.rows, status.source.lag_seconds)}
         edges |= {f"sink:{sink.name}": (sink.rows, sink.lag_seconds) for sink in status.sinks}
         sample = LagSample(
@@ -47,7 +47,7 @@ class RateHistory:
             self._samples.append(sample)
 
     def rates(self) -> dict[str, float]:
-        """Edge → rows per second over the last RATE_SPAN; a restarted counter counts from 0 again."""
+        """Edge → rows per second over the last RATE_SPAN; a counter that restarted counts from 0."""
         samples = self._read()
         if not samples:
             return {}
@@ -66,7 +66,7 @@ class RateHistory:
         return {edge: [s.lag_seconds[edge] for s in samples if edge in s.lag_seconds] for edge in edges}
 
     def to_json(self) -> dict[str, Any]:
-        """What the page needs beside the status."""
+        """The rates and lags that the page shows in addition to the status."""
         return {"rates": self.rates(), "lags": {edge: _downsample(lags) for edge, lags in self.lags().items()}}
 
     def _read(self) -> list[LagSample]:
@@ -79,6 +79,6 @@ def _total_increase(values: list[float]) -> float:
 
 
 def _downsample(values: list[float], most: int = 120) -> list[float]:
-    """At most `most` values, each the worst of its share: a spike must stay visible."""
+    """At most `most` values, each the highest of its share so that spikes stay visible."""
     share = -(-len(values) // most) or 1
     return [round(max(values[i : i + share]), 3) for i in range(0, len(values), share)]

@@ -1,6 +1,6 @@
-"""Replays: sinks built anew from the log in a child of the server, one at a time; the catalog keeps what came of it.
+"""Replays started over the API: one child process of the server at a time; the catalog keeps the results.
 
-A replay that was submitted to a cluster tells of itself there, in the same words.
+A replay that was submitted to a cluster writes its status in the same form.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from cdc.catalog.commands import JOB_LEASE, REPLAY
 from cdc.service.background_jobs import BackgroundJobs, JobOutcome, outcome_fields
 
 SEARCH_DEPTH: Final = 100
-"""Among so many of the newest the last one of a sink is looked for."""
+"""Number of newest replays among which the last one of a sink is searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """What was asked for; the words are those of `cdc replay`."""
+    """A requested replay, in the terms of `cdc replay`."""
 
     sink: str
     start: str = "beginning"
     end: str = "latest"
     tables: tuple[str, ...] = ()
     into: str | None = None
-    """Never of one that was asked for over the API: a path is for the command line."""
+    """Path of the new target; always None over the API."""
     dry_run: bool = False
 
 
@@ -43,23 +43,23 @@ class ReplayStatus(JobOutcome):
 
 
 class ReplayJobs:
-    """The replays of one pipeline; may be called from any thread."""
+    """The replays of one pipeline; safe to call from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, definition: Path | None) -> None:
         self.jobs = BackgroundJobs(catalog, pipeline, REPLAY, definition)
 
     def start(self, request: ReplayRequest, actor: str) -> ReplayStatus:
-        """Start one; raises StateConflict as Errands.begin."""
+        """Start a replay; raises StateConflict as BackgroundJobs.start does."""
         return replay_status(self.jobs.start(asdict(request), (*_options(request), "--", request.sink), actor))
 
     def last(self, sink: str) -> ReplayStatus | None:
-        """The newest of a sink that was asked for over the API, or submitted to a cluster."""
+        """The newest replay of a sink, started over the API or submitted to a cluster."""
         newest = self.jobs.newest(SEARCH_DEPTH)
         return next((replay_status(c) for c in newest if c.payload["sink"] == sink), None)
 
 
 def replay_status(command: Command) -> ReplayStatus:
-    """What a command of kind REPLAY says."""
+    """The status that a command of kind REPLAY contains."""
     states = {CommandState.PENDING: "running", CommandState.DONE: "done", CommandState.FAILED: "failed"}
     payload = {name: value for name, value in command.payload.items() if name != JOB_LEASE}
     request = ReplayRequest(**{**payload, "tables": tuple(payload["tables"])})

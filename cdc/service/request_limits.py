@@ -73,7 +73,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Handle what arrived, unless it belongs to a request that is answered already."""
+        """Handle received bytes, unless the request is already answered."""
         if self._linger_timer is not None or self.transport.is_closing():
             return
         self._has_begun = True
@@ -85,7 +85,7 @@ class LimitedProtocol(H11Protocol):
             self._expect_head()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; of one that was answered early nothing more is read."""
+        """Wait for the next request; after an early answer read nothing more."""
         is_early = self.conn.their_state is h11.SEND_BODY
         super().on_response_complete()
         if self.transport.is_closing():
@@ -112,7 +112,7 @@ class LimitedProtocol(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP in the one form of errors."""
+        """Refuse a request that is not valid HTTP, in the API's error form."""
         remedy = "send HTTP/1.1 with at most 64 KiB of path and headers"
         self._answer(400, RequestRefused(msg.rstrip(".").lower(), remedy=remedy))
 
@@ -151,7 +151,7 @@ class LimitedProtocol(H11Protocol):
 
 
 def limited(limits: RequestLimits) -> type[LimitedProtocol]:
-    """The protocol with limits of one's own."""
+    """The protocol class with other limits."""
     return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})
 
 
@@ -196,7 +196,7 @@ class BodyLimit:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A receive that begins with the body."""
+    """A receive function that returns the body first."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

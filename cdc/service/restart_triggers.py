@@ -1,7 +1,7 @@
-"""Acts: what shows that a person did something about a process which stopped for good.
+"""Restart triggers: signs that an operator acted on a process that stopped for good.
 
-That is another text of the definition, or a newer line of the audit, which every command that changes something writes.
-The catalog may be a server that does not answer, so it is asked in a thread.
+These are a changed definition, or a newer audit entry, which every command that changes something writes. The catalog
+may be a server that does not answer, so a thread reads it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from cdc.catalog import Catalog
 from cdc.errors import CdcError
 
 POLL_INTERVAL: Final = 1.0
-"""Seconds between two looks at the audit."""
+"""Seconds between two reads of the audit."""
 
 
 class RestartTriggers:
-    """The definition and the audit of one pipeline, as they are now."""
+    """The present definition and the last audit entry of one pipeline."""
 
     def __init__(self, file: Path, url: str) -> None:
-        """file: the definition. url: of the catalog."""
+        """file: the definition. url: the catalog's."""
         self._file, self._url = file, url
         self._last_change: float | None = None
         self._thread = Thread(target=self._poll_audit, name="restart triggers", daemon=True)
 
     def definition_digest(self) -> str:
-        """A digest of its text; empty if it cannot be read."""
+        """A digest of the definition; empty if it cannot be read."""
         try:
             return sha256(self._file.read_bytes()).hexdigest()
         except OSError:
             return ""
 
     def last_change(self) -> float | None:
-        """When the newest line was written, as time.time(); None if there is none, or none was seen yet."""
+        """Time of the last audit entry as time.time(); None if there is none or it is not read yet."""
         if self._thread.ident is None:
             self._thread.start()
         return self._last_change

@@ -1,7 +1,7 @@
-"""SourceObservation: what the server process saw at the source, and what it means for the slot.
+"""SourceObservation: the state of the slot as the server process saw it, and the risk of losing it.
 
-Rule: an observation is of one moment and short-lived. Its ages are computed for the moment in which it is shown,
-and where the source does not answer there is no figure at all, never the last one.
+An observation is of one time and short-lived. Its ages are computed when it is shown. If the source does not answer
+there are no values at all, never the last ones.
 """
 
 from __future__ import annotations
@@ -14,75 +14,75 @@ from cdc.service import number_format
 from cdc.service.problem import Problem
 
 STALLED_AFTER: Final = 60.0
-"""Seconds without a confirmation, while WAL is written, after which a reader counts as one that does not move on."""
+"""Seconds without a confirmation, while WAL is written, after which a reader counts as stalled."""
 SHORT_TIME: Final = 3600.0
-"""Seconds that are enough to do something: with less left a slot that does not move is in danger."""
+"""Seconds that an operator needs to act: a stalled slot with less time left is at risk."""
 LOST: Final = frozenset({"lost"})
-"""`wal_status` of a slot that nobody can stream from any more."""
+"""`wal_status` of a slot from which streaming is impossible."""
 LOST_AT_CHECKPOINT: Final = frozenset({"unreserved"})
-"""`wal_status` of a slot whose WAL goes with the next checkpoint."""
+"""`wal_status` of a slot whose WAL is removed at the next checkpoint."""
 RAISE_LIMIT: Final = "ALTER SYSTEM SET max_slot_wal_keep_size = '{megabytes}MB'; SELECT pg_reload_conf()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceObservation:
-    """The source at one moment; figures are None where they do not exist or nobody knows them."""
+    """The source at one time; a value is None if it does not exist or is unknown."""
 
     slot: str
     up: bool
     """Whether the source answered."""
     error: str | None = None
-    """Why it did not."""
+    """Why the source did not answer."""
     slot_exists: bool = False
     slot_active: bool | None = None
-    """Whether somebody streams from the slot; None without a slot."""
+    """Whether a client streams from the slot; None without a slot."""
     wal_status: str | None = None
     """As in pg_replication_slots: reserved, extended, unreserved, lost."""
     wal_end: int | None = None
     """LSN where the server's WAL ends."""
     confirmed: int | None = None
-    """LSN up to which the reader has confirmed."""
+    """LSN that the reader has confirmed."""
     retained_bytes: int | None = None
     safe_bytes: int | None = None
-    """WAL that may still be written before the slot is lost; None without max_slot_wal_keep_size."""
+    """WAL that may be written before the slot is lost; None without max_slot_wal_keep_size."""
     wal_bytes_per_second: float | None = None
-    """How fast the server writes WAL at present."""
+    """Present rate at which the server writes WAL."""
     feedback_age_seconds: float | None = None
-    """Since the walsender got a status update, or since nobody streams from the slot."""
+    """Seconds since the walsender received a status update, or since the last client disconnected."""
     unconfirmed_seconds: float | None = None
-    """How long the server's WAL has been beyond what the reader has confirmed."""
+    """Seconds for which there has been WAL that the reader has not confirmed."""
 
     @property
     def unconfirmed_bytes(self) -> int | None:
-        """WAL from what the reader has confirmed to the end."""
+        """WAL that the reader has not confirmed."""
         return None if self.wal_end is None or self.confirmed is None else max(0, self.wal_end - self.confirmed)
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the slot is lost, if nothing is confirmed and WAL is written as fast as at present."""
+        """Time until the slot is lost, if nothing is confirmed and the rate of WAL stays as it is."""
         if self.safe_bytes is None or not self.wal_bytes_per_second:
             return None
         return max(0.0, self.safe_bytes / self.wal_bytes_per_second)
 
     @property
     def is_at_risk(self) -> bool:
-        """Whether the slot may soon be lost: more of the limit is used than left, or it does not move and time runs."""
+        """Whether the slot may soon be lost: it uses more than half its limit, or it is stalled and time is short."""
         if self.wal_status in LOST | LOST_AT_CHECKPOINT:
             return True
         if self.safe_bytes is None or self.retained_bytes is None:
             return False
         left = self.seconds_left
-        # an observer that has just started knows of a hung reader by its last status update alone
+        # an observer that has just started can detect a hung reader only by its last status update
         silent = max(self.unconfirmed_seconds or 0.0, self.feedback_age_seconds or 0.0)
         stalled = self.slot_active is False or silent > STALLED_AFTER
         return self.safe_bytes < self.retained_bytes or (stalled and left is not None and left < SHORT_TIME)
 
     @property
     def forecast(self) -> str | None:
-        """What is kept and what is left, as a sentence; None where there is nothing to lose."""
+        """Retained WAL and what is left, as a sentence; None without a slot."""
         if self.retained_bytes is None:
             return None
-        kept = f"the server keeps {number_format.format_size(self.retained_bytes)} for slot {self.slot!r}"
+        kept = f"the server retains {number_format.format_size(self.retained_bytes)} of WAL for slot {self.slot!r}"
         if self.wal_status in LOST:
             return f"slot {self.slot!r} is lost: the server has removed WAL that it needs"
         if self.wal_status in LOST_AT_CHECKPOINT:
@@ -97,19 +97,19 @@ class SourceObservation:
 
     @property
     def remedy(self) -> str:
-        """What keeps the slot, or what follows its loss."""
+        """How to keep the slot, or what to do after its loss."""
         if self.wal_status in LOST:
             return SlotInvalidated.remedy
-        return f"start the reader or read why it does not move on; to gain time: {self.sql}"
+        return f"start the reader, or read in its log why it is stalled; to gain time: {self.sql}"
 
     @property
     def sql(self) -> str:
-        """The statement that doubles the limit that is in use."""
+        """The statement that doubles the limit in use."""
         used = (self.retained_bytes or 0) + (self.safe_bytes or 0)
         return RAISE_LIMIT.format(megabytes=max(1, 2 * used // (1 << 20)))
 
     def problems(self) -> tuple[Problem, ...]:
-        """The slot, if it is at risk or lost."""
+        """The slot as a problem, if it is at risk or lost."""
         if not self.is_at_risk or self.forecast is None:
             return ()
         code = SlotInvalidated.code if self.wal_status in LOST else None

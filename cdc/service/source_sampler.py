@@ -1,7 +1,7 @@
-"""SourceWatch: asks the source every few seconds what it keeps for the slot, in a thread that nobody waits for.
+"""SourceSampler: queries the source for the state of the slot every few seconds, in a background thread.
 
-The server process asks by itself, over an ordinary connection: what the reader reports stops exactly when it matters.
-What talks to Postgres is loaded with the first question, as the log is.
+The server process uses its own ordinary connection, because the reader's reports stop exactly when they matter. The
+Postgres client is loaded with the first query.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from cdc.service.position_history import PositionHistory
 from cdc.service.source_observation import SourceObservation
 
 SAMPLE_INTERVAL: Final = 3.0
-"""Seconds between the beginnings of two questions."""
+"""Seconds from the start of one query to the next."""
 ANSWER_TIMEOUT: Final = 3.0
-"""Seconds that an answer may take: catalogue queries take milliseconds."""
+"""Seconds that a query may take; catalogue queries take milliseconds."""
 SILENT_AFTER: Final = 6.0
-"""Seconds after which a question that is still open counts as not answered; connecting may take longer than that."""
+"""Seconds after which an open query counts as unanswered; connecting may take longer."""
 MAX_AGE: Final = 15.0
-"""Seconds for which an answer is shown while no other comes: a loaded machine may be late with the next question."""
+"""Seconds for which an answer is shown while no newer one arrives; a loaded machine may query late."""
 RATE_SPAN: Final = 60.0
-"""Seconds over which the rate of WAL is taken: shorter jumps with every checkpoint, longer hides that it rose."""
+"""Seconds over which the WAL rate is computed; less jumps with every checkpoint, more hides a rise."""
 MIN_RATE_SPAN: Final = 0.5
-"""Seconds that two samples must be apart to give a rate."""
+"""Minimum seconds between two samples of a rate."""
 MEASURE_SECONDS: Final = 1.0
 """Seconds between the two samples of a command, which has no history."""
 _STOP_TIMEOUT: Final = 2.0
-"""Seconds to wait for an open question when the server stops."""
+"""Seconds to wait for an open query when the server stops."""
 
 
 class SourceSampler:
-    """One slot as it was last seen; safe to ask from any thread."""
+    """The latest observation of one slot; safe to call from any thread."""
 
     def __init__(
         self, definition: Definition, clock: Callable[[], float] = time.monotonic, *, every: float = SAMPLE_INTERVAL
     ) -> None:
-        """clock: monotonic seconds. every: seconds between two questions."""
+        """clock: monotonic seconds. every: seconds between two queries."""
         self._source, self._clock, self._every = definition.source, clock, every
         self._slot = definition.source.slot.name
         self._observed: SourceObservation | None = None
@@ -57,20 +57,20 @@ class SourceSampler:
         self._heard_at: float | None = None
 
     def refresh(self) -> SourceObservation | None:
-        """What the last answer said, with its ages as of now, and a question begins if the last one was some time ago.
+        """The last observation with its present ages; starts a query if the last one began long enough ago.
 
-        None before the first answer. Never waits.
+        None before the first answer. Never blocks.
         """
         with self._lock:
             if self._thread is None and self._clock() - self._started_at >= self._every:
                 self._started_at = self._clock()
-                self._thread = Thread(target=self._run, name="source watch", daemon=True)
+                self._thread = Thread(target=self._run, name="source sampler", daemon=True)
                 self._thread.start()
         return self.current
 
     @property
     def current(self) -> SourceObservation | None:
-        """The same without a question."""
+        """The last observation, without starting a query."""
         now = self._clock()
         if self._thread is not None and now - self._started_at > SILENT_AFTER:
             return self._without(f"no answer for {now - self._started_at:.0f} s")
@@ -82,7 +82,7 @@ class SourceSampler:
         return _aged(observed, age)
 
     def wait(self, seconds: float) -> SourceObservation:
-        """The answer, once it came, or that none came in so many seconds."""
+        """The observation once the query is answered, or a timeout error after that many seconds."""
         self.refresh()
         thread = self._thread
         if thread is not None:
@@ -90,7 +90,7 @@ class SourceSampler:
         return self.current or self._without(f"no answer for {seconds:.0f} s")
 
     def wait_for_rate(self, seconds: float) -> SourceObservation:
-        """The same with a rate, where the slot can be lost: two answers some time apart; for a command."""
+        """For a command: two observations some time apart, so that there is a WAL rate if the slot can be lost."""
         first = self.wait(seconds)
         if first.safe_bytes is None:
             return first
@@ -99,7 +99,7 @@ class SourceSampler:
         return self.wait(seconds)
 
     def stop(self) -> None:
-        """Let an open question end, or go on without it."""
+        """Wait a moment for an open query, and disconnect."""
         thread = self._thread
         if thread is not None:
             thread.join(_STOP_TIMEOUT)
@@ -126,7 +126,7 @@ class SourceSampler:
             return self._without(f"{error.code} {error.message}")
 
     def _disconnect(self) -> None:
-        """Drop the connection and what was measured over it: a gap would make rates and ages wrong."""
+        """Close the connection and drop its samples: a gap would make rates and ages wrong."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -155,7 +155,7 @@ class SourceSampler:
 
     def _rate(self, now: float, wal_end: int) -> float | None:
         if self._samples and wal_end < self._samples[-1][1]:
-            self._samples.clear()  # another server answers
+            self._samples.clear()  # another server answered
         self._samples.append((now, wal_end))
         while now - self._samples[0][0] > RATE_SPAN:
             self._samples.popleft()
@@ -163,13 +163,13 @@ class SourceSampler:
         return (wal_end - first) / (now - since) if now - since >= MIN_RATE_SPAN else None
 
     def _feedback_age(self, now: float, use: Any) -> float | None:
-        """Of an update that came while we watched by our own clock: those of reader and server may differ."""
+        """Age of the last status update, by this process's clock: clocks of reader and server may differ."""
         if use.slot is None:
             self._reply = self._heard_at = None
             return None
         if use.reply_at is not None and use.reply_at != self._reply:
             came = now - (use.reply_age or 0.0)
-            # it came after the answer before this one, if there was one
+            # it arrived after the previous answer, if there was one
             self._heard_at = min(now, came if self._reply is None else max(came, self._observed_at))
             self._reply = use.reply_at
         elif use.reply_at is None and use.inactive_seconds is not None:
@@ -181,7 +181,7 @@ class SourceSampler:
 
 
 def _aged(observed: SourceObservation, seconds: float) -> SourceObservation:
-    """The same so many seconds later, as far as a clock can say."""
+    """The same observation some seconds later, as far as a clock can tell."""
     feedback, unconfirmed = observed.feedback_age_seconds, observed.unconfirmed_seconds
     return replace(
         observed,

@@ -1,7 +1,7 @@
-"""What a person needs to know about a pipeline, made from the catalog's rows and the time.
+"""Pipeline status: state, lags and problems, computed from the catalog's rows and the time.
 
-Rule: nothing is shown as well that nobody vouches for. A process whose last report is older than
-REPORT_LIFE is stale whatever it last said, and the lags that it reported go on growing by the clock.
+Nothing is shown as healthy without a recent report. A process whose last report is older than REPORT_MAX_AGE is stale
+whatever it last reported, and its lags grow with the clock.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
     from cdc.catalog import Catalog
 
 REPORT_MAX_AGE: Final = 5.0
-"""Seconds; processes report every second, so five missed reports are no hiccup."""
+"""Seconds; processes report every second, so five missed reports are not a hiccup."""
 RUNNING: Final = "running"
-"""Of a pipeline: the reader and the apply process report, and nothing is wrong."""
+"""Pipeline state: reader and apply report, and there are no problems."""
 DEGRADED: Final = "degraded"
-"""Both report, and something needs a person."""
+"""Pipeline state: both report, and there are problems."""
 DOWN: Final = "down"
-"""One of them failed, has stopped, or does not report."""
+"""Pipeline state: reader or apply failed, has stopped, or does not report."""
 REQUIRED_PROCESSES: Final = ("reader", "apply")
-"""The processes whose absence makes a pipeline not run; the server is the one that is asking."""
+"""Processes without which the pipeline does not run; the server is the one that checks."""
 NOT_REPORTING: Final = frozenset({"stale", "stopped", "failed"})
-"""Processes that say no more how their work goes on."""
+"""States of processes that no longer report progress."""
 COMPILING_ACTIVITY: Final = "compiles its decoder, once per machine"
 FAILED_STATES: Final = frozenset({"failed", "stale", "stopped", "needs_resync", REFUSED})
 _REASON: Final = re.compile(r"(CDC-\d{4}) (.*?)(?: → (.*))?", re.DOTALL)
@@ -65,9 +65,8 @@ class ProcessStatus:
     process: str
     pid: int | None
     state: str
-    """What it last reported; `stale` when that is too old, `missing` when it never reported.
-
-    `copied` is a reader that was there for the copy alone, and has ended."""
+    """The last reported state; `stale` if the report is too old, `missing` if there is none. `copied` is a reader that
+    ran for the copy only and has ended."""
     age_seconds: float | None
     """Since its last report."""
     error: Mapping[str, Any] | None
@@ -84,43 +83,43 @@ class SourceStatus:
     """Log rows since the reader started."""
     slot_retained_bytes: float | None
     observed: SourceObservation | None = None
-    """What the server process saw at the source itself; null while it has not asked."""
+    """What the server process observed at the source; null before its first query."""
     slot_seconds_left: float | None = None
-    """Until the slot is lost, at the present rate of WAL; null without a limit."""
+    """Seconds until the slot is lost, at the present rate of WAL; null without a limit."""
     slot_forecast: str | None = None
-    """What the server keeps for the slot and what is left, as a sentence."""
+    """Retained WAL of the slot and what is left, as a sentence."""
     activity: str | None = None
-    """What the reader does instead of reading; null while it reads."""
+    """What the reader does before it reads; null while it reads."""
     stalled_seconds: float | None = None
-    """How long nothing was confirmed although there is WAL; null while it moves. The lag is old then."""
+    """Seconds for which nothing was confirmed although there is WAL; null otherwise. The lag is outdated then."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """log → one sink."""
+    """Log → one sink."""
 
     name: str
     state: str
     reason: str | None
-    """Why it does not go on, or what slows it down."""
+    """Why it does not continue, or why it is slow."""
     position: str | None
     committed_at: str | None
-    """Of the last transaction that the sink shows, ISO 8601 UTC."""
+    """Commit time of the last transaction in the sink, ISO 8601 UTC."""
     lag_seconds: float | None
     lag_bytes: float | None
     rows: float
     """Folded rows merged since apply started."""
     stalled_seconds: float | None = None
-    """How long it has shown nothing new although the log has more; null while it moves. Its lag is old then."""
+    """Seconds for which it published nothing although the log has more; null otherwise. Its lag is outdated then."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """One pipeline at one moment."""
+    """One pipeline at one time."""
 
     name: str
     state: str
-    """running | degraded (it works, something in it does not) | down (reader or apply does not work)."""
+    """running | degraded (it works, with problems) | down (reader or apply does not work)."""
     at: str
     processes: tuple[ProcessStatus, ...]
     source: SourceStatus
@@ -128,13 +127,13 @@ class PipelineStatus:
     tables: tuple[TableStatus, ...]
     problems: tuple[Problem, ...] = field(default=())
     backfills: tuple[BackfillStatus, ...] = field(default=())
-    """On their way or lately ended, newest first."""
+    """Running or recently ended, newest first."""
     log: LogStatus | None = None
-    """As it was last looked at; null while nobody has."""
+    """The last status of the log; null before the first sample."""
     verified: tuple[VerifiedStatus, ...] = field(default=())
-    """Tables of sinks that were ever compared with the source."""
+    """Tables of sinks that were compared with the source at least once."""
     load: MachineLoad | None = None
-    """What the processes take of this machine; null where nobody knows."""
+    """Processor time of the pipeline's processes; null where it is unknown."""
 
     @property
     def lag_reason(self) -> str | None:
@@ -152,25 +151,25 @@ def pipeline_status(
 ) -> PipelineStatus:
     """The status of one pipeline; raises CatalogUnavailable.
 
-    log: what was seen of its log. file: its definition, for commands that can be copied.
+    log: the last status of its log. file: its definition, for commands in remedies.
     """
     reports = {report.process: report for report in catalog.processes.ls(name)}
     processes = tuple(
         _process(p, reports.get(p), now) for p in [*REQUIRED_PROCESSES, *sorted(set(reports) - set(REQUIRED_PROCESSES))]
     )
     silence = {p.process: p.age_seconds if p.state in NOT_REPORTING and p.age_seconds else 0.0 for p in processes}
-    figures = {process: ReportedMetrics(report.figures) for process, report in reports.items()}
-    source = _source(figures.get("reader", ReportedMetrics(())), silence["reader"])
-    durable = figures.get("reader", ReportedMetrics(())).get(LOG_POSITION)
-    applied = figures.get("apply", ReportedMetrics(()))
+    reported = {process: ReportedMetrics(report.figures) for process, report in reports.items()}
+    source = _source(reported.get("reader", ReportedMetrics(())), silence["reader"])
+    durable = reported.get("reader", ReportedMetrics(())).get(LOG_POSITION)
+    applied = reported.get("apply", ReportedMetrics(()))
     sinks = tuple(_sink(progress, applied, durable, silence["apply"]) for progress in catalog.sinks.ls(name))
     backfills = tuple(list_backfills(catalog, name))
     tables = table_statuses(catalog.tables.ls(name), backfills)
     log = None if log is None else _log(log, source, applied)
-    told = () if log is None else log.problems
+    log_problems = () if log is None else log.problems
     verified = verified_statuses(catalog.verified.ls(name))
     of_tables = (*_table_problems(tables), *mismatch_problems(verified))
-    found = (*_process_problems(processes), *told, *_sink_problems(sinks), *of_tables)
+    found = (*_process_problems(processes), *log_problems, *_sink_problems(sinks), *of_tables)
     problems = tuple(replace(problem, remedy=complete_remedy(problem.remedy, file=file)) for problem in found)
     return PipelineStatus(
         name=name,
@@ -188,16 +187,16 @@ def pipeline_status(
 
 
 class ReportedMetrics:
-    """The figures of one process as its report carries them: [[name, [label…], value]…]."""
+    """The metrics of one process as its report contains them: [[name, [label…], value]…]."""
 
-    def __init__(self, figures: Iterable[Any]) -> None:
-        # as they are: a position with its epoch is more than a float holds
+    def __init__(self, reported: Iterable[Any]) -> None:
+        # not converted: a float cannot represent a position with its epoch exactly
         self._values: dict[tuple[str, tuple[str, ...]], float] = {
-            (name, tuple(labels)): value for name, labels, value in figures
+            (name, tuple(labels)): value for name, labels, value in reported
         }
 
     def get(self, metric: Metric, *labels: str) -> float | None:
-        """The figure whose labels, after the pipeline, are these; None if it was not reported."""
+        """The value with these labels, after the pipeline's; None if it was not reported."""
         for (name, found), value in self._values.items():
             if name == metric.name and found[1:] == labels:
                 return value
@@ -205,7 +204,7 @@ class ReportedMetrics:
 
 
 def report_age(reported_at: datetime, now: datetime) -> float:
-    """Seconds since the report; a catalog without time zones holds UTC."""
+    """Seconds since the report; a catalog without time zones stores UTC."""
     if reported_at.tzinfo is None:
         reported_at = reported_at.replace(tzinfo=UTC)
     return max(0.0, (now - reported_at).total_seconds())
@@ -220,24 +219,24 @@ def _process(process: str, report: Any, now: datetime) -> ProcessStatus:
     return ProcessStatus(process, report.pid, state, age, report.error)
 
 
-def _source(figures: ReportedMetrics, silence: float) -> SourceStatus:
-    position = figures.get(LOG_POSITION)
+def _source(reported: ReportedMetrics, silence: float) -> SourceStatus:
+    position = reported.get(LOG_POSITION)
     return SourceStatus(
         position=None if position is None else str(Position(int(position))),
-        lag_seconds=_extrapolated_lag(figures.get(SOURCE_LAG_SECONDS), silence),
+        lag_seconds=_extrapolated_lag(reported.get(SOURCE_LAG_SECONDS), silence),
         lag_bytes=None,
-        rows=figures.get(CHANGES) or 0.0,
+        rows=reported.get(CHANGES) or 0.0,
         slot_retained_bytes=None,
-        activity=COMPILING_ACTIVITY if figures.get(COMPILING) and not silence else None,
+        activity=COMPILING_ACTIVITY if reported.get(COMPILING) and not silence else None,
     )
 
 
 def with_source(
     status: PipelineStatus, observed: SourceObservation | None, heartbeat: float, *, file: str | None = None
 ) -> PipelineStatus:
-    """The status with what was seen at the source: what a process reports of it stops when the process hangs.
+    """The status with the server's own observation of the source, which is correct even if the reader hangs.
 
-    heartbeat: seconds between two, for that long a healthy reader confirms nothing; 0: nobody sends any.
+    heartbeat: seconds between two heartbeats, for which a healthy reader confirms nothing; 0: no heartbeats.
     """
     if observed is None:
         return status
@@ -262,9 +261,9 @@ def with_source(
 
 
 def with_delays(status: PipelineStatus, durable: PositionHistory, now: float) -> PipelineStatus:
-    """The status with sinks whose lag is at least as long as the log has had something that they do not show.
+    """The status with the lag of each sink at least as long as the log has had changes that it does not show.
 
-    An apply process that reports and does nothing repeats the lag of its last batch.
+    An apply process that hangs but still reports repeats the lag of its last batch.
     """
     sinks = tuple(_delayed(sink, durable, now) for sink in status.sinks)
     return replace(status, sinks=sinks)
@@ -274,25 +273,25 @@ def _delayed(sink: SinkStatus, durable: PositionHistory, now: float) -> SinkStat
     if sink.position is None or sink.lag_seconds is None:
         return sink
     behind = durable.seconds_behind(int(Position.parse(sink.position)), now)
-    # below that the report is more exact: positions are looked at once a second
+    # below that the report is more exact: positions are sampled once a second
     if behind <= REPORT_MAX_AGE:
         return sink
     return replace(sink, lag_seconds=max(sink.lag_seconds, behind), stalled_seconds=behind)
 
 
 def _log(log: LogStatus, source: SourceStatus, applied: ReportedMetrics) -> LogStatus:
-    """What was seen of the log, with what apply says of its last compaction; none before the first copy is nothing."""
+    """The log status with what apply reported about its last compaction; no problem before the first copy."""
     if log.state is LogState.ABSENT and source.position is None:
         return replace(log, problems=())
     made = log.compaction
     if made is None or log.horizon is None or applied.get(LOG_HORIZON) != Position.parse(log.horizon):
         return log
     changes, seconds = applied.get(COMPACTION_CHANGES), applied.get(COMPACTION_SECONDS)
-    told = replace(made, changes=None if changes is None else int(changes), seconds=seconds)
-    return replace(log, compaction=told)
+    compaction = replace(made, changes=None if changes is None else int(changes), seconds=seconds)
+    return replace(log, compaction=compaction)
 
 
-def _sink(progress: Any, figures: ReportedMetrics, durable: float | None, silence: float) -> SinkStatus:
+def _sink(progress: Any, reported: ReportedMetrics, durable: float | None, silence: float) -> SinkStatus:
     behind = None if durable is None else wal_between(Position(progress.position), Position(int(durable)))
     return SinkStatus(
         name=progress.sink,
@@ -301,8 +300,8 @@ def _sink(progress: Any, figures: ReportedMetrics, durable: float | None, silenc
         position=str(Position(progress.position)),
         committed_at=None if progress.committed_at is None else progress.committed_at.isoformat(),
         lag_seconds=_extrapolated_lag(progress.lag_seconds, silence),
-        lag_bytes=figures.get(SINK_LAG_BYTES, progress.sink) if durable is None else behind,
-        rows=figures.get(APPLY_ROWS, progress.sink) or 0.0,
+        lag_bytes=reported.get(SINK_LAG_BYTES, progress.sink) if durable is None else behind,
+        rows=reported.get(APPLY_ROWS, progress.sink) or 0.0,
     )
 
 
@@ -325,7 +324,7 @@ def _process_problems(processes: Iterable[ProcessStatus]) -> Iterable[Problem]:
             yield Problem(p.process, code, str(p.error.get("message", p.state)), str(remedy))
         elif p.state == "stale":
             message = f"no report for {p.age_seconds:.0f} s" if p.age_seconds is not None else "no report"
-            yield Problem(p.process, None, message, "start it with 'cdc run', or read why it hangs in its log")
+            yield Problem(p.process, None, message, "start it with 'cdc run', or read in its log why it hangs")
         elif p.state in {"missing", "stopped", "failed"}:
             yield Problem(p.process, None, f"the process is {p.state}", "start it with 'cdc run'")
 
@@ -333,9 +332,7 @@ def _process_problems(processes: Iterable[ProcessStatus]) -> Iterable[Problem]:
 def _sink_problems(sinks: Iterable[SinkStatus]) -> Iterable[Problem]:
     for s in sinks:
         if s.state == "failed":
-            yield _problem_from_reason(
-                f"sink {s.name}", s.reason or s.state, "read the log of apply; the sink tries again by itself"
-            )
+            yield _problem_from_reason(f"sink {s.name}", s.reason or s.state, "read the log of apply; the sink retries")
 
 
 def _table_problems(tables: Iterable[TableStatus]) -> Iterable[Problem]:

@@ -1,16 +1,16 @@
-"""Supervisor: the processes of a pipeline as children of one, started again when they fall.
+"""Supervisor: runs the processes of a pipeline as children of one process, and restarts them when they fail.
 
-A child that ends is started again after a wait that grows (0.5 s, doubling, at most 30 s, with jitter)
-and is forgotten after a minute of health. Exit status 2 (the definition is wrong) ends everything: no
-restart repairs it. Status 3 (the surroundings) is tried again, but never hot: it begins at 5 s. After status 5 (stopped
-for good) a child is started every five minutes, and at once when a person has acted: the definition or the audit
-changed, or SIGUSR1 came.
+A child that exits is restarted after a pause that grows (0.5 s, doubled, at most 30 s, with jitter). Its failures are
+forgotten after a minute of health. Exit status 2 (wrong definition) ends everything, because a restart cannot help.
+After status 3 (wrong environment) the pauses begin at 5 s. After status 5 (stopped for good) a child is restarted every
+five minutes, and at once when an operator acts: the definition or the audit changed, or SIGUSR1 arrived.
 
-A child that may end is done when it ends with 0 without being asked; when all are done, so is the supervisor.
+A child with `may_end` is done when it exits with 0 without being asked. When all children are done, the supervisor
+ends.
 
-Stopping is SIGTERM to the children one after the other, in the order they were given (who reads the
-log before who writes it), each with a deadline, then SIGKILL. A second signal kills at once. On Linux
-the kernel ends the children when the supervisor dies, so that kill -9 of it leaves none.
+To stop, it sends SIGTERM to the children one after the other in the given order, readers of the log before its writer.
+Each has a deadline, then gets SIGKILL. A second signal kills at once. On Linux the kernel ends the children when the
+supervisor dies, so that `kill -9` leaves none.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from cdc.back_off import BackOff
 from cdc.errors import ChildFailed, ExitCode
 
 HEALTHY_AFTER: Final = 60.0
-"""Seconds of life after which an earlier fall is forgotten."""
+"""Seconds of life after which earlier failures are forgotten."""
 DEADLINE: Final = 20.0
-"""Seconds a child has to finish its batch after SIGTERM; a batch takes up to 10."""
+"""Seconds that a child has to finish its batch after SIGTERM; a batch takes up to 10."""
 ENVIRONMENT_WAIT: Final = 5.0
-"""Seconds before the next try when the surroundings do not allow it: a person has to act first."""
+"""Seconds before the next start when the environment is wrong: an operator has to act first."""
 HALTED_WAIT: Final = 300.0
-"""Seconds before the next try after a child stopped for good: its cause may be repaired where nobody sees it here."""
+"""Seconds before the next start of a child that stopped for good; its cause may be fixed elsewhere."""
 POLL: Final = 0.05
-"""Seconds between looks at a child that is ending."""
+"""Seconds between two checks of a child that is ending."""
 INTERRUPTED: Final = 130
 RETRY_HINT: Final = "or at once after a change of the definition, a cdc command that changes something, or kill -USR1"
 _PR_SET_PDEATHSIG: Final = 1
@@ -55,12 +55,12 @@ class Child:
     name: str
     command: tuple[str, ...]
     may_end: bool = False
-    """Whether exit status 0 is its end, after which it is not started again."""
+    """Whether exit status 0 means that it is done and is not restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a fallen child is started again; seconds."""
+    """When a failed child is restarted; values are seconds."""
 
     first: float = 0.5
     most: float = 30.0
@@ -70,7 +70,7 @@ class RestartPolicy:
     halted: float = HALTED_WAIT
 
     def wait(self, failures: int, exit_code: int) -> float:
-        """Seconds before the next start after so many failures in a row, the newest with this status."""
+        """Seconds before the next start after that many failures in a row, the last with this exit status."""
         if exit_code == ExitCode.HALTED:
             return self.halted
         pause = BackOff(self.first, self.most, self.jitter).seconds(failures)
@@ -80,18 +80,18 @@ class RestartPolicy:
 
 
 class Triggers(Protocol):
-    """Shows whether a person acted since a child was started; neither waits for anything."""
+    """Signs that an operator acted since a child was started; neither method blocks."""
 
     def definition_digest(self) -> str:
-        """A digest of the definition as it is now."""
+        """A digest of the present definition."""
 
     def last_change(self) -> float | None:
-        """When somebody last changed something by a command, as time.time(), as far as that is known."""
+        """When a command last changed something, as time.time(); None if unknown."""
 
 
 @dataclass(slots=True)
 class _ChildState:
-    """A child and the state of its current life."""
+    """A child and the state of its present process."""
 
     spec: Child
     process: subprocess.Popen[bytes] | None = None
@@ -101,14 +101,14 @@ class _ChildState:
     done: bool = False
     halted: bool = False
     definition: str = ""
-    """As the child found it."""
+    """Digest of the definition when the child was started."""
     began: float = 0.0
-    """When it was started, as time.time()."""
+    """Start time as time.time()."""
     reader: Thread | None = field(default=None, repr=False)
 
 
 class Supervisor:
-    """Runs children until a signal, `stop()`, or a failure that no restart mends."""
+    """Runs children until a signal, `stop()`, or a failure that no restart can fix."""
 
     def __init__(
         self,
@@ -125,12 +125,12 @@ class Supervisor:
         self._retry = Event()
         self._signals: SimpleQueue[int] = SimpleQueue()
         self.restarts: dict[str, int] = {child.name: 0 for child in children}
-        """How often each child was started again."""
+        """Number of restarts by child."""
 
     def run(self) -> int:
-        """Start every child and keep it running; returns 0, or 130 when a second signal cut the stop short.
+        """Start every child and keep it running; returns 0, or 130 if a second signal cut the stop short.
 
-        Raises ChildFailed when a child ended with exit status 2. No child is left when this returns or raises.
+        Raises ChildFailed when a child exits with status 2. No child is left when this returns or raises.
         """
         forced = False
         try:
@@ -141,15 +141,15 @@ class Supervisor:
         return INTERRUPTED if forced else ExitCode.OK.value
 
     def stop(self) -> None:
-        """Ask run to end; safe from any thread and from a signal handler."""
+        """Ask `run` to end; safe from any thread and from a signal handler."""
         self._signals.put(signal.SIGTERM)
 
     def retry(self) -> None:
-        """Start children that stopped for good again, now; safe from any thread and from a signal handler."""
+        """Restart children that stopped for good now; safe from any thread and from a signal handler."""
         self._retry.set()
 
     def handle_signals(self) -> None:
-        """Let SIGTERM and SIGINT end run, and SIGUSR1 retry; only in the main thread."""
+        """Let SIGTERM and SIGINT end `run`, and SIGUSR1 call `retry`; only in the main thread."""
 
         def on_signal(number: int, _: FrameType | None) -> None:
             self._signals.put(number)
@@ -159,12 +159,12 @@ class Supervisor:
         signal.signal(signal.SIGINT, on_signal)
 
     def _step(self) -> float:
-        """Look after every child once; returns the seconds until something is due."""
+        """Check every child once; returns the seconds until the next check."""
         retry = self._retry.is_set()
         self._retry.clear()
         for child in self._children:
             if child.halted and (retry or self._has_changed(child)):
-                self._print(child.spec.name, "starting again: somebody acted")
+                self._print(child.spec.name, "restarting: an operator acted")
                 child.start_at = 0.0
             self._check_child(child)
         waiting = [p.start_at - time.monotonic() for p in self._children if p.process is None and not p.done]
@@ -188,7 +188,7 @@ class Supervisor:
             self._handle_exit(child, code, now)
 
     def _has_changed(self, child: _ChildState) -> bool:
-        """Whether a person did something since a child that stopped for good was started."""
+        """Whether an operator acted since a child that stopped for good was started."""
         if self._triggers is None:
             return False
         newest = self._triggers.last_change()
@@ -204,7 +204,7 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # a group of its own: the terminal's ^C reaches us alone, and we stop children in order
+            # its own process group: the terminal's ^C reaches only the supervisor, which stops children in order
             start_new_session=True,
             preexec_fn=die_with_parent(),  # noqa: PLW1509 - one prctl call, no locks taken
         )
@@ -216,7 +216,7 @@ class Supervisor:
         _join_output_thread(child)
         child.process = None
         if code == ExitCode.USAGE:
-            raise ChildFailed(f"{child.spec.name!r} ended with exit status {code}: starting it again cannot help")
+            raise ChildFailed(f"{child.spec.name!r} ended with exit status {code}: a restart cannot help")
         if child.spec.may_end and code == ExitCode.OK:
             child.done = True
             self._print(child.spec.name, "is done")
@@ -227,10 +227,10 @@ class Supervisor:
         ended = f"signal {-code}" if code < 0 else f"status {code}"
         child.halted = code == ExitCode.HALTED
         sooner = f", {RETRY_HINT} {os.getpid()}" if child.halted else ""
-        self._print(child.spec.name, f"ended with {ended}; starting again in {wait:.1f} s{sooner}")
+        self._print(child.spec.name, f"ended with {ended}; restarting in {wait:.1f} s{sooner}")
 
     def _end(self) -> bool:
-        """Stop children in order; True when a second signal cut it short."""
+        """Stop the children in order; True if a second signal cut it short."""
         forced = False
         for child in self._children:
             if child.process is None:
@@ -242,13 +242,13 @@ class Supervisor:
                 self._print(child.spec.name, "killed: it did not end in time")
                 kill_group(child.process)
             child.process.wait()
-            # grandchildren (a JVM, workers) go with the group
+            # grandchildren (a JVM, workers) are in the group
             kill_group(child.process)
             _join_output_thread(child)
         return forced
 
     def _wait_for_exit(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait for the end of a child up to the deadline; True when a signal came meanwhile."""
+        """Wait for a child up to the deadline; True if a signal arrived meanwhile."""
         limit = time.monotonic() + self._policy.deadline
         while time.monotonic() < limit and process.poll() is None:
             if self._wait_for_stop(POLL):
@@ -261,9 +261,9 @@ class Supervisor:
 
 
 def pipeline_children(config: str, only: Sequence[str] = (), *, copies_only: bool = False) -> list[Child]:
-    """The processes of one pipeline in stopping order; `only` keeps the named ones.
+    """The processes of one pipeline in stopping order; `only` selects by name.
 
-    copies_only: whether the reader ends by itself when everything is copied.
+    copies_only: whether the reader exits when everything is copied.
     """
     python = sys.executable
     every = [
@@ -281,18 +281,18 @@ def _print_line(name: str, line: str) -> None:
 
 def _join_output_thread(child: _ChildState) -> None:
     if child.reader is not None:
-        # a grandchild may hold the pipe open: what it says later is not waited for
+        # a grandchild may keep the pipe open, so do not wait for its end
         child.reader.join(timeout=1.0)
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:
-    """End what a child of its own session left behind."""
+    """Kill what is left of a child's process group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """For preexec_fn: let the kernel end the child when the thread that starts it ends; None where it cannot."""
+    """For preexec_fn: let the kernel end the child with the thread that starts it; None if not on Linux."""
     libc, parent = _LIBC, os.getpid()
     if libc is None:
         return None

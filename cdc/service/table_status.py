@@ -1,4 +1,4 @@
-"""Tables of a pipeline, one line each: what the log knows of them beside what the catalog shows."""
+"""Tables of a pipeline, one line each, from the log's schemas and the catalog's statuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATES: Final = {state: state.value for state in TableState} | {
     TableState.LIVE: "streaming",
     TableState.SNAPSHOTTING: "queued",
 }
-"""What a mark of the log means while nobody has reported more; it is newer than a report that says streaming."""
+"""State for each of the log's table states; the log is newer than a report that says streaming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +38,19 @@ class TableLine:
 
     topic: str
     relation: int | None
-    """The log's number of it; None if the log does not know it."""
+    """The log's number of the table; None if the log does not have it."""
     state: str
     """At the source, as in TableStatus."""
     reason: str | None
     rows: int
-    """Copied."""
+    """Rows copied."""
     progress: CopyProgress | None
-    """Of the copy that is on its way."""
+    """Progress of a running copy."""
     sinks: tuple[TableInSink, ...]
 
 
 def table_lines(status: PipelineStatus, log: str | Root) -> list[TableLine]:
-    """Every table that log or catalog know, by topic; of a name that was used again, the table of now."""
+    """Every table of log or catalog by topic; of a reused name, the present table."""
     known = tables_by_topic(log)
     shown: dict[str, dict[str, TableStatus]] = {topic: {} for topic in known}
     for table in status.tables:
@@ -59,7 +59,7 @@ def table_lines(status: PipelineStatus, log: str | Root) -> list[TableLine]:
 
 
 def tables_by_topic(log: str | Root) -> dict[str, TableSchema]:
-    """Topic → the table of that name in the log, a dropped one only if no other has the name; empty without a log."""
+    """Topic → its table in the log, a dropped one only if no other has the name; empty without a log."""
     try:
         schemas = LogReader(log).schemas().values()
     except LogError:

@@ -1,4 +1,4 @@
-"""Inspected: one transaction of the log for who asks over the API; what rows hold is for the command line alone."""
+"""One transaction of the log for the API, without row values: only the command line prints those."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from cdc.service.log_status import Transaction
 
 _NOT_READ: Final = {"before": None, "after": None, "partial": False}
 _NOWHERE: Final = SourceBlock("", "", "")
-"""Only Debezium's format says where a row is from."""
+"""A source block without content: only Debezium's format prints one."""
 
 
 def transaction(log: LogReader, text: str, most: int) -> Transaction:
-    """The one at a position, with its first rows, so many at most.
+    """The transaction at a position, with at most its first `most` rows.
 
-    Raises MalformedPosition, and UnknownName if there is none, or none any more.
+    Raises MalformedPosition, and UnknownName if there is no such transaction or it is trimmed.
     """
     position = Position.parse(text)
     if position <= log.oldest:
         raise UnknownName(
-            f"the log holds no single changes up to {log.oldest!s}, only what they come to",
-            remedy="ask for a position behind that one",
+            f"changes up to {log.oldest!s} are trimmed; only their compacted state is left",
+            remedy="name a later position",
         )
     found, count = outline(log, position, most)
     if not count:
-        raise UnknownName(f"no rows at position {text!r}", remedy="'cdc tail' prints positions that have rows")
+        raise UnknownName(f"no rows at position {text!r}", remedy="run 'cdc tail' for positions that have rows")
     rows: list[dict[str, Any]] = [row | _NOT_READ for row in found.to_pylist()]
-    told = messages(rows, SchemaInForce(log.schemas(position)), MessageFormat.CDC, _NOWHERE)
-    return Transaction(position=str(position), rows=count, changes=[message for _, message in told])
+    shown = messages(rows, SchemaInForce(log.schemas(position)), MessageFormat.CDC, _NOWHERE)
+    return Transaction(position=str(position), rows=count, changes=[message for _, message in shown])

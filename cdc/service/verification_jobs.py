@@ -1,4 +1,4 @@
-"""Verifications: sinks held against the source, or the log, in a child of the server, one at a time."""
+"""Verifications started over the API: one child process of the server at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdc.service.background_jobs import BackgroundJobs, JobOutcome, outcome_fiel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRequest:
-    """What was asked for; the words are those of `cdc verify`."""
+    """A requested verification, in the terms of `cdc verify`."""
 
     tables: tuple[str, ...] = ()
     sinks: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyStatus(JobOutcome):
-    """One run, on its way or ended."""
+    """One verification, running or ended."""
 
     id: int
     state: str
@@ -34,22 +34,22 @@ class VerifyStatus(JobOutcome):
 
 
 class VerificationJobs:
-    """Those of one pipeline; may be called from any thread."""
+    """The verifications of one pipeline; safe to call from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, definition: Path | None) -> None:
         self.jobs = BackgroundJobs(catalog, pipeline, VERIFY, definition)
 
     def start(self, request: VerifyRequest, actor: str) -> VerifyStatus:
-        """Start one; raises StateConflict as Errands.begin."""
+        """Start a verification; raises StateConflict as BackgroundJobs.start does."""
         return verify_status(self.jobs.start(asdict(request), _arguments(request), actor))
 
     def last(self) -> VerifyStatus | None:
-        """The newest that was asked for over the API."""
+        """The newest verification that was started over the API."""
         return next(map(verify_status, self.jobs.newest(1)), None)
 
 
 def verify_status(command: Command) -> VerifyStatus:
-    """What a command of kind VERIFY says."""
+    """The status that a command of kind VERIFY contains."""
     payload = command.payload
     request = VerifyRequest(
         tables=tuple(payload["tables"]),

@@ -1,4 +1,4 @@
-"""Proven: through when each table of each sink is known to equal the source, as status, page and metrics tell it."""
+"""Verification status: up to when each table of each sink is known to equal the source."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedStatus:
-    """What verify found of one table in one sink; times are ISO 8601."""
+    """The verification result of one table in one sink; times are ISO 8601."""
 
     sink: str
     topic: str
     verified_through: str | None
-    """Every row was compared with the source as it was then, or later; None until all were."""
+    """Every row was compared with the source as of this time or later; None until all were."""
     position: str | None
-    """The lowest at which one was."""
+    """Lowest position at which a row was compared."""
     equal_at: str | None
-    """When a comparison of all rows last found nothing."""
+    """When a comparison of all rows last found no difference."""
     mismatched: int
     """Rows that differed when they were last compared."""
     rows: int
     ranges: int
-    """Compared in the newest pass."""
+    """Key ranges compared in the newest pass."""
     ended: bool
-    """Whether that pass is done."""
+    """Whether that pass is complete."""
 
 
 def verified_statuses(tables: Iterable[VerifiedTable]) -> tuple[VerifiedStatus, ...]:
-    """Every table that was ever compared."""
+    """The status of every table that was compared at least once."""
     return tuple(
         VerifiedStatus(
             sink=table.sink,
             topic=table.topic,
-            verified_through=_moment(table.through),
+            verified_through=_iso(table.through),
             position=None if table.position is None else str(Position(table.position)),
-            equal_at=_moment(table.equal_at),
+            equal_at=_iso(table.equal_at),
             mismatched=table.mismatched,
             rows=table.rows,
             ranges=table.ranges,
@@ -56,7 +56,7 @@ def verified_statuses(tables: Iterable[VerifiedTable]) -> tuple[VerifiedStatus, 
 
 
 def mismatch_problems(tables: Iterable[VerifiedStatus]) -> Iterable[Problem]:
-    """Of every table that was found to differ and has not been found equal since."""
+    """A problem for every table that differed and has not been equal since."""
     for table in tables:
         if table.mismatched:
             subject = f"table {table.topic} in {table.sink}"
@@ -64,5 +64,5 @@ def mismatch_problems(tables: Iterable[VerifiedStatus]) -> Iterable[Problem]:
             yield Problem(subject, VerifyMismatch.code, message, VerifyMismatch.remedy)
 
 
-def _moment(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()

@@ -224,7 +224,7 @@ def test_gc_removes_a_file_that_belongs_to_nobody(capsys: pytest.CaptureFixture[
 
 
 def test_a_log_of_this_format_is_not_migrated(capsys: pytest.CaptureFixture[str], whole: Path) -> None:
-    assert run(capsys, "migrate", "log", "-c", whole).output == "✓ the log is already of format 2\n"
+    assert run(capsys, "migrate", "log", "-c", whole).output == "✓ the log already has format 2\n"
 
 
 @pytest.mark.parametrize("options", [[], ["-n", "0"], ["--since", "2030-01-01"], ["-f"]])

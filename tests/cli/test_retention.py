@@ -52,7 +52,7 @@ def test_ls_shows_runs_horizon_floor_and_oldest(capsys: pytest.CaptureFixture[st
     people = run(capsys, "log", "ls", "-c", folder.path).output
     assert "compacted up to 0/AA" in people
     assert "every change above 0/96 is still a single change" in people
-    assert "deletes up to 0/78 are forgotten" in people
+    assert "tombstones up to 0/78 are removed" in people
 
 
 def test_gc_says_what_may_go_and_a_dry_run_touches_nothing(capsys: pytest.CaptureFixture[str], folder: Folder) -> None:

@@ -45,7 +45,7 @@ def outcomes(capsys: pytest.CaptureFixture[str], held: Captured) -> dict[str, tu
     """Exit status of each command, and whether it says that the slot will be lost."""
     commands = {"status": ("status", "--exit-code"), "doctor": ("doctor",), "slots ls": ("slots", "ls")}
     found = {name: run(capsys, *command, "-c", held.path) for name, command in commands.items()}
-    said = {name: f"the server keeps {one.output.partition('the server keeps ')[2]}" for name, one in found.items()}
+    said = {name: f"the server retains {one.output.partition('the server retains ')[2]}" for name, one in found.items()}
     return {
         name: (one.status, "MB are left" in said[name] and "then the slot is lost" in said[name])
         for name, one in found.items()

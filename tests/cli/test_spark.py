@@ -226,7 +226,7 @@ def test_the_bundle_is_the_golden_one(shop: Path, capsys: pytest.CaptureFixture[
         (("k8s", "--claim", "l=/mnt", "replay", "lake", "--into", "new"), ("", ""), "--into is a directory of this"),
         (("k8s",), ("", ""), "the path of sink 'lake' is a directory of this machine"),
         (("k8s", "--claim", "lake"), ("", ""), "--claim 'lake': expected NAME=/PATH"),
-        (("k8s", "--claim", "l=/mnt", "--schedule", "@hourly"), ("", ""), "a run that is started by a schedule"),
+        (("k8s", "--claim", "l=/mnt", "--schedule", "@hourly"), ("", ""), "a scheduled run must end"),
         (("k8s", "--claim", "l=/mnt"), ("${CATALOG_URL}", "sqlite:////srv/c.db"), "catalog.url is a file of this"),
         (("k8s", "--claim", "l=/mnt"), ("${CATALOG_URL}", "postgresql://c:x@h/c"), "catalog.url holds a password"),
         (("k8s", "--claim", "l=/mnt"), ("${SHOP_DSN}", "postgresql://u:x@${S3_KEY}/d"), "source.dsn holds a password"),

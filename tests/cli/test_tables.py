@@ -24,7 +24,7 @@ from tests.fixtures.postgres import run_sql
 from tests.snapshot.reader_with_backfills import Running
 from tests.snapshot.test_skip import lose_changes
 
-LATER = "does not run now"
+LATER = "no reader is running"
 
 
 @pytest.fixture(name="held")

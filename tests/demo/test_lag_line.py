@@ -30,11 +30,11 @@ def test_sinks_that_move_have_their_lag() -> None:
 
 def test_a_sink_that_shows_nothing_new_for_seconds_has_no_figure_but_that() -> None:
     late = replace(HEALTHY, lag={LAKE: 30.66, SEARCH: 0.41}, stalled={"": 0.1, LAKE: 26.0, SEARCH: 0.3})
-    assert lag_line(late, BOTH) == "log 0.05 s · search 0.41 s · delta no figure for 26 s"
+    assert lag_line(late, BOTH) == "log 0.05 s · search 0.41 s · delta no new value for 26 s"
 
 
 def test_a_log_that_gets_nothing_new_has_no_figure_but_that() -> None:
-    assert lag_line(replace(HEALTHY, stalled={"": 12.0}), ()) == "log no figure for 12 s"
+    assert lag_line(replace(HEALTHY, stalled={"": 12.0}), ()) == "log no new value for 12 s"
 
 
 def test_while_the_reader_compiles_its_time_is_no_lag() -> None:
@@ -55,5 +55,5 @@ def test_a_sink_that_can_do_nothing_without_spark_says_so(snapshot: PipelineSnap
 
 
 def test_a_lag_that_this_machine_is_the_reason_of_is_shown_with_it() -> None:
-    slow = "this machine is too slow for this rate: the pipeline takes 1.8 of 2 cores"
+    slow = "this machine is too slow for this rate: the pipeline uses 1.8 of 2 cores"
     assert lag_line(replace(HEALTHY, slow=slow), BOTH).endswith(f"delta 0.72 s     {slow}")

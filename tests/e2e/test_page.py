@@ -194,7 +194,7 @@ def test_a_cancel_is_asked_for_twice(page: Page, copy: int, catalog: Catalog) ->
     page.once("dialog", lambda dialog: dialog.accept())
     cancel.click()
     until(lambda: catalog.commands.pending(NAME, BackfillAction.CANCEL.kind), "the cancel to be posted")
-    assert asked == [f"Cancel copy {copy}? What was placed stays."]
+    assert asked == [f"Cancel copy {copy}? Rows that it already sent stay."]
     assert len(catalog.commands.ls(NAME, BackfillAction.CANCEL.kind)) == 1
 
 
@@ -302,12 +302,17 @@ def test_the_page_shows_what_the_log_keeps_and_who_reads_it(kept: Page, folder: 
     folder.consumer("lake", 190)
     folder.consumer("late", 110, age=3)
     log = kept.locator("#log")
-    for words in ("10 rows in 5 segments", "3 rows in 1 run", "on the disk for who still reads them", "3 rows written"):
+    for words in (
+        "10 rows in 5 segments",
+        "3 rows in 1 run",
+        "on disk for readers of older versions",
+        "3 rows written",
+    ):
         expect(log).to_contain_text(words)
     assert [mark.inner_text() for mark in log.locator(".reach dd").all()] == ["0/78", "0/96", "0/AA", "0/C8"]
     expect(log.get_by_role("img")).to_have_count(1)
     expect(log.get_by_role("row", name="lake")).to_contain_text("10 B, 0.00 s")
-    expect(log.get_by_role("row", name="late")).to_contain_text("has to be built anew")
+    expect(log.get_by_role("row", name="late")).to_contain_text("must be rebuilt")
     expect(kept.locator("#problems")).to_contain_text("cdc consumers forget late -c FILE")
     kept.set_viewport_size({"width": 390, "height": 844})
     assert kept.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

@@ -88,7 +88,7 @@ def test_a_replay_that_was_killed_runs_until_its_lease_has_run_out(ground: Groun
     lease = newest(catalog).payload[JOB_LEASE]
     catalog.leases.release(lease, str(catalog.leases.holder(lease)))
     told = last(catalog)
-    assert (told.state, told.summary) == ("failed", "its job ended and said nothing")
+    assert (told.state, told.summary) == ("failed", "its cluster job ended without a result")
 
 
 def test_a_compaction_folds_what_is_cold(ground: Ground) -> None:

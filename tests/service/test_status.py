@@ -198,7 +198,7 @@ def test_the_page_shows_no_lag_that_was_measured_before_a_stall(catalog: Catalog
         sinks = tuple(replace(sink, lag_seconds=30.66, reason=reason) for sink in reported.sinks)
         status = with_delays(replace(reported, sinks=sinks), log, 1000.0)
         shown[reason] = render(status, SURROUNDINGS, {"rates": {}, "lags": {}})["flow"]
-    assert "no figure for 26 s" in shown[None]
+    assert "no new value for 26 s" in shown[None]
     assert AWAITS_SPARK in shown[AWAITS_SPARK]
     assert all("lag</span>" not in flow.partition("branches")[2] for flow in shown.values())
 
@@ -209,7 +209,7 @@ def test_the_page_says_when_this_machine_is_the_reason_of_a_lag(catalog: Catalog
     late = tuple(replace(sink, lag_seconds=1.8) for sink in reported.sinks)
     status = replace(reported, sinks=late, load=MachineLoad(2.0, 1.83, 1.0))
     assert (
-        "too slow for this rate: the pipeline takes 1.8 of 2 cores"
+        "too slow for this rate: the pipeline uses 1.8 of 2 cores"
         in render(status, SURROUNDINGS, {"rates": {}, "lags": {}})["totals"]
     )
 

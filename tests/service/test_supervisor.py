@@ -75,7 +75,7 @@ def test_a_falling_child_is_started_again_and_again() -> None:
     with running(supervisor):
         lines.wait(lambda line: line == "up", 3)
     assert supervisor.restarts["child"] >= 2
-    assert any(line.startswith("ended with status 1; starting again in") for _, line in lines.every)
+    assert any(line.startswith("ended with status 1; restarting in") for _, line in lines.every)
 
 
 def test_a_child_killed_by_a_signal_is_started_again() -> None:
@@ -116,7 +116,7 @@ def test_other_children_go_on_while_one_falls() -> None:
     steady = script(PATIENT + WAIT, "steady")
     with running(supervisor := Supervisor([fallen, steady], policy=QUICK, say=lines)):
         lines.wait(lambda line: line == "up")
-        lines.wait(lambda line: "starting again" in line, 2)
+        lines.wait(lambda line: "restarting" in line, 2)
     assert supervisor.restarts["steady"] == 0
 
 
@@ -127,7 +127,7 @@ def test_a_child_that_stopped_for_good_is_not_started_again_while_nobody_acts() 
     lines = Lines()
     fallen = script("raise SystemExit(1)", "fallen")
     with running(supervisor := Supervisor([HALTED, fallen], policy=QUICK, say=lines)):
-        lines.wait(lambda line: line.startswith("ended with status 5; starting again in 300.0 s, or at once"))
+        lines.wait(lambda line: line.startswith("ended with status 5; restarting in 300.0 s, or at once"))
         lines.wait(lambda line: line.startswith("ended with status 1"), 3)
     assert supervisor.restarts["halted"] == 0
 

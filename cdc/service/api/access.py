@@ -1,11 +1,11 @@
-"""Access: which requests the API and the page answer, and which of them may change something.
+"""Access control: which requests the API and the page answer, and which of them may change something.
 
-With a token in the definition every request has to carry it, but for the three paths that probes and Prometheus read
-and the files that contain nothing of a pipeline. The token's file is read for every request, and for every event of a
-stream: a removed or changed token closes what it opened. Without a token the service is for this machine: it listens
-on a loopback address only (`ServiceUnprotected` otherwise), the Host header is one (a page of another site may let its
-own name point here), and for a change no other site is the Origin and the body is JSON (which no form of another site
-can send).
+With a token in the definition every request must carry it, except for the three paths of probes and Prometheus and the
+static files. The token's file is read for every request and for every event of a stream, so a removed or changed token
+closes the streams that it opened. Without a token the service is for this machine only: it listens on a loopback
+address (`ServiceUnprotected` otherwise), and the Host header must be one, because another site may point its own name
+here. For a change the Origin must not be another site and the body must be JSON, which no form of another site can
+send.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cdc.errors import CdcError, RequestRefused, Unauthorized
 
 READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PUBLIC_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/", "/docs")
-"""Probes, Prometheus, and the two pages: without the token they are empty and ask a person for it."""
+"""Probes, Prometheus, and the two pages, which are empty and ask for the token."""
 _STATIC_PREFIX: Final = "/static/"
-"""The pages' own files: the same for every pipeline."""
+"""Files of the pages, the same for every pipeline."""
 _SCHEME: Final = "bearer"
 
 
 class Access:
-    """Answers what may not be asked; everything else goes on to the app."""
+    """Middleware that refuses unauthorized requests and passes all others to the app."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -48,7 +48,7 @@ class Access:
         await JSONResponse(error.to_json(), status, headers)(scope, receive, send)
 
     def _recheck(self, scope: Scope, send: Send) -> Send:
-        """A send that ends a stream of events once the token of its request is no longer valid."""
+        """A send function that ends an event stream once the token of its request is no longer valid."""
         headers, has_ended = Headers(scope=scope), False
 
         async def checked(message: Message) -> None:
@@ -64,22 +64,22 @@ class Access:
 
 
 def refusal(scope: MutableMapping[str, Any], service: Service) -> CdcError | None:
-    """Why the request is not answered, None if it is."""
+    """The error with which a request is refused, None if it is allowed."""
     headers = Headers(scope=scope)
     if service.is_local and not is_loopback(_host_of(headers.get("host", ""))):
         return RequestRefused(f"the Host header {headers.get('host', '')!r} does not name this machine")
     if service.token is not None:
         return _without_token(scope["path"], headers, service)
-    return None if scope["method"] in READ_METHODS else _cross_site(headers, service)
+    return None if scope["method"] in READ_METHODS else _refuse_cross_site(headers, service)
 
 
 def may_change(service: Service) -> bool:
-    """Whether there is anybody who may change something over this service."""
+    """Whether any client may change something over this service."""
     return service.token is not None or service.is_local
 
 
 def has_token(headers: Headers, service: Service) -> bool:
-    """Whether the request carries the current token; takes the same time whatever it carries."""
+    """Whether the request carries the current token; the comparison takes constant time."""
     token = service.current_token()
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return (
@@ -96,17 +96,17 @@ def _without_token(path: str, headers: Headers, service: Service) -> CdcError | 
         return None
     if service.current_token() is None:
         return Unauthorized(
-            f"{path!r} wants the token of service.token, and its file contains none",
+            f"{path!r} needs the token of service.token, and its file contains none",
             remedy="write the token to the file that service.token names: at least 16 characters, mode 0600",
         )
     carried = "another token" if "authorization" in headers else "no token"
-    return Unauthorized(f"{path!r} wants the token of service.token, the request has {carried}")
+    return Unauthorized(f"{path!r} needs the token of service.token, and the request has {carried}")
 
 
-def _cross_site(headers: Headers, service: Service) -> CdcError | None:
+def _refuse_cross_site(headers: Headers, service: Service) -> CdcError | None:
     if not service.is_local:
         return RequestRefused(
-            f"nothing can be changed over {service.host!r} without a token",
+            f"a service on {service.host!r} without a token is read-only",
             remedy="set service.token in the definition, or let service.host be 127.0.0.1",
         )
     if (origin := headers.get("origin")) is not None and urlsplit(origin).netloc != headers.get("host"):
@@ -115,13 +115,13 @@ def _cross_site(headers: Headers, service: Service) -> CdcError | None:
     if kind != "application/json":
         return RequestRefused(
             f"expected a body of application/json, got {kind!r}",
-            remedy="send 'Content-Type: application/json', with {} where there is nothing to say",
+            remedy="send 'Content-Type: application/json', with {} as an empty body",
         )
     return None
 
 
 def _host_of(header: str) -> str:
-    """The name or address without port and brackets; empty for what is no host."""
+    """Host name or address without port and brackets; empty if the header is malformed."""
     try:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""The server's app: routes, the sampler behind them, and the headers that keep the page to itself."""
+"""The web application: routes, the status sampler behind them, and security headers."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from cdc.service.request_limits import BodyLimit
 from cdc.service.status import PipelineStatus, SinkStatus
 from cdc.service.verification_jobs import VerificationJobs
 
-# tells who reads the description where the token goes; Access is who asks for it
+# for the OpenAPI description only; Access checks the token
 _BEARER: Final = Security(HTTPBearer(auto_error=False, description="Where service.token is set."))
 SAMPLE_INTERVAL: Final = 1.0
-"""Seconds."""
+"""Seconds between two samples."""
 POLL_INTERVAL: Final = 0.1
-"""Seconds between looks for a new sample; bounds how late a page is and how long a stop waits for it."""
+"""Seconds between checks for a new sample; it bounds the delay of an event and of a stop."""
 MAX_STREAMS: Final = 64
-"""Event streams at the same time; each has a document of some KiB made for it every second."""
+"""Event streams that may be open at once; each needs a document of some KiB per second."""
 _POLICY: Final = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _DOCS_POLICY: Final = _POLICY.replace("img-src 'self'", "img-src 'self' data:")
-"""The style sheet of Swagger UI contains its icons."""
+"""The style sheet of Swagger UI contains inline icons."""
 _HEADERS: Final = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
@@ -68,9 +68,9 @@ def create_app(
     clock: Callable[[], datetime] = utc_now,
     file: Path | None = None,
 ) -> FastAPI:
-    """The app of one pipeline's server; what changes something is written to the catalog, for the reader to do.
+    """The app of one pipeline's server; a change is a command in the catalog, which the reader executes.
 
-    `file` is the definition's: children of the server need it.
+    file: the definition's path, which child processes need.
     """
     sampler = StatusSampler(catalog, definition, log_root, clock, file)
     replays = ReplayJobs(catalog, definition.name, file)
@@ -92,7 +92,7 @@ def create_app(
             await run_in_threadpool(verifications.jobs.stop)
             await run_in_threadpool(sampler.report_stopped)
 
-    # FastAPI's own documentation page loads scripts from another site: ours is among the pages
+    # FastAPI's own documentation page loads scripts from another site, so the page package has one
     app = FastAPI(title="cdc", lifespan=sampling, docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
     app.state.sampler = sampler
     app.mount("/static", StaticFiles(directory=str(files("cdc.service.page") / "static")), name="static")
@@ -115,7 +115,7 @@ def create_app(
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
-    """One pipeline in a list of them."""
+    """Name and state of one pipeline."""
 
     name: str
     state: str
@@ -123,12 +123,12 @@ class PipelineState:
 
 @dataclass(frozen=True, slots=True)
 class LiveStatus(PipelineStatus):
-    """A status with what the last minutes were like; an edge is `source`, or `sink:` and a name."""
+    """A status with rates and lags of the last minutes; an edge is `source`, or `sink:` and a name."""
 
     rates: Mapping[str, float] = field(default_factory=dict)
-    """By edge, rows per second."""
+    """Rows per second by edge."""
     lags: Mapping[str, list[float]] = field(default_factory=dict)
-    """By edge, seconds, oldest first."""
+    """Lags in seconds by edge, oldest first."""
 
 
 def _process_routes(sampler: StatusSampler) -> APIRouter:
@@ -136,12 +136,12 @@ def _process_routes(sampler: StatusSampler) -> APIRouter:
 
     @routes.get("/healthz")
     def healthz() -> dict[str, str]:
-        """The server answers; nothing else is body."""
+        """200 while the server answers; nothing else is checked."""
         return {"status": "ok"}
 
     @routes.get("/readyz")
     def readyz() -> JSONResponse:
-        """200 while reader and apply do their work, 503 with the state otherwise."""
+        """200 while reader and apply run, otherwise 503 with the state."""
         status = sampler.status()
         return JSONResponse({"status": status.state}, 503 if status.state == "down" else 200)
 
@@ -240,7 +240,7 @@ def _stream(sampler: StatusSampler, event: str, content: Callable[[], dict[str, 
 
 
 async def event_stream(sampler: StatusSampler, event: str, content: Callable[[], dict[str, Any]]) -> AsyncIterator[str]:
-    """One server-sent event per sample, the first at once; ends when the server does."""
+    """One server-sent event per sample, the first at once; ends when the server stops."""
     seen = -1
     sampler.streams += 1
     try:

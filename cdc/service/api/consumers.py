@@ -1,4 +1,4 @@
-"""Routes about who reads the log, as `cdc consumers`."""
+"""Routes about the consumers of the log, as `cdc consumers`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cdc.errors import UnknownName
 from cdc.service.api.copies import ACCEPTED, EmptyBody, PipelineApi, PipelinePath, actor_of
 from cdc.service.log_status import ConsumerLine
 
-ConsumerPath = Annotated[str, Path(description="Its UUID.")]
+ConsumerPath = Annotated[str, Path(description="UUID of the consumer.")]
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerForgotten:
-    """A consumer that the log is trimmed without."""
+    """A forgotten consumer: the log is trimmed without it."""
 
     uuid: str
     name: str
@@ -49,11 +49,14 @@ def consumer_routes(api: PipelineApi) -> APIRouter:
 def _forget(api: PipelineApi, uuid: str, actor: str) -> ConsumerForgotten:
     root, consumers = api.definition.log.root, import_module("cdc.log.consumers")
     known, broken = consumers.list_readable_consumers(root)
-    places = {consumer.uuid: (consumer.name, str(consumer.position)) for consumer in known}
-    places |= {broken_uuid: (broken_uuid, None) for broken_uuid in broken}
-    if uuid not in places:
-        raise UnknownName(f"no consumer of the log has the UUID {uuid!r}", remedy="GET the consumers for what there is")
-    name, position = places[uuid]
+    known_by_uuid = {consumer.uuid: (consumer.name, str(consumer.position)) for consumer in known}
+    known_by_uuid |= {broken_uuid: (broken_uuid, None) for broken_uuid in broken}
+    if uuid not in known_by_uuid:
+        raise UnknownName(
+            f"no consumer of the log has the UUID {uuid!r}",
+            remedy=f"GET /api/v1/pipelines/{api.definition.name}/consumers lists them",
+        )
+    name, position = known_by_uuid[uuid]
     consumers.forget(root, uuid)
     api.catalog.audit.write(actor, "consumers.forget", name, {"uuid": uuid, "position": position})
     return ConsumerForgotten(uuid, name)

@@ -1,7 +1,7 @@
-"""Routes about rows that are read or built again: backfills, resyncs, replays. Each has its command in `cdc`.
+"""Routes that copy or rebuild rows: backfills, resyncs, replays. Each has its command in `cdc`.
 
-What reads the log and the source is loaded when somebody first asks for something: it takes a second and 100 MB, and
-a server that only shows a pipeline needs neither.
+The code that reads the log and the source is loaded on the first such request: it takes a second and 100 MB, which a
+server that only shows a pipeline does not need.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from cdc.snapshot.backfill_progress import BackfillStatus, find_backfill, list_b
 from cdc.table import exact_glob
 
 ACCEPTED = 202
-"""It was taken on; the reader, or a child, does it."""
+"""The request is accepted; the reader, or a child process, does the work."""
 
 Text = Annotated[str, Field(min_length=1, max_length=10_000)]
-PipelinePath = Annotated[str, Path(description="As the definition names it.")]
-TablePath = Annotated[str, Path(description="`schema.table`, itself and no glob.")]
-SinkPath = Annotated[str, Path(description="As the definition names it.")]
-JobPath = Annotated[int, Path(description="Its number.", ge=0, lt=2**63)]
-EndedQuery = Annotated[int, Query(description="How many of those that ended.", ge=0, le=1000)]
+PipelinePath = Annotated[str, Path(description="Name of the pipeline in the definition.")]
+TablePath = Annotated[str, Path(description="Table as `schema.table`, not a glob.")]
+SinkPath = Annotated[str, Path(description="Name of the sink in the definition.")]
+JobPath = Annotated[int, Path(description="Number of the job.", ge=0, lt=2**63)]
+EndedQuery = Annotated[int, Query(description="Number of ended backfills to list at most.", ge=0, le=1000)]
 
 
 class RequestBody(BaseModel):
-    """What every body has in common: nothing that we do not know is taken."""
+    """Base of every body: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -44,62 +44,62 @@ class BackfillBody(RequestBody):
     tables: Annotated[list[Text], Field(min_length=1, max_length=1000)]
     """Globs of `schema.table`."""
     where: Text | None = None
-    """Rows for which this holds, in the source's SQL; it is run read-only."""
+    """SQL condition of the source; it runs in a read-only transaction."""
     first: list[str] | None = None
-    """The key to begin with, one text per column, included."""
+    """First key to read, one text per column, included."""
     last: list[str] | None = None
-    """The key to end with, included."""
+    """Last key to read, included."""
     keys: Annotated[list[list[str]], Field(max_length=backfill_state.KEYS)] | None = None
-    """Of one table, its rows with these keys, one text per column; keys without a row vanish from the sinks."""
+    """Keys to read in one table, one text per column; keys without a row are deleted from the sinks."""
     sink: str | None = None
-    """For this sink alone; the others write nothing for it."""
+    """Write the rows to this sink only."""
     rate: Annotated[int, Field(ge=1)] | None = None
-    """Rows per second at most."""
+    """Rows per second to read at most."""
 
 
 class ResyncBody(RequestBody):
-    """How to copy a whole table again."""
+    """Options of a full copy of a table."""
 
     rate: Annotated[int, Field(ge=1)] | None = None
-    """Rows per second at most."""
+    """Rows per second to read at most."""
 
 
 class EmptyBody(RequestBody):
-    """Nothing: `{}`."""
+    """An empty body: `{}`."""
 
 
 class ReplayBody(RequestBody):
-    """What to build anew from the log; a path of the server's to build it at is for the command line alone."""
+    """What to rebuild from the log; only the command line may choose another target path."""
 
     start: Text = Field(default="beginning", alias="from")
     """A position, an ISO 8601 time, or `beginning`."""
     end: Text = Field(default="latest", alias="to")
     """A position, an ISO 8601 time, or `latest`."""
     tables: Annotated[list[Text], Field(max_length=1000)] = []
-    """Only these, globs of `schema.table`; none is all."""
+    """Globs of `schema.table`; empty means all."""
     dry_run: bool = False
-    """Say rows, bytes and expected time, and do nothing."""
+    """Report rows, bytes and expected time, and change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkipRequest:
-    """A request to skip a table that was taken on."""
+    """An accepted request to skip a table."""
 
     id: int
-    """Of the command."""
+    """Number of the command."""
     table: str
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineApi:
-    """Where requests of one pipeline are taken on."""
+    """What the routes of one pipeline share: its catalog, definition and checks of names."""
 
     catalog: Catalog
     definition: Definition
     replays: ReplayJobs
 
     def check_pipeline(self, pipeline: str) -> None:
-        """Raise UnknownName for a pipeline that another server serves, or none."""
+        """Raise UnknownName for a pipeline that this server does not serve."""
         if pipeline != self.definition.name:
             raise UnknownName(
                 f"this server serves {self.definition.name!r}, not {pipeline!r}",
@@ -115,7 +115,7 @@ class PipelineApi:
             raise UnknownName(f"no sink is called {sink!r}", remedy=f"sinks of this pipeline: {listed}")
 
     def check_table(self, pipeline: str, table: str) -> None:
-        """Raise UnknownName for a table that the log does not know."""
+        """Raise UnknownName for a table that the log does not have."""
         self.check_pipeline(pipeline)
         if table not in import_module("cdc.service.table_status").tables_by_topic(self.definition.log.root):
             raise UnknownName(
@@ -123,18 +123,18 @@ class PipelineApi:
             )
 
     def request_backfill(self, request: backfill_state.BackfillRequest, actor: str) -> BackfillStatus:
-        """Ask for it, and say how it stands."""
+        """Request a backfill or resync, and return its status."""
         job = _backfill_requests().request_backfill(self.definition, self.catalog, request, actor)
         return find_backfill(self.catalog, self.definition.name, job.id)
 
     def skip(self, table: str, actor: str) -> SkipRequest:
-        """Ask the reader to take a table for exact as it is."""
+        """Ask the reader to mark a table as complete without a copy."""
         request_skip = import_module("cdc.snapshot.table_requests").request_skip
         job, _ = request_skip(self.definition, self.catalog, [exact_glob(table)], actor)
         return SkipRequest(job, table)
 
     def send_action(self, pipeline: str, job: int, verb: str, actor: str) -> BackfillStatus:
-        """Tell the reader something about a backfill, and say how it stands."""
+        """Send pause, resume or cancel to a backfill, and return its status."""
         self.check_pipeline(pipeline)
         status: BackfillStatus = _backfill_requests().send_action(
             self.catalog, pipeline, job, backfill_state.BackfillAction(verb), actor
@@ -156,7 +156,7 @@ def _backfill_routes(api: PipelineApi) -> APIRouter:
 
     @routes.post("/backfills", status_code=ACCEPTED)
     def backfill(pipeline: PipelinePath, body: BackfillBody, request: Request) -> BackfillStatus:
-        """Read rows again and place them into the stream (`cdc backfill`); 409 if a table of it is in another one."""
+        """Read rows again and merge them into the stream (`cdc backfill`); 409 if another one has a table of it."""
         api.check_pipeline(pipeline)
         wanted = backfill_state.BackfillRequest(
             tables=tuple(body.tables),
@@ -171,19 +171,19 @@ def _backfill_routes(api: PipelineApi) -> APIRouter:
 
     @routes.get("/backfills")
     def backfills(pipeline: PipelinePath, ended: EndedQuery = 100) -> list[BackfillStatus]:
-        """Those on their way and the newest that ended, newest first (`cdc backfill ls`)."""
+        """Running backfills and the newest ended ones, newest first (`cdc backfill ls`)."""
         api.check_pipeline(pipeline)
         return list_backfills(api.catalog, pipeline, ended)
 
     @routes.get("/backfills/{job}")
     def backfill_of(pipeline: PipelinePath, job: JobPath) -> BackfillStatus:
-        """How far one has come, table by table (`cdc backfill show`)."""
+        """Progress of a backfill, table by table (`cdc backfill show`)."""
         api.check_pipeline(pipeline)
         return find_backfill(api.catalog, pipeline, job)
 
     @routes.post("/tables/{table:path}/resync", status_code=ACCEPTED)
     def resync(pipeline: PipelinePath, table: TablePath, body: ResyncBody, request: Request) -> BackfillStatus:
-        """Copy a whole table again (`cdc tables resync`): what vanished unseen vanishes from every sink."""
+        """Copy a whole table again (`cdc tables resync`); sinks also delete rows that the source deleted unseen."""
         api.check_table(pipeline, table)
         return api.request_backfill(
             backfill_state.BackfillRequest((exact_glob(table),), rate=body.rate, resync=True), actor_of(request)
@@ -191,10 +191,9 @@ def _backfill_routes(api: PipelineApi) -> APIRouter:
 
     @routes.post("/tables/{table:path}/skip", status_code=ACCEPTED)
     def skip(pipeline: PipelinePath, table: TablePath, _body: EmptyBody, request: Request) -> SkipRequest:
-        """Take a table for exact as it is, without a copy (`cdc tables skip`); 409 if it is live or being copied.
+        """Mark a table as complete without a copy (`cdc tables skip`); 409 if it is live or being copied.
 
-        Which tables are captured stands in the definition, a file that `cdc tables add` and `remove` change where the
-        pipeline runs; nothing here does.
+        The definition says which tables are captured. `cdc tables add` and `remove` edit that file; the API does not.
         """
         api.check_table(pipeline, table)
         return api.skip(table, actor_of(request))
@@ -207,17 +206,17 @@ def _backfill_action_routes(api: PipelineApi) -> APIRouter:
 
     @routes.post("/pause", status_code=ACCEPTED)
     def pause(pipeline: PipelinePath, job: JobPath, _body: EmptyBody, request: Request) -> BackfillStatus:
-        """Let it rest after the chunk that is on its way (`cdc backfill pause`); 409 once it has ended."""
+        """Pause a backfill after its current chunk (`cdc backfill pause`); 409 once it has ended."""
         return api.send_action(pipeline, job, "pause", actor_of(request))
 
     @routes.post("/resume", status_code=ACCEPTED)
     def resume(pipeline: PipelinePath, job: JobPath, _body: EmptyBody, request: Request) -> BackfillStatus:
-        """Let it go on (`cdc backfill resume`); 409 once it has ended."""
+        """Resume a paused backfill (`cdc backfill resume`); 409 once it has ended."""
         return api.send_action(pipeline, job, "resume", actor_of(request))
 
     @routes.post("/cancel", status_code=ACCEPTED)
     def cancel(pipeline: PipelinePath, job: JobPath, _body: EmptyBody, request: Request) -> BackfillStatus:
-        """End it after the chunk that is on its way; what was placed stays (`cdc backfill cancel`)."""
+        """Cancel a backfill after its current chunk; rows already sent stay (`cdc backfill cancel`)."""
         return api.send_action(pipeline, job, "cancel", actor_of(request))
 
     return routes
@@ -228,7 +227,7 @@ def _replay_routes(api: PipelineApi) -> APIRouter:
 
     @routes.post("/replay", status_code=ACCEPTED)
     def replay(pipeline: PipelinePath, sink: SinkPath, body: ReplayBody, request: Request) -> ReplayStatus:
-        """Build the sink's target anew from the log, in a child of this server (`cdc replay`); 409 while one runs."""
+        """Rebuild the sink's target from the log in a child process (`cdc replay`); 409 while one runs."""
         api.check_sink(pipeline, sink)
         wanted = ReplayRequest(
             sink=sink, start=body.start, end=body.end, tables=tuple(body.tables), dry_run=body.dry_run
@@ -237,12 +236,12 @@ def _replay_routes(api: PipelineApi) -> APIRouter:
 
     @routes.get("/replay")
     def replay_of(pipeline: PipelinePath, sink: SinkPath) -> ReplayStatus:
-        """The last replay of the sink, asked for here or submitted to a cluster, running or ended; 404 without one."""
+        """The last replay of the sink, started here or submitted to a cluster; 404 without one."""
         api.check_sink(pipeline, sink)
         last = api.replays.last(sink)
         if last is None:
             raise UnknownName(
-                f"nobody asked here for a replay of {sink!r}", remedy="POST to the same path asks for one"
+                f"no replay of sink {sink!r} was started over the API", remedy="POST to the same path starts one"
             )
         return last
 
@@ -250,7 +249,7 @@ def _replay_routes(api: PipelineApi) -> APIRouter:
 
 
 def actor_of(request: Request) -> str:
-    """For the audit: who asked, as far as we know."""
+    """The client as the audit names it."""
     return "api" if request.client is None else f"api from {request.client.host}"
 
 

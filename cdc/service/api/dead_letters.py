@@ -1,4 +1,4 @@
-"""Routes about rows that sinks have parked, as `cdc dlq`; the rows themselves are shown on the command line alone."""
+"""Routes about dead letters, as `cdc dlq`; only the command line shows the rows themselves."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from cdc.catalog.dead_letter_requests import (
 )
 from cdc.service.api.copies import ACCEPTED, EmptyBody, PipelineApi, PipelinePath, RequestBody, Text, actor_of
 
-LetterPath = Annotated[str, Path(description="Its name.", min_length=1, max_length=40)]
+LetterPath = Annotated[str, Path(description="Id of the dead letter.", min_length=1, max_length=40)]
 
 
 class RetryBody(RequestBody):
-    """Which rows to offer to their targets once more."""
+    """Rows to retry."""
 
     ids: Annotated[list[Text], Field(max_length=10_000)] | None = None
-    """Their names; null is every one of the pipeline."""
+    """Ids of dead letters; null means every one of the pipeline."""
 
 
 class DiscardBody(RequestBody):
-    """Why a row is to be forgotten."""
+    """Why a row is discarded."""
 
     reason: Text
-    """Kept in the audit."""
+    """Reason, which is written to the audit."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterLine:
-    """One key that a sink could not bring to its latest state."""
+    """One key whose latest row a target refused."""
 
     id: str
     sink: str
@@ -46,19 +46,19 @@ class DeadLetterLine:
     """As Postgres text."""
     position: str
     ordinal: int
-    """Of the latest change of the key."""
+    """Ordinal of the latest change of the key."""
     code: str
     message: str
     first_at: str
-    """When the key was first parked, ISO 8601."""
+    """Time when the key was first parked, ISO 8601."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedDeadLetters:
-    """What was asked of the apply process, which does it with its next batch."""
+    """Commands for the apply process, which executes them with its next batch."""
 
     commands: list[int]
-    """Their numbers, one for each sink."""
+    """Numbers of the commands, one for each sink."""
     ids: list[str]
 
 
@@ -68,19 +68,19 @@ def dead_letter_routes(api: PipelineApi) -> APIRouter:
 
     @routes.get("/dlq")
     def letters(pipeline: PipelinePath) -> list[DeadLetterLine]:
-        """What is parked, oldest change first (`cdc dlq ls`)."""
+        """Every dead letter, oldest change first (`cdc dlq ls`)."""
         api.check_pipeline(pipeline)
         return [_to_line(letter) for letter in api.catalog.dead_letters.ls(pipeline)]
 
     @routes.get("/dlq/{letter}")
     def letter_of(pipeline: PipelinePath, letter: LetterPath) -> DeadLetterLine:
-        """One of them."""
+        """One dead letter."""
         api.check_pipeline(pipeline)
         return _to_line(find_dead_letters(api.catalog, pipeline, [letter])[0])
 
     @routes.post("/dlq/retry", status_code=ACCEPTED)
     def retry(pipeline: PipelinePath, body: RetryBody, request: Request) -> RequestedDeadLetters:
-        """Offer rows to their targets once more (`cdc dlq retry`)."""
+        """Retry rows (`cdc dlq retry`)."""
         api.check_pipeline(pipeline)
         known = api.catalog.dead_letters.ls(pipeline)
         wanted = known if body.ids is None else find_dead_letters(api.catalog, pipeline, body.ids)
@@ -90,7 +90,7 @@ def dead_letter_routes(api: PipelineApi) -> APIRouter:
     def retry_one(
         pipeline: PipelinePath, letter: LetterPath, _body: EmptyBody, request: Request
     ) -> RequestedDeadLetters:
-        """Offer one row to its target once more (`cdc dlq retry`)."""
+        """Retry one row (`cdc dlq retry`)."""
         api.check_pipeline(pipeline)
         return _post_request(
             api,
@@ -102,7 +102,7 @@ def dead_letter_routes(api: PipelineApi) -> APIRouter:
     def discard(
         pipeline: PipelinePath, letter: LetterPath, body: DiscardBody, request: Request
     ) -> RequestedDeadLetters:
-        """Forget a row (`cdc dlq discard`): the target keeps what it has of the key, and verify reports it."""
+        """Discard a row (`cdc dlq discard`): the target keeps its old row for the key, which verify reports."""
         api.check_pipeline(pipeline)
         wanted = DeadLetterRequest(DeadLetterAction.DISCARD, actor_of(request), body.reason)
         return _post_request(api, find_dead_letters(api.catalog, pipeline, [letter]), wanted)

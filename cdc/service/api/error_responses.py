@@ -1,4 +1,4 @@
-"""How the API refuses: always {code, message, suggestion}, with a status that tells whose turn it is."""
+"""Error responses of the API: always {code, message, suggestion}, with an HTTP status by kind of error."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ _STATUSES: Final = (
     (SourceError, 503),
     (LogError, 503),
 )
-"""The first that fits: nobody by that name, not now, wrong in itself, or something behind us does not answer."""
+"""HTTP status by error class; the first match counts."""
 _SERVER_ERROR: Final = 500
 _NO_JSON: Final = "json_invalid"
 _SEE_OPENAPI: Final = "GET /api/v1/openapi.json describes every request"
 
 
 def install(app: FastAPI) -> None:
-    """Let every error of the app become our JSON."""
+    """Register handlers so that every error of the app is answered in this form."""
     app.add_exception_handler(CdcError, _known_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
 
 
 class ErrorResponse(BaseModel):
-    """The one form of an error."""
+    """The form of every error."""
 
-    code: str = Field(examples=["CDC-1006"], description="As `cdc explain` has it.")
+    code: str = Field(examples=["CDC-1006"], description="Error code; `cdc explain` explains it.")
     message: str
-    suggestion: str = Field(description="What to do next.")
+    suggestion: str = Field(description="Next step.")
 
 
 class ErrorExplanation(ErrorResponse):
-    """What `cdc explain` says of a code."""
+    """What `cdc explain` prints about a code."""
 
-    reaction: str = Field(description="What the loop that meets it does: retry, halt or quarantine.")
+    reaction: str = Field(description="How a process reacts: retry, halt or quarantine.")
 
 
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    400: {"model": ErrorResponse, "description": "the body is no JSON"},
-    401: {"model": ErrorResponse, "description": "no token, or another one"},
-    403: {"model": ErrorResponse, "description": "the service takes this from nobody, or not from there"},
-    404: {"model": ErrorResponse, "description": "nothing has that name or number"},
-    409: {"model": ErrorResponse, "description": "it does not go with what is on its way, or has ended"},
-    422: {"model": ErrorResponse, "description": "it cannot be done"},
-    503: {"model": ErrorResponse, "description": "catalog, log or source do not answer"},
+    400: {"model": ErrorResponse, "description": "the body is not JSON"},
+    401: {"model": ErrorResponse, "description": "the token is missing or wrong"},
+    403: {"model": ErrorResponse, "description": "the service does not allow this request, or not from there"},
+    404: {"model": ErrorResponse, "description": "there is no object with that name or number"},
+    409: {"model": ErrorResponse, "description": "conflicts with a running job, or with one that has ended"},
+    422: {"model": ErrorResponse, "description": "the request is invalid"},
+    503: {"model": ErrorResponse, "description": "the catalog, the log or the source does not answer"},
 }
-"""Answers that every path may give beside its own."""
+"""Responses that every path may give in addition to its own."""
 
 
 def _known_error(_: Request, error: Exception) -> JSONResponse:
@@ -75,7 +75,7 @@ def _validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
     flaws = error.errors()
     if any(flaw["type"] == _NO_JSON for flaw in flaws):
-        return JSONResponse(ConfigError("the body is no JSON", remedy=_SEE_OPENAPI).to_json(), 400)
-    # what was sent stays unsaid: it may hold values
-    places = ", ".join(f"{'.'.join(map(str, flaw['loc']))!r}: {flaw['msg'].lower()}" for flaw in flaws)
-    return JSONResponse(ConfigError(f"malformed request: {places}", remedy=_SEE_OPENAPI).to_json(), 422)
+        return JSONResponse(ConfigError("the body is not JSON", remedy=_SEE_OPENAPI).to_json(), 400)
+    # the message does not repeat the input, which may contain row values
+    problems = ", ".join(f"{'.'.join(map(str, flaw['loc']))!r}: {flaw['msg'].lower()}" for flaw in flaws)
+    return JSONResponse(ConfigError(f"malformed request: {problems}", remedy=_SEE_OPENAPI).to_json(), 422)

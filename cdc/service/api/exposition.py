@@ -1,4 +1,4 @@
-"""Prometheus text: the figures that processes left in the catalog, and what follows from their silence."""
+"""Prometheus exposition: the metrics that processes reported to the catalog, corrected for silent processes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from cdc.service.status import NOT_REPORTING, PipelineStatus, SourceStatus
 from cdc.snapshot.backfill_progress import BackfillStatus
 
 MAX_TABLES: Final = 500
-"""Above this many, only tables that are not streaming get a series: scrapes must not grow without end."""
+"""Number of tables above which only unhealthy tables get a series, to bound the size of a scrape."""
 _HEALTHY_STATES: Final = frozenset({"streaming", "live", "copied"})
 _REPORTED: Final = frozenset(
     f"{name}{suffix}"
@@ -74,11 +74,11 @@ _REPORTED: Final = frozenset(
     if name not in READ_AT_SOURCE
     for suffix in ((BUCKET, SUM) if metric.kind is Kind.HISTOGRAM else ("",))
 )
-"""Names that a process may report; what is read at the source is not taken from reports, which may be old."""
+"""Names that a process may report; values that the server reads at the source are not taken from reports."""
 
 
 class MetricFamilies(Collector):
-    """The families of one scrape."""
+    """The metric families of one scrape."""
 
     def __init__(self, status: PipelineStatus, figures: Iterable[Any]) -> None:
         self._values: dict[str, dict[tuple[str, ...], float]] = {}
@@ -98,7 +98,7 @@ class MetricFamilies(Collector):
                 yield _family(metric, values)
 
     def _overlay(self, status: PipelineStatus) -> None:
-        """What the server knows better than the processes: that one is silent, and lags that grow meanwhile."""
+        """Set values that the server knows better than the processes: silence, and lags that grow with it."""
         self._set(BUILD_INFO, 1.0, status.name, version("cdc"), platform.python_version())
         for process in status.processes:
             self._set(HEALTH, float(process.state in {"running", "copied"}), status.name, process.process)
@@ -122,7 +122,7 @@ class MetricFamilies(Collector):
             self._overlay_log(status.name, status.log, datetime.fromisoformat(status.at))
 
     def _overlay_log(self, pipeline: str, log: LogStatus, now: datetime) -> None:
-        """What the log itself says; apply tells of its own compactions only."""
+        """Set values from the log itself; apply reports only about its own compactions."""
         figures = (
             (LOG_SEGMENTS, log.segment_count),
             (COMPACTED_BYTES, log.compacted_bytes),
@@ -137,12 +137,12 @@ class MetricFamilies(Collector):
             self._set_known(metric, value, pipeline)
         for part, size in parts.items():
             self._set_known(LOG_HELD, size, pipeline, part)
-        # of several that are called the same, the one that is furthest behind
+        # of consumers with the same name, the one furthest behind is set last and wins
         for line in sorted(log.consumers, key=lambda line: -Position.parse(line.position)):
             self._overlay_consumer(pipeline, line, now)
 
     def _overlay_source(self, pipeline: str, source: SourceStatus) -> None:
-        """What this process read at the source; nothing but that it does not answer while it does not."""
+        """Set what this process read at the source; without an answer only that it is down."""
         observed = source.observed
         if observed is None:
             return
@@ -176,7 +176,7 @@ class MetricFamilies(Collector):
             self._set_known(metric, value, pipeline, line.name)
 
     def _overlay_verified(self, status: PipelineStatus) -> None:
-        """What verify keeps in the catalog: it runs for a moment, or elsewhere."""
+        """Set verification results from the catalog: verify does not run all the time, or runs elsewhere."""
         for table in status.verified:
             figures = (
                 (VERIFY_SUCCESS, _unix(table.equal_at)),
@@ -187,7 +187,7 @@ class MetricFamilies(Collector):
                 self._set_known(metric, value, status.name, table.sink, table.topic)
 
     def _overlay_backfill(self, pipeline: str, backfill: BackfillStatus) -> None:
-        """How far the tables have come: the catalog keeps it, so that a reader that starts again does not forget it."""
+        """Set the progress of tables from the catalog, where it survives a restart of the reader."""
         for topic, progress in backfill.tables.items():
             if progress.state == "done" or (progress.state == "queued" and len(backfill.tables) > MAX_TABLES):
                 continue
@@ -208,7 +208,7 @@ class MetricFamilies(Collector):
 
 
 def reported_values(status: PipelineStatus, reports: Iterable[ProcessReport]) -> list[Any]:
-    """[[name, [label…], value]…] of all processes; not what one that is silent or has ended was doing."""
+    """[[name, [label…], value]…] of all processes, without activities of a silent or ended process."""
     silent = {process.process for process in status.processes if process.state in NOT_REPORTING}
     return [
         figure

@@ -1,4 +1,4 @@
-"""Routes about the log itself: what it keeps, a compaction now, letting go. Each has its command in `cdc`."""
+"""Routes about the log: its contents, compaction, vacuum and verification. Each has its command in `cdc`."""
 
 from __future__ import annotations
 
@@ -17,40 +17,42 @@ from cdc.service.log_check import MAX_BYTES, LogCheck, check_log
 from cdc.service.log_status import FileLine, LogStatus, SegmentLine, Transaction, VacuumReport
 
 MAX_ROWS: Final = 10_000
-"""Rows of a transaction that one answer tells of."""
+"""Rows of a transaction that one answer may contain."""
 
-SegmentPath = Annotated[int, Path(description="Its number.", ge=0)]
-RunPath = Annotated[int, Path(description="Its number.", ge=0)]
-PositionQuery = Annotated[str, Query(description="As 16/B374D848, or 2:16/B374D848 in epoch 2.", max_length=40)]
-RowsQuery = Annotated[int, Query(description="Rows to tell of, the first.", ge=0, le=MAX_ROWS)]
-MostQuery = Annotated[int, Query(description="Bytes of data files to read, the newest.", ge=0, le=MAX_BYTES)]
+SegmentPath = Annotated[int, Path(description="Number of the segment.", ge=0)]
+RunPath = Annotated[int, Path(description="Number of the run.", ge=0)]
+PositionQuery = Annotated[
+    str, Query(description="Position as 16/B374D848, or 2:16/B374D848 in epoch 2.", max_length=40)
+]
+RowsQuery = Annotated[int, Query(description="Number of rows to return, the first ones.", ge=0, le=MAX_ROWS)]
+MostQuery = Annotated[int, Query(description="Bytes of data files to read, the newest ones.", ge=0, le=MAX_BYTES)]
 
 
 class CompactBody(RequestBody):
     """What to compact."""
 
     everything: bool = False
-    """Also the segment that is being written, up to the log's end."""
+    """Also compact the segment that is being written, up to the log's end."""
 
 
 class GcBody(RequestBody):
-    """What to let go of."""
+    """Options of a vacuum."""
 
     dry_run: bool = False
-    """Say what would go, and take nothing away."""
+    """Report what would be removed, and remove nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionJob:
-    """A compaction that was asked for."""
+    """A requested compaction."""
 
     id: int
     state: str
     """pending | done | failed."""
     summary: str | None
-    """One line, once it is done."""
+    """Result in one line, once it is done."""
     error: dict[str, Any] | None
-    """code, message and suggestion, if it failed."""
+    """Code, message and suggestion, if it failed."""
 
 
 def log_routes(api: PipelineApi) -> APIRouter:
@@ -103,17 +105,17 @@ def _add_inspect(routes: APIRouter, api: PipelineApi) -> None:
 def _add_compact(routes: APIRouter, api: PipelineApi) -> None:
     @routes.post("/log/compact", status_code=ACCEPTED)
     def compact(pipeline: PipelinePath, body: CompactBody, request: Request) -> CompactionJob:
-        """Have the apply process compact the log now (`cdc log compact`); 409 while none runs."""
+        """Let the apply process compact the log now (`cdc log compact`); 409 while none runs."""
         api.check_pipeline(pipeline)
         number = request_compaction(api.catalog, pipeline, everything=body.everything)
         if number is None:
-            raise StateConflict("no apply process runs that could compact", remedy="start it, or run 'cdc log compact'")
+            raise StateConflict("no apply process is running", remedy="start it, or run 'cdc log compact'")
         api.catalog.audit.write(actor_of(request), "log.compact", pipeline, {"everything": body.everything})
         return _compaction(api, pipeline, number)
 
     @routes.get("/log/compact/{job}")
     def compaction(pipeline: PipelinePath, job: JobPath) -> CompactionJob:
-        """What became of a compaction that was asked for."""
+        """State of a requested compaction."""
         api.check_pipeline(pipeline)
         return _compaction(api, pipeline, job)
 
@@ -121,7 +123,7 @@ def _add_compact(routes: APIRouter, api: PipelineApi) -> None:
 def _add_gc(routes: APIRouter, api: PipelineApi) -> None:
     @routes.post("/log/gc")
     def gc(pipeline: PipelinePath, body: GcBody, request: Request) -> VacuumReport:
-        """Remove files whose grace is over, and have the reader let go of segments (`cdc log gc`)."""
+        """Delete files whose grace is over, and let the reader drop segments (`cdc log gc`)."""
         api.check_pipeline(pipeline)
         collected: VacuumReport = import_module("cdc.service.log_vacuum").vacuum_log(
             api.definition, dry_run=body.dry_run
@@ -142,7 +144,7 @@ def _add_verify(routes: APIRouter, api: PipelineApi) -> None:
 def _compaction(api: PipelineApi, pipeline: str, number: int) -> CompactionJob:
     found = api.catalog.commands.get(number)
     if found is None or found.kind != COMPACT or found.pipeline != pipeline:
-        raise UnknownName(f"no compaction has the number {number}", remedy="POST to /log/compact asks for one")
+        raise UnknownName(f"no compaction has the number {number}", remedy="POST to /log/compact starts one")
     result = found.result or {}
     return CompactionJob(number, found.state.value, result.get("summary"), result.get("error"))
 
@@ -152,5 +154,5 @@ def _open_log(api: PipelineApi) -> Any:
 
 
 def _status_reader() -> Any:
-    # loaded when somebody first asks, as in copies
+    # loaded on the first request, as in copies
     return import_module("cdc.service.log_status_reader")

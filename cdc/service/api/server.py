@@ -1,4 +1,4 @@
-"""The server process: binds a port, says where, and answers until SIGTERM or SIGINT."""
+"""The server process: binds a port, logs its URL, and serves until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from cdc.service.api.app import create_app
 from cdc.service.request_limits import RequestLimits, limited
 
 PORTS_TO_TRY: Final = 20
-"""How many ports after the asked one are tried."""
+"""Number of ports after the configured one that are tried."""
 LAST_PORT: Final = 65535
 SHUTDOWN_TIMEOUT: Final = 2
-"""Seconds that open answers get to end; event streams end within a tenth of one."""
+"""Seconds that open responses get to finish; event streams end within a tenth of a second."""
 
 log = structlog.get_logger("server")
 
 
 def main(definition: Definition, file: Path, *, strict_port: bool = False) -> int:
-    """Serve API and page of the definition in the file; with strict_port a taken port is PortTaken.
+    """Serve API and page of the definition; with strict_port a taken port raises PortTaken.
 
-    Raises ServiceUnprotected where other machines would reach it without a token.
+    Raises ServiceUnprotected if other machines could reach it without a token.
     """
     service = definition.service
     if service.exposure is not None:
@@ -47,9 +47,9 @@ def main(definition: Definition, file: Path, *, strict_port: bool = False) -> in
 
 
 def serve(app: Callable[..., object], listener: socket.socket) -> None:
-    """Answer on a bound socket until a signal."""
+    """Serve on a bound socket until a signal."""
     config = server_config(app)
-    # uvicorn raises the signal again when it is done: by then it has been answered
+    # uvicorn raises the signal again after its shutdown, when it is already handled
     previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         uvicorn.Server(config).run(sockets=[listener])
@@ -59,13 +59,13 @@ def serve(app: Callable[..., object], listener: socket.socket) -> None:
 
 
 def server_config(app: Callable[..., object], limits: RequestLimits | None = None) -> uvicorn.Config:
-    """How uvicorn serves an app of ours."""
+    """The uvicorn configuration of an app."""
     return uvicorn.Config(
         app,
         http=limited(limits or RequestLimits()),
         ws="none",
         lifespan="on",
-        proxy_headers=False,  # nothing here asks for the client's address, so no header may set it
+        proxy_headers=False,  # no header may set the client's address in the audit
         server_header=False,
         log_config=None,
         access_log=False,
@@ -74,7 +74,7 @@ def server_config(app: Callable[..., object], limits: RequestLimits | None = Non
 
 
 def bind(host: str, port: int, *, neighbours: int = PORTS_TO_TRY) -> socket.socket:
-    """A listening socket at port or, when it is taken, at the first free one after it; raises PortTaken."""
+    """A listening socket at the port, or at the first free one after it; raises PortTaken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last = min(LAST_PORT, port + neighbours) if port else 0
     for candidate in range(port, last + 1):

@@ -1,4 +1,4 @@
-"""View: what the server knows of its pipeline, taken once a second and shared by everyone who asks."""
+"""StatusSampler: takes one status of the pipeline per second and shares it with all clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from cdc.service.source_sampler import SourceSampler
 from cdc.service.status import PipelineStatus, pipeline_status, with_delays, with_source
 
 MEASURE_EVERY: Final = 2
-"""Samples between two measurements of the machine's load: one reads a file per process of the machine."""
+"""Samples between two measurements of the machine's load, which read a file per process."""
 LOCAL: Final = "local socket"
 # quoted values whole: a password may contain 'host='
 _PAIR: Final = re.compile(r"([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|\S*)")
@@ -42,7 +42,7 @@ log = structlog.get_logger("server")
 class StatusSampler:
     """One pipeline as the server shows it.
 
-    `sample` is called by one task, once a second; everything else reads and may be called from any thread.
+    One task calls `sample` once a second; everything else only reads and is safe to call from any thread.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class StatusSampler:
         self.name = definition.name
         self.history = RateHistory()
         self.samples = 0
-        """Number of samples so far; who waits for news compares it."""
+        """Number of samples so far; event streams compare it to find a new one."""
         self.is_stopping = False
-        """Set when the server stops, so that endless answers end."""
+        """Set when the server stops, so that event streams end."""
         self.streams = 0
-        """Number of event streams that are open."""
+        """Number of open event streams."""
         self._clock = clock
         self._file = None if file is None else str(file)
         named = "FILE" if file is None else shlex.quote(str(file))
         self.log = LogSampler(definition.log.root, named, clock)
-        """Looks only while somebody asks."""
+        """Samples only on request."""
         self.source = SourceSampler(definition)
-        """Asks all the time: a rate needs samples."""
+        """Samples all the time, because a rate needs samples."""
         self._heartbeat = definition.source.heartbeat or 0.0
         self._durable = PositionHistory()
         self._meter = LoadMeter()
@@ -84,7 +84,7 @@ class StatusSampler:
         self._lock = Lock()
 
     def sample(self) -> None:
-        """Take one sample and report that the server lives; a catalog that does not answer is no sample."""
+        """Take one sample and report that the server is alive; skipped while the catalog does not answer."""
         try:
             self.source.refresh()
             report = ProcessReport(self.name, "server", os.getpid(), "running", figures=self._figures())
@@ -101,7 +101,7 @@ class StatusSampler:
         self.samples += 1
 
     def report_stopped(self) -> None:
-        """Report that the server ended on purpose."""
+        """Report that the server stopped on purpose."""
         self.log.stop()
         self.source.stop()
         try:
@@ -110,26 +110,26 @@ class StatusSampler:
             log.warning("catalog is unreachable", code=error.code, message=error.message)
 
     def status(self) -> PipelineStatus:
-        """The status of this moment by the catalog alone; raises CatalogUnavailable."""
+        """The present status from the catalog alone; raises CatalogUnavailable."""
         return pipeline_status(self.catalog, self.name, self._clock(), file=self._file)
 
     def full_status(self) -> PipelineStatus:
-        """The same with the log as it was last seen; raises CatalogUnavailable."""
+        """The present status with the last status of the log; raises CatalogUnavailable."""
         reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.refresh(), file=self._file)
         self.source.refresh()
         return self._add_measurements(reported)
 
     def status_of(self, name: str) -> PipelineStatus:
-        """The status of any pipeline of the catalog, the log of this one only; raises CatalogUnavailable."""
+        """The status of any pipeline of the catalog, with the log only for this one; raises CatalogUnavailable."""
         return self.full_status() if name == self.name else pipeline_status(self.catalog, name, self._clock())
 
     def latest(self) -> PipelineStatus:
-        """The status of the last sample, or of now before the first; the next sample will know the log."""
+        """The last sample, or the present status before the first; requests a sample of the log."""
         self.log.refresh()
         return self._latest or self.status()
 
     def _record_positions(self, status: PipelineStatus) -> None:
-        """Add where the log is, and forget where every sink has been."""
+        """Record the durable position, and drop history that every sink has passed."""
         if status.source.position is None:
             return
         with self._lock:
@@ -145,13 +145,13 @@ class StatusSampler:
         return with_source(loaded, self.source.current, self._heartbeat, file=self._file)
 
     def _measure_load(self, status: PipelineStatus) -> None:
-        """Measure what the processes take of this machine, as often as that costs next to nothing."""
+        """Measure the load of the machine, every few samples because it is expensive."""
         if self.samples % MEASURE_EVERY == 0:
             running = {p.process: p.pid for p in status.processes if p.pid is not None and p.state == "running"}
             self._load = self._meter.measure(time.monotonic(), running | {"server": os.getpid()})
 
     def _figures(self) -> list[list[object]]:
-        """What other processes may want to show of the source; empty while it does not answer."""
+        """Metrics of the source that other processes may show; empty while it does not answer."""
         observed = self.source.current
         if observed is None or observed.retained_bytes is None:
             return []
@@ -171,7 +171,7 @@ class StatusSampler:
 
 
 def describe_dsn(dsn: str) -> str:
-    """Host, port and database of a valid DSN; nothing else of it, for it may hold a password."""
+    """Host, port and database of a valid DSN; nothing else, because it may contain a password."""
     if "://" in dsn:
         parts = urlsplit(dsn)
         return f"{parts.netloc.rpartition('@')[2] or LOCAL}{parts.path}"

@@ -1,4 +1,4 @@
-"""Routes about proof: through when each table equals the source, and a comparison now, as `cdc verify`."""
+"""Routes about verification: up to when each table equals the source, and a comparison now, as `cdc verify`."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from cdc.service.verification_status import VerifiedStatus, verified_statuses
 
 
 class VerifyBody(RequestBody):
-    """What to compare, and how closely; `{}` is every row of every sink."""
+    """What to compare, and how; `{}` means every row of every sink."""
 
     tables: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
-    """Globs of `schema.table`; none is all."""
+    """Globs of `schema.table`; empty means all."""
     sinks: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
-    """As the definition names them; none is all."""
+    """Names of sinks; empty means all."""
     mode: VerifyMode = VerifyMode.ROWS
     """rows | checksum | count."""
     against: Against = Against.SOURCE
     """source | log."""
     repair: bool = False
-    """Have the rows that differ read again, by key, then compare again."""
+    """Read rows that differ again by key, then compare again."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationBody:
-    """What is known."""
+    """Verification results."""
 
     tables: tuple[VerifiedStatus, ...]
-    """Every table of a sink that was ever compared with the source."""
+    """Every table of a sink that was compared with the source at least once."""
     last: VerifyStatus | None
-    """The newest comparison that was asked for here, on its way or ended."""
+    """The newest verification that was started over the API."""
 
 
 def verification_routes(api: PipelineApi, verifications: VerificationJobs) -> APIRouter:
@@ -46,12 +46,12 @@ def verification_routes(api: PipelineApi, verifications: VerificationJobs) -> AP
 
     @routes.post("/verify", status_code=ACCEPTED)
     def verify(pipeline: PipelinePath, body: VerifyBody, request: Request) -> VerifyStatus:
-        """Compare sinks with the source or the log, in a child of this server (`cdc verify`); 409 while one runs."""
+        """Compare sinks with the source or the log in a child process (`cdc verify`); 409 while one runs."""
         api.check_pipeline(pipeline)
         for sink in body.sinks:
             api.check_sink(pipeline, sink)
         if body.repair and body.against is Against.LOG:
-            raise ConfigError("repair reads the source again, and against 'log' leaves it alone")
+            raise ConfigError("repair needs the source, and against 'log' does not read it")
         wanted = VerifyRequest(
             tables=body.tables,
             sinks=body.sinks,
@@ -63,7 +63,7 @@ def verification_routes(api: PipelineApi, verifications: VerificationJobs) -> AP
 
     @routes.get("/verify")
     def verified(pipeline: PipelinePath) -> VerificationBody:
-        """Through when each table is verified (`cdc status`), and what came of the last comparison asked for here."""
+        """Up to when each table is verified (`cdc status`), and the last verification that was started here."""
         api.check_pipeline(pipeline)
         return VerificationBody(verified_statuses(api.catalog.verified.ls(pipeline)), verifications.last())
 

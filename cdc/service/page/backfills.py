@@ -1,4 +1,4 @@
-"""Backfills on the page: what is read again, how far it has come, and the verbs about it."""
+"""Backfill section of the page: what is copied again, its progress, and buttons to control it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cdc.service.page.state_badge import badge
 from cdc.snapshot.backfill_progress import BackfillStatus, CopyProgress, is_part, progress_text, tables_text
 
 ENDED_SHOWN: Final = 5
-"""The newest; the command and the API have more."""
+"""Number of ended backfills on the page; the command and the API list more."""
 _ACTIONS: Final = {"paused": ("resume", "cancel")}
-"""By state; every other that has not ended takes the two below."""
+"""Actions by state; every other pending state has _RUNNING_ACTIONS."""
 _RUNNING_ACTIONS: Final = ("pause", "cancel")
 
 
@@ -22,7 +22,7 @@ def table(pipeline: str, backfills: Sequence[BackfillStatus], definition: str, *
     """The section; backfills are newest first, definition is the file that commands name."""
     shown = [b for b in backfills if b.pending] + [b for b in backfills if not b.pending][:ENDED_SHOWN]
     if not shown:
-        return '<p class="quiet">No table has been read again. <code>cdc backfill TABLE</code> asks for it.</p>'
+        return '<p class="quiet">No table has been copied again. <code>cdc backfill TABLE</code> starts a backfill.</p>'
     acts = '<th scope="col">Actions</th>' if may_change else ""
     rows = "".join(_row(pipeline, backfill, definition, may_change=may_change) for backfill in shown)
     return (
@@ -33,7 +33,7 @@ def table(pipeline: str, backfills: Sequence[BackfillStatus], definition: str, *
 
 
 def bar(progress: CopyProgress) -> str:
-    """How far it has come, as a line and in words."""
+    """Progress as a bar and in words."""
     words = progress_text(progress).replace(",", number_format.THIN_SPACE)
     if not words:
         return ""
@@ -59,10 +59,10 @@ def _row(pipeline: str, backfill: BackfillStatus, definition: str, *, may_change
 
 
 def _what(backfill: BackfillStatus) -> str:
-    asked = backfill.request
-    part = ", some rows" if is_part(asked) else ""
-    sink = "" if asked.sink is None else f", for {asked.sink} alone"
-    return f"{backfill.kind} of {tables_text(asked)}{part}{sink}"
+    request = backfill.request
+    part = ", some rows" if is_part(request) else ""
+    sink = "" if request.sink is None else f", for {request.sink} alone"
+    return f"{backfill.kind} of {tables_text(request)}{part}{sink}"
 
 
 def _buttons(pipeline: str, backfill: BackfillStatus, definition: str) -> str:
@@ -76,7 +76,11 @@ def _buttons(pipeline: str, backfill: BackfillStatus, definition: str) -> str:
 def _button(pipeline: str, backfill: BackfillStatus, verb: str, definition: str) -> str:
     path = f"/api/v1/pipelines/{quote(pipeline, safe='')}/backfills/{backfill.id}/{verb}"
     command = escape(f"cdc backfill {verb} {backfill.id} -c {definition}")
-    sure = f' data-sure="Cancel {backfill.kind} {backfill.id}? What was placed stays."' if verb == "cancel" else ""
+    sure = (
+        f' data-sure="Cancel {backfill.kind} {backfill.id}? Rows that it already sent stay."'
+        if verb == "cancel"
+        else ""
+    )
     return (
         f'<button type="button" data-verb="{path}" title="{command}"{sure} '
         f'aria-label="{verb} {backfill.kind} {backfill.id}">{verb.title()}</button>'

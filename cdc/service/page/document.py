@@ -1,7 +1,7 @@
-"""The page: one pipeline's status as HTML, whole at first and in sections afterwards.
+"""The page: one pipeline's status as HTML, as a whole document first and in sections afterwards.
 
-Rule: every value passes `escape` here; nothing from the catalog reaches the browser as markup. The
-sections are rendered by the server only; the script replaces those whose text changed.
+Every value passes `escape` here, so nothing from the catalog reaches the browser as markup. Only the server renders
+sections; the script replaces those whose text changed.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus, Source
 from cdc.table import split_topic
 
 SECTIONS: Final = ("headline", "problems", "totals", "flow", "log", "tables", "backfills", "processes")
-"""Ids of what `render` makes."""
+"""Ids of the sections that `render` returns."""
 TABLES_SHOWN: Final = 500
-"""More rows than a person scrolls through; the API has them all."""
+"""Number of tables on the page; the API lists all."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageContext:
-    """What the page shows beside the status and what does not change while the server runs."""
+    """What the page shows in addition to the status, constant while the server runs."""
 
     source: str
-    """Where Postgres is: host and database, never a password."""
+    """Host and database of Postgres, never a password."""
     log: str
     """Root of the log."""
     sink_types: Mapping[str, str]
     """Sink → its type."""
     definition: str
-    """Its file, as commands name it."""
+    """Definition file, as commands name it."""
     may_change: bool
-    """Whether the service takes verbs that change something, from anybody."""
+    """Whether the service accepts requests that change something."""
 
 
 def page(status: PipelineStatus, context: PageContext, history: Mapping[str, Mapping[str, object]]) -> str:
@@ -53,12 +53,12 @@ def page(status: PipelineStatus, context: PageContext, history: Mapping[str, Map
 
 
 def locked_page() -> str:
-    """The document with nothing of a pipeline in it: its script asks for the token and then for the sections."""
+    """The document without any data: its script asks for the token and then loads the sections."""
     return _fill_template({**dict.fromkeys(SECTIONS, ""), "title": "cdc", "state": "locked", "lock": "data-locked"})
 
 
 def docs_page() -> str:
-    """The document that shows the description of the API; its script reads that, with the token where one is set."""
+    """The document that shows the API's description, which its script loads, with the token if there is one."""
     return _read_static("docs.html")
 
 
@@ -71,7 +71,7 @@ def _read_static(name: str) -> str:
 
 
 def render(status: PipelineStatus, context: PageContext, history: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-    """Section id → its inner HTML; history is History.to_json()."""
+    """Section id → its inner HTML; history is RateHistory.to_json()."""
     rates, lags = history["rates"], history["lags"]
     return {
         "headline": _headline(status),
@@ -100,7 +100,7 @@ def _problem(subject: str, code: str | None, message: str, remedy: str) -> str:
 
 
 def _copy(remedy: str) -> str:
-    """A button for the command that the remedy names, if it names one."""
+    """A copy button for the command in the remedy, if there is one."""
     command = COMMAND.search(remedy)
     if command is None:
         return ""
@@ -133,12 +133,12 @@ def _totals(status: PipelineStatus, rates: Mapping[str, object]) -> str:
 
 
 def _slot_note(source: SourceStatus) -> str:
-    """What is left until the slot is lost, or why nothing of it is known."""
+    """What is left until the slot is lost, or why that is unknown."""
     observed = source.observed
     if observed is not None and not observed.up:
         return "the source does not answer"
     if observed is None or observed.safe_bytes is None:
-        return "WAL kept by Postgres"
+        return "WAL retained by Postgres"
     left = f"{number_format.format_size(observed.safe_bytes)} left"
     if observed.seconds_left is None:
         return left
@@ -202,9 +202,9 @@ def _sink_lag(sink: SinkStatus) -> str:
 
 
 def _lag(seconds: float | None, stalled: float | None) -> str:
-    """The lag, or that there is none: one that was measured before the stall is no lag of now."""
+    """The lag, or how long there has been none: a lag from before a stall is not the present one."""
     if stalled is not None:
-        return f"no figure for {escape(number_format.format_age(stalled))}"
+        return f"no new value for {escape(number_format.format_age(stalled))}"
     number, unit = number_format.duration_and_unit(seconds)
     return f"<b>{escape(number)}</b> {unit} lag"
 

@@ -1,4 +1,4 @@
-"""The log on the page: what it weighs before and after compaction, from where to where it reaches, and who reads it."""
+"""Log section of the page: sizes before and after compaction, range of positions, and consumers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from cdc.service.page.state_badge import badge
 
 _WIDTH: Final = 1000
 _LEAST: Final = 6
-"""Of the width, for a part that weighs anything."""
-_PARTS: Final = (("changes", "single changes"), ("compacted", "compacted"), ("leaving", "left the log"))
+"""Minimum width of a part that is not empty."""
+_PARTS: Final = (("changes", "single changes"), ("compacted", "compacted"), ("leaving", "removed files"))
 _NO_LOG_TEXT: Final = {
-    LogState.ABSENT: "No log is there yet: the reader makes it with the first copy.",
+    LogState.ABSENT: "There is no log yet: the reader creates it with the first copy.",
     LogState.UNREADABLE: "The log cannot be shown: see the problems above.",
 }
 
-_NO_FLOOR: Final = ("none", "every delete is remembered")
+_NO_FLOOR: Final = ("none", "every tombstone is kept")
 
 
 def section(log: LogStatus | None) -> str:
-    """The section; None while nobody has looked at the log yet."""
+    """The section; None before the first sample of the log."""
     if log is None:
-        return '<p class="quiet">The log is being looked at …</p>'
+        return '<p class="quiet">Reading the log …</p>'
     if log.state is not LogState.READ:
         return f'<p class="quiet">{escape(_NO_LOG_TEXT[log.state])}</p>'
     return f'<div class="card">{_bar(log)}{_sizes(log)}{_positions(log)}</div>{_consumers(log.consumers)}'
@@ -52,12 +52,12 @@ def _sizes(log: LogStatus) -> str:
     changes = f"{_quantity(log.row_count, 'row')} in {_quantity(log.segment_count, 'segment')}"
     runs = sum(run.rows for run in log.runs)
     compacted = f"{_quantity(runs, 'row')} in {_quantity(len(log.runs), 'run')}" if log.runs else "nothing yet"
-    leaving = "on the disk for who still reads them" if log.leaving_bytes else "no files wait"
+    leaving = "on disk for readers of older versions" if log.leaving_bytes else "none on disk"
     return "".join((
         '<dl class="weights">',
         _size_cell("Single changes", "changes", number_format.size_and_unit(log.changes_bytes), changes),
         _size_cell("Compacted", "compacted", number_format.size_and_unit(log.compacted_bytes), compacted),
-        _size_cell("Left the log", "leaving", number_format.size_and_unit(log.leaving_bytes), leaving),
+        _size_cell("Removed files", "leaving", number_format.size_and_unit(log.leaving_bytes), leaving),
         _compaction(log),
         "</dl>",
     ))  # fmt: skip
@@ -82,11 +82,11 @@ def _size_cell(name: str, part: str, value: tuple[str, str], note: str) -> str:
 
 
 def _positions(log: LogStatus) -> str:
-    """The log's marks in the order of positions, oldest left."""
+    """The positions of the log in order, oldest on the left."""
     behind = number_format.format_lag(log.horizon_behind_bytes, log.horizon_behind_seconds)
     oldest, newest = log.oldest_segment, log.newest_segment
     marks = (
-        ("Deletes forgotten up to", *((log.floor, "who is further behind is built anew") if log.floor else _NO_FLOOR)),
+        ("Tombstones removed up to", *((log.floor, "a sink below must be rebuilt") if log.floor else _NO_FLOOR)),
         ("Single changes above", log.oldest or "the beginning", _segment(log, oldest)),
         ("Compacted up to", log.horizon or number_format.UNKNOWN, f"{behind} before the end" if log.horizon else ""),
         ("End", log.durable or number_format.UNKNOWN, _segment(log, newest)),
@@ -103,18 +103,18 @@ def _position_cell(name: str, place: str, note: str) -> str:
 def _segment(log: LogStatus, line: SegmentLine | None) -> str:
     if line is None:
         return "no segment yet"
-    since = "" if line.began_at is None else f", begun {number_format.format_age(_age(log, line.began_at))} ago"
+    since = "" if line.began_at is None else f", started {number_format.format_age(_age(log, line.began_at))} ago"
     return f"segment {line.segment}, {number_format.format_size(line.bytes)}{since}"
 
 
 def _consumers(lines: Iterable[ConsumerLine]) -> str:
     rows = "".join(map(_consumer, lines))
     if not rows:
-        return '<p class="quiet">Nobody has registered as a consumer: changes stay until log.retain.max.</p>'
+        return '<p class="quiet">No consumer is registered: changes are kept for log.retain.max.</p>'
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Consumers"><table><thead><tr>'
-        '<th scope="col">Consumer</th><th scope="col">State</th><th scope="col">Stands at</th>'
-        '<th scope="col">Behind</th><th scope="col">Holds back</th><th scope="col">Last heard of</th>'
+        '<th scope="col">Consumer</th><th scope="col">State</th><th scope="col">Position</th>'
+        '<th scope="col">Behind</th><th scope="col">Holds back</th><th scope="col">Last heartbeat</th>'
         f"</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
@@ -122,7 +122,7 @@ def _consumers(lines: Iterable[ConsumerLine]) -> str:
 def _consumer(line: ConsumerLine) -> str:
     holds = f"<b>{number_format.format_size(line.holds_bytes)}</b>" if line.holds_bytes else "nothing"
     filled = "" if line.pinned is None else '<p class="detail">filled from the compacted log</p>'
-    reason = '<span class="reason">has to be built anew</span>' if line.state == "late" else ""
+    reason = '<span class="reason">must be rebuilt</span>' if line.state == "late" else ""
     return (
         f'<tr><th scope="row">{escape(line.name)}</th><td>{badge(line.state)}{reason}</td>'
         f'<td><span class="lsn">{escape(line.position)}</span>{filled}</td><td>{escape(_lag(line))}</td>'
@@ -137,8 +137,8 @@ def _lag(line: ConsumerLine) -> str:
     return f"{number_format.format_lag(line.behind_bytes, line.behind_seconds)}{segments}"
 
 
-def _age(log: LogStatus, moment: str) -> float:
-    return max(0.0, (datetime.fromisoformat(log.at) - datetime.fromisoformat(moment)).total_seconds())
+def _age(log: LogStatus, time: str) -> float:
+    return max(0.0, (datetime.fromisoformat(log.at) - datetime.fromisoformat(time)).total_seconds())
 
 
 def _quantity(number: int, noun: str) -> str:

@@ -8,16 +8,16 @@ from typing import Final
 WIDTH: Final = 168
 HEIGHT: Final = 36
 _TOP: Final = 3
-"""Room above the curve, so that its stroke is not cut off."""
+"""Space above the curve, so that its stroke is not clipped."""
 FLOOR_SECONDS: Final = 1.0
-"""The scale never ends below this: a curve between 10 and 20 ms must not look like a mountain."""
+"""Minimum top of the scale: a curve between 10 and 20 ms must look flat."""
 
 
 def sparkline(values: Sequence[float], label: str) -> str:
-    """An `<svg>` of a lag in seconds, oldest value left; label is plain, already escaped text."""
+    """An `<svg>` of a lag in seconds, oldest value on the left; label is plain text, already escaped."""
     if not values:
         return (
-            f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}: no figures yet"></svg>'
+            f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}: no values yet"></svg>'
         )
     points = _points(values)
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

@@ -1,4 +1,4 @@
-"""Pill: a state as the page shows it, in the tone of what it means."""
+"""State badge: a state in the colour of its meaning."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ TONES: Final[Mapping[str, str]] = {
     "missing": "bad",
     "stopped": "bad",
 }
-"""By state; others are plain."""
+"""Colour class by state; other states are plain."""
 
 
 def badge(state: str) -> str:
-    """A state with its sign."""
+    """A state as HTML."""
     tone = TONES.get(state, "plain")
     return f'<span class="pill {tone}"><i aria-hidden="true"></i>{escape(state.replace("_", " "))}</span>'
