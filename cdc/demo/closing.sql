@@ -1,19 +1,19 @@
--- What the demo does to the shop once its load is over, one statement per name; parameters are psycopg's.
+-- Statements of the demo after its workload has ended, one per name; parameters are psycopg's.
 
 -- name: newest_order
--- The order that is to break, and one that changes beside it.
+-- The order whose total becomes invalid, and another order that changes normally.
 SELECT id, (SELECT max(id) FROM shop.orders WHERE id < newest.id) FROM shop.orders AS newest ORDER BY id DESC LIMIT 1
 
 -- name: break_order
--- What no decimal of Delta can hold, and Postgres can; hands back what was there.
+-- Set a total that Postgres can store and a Delta decimal cannot; return the old total.
 UPDATE shop.orders SET total = 'NaN' FROM (SELECT id, total FROM shop.orders WHERE id = %(order)s) AS old
 WHERE orders.id = old.id RETURNING old.total
 
 -- name: comment_order
--- A change beside it, to a row that is sound.
+-- A normal change of the other order.
 UPDATE shop.orders SET comment = %(words)s WHERE id = %(order)s
 
--- name: mend_order
--- The total that its items have.
+-- name: repair_order
+-- Set the total to the sum of the order's items.
 UPDATE shop.orders SET total = (SELECT sum(quantity * price) FROM shop.order_items WHERE order_id = %(order)s)
 WHERE id = %(order)s RETURNING total

@@ -77,7 +77,7 @@ class DeadLetterStep:
         try:
             outcome = "not parked" if letter is None else self._request_retry(letter)
         finally:
-            (repaired,) = self._run("mend_order", order=self._order)
+            (repaired,) = self._run("repair_order", order=self._order)
         self._wait_for_lake()
         wait = Wait(self.screen, "retried", self.wait_seconds)
         wait.until(f"order {self._order} is in dead letters no more", lambda: self._letter() is None)
@@ -85,7 +85,7 @@ class DeadLetterStep:
         equal = outcome == DeadLetterOutcome.PARKED and total == repaired
         retried = "refused again" if outcome == DeadLetterOutcome.PARKED else outcome
         text = (
-            f"{retried} as long as it is NaN; repaired at the source, "
+            f"{retried} while it is NaN; repaired at the source, "
             f"order {self._order} arrives: {'nothing' if total is None else f'{total:,}'} in the lake"
         )
         facts = {"outcome": outcome, "mended": str(repaired), "in_lake": str(total)}

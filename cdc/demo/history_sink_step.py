@@ -1,4 +1,4 @@
-"""History: a sink that comes last and is made of the log alone: what every product once cost, as SCD type 2."""
+"""History step: a sink added at the end and built from the log alone, with every product price as SCD type 2."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cdc.service.supervisor import Child
 
 HISTORY: Final = "history"
 BUILD_SECONDS: Final = 120.0
-"""Seconds for a Spark session of its own on two busy cores and its first batch."""
+"""Seconds for the start of a second Spark session on two busy cores and its first batch."""
 MOST_PRICES: Final = 3
-"""Of the product that is shown."""
+"""Number of prices to print for the product."""
 _NOW: Final = "SELECT id, price, stock FROM shop.products ORDER BY id"
 _OPEN: Final = f'SELECT id, price, stock FROM shop.products WHERE "{END_COLUMN}" IS NULL ORDER BY id'
 _COUNTED: Final = "SELECT id, count(*) AS n FROM shop.products GROUP BY id ORDER BY n DESC, id"
@@ -29,13 +29,13 @@ _PRICES: Final = f'SELECT price FROM shop.products WHERE id = {{}} ORDER BY "{ST
 
 @dataclass(slots=True)
 class HistorySinkStep:
-    """The third sink, filled by an apply process of its own inside the context, beside the one that goes on."""
+    """The third sink, filled inside the context by a second apply process next to the running one."""
 
     queries: LakeQueries
-    """Of the lake, whose rows are the latest state."""
+    """Queries of the lake, which has the latest state."""
     screen: Terminal
     dsn: str
-    """Of the shop."""
+    """Connection string of the shop."""
     catalog: Catalog
     _children: DemoProcesses = field(init=False)
 
@@ -50,17 +50,15 @@ class HistorySinkStep:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._children.kill()  # it has done its work, and a sink may be killed at any moment
+        self._children.kill()  # it is done, and killing a sink at any time is safe
 
     def run(self) -> list[Step]:
-        """Show it beside the lake."""
-        self.screen.doing(
-            HISTORY, "a sink that was not there: products as SCD type 2, from the log alone, in a session of its own"
-        )
+        """Build the sink and compare it with the lake."""
+        self.screen.doing(HISTORY, "a new sink: products as SCD type 2, from the log alone, in a second Spark session")
         return [run_step(self.screen, HISTORY, self.compare)]
 
     def compare(self) -> StepResult:
-        """Latest state and versions of one table side by side: what is open is what is there now."""
+        """Wait until both sinks have the whole log, then compare latest state and open versions of one table."""
         last = write_marker(self.dsn, "closing")
         past = LakeQueries(self.queries.workspace, HISTORY)
         wait = Wait(self.screen, HISTORY, BUILD_SECONDS)
@@ -71,7 +69,7 @@ class HistorySinkStep:
         return self.compare_now(past)
 
     def compare_now(self, past: LakeQueries) -> StepResult:
-        """What the two hold now; where both were seen at the same position, unequal means that one is wrong."""
+        """Compare the present rows of the two sinks; at the same position they must be equal."""
         now, open_now = self.queries.rows(_NOW), past.rows(_OPEN)
         counted = past.rows(_COUNTED)
         product, versions = counted[0]

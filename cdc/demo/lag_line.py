@@ -1,4 +1,4 @@
-"""The demo's line of lags: a figure where it is one of now, else what the pipeline does, or how long it shows none."""
+"""The demo's line of lags: a present lag, or what the pipeline does instead, or how long there is no new value."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from cdc.demo.pipeline_probe import LAKE, SEARCH, PipelineSnapshot
 from cdc.service.status import COMPILING_ACTIVITY
 
 NAMES: Final = {SEARCH: "search", LAKE: "delta"}
-"""Sinks as the line calls them, in its order."""
+"""Names of the sinks on the line, in its order."""
 OLD_AFTER: Final = 5.0
-"""Seconds without a new figure, while there is something to apply, after which the last one is not shown any more."""
+"""Seconds without a new lag, while there is something to apply, after which the last one is not shown."""
 AWAITS_LOG: Final = "waits for the log"
 NO_ROWS: Final = "no rows yet"
 
 
 def lag_line(snapshot: PipelineSnapshot, sinks: Sequence[str]) -> str:
-    """`log 0.05 s · search 0.41 s · delta 0.72 s`, and why they are long if this machine is the reason."""
+    """`log 0.05 s · search 0.41 s · delta 0.72 s`, and the reason if this machine is too slow."""
     parts = [
         f"log {_log_lag(snapshot)}",
         *(f"{name} {_sink_lag(snapshot, sink)}" for sink, name in NAMES.items() if sink in sinks),

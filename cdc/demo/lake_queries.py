@@ -1,4 +1,4 @@
-"""Shelves: where the demo's Delta sinks stand, asked in the demo's own process as `cdc query` asks them."""
+"""SQL queries of the demo's Delta sinks, as `cdc query` runs them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class LakeQueries:
 
     @property
     def lake(self) -> Lake:
-        """Its tables."""
+        """The tables of the sink."""
         return Lake.open(f"{self.workspace.state}/{self.name}/{{schema}}/{{table}}")
 
     def rows(self, sql: str, at: Published | Position | None = None) -> list[tuple[Any, ...]]:
-        """What a SELECT gives at a cut, None: the newest. Raises as Lake.query."""
+        """Rows of a SELECT at a cut, None for the newest; raises as Lake.query does."""
         found = self.lake.query(sql, ReadAt.PUBLISHED if at is None else at).read_all()
         return [tuple(row.values()) for row in found.to_pylist()]
 
@@ -38,6 +38,6 @@ class LakeQueries:
         )
 
     def has_reached(self, catalog: Catalog, lsn: Lsn) -> bool:
-        """Whether the sink says that it has all that was committed up to there."""
+        """Whether the sink has applied everything that was committed up to the LSN."""
         position = next((sink.position for sink in catalog.sinks.ls(PIPELINE) if sink.sink == self.name), 0)
         return Position(position).lsn >= lsn

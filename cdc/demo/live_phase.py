@@ -1,4 +1,4 @@
-"""Live: the demo while the pipeline runs, from the first row in the log to the last table proved equal."""
+"""Live phase of the demo: from the first row in the log to the last verified table."""
 
 from __future__ import annotations
 
@@ -30,38 +30,38 @@ from cdc.position import Position
 from cdc.service.machine_load import LAG_THRESHOLD
 
 POLL_INTERVAL: Final = 0.1
-"""Seconds between two looks while a first row is awaited, or the end; its time is exact to that."""
+"""Seconds between two probes while waiting for a first row or for the end."""
 SLOW_POLL_INTERVAL: Final = 0.5
-"""Seconds between two looks once every sink has rows: as often as the sinks report."""
+"""Seconds between two probes once every sink has rows; sinks report as often."""
 LAG_LINE_INTERVAL: Final = 2.0
-"""Seconds between two lines of figures."""
+"""Seconds between two lag lines."""
 ALTER_AFTER: Final = 30.0
-"""Seconds to the schema change of a demo without end; with one it comes after a third."""
+"""Seconds until the schema change of a demo without --seconds; with it, a third of them."""
 TOUR_AFTER: Final = 40.0
-"""Seconds to the tour of a demo without end."""
+"""Seconds until the tour of a demo without --seconds."""
 DRAIN_SECONDS: Final = 180.0
 """A first batch on two cores with a cold JVM takes 20 s; the rest is for slower machines."""
 EXPLAIN_AFTER: Final = 3.0
-"""Seconds of waiting for the log before the wait is explained."""
+"""Seconds of waiting for the log after which the wait is explained."""
 _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DemoContext:
-    """Where a demo plays."""
+    """Settings and resources of one demo."""
 
     settings: Settings
     screen: Terminal
     workspace: Workspace
     dsn: str
-    """Of the shop."""
+    """Connection string of the shop."""
     port: int
-    """Of the page."""
+    """Port of the page."""
 
 
 @dataclass(slots=True)
 class LivePhase:
-    """One run; `play` is called once."""
+    """One run of the demo; `play` is called once."""
 
     context: DemoContext
     children: DemoProcesses
@@ -71,13 +71,13 @@ class LivePhase:
     _freshness: Freshness = field(default_factory=Freshness)
     _lag_line_at: float = 0.0
     _slow: str | None = None
-    """Why sinks were late, the last time that this machine was the reason."""
+    """The last reason why this machine made sinks late."""
     _altered: bool = False
     _before: Position | None = None
-    """Where the lake stood when the schema change had not happened."""
+    """Position of the lake before the schema change."""
 
     def play(self) -> DemoReport:
-        """Wait for the log, write, probe, drain, prove; an empty outcome when stopped before the first row."""
+        """Wait for the log, run the workload, drain, verify; an empty report if stopped before the first row."""
         self._announce_processes()
         if not self._wait_for_log():
             return self.outcome
@@ -110,7 +110,7 @@ class LivePhase:
             )
 
     def _wait_for_log(self) -> bool:
-        """Whether the first copy is in the log; not when the demo was stopped before."""
+        """Wait for the first copy in the log; False if the demo is stopped before."""
         screen = self.context.screen
         began, text = screen.seconds, False
         while not self.stop.wait(POLL_INTERVAL):
@@ -151,7 +151,7 @@ class LivePhase:
         return workload
 
     def _watch_workload(self, workload: Workload) -> None:
-        """Until it is stopped, or its seconds are over; the tour comes then, or after a while where there is no end."""
+        """Print lags until the workload is stopped or its seconds are over; run the tour in between."""
         screen, seconds = self.context.screen, self.context.settings.seconds
         began, snapshot = screen.seconds, None
         while not self.stop.wait(POLL_INTERVAL if self._is_waiting else SLOW_POLL_INTERVAL):
@@ -176,7 +176,7 @@ class LivePhase:
         if not self.context.settings.spark:
             return
         if self._is_waiting:
-            self.context.screen.doing("tour", "left out: not every sink has rows yet; --seconds N makes it wait longer")
+            self.context.screen.doing("tour", "skipped: not every sink has rows yet; a higher --seconds N waits longer")
         else:
             self.outcome.tour = StepSequence(self._time_travel, self.stop).run()
 
@@ -187,7 +187,7 @@ class LivePhase:
         )
 
     def _run_closing_steps(self) -> None:
-        """What is shown once the load is over, so that it weighs on no figure; then the proof of every sink."""
+        """Run the steps that would disturb the lags of the workload, then verify every sink."""
         context, closing = self.context, self.outcome.closing
         queries = LakeQueries(context.workspace, LAKE)
         if not self.outcome.tour:
@@ -199,7 +199,7 @@ class LivePhase:
             closing += DeadLetterStep(queries, context.screen, context.dsn, catalog).run()
             versions = history.run()
             closing += versions
-            # one that did not come must not keep the others from their proof
+            # verify the other sinks even if this one failed
             self._verify(() if all(step.equal for step in versions) else context.settings.sinks)
 
     @property
@@ -233,10 +233,10 @@ class LivePhase:
         return f"lag  {lag_line(snapshot, self.context.settings.sinks)}     changes {changes:,}{slot}     ^C to stop"
 
     def _drain(self) -> None:
-        """Until the log holds the last transaction and every sink stands at or beyond it."""
+        """Wait until the log has the last transaction and every sink has applied it."""
         screen, began = self.context.screen, self.context.screen.seconds
         last = write_marker(self.context.dsn, "drain")
-        waiting = Event()  # ^C was the order to come here; only a second one, an exception, ends the wait
+        waiting = Event()  # the first ^C led here; a second one raises and ends the wait
         target: Position | None = None
         while True:
             snapshot = self._probe()
@@ -246,7 +246,7 @@ class LivePhase:
             if not late:
                 break
             if screen.seconds - began > DRAIN_SECONDS:
-                raise PositionNotReached(f"not at {last} after {DRAIN_SECONDS:.0f} s: {', '.join(late)}")
+                raise PositionNotReached(f"{', '.join(late)} did not reach {last} in {DRAIN_SECONDS:.0f} s")
             waiting.wait(POLL_INTERVAL)
         sinks = len(self.context.settings.sinks)
         subject = f"log and {sinks} sinks" if sinks else "log"
@@ -264,7 +264,7 @@ class LivePhase:
             "search_p50_ms": self._freshness.p50_ms(SEARCH),
         }
         if settings.spark:
-            screen.doing("verify", "every row of every target against its source, in a Spark session of its own")
+            screen.doing("verify", "comparing every row of every target with its source, in a separate Spark session")
             outcome.tables = verify(self.context.workspace, sinks)
         elif (log := self.probe.log) is not None:
             outcome.tables = compare_log(self.context.dsn, log)

@@ -1,4 +1,4 @@
-"""Watch: what the demo sees of the pipeline, through the catalog and the log, as any other reader of them would."""
+"""Pipeline probe: what the demo observes through the catalog and the log, as any client could."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ SEARCH: Final = "find"
 MEASURE_EVERY: Final = 1.0
 """Seconds between two measurements of the machine's load."""
 CAUGHT_UP_LAG: Final = 5.0
-"""Seconds of lag under which a sink has caught up with the first copy and its batches tell freshness."""
+"""Seconds of lag below which a sink has caught up with the first copy, so that its batches count."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineSnapshot:
-    """The pipeline at one moment."""
+    """The pipeline at one time."""
 
     durable: Position | None
     sinks: dict[str, Position]
     """Published position by sink; absent before the first publication."""
     lag: dict[str, float]
-    """Seconds by sink."""
+    """Lag in seconds by sink."""
     source_lag: float | None
     slot_retained: float | None
     """Bytes."""
@@ -49,22 +49,22 @@ class PipelineSnapshot:
     compiling: bool = False
     """Whether the reader still compiles its decoder."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why a sink is slow, by sink, where it says so."""
+    """Reported reason why a sink is slow, by sink."""
     stalled: Mapping[str, float] = field(default_factory=dict)
-    """Seconds for which a sink has shown nothing new although the log has more, by sink; of the log itself under ''."""
+    """Seconds without progress although there is more to apply, by sink; of the log itself under ''."""
     slow: str | None = None
     """Why the slowest sink is late, if this machine is the reason."""
 
 
 @dataclass(slots=True)
 class Freshness:
-    """Lag of each published batch by sink; the first copy, which is as old as the database, is left out."""
+    """Lag of each published batch by sink, without the first copy, which is as old as the database."""
 
     _samples: dict[str, list[float]] = field(default_factory=dict)
     _seen: dict[str, Position] = field(default_factory=dict)
 
     def add(self, snapshot: PipelineSnapshot) -> None:
-        """Take what is new in a snapshot."""
+        """Add the batches that are new in a snapshot."""
         for sink, position in snapshot.sinks.items():
             if position == self._seen.get(sink):
                 continue
@@ -74,13 +74,13 @@ class Freshness:
                 samples.append(snapshot.lag[sink])
 
     def p50_ms(self, sink: str) -> float | None:
-        """Median from commit at the source to visible in the sink, milliseconds; None without a batch."""
+        """Median milliseconds from commit at the source to visible in the sink; None without a batch."""
         samples = self._samples.get(sink)
         return round(median(samples) * 1000, 1) if samples else None
 
 
 class PipelineProbe:
-    """Looks at catalog and log; each look costs a few milliseconds."""
+    """Reads catalog and log; a snapshot costs a few milliseconds."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -91,7 +91,7 @@ class PipelineProbe:
         self._log: LogReader | None = None
 
     def close(self) -> None:
-        """Let go of the catalog."""
+        """Close the catalog."""
         self._catalog.close()
 
     @property
@@ -106,7 +106,7 @@ class PipelineProbe:
         return self._log
 
     def snapshot(self) -> PipelineSnapshot:
-        """The pipeline as it is now."""
+        """The pipeline now."""
         log, now = self.log, monotonic()
         durable = log.durable if log is not None else None
         sinks = [sink for sink in self._catalog.sinks.ls(PIPELINE) if sink.position > 0]
@@ -156,7 +156,7 @@ class PipelineProbe:
         return sorted(counts.items())
 
     def _figures(self) -> dict[str, float]:
-        """What reader and server report, by metric; of one with several label values any will do for a line."""
+        """Metrics of reader and server by name; of several label values, any."""
         found: dict[str, float] = {}
         for report in self._catalog.processes.ls(PIPELINE):
             old = report.reported_at is None or report_age(report.reported_at, datetime.now(UTC)) > REPORT_MAX_AGE

@@ -1,4 +1,4 @@
-"""Children: the pipeline's processes under the same supervisor as `cdc run`, their output in files."""
+"""The demo's pipeline processes, under the same supervisor as `cdc run`, with their output in files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cdc.errors import CdcError, ChildFailed
 from cdc.service.supervisor import Child, Supervisor
 
 MAX_RESTARTS: Final = 4
-"""Restarts of one child after which a demo says so instead of waiting on: it has no person who would mend it."""
+"""Restarts of one child after which the demo gives up: no operator would fix the cause."""
 
 
 class DemoProcesses:
-    """The running processes; leaving the context ends them all, at once when it is left by a second ^C."""
+    """The running processes; leaving the context ends them, at once after a second ^C."""
 
     def __init__(self, workspace: Workspace, children: Sequence[Child]) -> None:
         self._workspace = workspace
@@ -40,19 +40,19 @@ class DemoProcesses:
         return None
 
     def kill(self) -> None:
-        """End them all without waiting for what they do."""
+        """End all processes without waiting for their batches."""
         self._supervisor.stop()
-        self._supervisor.stop()  # the second word means: at once
+        self._supervisor.stop()  # the second request means: at once
         self._thread.join()
 
     def check(self) -> None:
-        """Raise ChildFailed, with the last line it printed, when a child fails beyond what a restart mends."""
+        """Raise ChildFailed, with its last line of output, if a child cannot be kept running."""
         if self._failure is not None:
             raise self._failure
         for process, restarts in self._supervisor.restarts.items():
             if restarts >= MAX_RESTARTS:
                 output = self._workspace.output(process)
-                raise ChildFailed(f"{process} fell {restarts} times: {last_line(output)}", remedy=f"read {output}")
+                raise ChildFailed(f"{process} failed {restarts} times: {last_line(output)}", remedy=f"read {output}")
 
     def _run(self) -> None:
         try:
@@ -71,7 +71,7 @@ def pipelines_command(verb: str, definition: Path, *options: str) -> Sequence[st
 
 
 def last_line(output: Path) -> str:
-    """The last line that a process printed, cut to a screen's width."""
+    """The last line that a process printed, cut to 200 characters."""
     if not output.exists():
         return "it printed nothing"
     lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Outcome: what one demo found, as a person and as a program read it."""
+"""Report of a demo: verified tables, freshness and steps, for a person and as JSON."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class DemoReport:
     )
 
     tour: list[Step] = field(default_factory=list)
-    """What was shown while the shop went on."""
+    """Steps that ran during the workload."""
     closing: list[Step] = field(default_factory=list)
-    """What was shown once its load was over."""
+    """Steps that ran after the workload."""
 
     @property
     def equal(self) -> bool:
-        """Whether there are tables, every one equals its source at each time it was asked, and no step failed."""
+        """Whether there are tables, all of them equal their source, and no step failed."""
         equal = all(table.equal for table in self.tables) and all(step.equal for step in (*self.tour, *self.closing))
         return bool(self.tables) and equal
 
     @property
     def summary(self) -> str:
-        """Both counts, and what failed besides, in one line."""
+        """Tables, changes and failed steps in one line."""
         equal = sum(table.equal for table in self.tables)
         failed = [step.name for step in (*self.tour, *self.closing) if not step.equal]
         text = f"{equal}/{len(self.tables)} tables equal, {self.changes:,} changes"

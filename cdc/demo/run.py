@@ -1,4 +1,4 @@
-"""The demo from its first line to its last: a database, the pipeline beside it, a workload, and the proof."""
+"""Runs the demo from start to end: database, pipeline, workload, verification."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from cdc.service.supervisor import pipeline_children
 
 
 def play(settings: Settings, screen: Terminal, stop: Event) -> DemoReport:
-    """Run the demo until `stop` is set or its seconds are over; leaves nothing behind unless text to keep it.
+    """Run the demo until `stop` is set or its seconds are over, and remove its state unless it is to be kept.
 
-    Raises ChildFailed when a process ends by itself, PositionNotReached when a sink does not catch up.
+    Raises ChildFailed if a process ends by itself, PositionNotReached if a sink does not catch up.
     """
     with ExitStack() as stack:
         workspace = stack.enter_context(open_workspace(settings.folder, keep=settings.keep))

@@ -1,4 +1,4 @@
-"""Settings: what the command line asks of the demo."""
+"""Settings of the demo, from the command line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cdc.demo.pipeline_probe import LAKE, SEARCH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the command line asks for."""
+    """Settings of one demo."""
 
     folder: Path
     seconds: float | None = None
-    """Of workload; None until stopped."""
+    """Seconds of workload; None to run until stopped."""
     rate: float = 200.0
     """Changes per second."""
     keep: bool = False
@@ -22,10 +22,10 @@ class Settings:
     """Major version of Postgres: 16 or 18."""
     spark: bool = True
     port: int = 8083
-    """Of the page; the next free one if taken."""
+    """Port of the page, or the next free one."""
     jars: tuple[str, ...] = ()
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The sinks that will have something to show."""
+        """Names of the sinks that get rows."""
         return (LAKE, SEARCH) if self.spark else ()

@@ -1,4 +1,4 @@
-"""The demo's SQL and its definition, read from the files beside this module."""
+"""The demo's SQL and definition, read from the files in this package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def script_text(name: str) -> str:
 
 
 def script(name: str) -> bytes:
-    """A whole file of statements, for one `execute` without parameters."""
+    """All statements of a file, for one `execute` without parameters."""
     return script_text(f"{name}.sql").encode()
 
 

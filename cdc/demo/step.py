@@ -1,4 +1,4 @@
-"""Step: one thing that the demo shows of a pipeline, how long it took, and whether it came out as it must."""
+"""One step of the demo: what it showed, how long it took, and whether the result was right."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from cdc.demo.terminal import Terminal
 from cdc.errors import CdcError, PositionNotReached
 
 POLL_INTERVAL: Final = 0.1
-"""Seconds between two looks at what is waited for."""
+"""Seconds between two checks of a condition."""
 EXPLAIN_AFTER: Final = 3.0
-"""Seconds of waiting after which the wait is text."""
+"""Seconds of waiting after which the wait is explained."""
 WAIT_SECONDS: Final = 30.0
-"""Seconds; what is waited for takes one or two on a machine that has nothing else to do."""
+"""Seconds that a wait may take; on an idle machine it takes one or two."""
 
 LINE_WIDTH: Final = 110
-"""Characters of what is text and its hint, above which they stand in two lines."""
+"""Characters of text and hint above which they are printed on two lines."""
 LINE_BREAK: Final = "\n" + " " * 21
-"""To where the text of a line begins."""
+"""Line break and indent to the column of the text."""
 
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one part of the demo found."""
+    """What one step found."""
 
     text: str
-    """For a person, in one line."""
+    """Result for a person, in one line."""
     hint: str
     """A command that shows the same."""
     equal: bool
-    """Whether it is as it must be."""
+    """Whether the result is right."""
     rows: int = 0
-    """That it concerns."""
+    """Number of rows that it concerns."""
     facts: Mapping[str, object] = field(default_factory=dict)
-    """For a program: what is text, by name."""
+    """The same result for a program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One stop of the demo."""
+    """One step in the report."""
 
     name: str
     rows: int
-    """Read again at the source, or of the log, or looked at."""
+    """Rows read at the source, in the log, or in a target."""
     seconds: float
     equal: bool
-    """Whether it came out as it must; of a backfill and a replay, whether every target equalled its source."""
+    """Whether the result was right; of a backfill and a replay, whether every target equalled its source."""
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
 def run_step(screen: Terminal, name: str, part: Callable[[], StepResult]) -> Step:
-    """Do a part and tell it; one that cannot be shown is text with its reason and is not equal."""
+    """Run a step and print its result; a step that raises is printed with its error and counts as not equal."""
     began = screen.seconds
     try:
         found = part()
@@ -70,25 +70,25 @@ def run_step(screen: Terminal, name: str, part: Callable[[], StepResult]) -> Ste
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Waits that end, and say what for when they last."""
+    """Waits for conditions, and explains long waits."""
 
     screen: Terminal
     subject: str
-    """Under which they are text."""
+    """Subject of the printed line."""
     seconds: float = WAIT_SECONDS
 
     def until(self, what: str, look: Callable[[], Found | None]) -> Found:
-        """The first thing that a look finds; raises PositionNotReached when it takes too long."""
-        began, text, never = monotonic(), False, Event()
+        """Return the first true value of `look`; raises PositionNotReached when it takes too long."""
+        began, is_explained, never = monotonic(), False, Event()
         while True:
             if found := look():
                 return found
             waited = monotonic() - began
             if waited >= self.seconds:
                 raise PositionNotReached(
-                    f"{what}: not within {self.seconds:.0f} s", remedy="read what the processes printed"
+                    f"{what}: not within {self.seconds:.0f} s", remedy="read the output of the processes"
                 )
-            if waited >= EXPLAIN_AFTER and not text:
-                text = True
-                self.screen.doing(self.subject, f"waits, {self.seconds:.0f} s at most: {what}")
+            if waited >= EXPLAIN_AFTER and not is_explained:
+                is_explained = True
+                self.screen.doing(self.subject, f"waiting up to {self.seconds:.0f} s: {what}")
             never.wait(POLL_INTERVAL)

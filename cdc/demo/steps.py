@@ -1,4 +1,4 @@
-"""Tour: while the shop goes on, the past of the lake, then a backfill and a replay, each with its proof."""
+"""The tour: time travel in the lake, a backfill and a replay during the workload, each verified."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from cdc.errors import ChildFailed
 STEP_SECONDS: Final = 120.0
 RANGE: Final = "1..500"
 STEP_TEXTS: Final = {
-    "backfill": f"orders {RANGE} are read again, for the lake alone, while the shop goes on; then verify",
-    "replay": "the search index is built anew from the log, without the source, and put in place; then verify",
+    "backfill": f"reading orders {RANGE} again, for the lake only, while the workload continues; then verify",
+    "replay": "rebuilding the search index from the log alone and switching to it; then verify",
 }
 
 
 class StepSequence:
-    """Shows what can be done to a pipeline that runs."""
+    """The steps of the tour."""
 
     def __init__(self, past: TimeTravelStep, stop: Event) -> None:
         self._time_travel, self._stop = past, stop
         self._workspace, self._screen = past.queries.workspace, past.screen
 
     def run(self) -> list[Step]:
-        """Do it all; ends early when the demo is stopped, and a part that fails is text and makes its step unequal."""
+        """Run the steps until the demo is stopped; a step that fails counts as not equal."""
         steps = self._time_travel.run()
         for name, rows, arguments in (
             ("backfill", self._backfill, "backfill ls"),
@@ -47,7 +47,7 @@ class StepSequence:
         return steps
 
     def _run_and_verify(self, act: Callable[[], int], arguments: str) -> StepResult:
-        """Act, then verify."""
+        """Run an action, then verify."""
         began = self._screen.seconds
         count = act()
         seconds = self._screen.seconds - began
@@ -59,7 +59,7 @@ class StepSequence:
         )
 
     def _backfill(self) -> int:
-        """Some orders into the lake alone."""
+        """Backfill some orders into the lake only."""
         asked = ("backfill", "shop.orders", "--keys", RANGE, "--sink", "lake", "-c", str(self._workspace.definition))
         text = self._run([sys.executable, "-m", "cdc", *asked, "--json"])
         job, waited = int(text["id"]), Event()
@@ -72,7 +72,7 @@ class StepSequence:
         return sum(table["rows"] for table in result["tables"].values())
 
     def _replay(self) -> int:
-        """The search index anew, from the log alone."""
+        """Rebuild the search index from the log."""
         return int(self._run([*pipelines_command("replay", self._workspace.definition, "find", "--json")])["rows"])
 
     def _run(self, line: Sequence[str]) -> dict[str, Any]:

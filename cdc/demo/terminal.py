@@ -1,4 +1,4 @@
-"""Screen: the demo's lines for a person, each with the seconds since the start."""
+"""The demo's terminal output: lines with the seconds since the start."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ _CLEAR: Final = "\r\x1b[K"
 
 @dataclass(slots=True)
 class Terminal:
-    """Prints lines; one of them, the last, may be written over when a terminal listens."""
+    """Prints lines; on a terminal the last one may be overwritten."""
 
     out: TextIO = field(default_factory=lambda: sys.stdout)
     began: float = field(default_factory=monotonic)
-    """`time.monotonic()` of the first moment."""
+    """Start of the demo as `time.monotonic()`."""
     _is_overwritable: bool = False
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return monotonic() - self.began
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         self._write(f"{self.seconds:5.1f}s  {text}\n")
 
     def done(self, subject: str, text: str) -> None:
-        """A step that is done, with what the user may do next."""
+        """Print a finished step, with what to try next."""
         self.say(f"✓ {subject:<10} {text}")
 
     def doing(self, subject: str, text: str) -> None:
-        """A step that takes its time."""
+        """Print a step that takes some time."""
         self.say(f"… {subject:<10} {text}")
 
     def failed(self, subject: str, text: str) -> None:
-        """A step that failed."""
+        """Print a failed step."""
         self.say(f"✗ {subject:<10} {text}")
 
     def update(self, text: str) -> None:
-        """A line of figures: written over by the next on a terminal, a line of its own elsewhere."""
+        """Print a status line; on a terminal the next one overwrites it."""
         if self.out.isatty():
             self.out.write(f"{_CLEAR}        {text}")
             self.out.flush()

@@ -1,4 +1,4 @@
-"""Past: the lake as it was at one position of before, while the shop goes on: all its tables, and their columns."""
+"""Time travel step: all tables of the lake at one past position, while the workload continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cdc.stores.published import Published, TargetState
 
 COLUMN: Final = "gift_note"
 TOTALS: Final = "select sum(total) from shop.orders union all select sum(quantity * price) from shop.order_items"
-"""Twice the same number wherever both tables are read as of one commit, for each order is written with its items."""
+"""Two equal numbers wherever both tables are read at one commit: an order and its items share a transaction."""
 _ORDERS: Final = "SELECT count(*) AS n, sum(total) AS total FROM shop.orders"
 _ITEMS: Final = "SELECT count(*) AS n, sum(quantity * price) AS total FROM shop.order_items"
 _NOW: Final = "SELECT count(*) FROM shop.orders"
@@ -25,40 +25,40 @@ _FILLED: Final = f"SELECT count({COLUMN}), count(*) FROM shop.orders"
 
 @dataclass(frozen=True, slots=True)
 class TimeTravelStep:
-    """Shows what was; `before`: where the lake stood when orders had no gift_note yet."""
+    """Shows past states; `before` is the lake's position before orders had a gift_note."""
 
     queries: LakeQueries
     screen: Terminal
     before: Position | None
     altered: bool = True
-    """Whether the column came at all."""
+    """Whether the column was added at all."""
     wait_seconds: float = WAIT_SECONDS
     """Seconds for the column to reach the lake."""
 
     def run(self) -> list[Step]:
-        """Show both; a part that cannot be shown is text as one that failed."""
+        """Run both parts; a part that cannot be shown counts as failed."""
         cut = run_step(self.screen, "cut", self.cut)
         if not self.altered:
-            self.screen.doing("column", "left out: the load ended before the schema change came")
+            self.screen.doing("column", "skipped: the workload ended before the schema change")
             return [cut]
         return [cut, run_step(self.screen, "column", self.column)]
 
     def column(self) -> StepResult:
-        """The column that came while the pipeline ran."""
+        """Show the column that was added while the pipeline ran."""
         wait = Wait(self.screen, "column", self.wait_seconds)
         wait.until(f"the lake's orders have {COLUMN}", lambda: COLUMN in self.queries.columns("shop.orders"))
         ((filled, orders),) = self.queries.rows(_FILLED)
         early = self._cut_before_column()
-        lacked = early is None or COLUMN not in self.queries.columns("shop.orders", early)
-        text = f"{COLUMN} came while it ran: in the lake {filled:,} of {orders:,} orders have one"
+        was_absent = early is None or COLUMN not in self.queries.columns("shop.orders", early)
+        text = f"{COLUMN} was added meanwhile: in the lake {filled:,} of {orders:,} orders have one"
         if early is not None:
-            text += f"; at {Position(early.position)} there was {'no such column' if lacked else 'one already'}"
+            text += f"; at {Position(early.position)} there was {'no such column' if was_absent else 'one already'}"
         hint = shell_commands.cdc_command(f'query "select {COLUMN} from shop.orders" --limit 5', self._definition)
         facts = {"column": COLUMN, "filled": filled, "absent_at": str(Position(early.position)) if early else None}
-        return StepResult(text, hint, lacked, orders, facts)
+        return StepResult(text, hint, was_absent, orders, facts)
 
     def cut(self) -> StepResult:
-        """Every table at one position of before."""
+        """Show every table at one past position."""
         cut = self._middle_cut()
         position = Position(cut.position)
         ((orders, total),), ((items, items_total),) = self.queries.rows(_ORDERS, cut), self.queries.rows(_ITEMS, cut)
@@ -71,7 +71,7 @@ class TimeTravelStep:
         return StepResult(text, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
 
     def _cut_before_column(self) -> Published | None:
-        """The cut from before the column, if it is still kept and had every table."""
+        """The cut before the column, if it is still kept and contains every table."""
         if self.before is None:
             return None
         try:
@@ -81,7 +81,7 @@ class TimeTravelStep:
         return found if _is_whole(found) else None
 
     def _middle_cut(self) -> Published:
-        """The cut in the middle of those that are kept and have every table."""
+        """The middle one of the kept cuts that contain every table."""
         lake = self.queries.lake
         kept = lake.cuts()
         for listed in [*kept[len(kept) // 2 :], *kept[: len(kept) // 2]]:

@@ -1,4 +1,4 @@
-"""Proof: at the end of the demo, every target against its source, by `verify` or, without Spark, by the log alone."""
+"""Verification at the end of the demo: by `verify` for every target, or without Spark for the log's keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cdc.postgres.connection import connect
 from cdc.table import TableSchema
 
 VERIFY_SECONDS: Final = 180.0
-"""A Spark session of its own on two busy cores, and a margin."""
+"""Seconds for a separate Spark session on two busy cores, with a margin."""
 _REMOVE_ALL: Final = frozenset({Operation.TRUNCATE.value, Operation.GENERATION.value})
 
 LiveKeys = dict[int, dict[tuple[str | None, ...], int]]
@@ -29,18 +29,18 @@ LiveKeys = dict[int, dict[tuple[str | None, ...], int]]
 
 @dataclass(frozen=True, slots=True)
 class TableVerification:
-    """One table after the demo."""
+    """The result of one table."""
 
     name: str
     """`schema.table`."""
     rows: int
-    """In the source."""
+    """Rows in the source."""
     equal: bool
-    """In every sink, or in the log if there are none."""
+    """Whether every sink, or the log if there are none, equals the source."""
 
 
 def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerification]:
-    """Run `python -m pipelines verify`, of these sinks, default all; raises ChildFailed when it gives no verdict."""
+    """Run `python -m pipelines verify` for these sinks, default all; raises ChildFailed without a result."""
     line = pipelines_command(
         "verify", workspace.definition, "--json", *(word for sink in sinks for word in ("--sink", sink))
     )
@@ -55,7 +55,7 @@ def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerific
                 check=False,
             )
         except subprocess.TimeoutExpired as exc:
-            raise ChildFailed(f"verify gave no verdict in {VERIFY_SECONDS:.0f} s") from exc
+            raise ChildFailed(f"verify did not end within {VERIFY_SECONDS:.0f} s") from exc
     verdict = _envelope(ended.stdout)
     result = verdict.get("result") or {}
     if not result.get("tables"):
@@ -67,7 +67,7 @@ def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerific
 
 
 def by_table(verdicts: Iterable[dict[str, Any]]) -> list[TableVerification]:
-    """Verdicts of (sink, topic) as one per topic: equal only where every sink is."""
+    """Results by (sink, topic) as one per topic: equal only if every sink is."""
     found: dict[str, TableVerification] = {}
     for verdict in verdicts:
         before = found.get(verdict["topic"])
@@ -78,37 +78,37 @@ def by_table(verdicts: Iterable[dict[str, Any]]) -> list[TableVerification]:
 
 
 def compare_log(dsn: str, log: LogReader) -> list[TableVerification]:
-    """The keys that the log leaves alive against the keys of every published table; the source must be at rest."""
+    """Compare the live keys of the log with those of every published table; the source must be idle."""
     log.refresh()
     alive = live_keys(log)
     schemas = {schema.topic: (relation, schema) for relation, schema in log.schemas().items()}
-    proofs = []
+    results = []
     with connect(dsn, application_name="cdc demo") as connection:
         for (topic,) in connection.execute(script("published")).fetchall():
             if topic not in schemas:
-                proofs.append(TableVerification(topic, 0, equal=False))
+                results.append(TableVerification(topic, 0, equal=False))
                 continue
             relation, schema = schemas[topic]
             rows = connection.execute(_keys_query(schema).encode()).fetchall()
-            proofs.append(
+            results.append(
                 TableVerification(topic, len(rows), {tuple(row) for row in rows} == set(alive.get(relation, {})))
             )
-    return proofs
+    return results
 
 
 def live_keys(log: LogReader) -> LiveKeys:
-    """What is alive at the end of the log."""
+    """The live keys at the end of the log."""
     rows = pa.Table.from_batches(log.rows(Position(0), log.durable or Position(0)), LOG_SCHEMA)
     return fold_live_keys(rows.select(["position", "ordinal", "relation", "op", "key", "payload"]))
 
 
 def fold_live_keys(rows: pa.Table) -> LiveKeys:
-    """By relation, the keys that log rows leave alive, each with the position that it was last written at."""
+    """By relation, the live keys after these log rows, each with the position of its last write."""
     alive: LiveKeys = {}
     for row in rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
         keys = alive.setdefault(row["relation"], {})
         if row["op"] in _REMOVE_ALL:
-            # truncated rows go whatever their position, for the truncate came after them; a generation names its first
+            # a TRUNCATE removes every earlier row; a generation removes rows before its first position
             first = int(row["payload"]) if row["op"] == Operation.GENERATION.value else row["position"] + 1
             alive[row["relation"]] = {key: at for key, at in keys.items() if at >= first}
         elif row["key"] is not None:

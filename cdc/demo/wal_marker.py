@@ -1,4 +1,4 @@
-"""Mark: a message in the shop's WAL, behind all that was committed before it."""
+"""WAL marker: a logical message in the shop's WAL after everything that was committed before it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from cdc.postgres.heartbeat import emit_message
 
 
 def write_marker(dsn: str, why: str) -> Lsn:
-    """Where it ends: who stands there has everything of before. why: its content."""
+    """Write a message with the content `why`; returns the LSN where it ends."""
     with connect(dsn, application_name="cdc demo") as connection:
         return emit_message(connection, HEARTBEAT_PREFIX, why)

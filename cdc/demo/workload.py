@@ -1,7 +1,7 @@
-"""Workload: the shop's application, writing to its database at a chosen rate from a thread of its own.
+"""Workload: the shop's application, writing to its database at a chosen rate from its own thread.
 
-It is part of the demo and serves tests and benchmarks as well: the same seed makes the same transactions
-in the same order, and `run` makes a number of them at once instead of at a rate.
+It is part of the demo and also serves tests and benchmarks: the same seed makes the same transactions in the same
+order, and `run` makes a number of them at once instead of at a rate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cdc.demo.statements import named_statements, script
 from cdc.postgres.connection import connect
 
 REFILL_EVERY: Final = 400
-"""Transactions between two TRUNCATEs of the carts: one in about five seconds at the default rate."""
+"""Transactions between two TRUNCATEs of the carts: about five seconds at the default rate."""
 CARTS: Final = 50
 _SEEDED: Final = MappingProxyType({"customers": 1000, "products": 200, "orders": 5000, "notes": 60, "events": 2000})
 _WORDS: Final = (
@@ -30,7 +30,7 @@ _WORDS: Final = (
 )  # fmt: skip
 _CENT: Final = 100
 _BODY_BYTES: Final = (9_000, 20_000)
-"""Above the 8 kB page, so that a note's body never fits into its row."""
+"""Larger than the 8 kB page, so that a note's body is always stored out of line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Written:
     changes: int
     """Rows inserted, updated and deleted, and one for each TRUNCATE."""
     altered: bool
-    """Whether the schema change on the way has happened."""
+    """Whether the schema change has happened."""
 
 
 class Workload:
-    """Transactions against the shop; one connection, one thread, no shared state but the counters.
+    """Transactions against the shop: one connection, one thread, and thread-safe counters.
 
-    Raises nothing in `start`; what ended the thread is raised by `stop`.
+    `start` raises nothing; `stop` raises the error that ended the thread.
     """
 
     def __init__(self, dsn: str, rate: float = 200.0, seed: int = 1, *, alter_after: float | None = None) -> None:
@@ -75,7 +75,7 @@ class Workload:
 
     @property
     def written(self) -> Written:
-        """The counters of now; safe from any thread."""
+        """The counters now; safe from any thread."""
         with self._lock:
             return Written(self._transactions, self._changes, self._altered)
 
@@ -84,7 +84,7 @@ class Workload:
         self._thread.start()
 
     def stop(self) -> Written:
-        """End after the current transaction and close the connection; raises what ended the thread early."""
+        """Stop after the current transaction and close the connection; raises the error that ended the thread."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -94,13 +94,13 @@ class Workload:
         return self.written
 
     def run(self, transactions: int) -> Written:
-        """Make that many transactions now, in the calling thread; not to be mixed with start."""
+        """Make that many transactions in the calling thread; do not combine with `start`."""
         for _ in range(transactions):
             self._step()
         return self.written
 
     def alter(self) -> None:
-        """Make the schema change now; from the thread that writes."""
+        """Make the schema change now, in the writing thread."""
         self._in_transaction(lambda: self._do("add_column"))
         with self._lock:
             self._altered = True
@@ -136,9 +136,11 @@ class Workload:
             self._changes += self._uncommitted
 
     def _do(self, name: str, /, **parameters: object) -> int | None:
-        """Run a named statement; the number it returned, if it returns one."""
+        """Run a named statement; returns the number that it returns, if any."""
         cursor = self._connection.execute(self._sql[name], parameters)
-        self._uncommitted += max(cursor.rowcount, 1 if name == "empty_carts" else 0)  # -1 of other DDL counts nothing
+        self._uncommitted += max(
+            cursor.rowcount, 1 if name == "empty_carts" else 0
+        )  # other DDL has -1, which counts as none
         row: Any = cursor.fetchone() if cursor.description else None
         return None if row is None else int(row[0])
 
@@ -175,7 +177,7 @@ class Workload:
         self._do("drop_order", order=order)
 
     def _some_order(self) -> int:
-        """Mostly a recent one, as in life; it may have been cancelled, and then nothing happens."""
+        """Mostly a recent order; if it was cancelled, nothing happens."""
         low = 1 if self._random.random() < 1 / 3 else max(1, self._orders - 500)
         return self._random.randint(low, self._orders)
 
@@ -290,7 +292,7 @@ class Workload:
 
 
 def make_shop(dsn: str) -> None:
-    """Lay out the shop's tables in an empty database and put its first rows in."""
+    """Create the shop's tables in an empty database and insert its first rows."""
     with connect(dsn, application_name="cdc demo") as connection:
         for name in ("shop", "seed"):
             connection.execute(script(name))

@@ -1,4 +1,4 @@
-"""Ground: the folder, the ports and the definition that one demo stands on."""
+"""Workspace of a demo: its state folder, its ports and its definition."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from cdc.demo.statements import script_text
 
 FOLDER: Final = ".cdc-demo"
 POSTGRES_PORT: Final = 54329
-"""Number of the socket in the demo's own directory; written out, for a PGPORT of the user would count otherwise."""
+"""Port number in the name of the socket; fixed, because the user's PGPORT would otherwise apply."""
 _HISTORY_PLACEHOLDER: Final = "# another one comes when the load is over"
-"""Stands in the definition where a sink is added."""
+"""Placeholder in the definition where the history sink is added."""
 _LAST_PORT: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where the demo keeps everything it makes; nothing outside of it is touched."""
+    """Folder of everything that the demo creates; it touches nothing else."""
 
     state: Path
 
     @property
     def postgres(self) -> Path:
-        """The cluster's folder."""
+        """Folder of the cluster."""
         return self.state / "postgres"
 
     @property
@@ -50,17 +50,17 @@ class Workspace:
         return f"sqlite:///{self.state}/catalog.db"
 
     def add_history(self) -> None:
-        """Add a sink to the definition: what products once cost."""
+        """Add the history sink to the definition."""
         values = {"state": str(self.state)}
         added = Template(script_text("history.yaml")).substitute(values).rstrip()
         self.definition.write_text(self.definition.read_text().replace(_HISTORY_PLACEHOLDER, added))
 
     def output(self, process: str) -> Path:
-        """What a child process printed."""
+        """File with the output of a child process."""
         return self.state / f"{process}.out"
 
     def define(self, dsn: str, port: int, jars: Sequence[str]) -> None:
-        """Write the definition for this cluster and page port, without what is added at the end."""
+        """Write the definition for this cluster and page port, without the history sink."""
         values = {"dsn": dsn, "state": str(self.state), "port": str(port), "jars": json.dumps(list(jars))}
         values["history"] = _HISTORY_PLACEHOLDER
         self.definition.write_text(Template(script_text("shop.yaml")).substitute(values))
@@ -68,7 +68,7 @@ class Workspace:
 
 @contextmanager
 def open_workspace(folder: Path, *, keep: bool) -> Iterator[Workspace]:
-    """A new state folder beside `folder`, gone afterwards unless it is kept; never one that was there before."""
+    """A new state folder in `folder`, removed at the end unless it is kept; never an existing one."""
     state = _new_folder(folder)
     try:
         yield Workspace(state)
@@ -78,7 +78,7 @@ def open_workspace(folder: Path, *, keep: bool) -> Iterator[Workspace]:
 
 
 def free_port(wanted: int) -> int:
-    """The wanted port of 127.0.0.1 or the next one that nobody listens on."""
+    """The wanted port of 127.0.0.1, or the next free one."""
     for port in range(wanted, _LAST_PORT + 1):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

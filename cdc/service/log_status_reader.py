@@ -116,7 +116,10 @@ class _LogStatusBuilder:
         compacted = self._attempt("the compacted log", lambda: read_compacted_state(self._root, log.log_id))
         horizon = compacted.horizon if compacted and compacted.horizon else None
         leaving = self._attempt("the list of removed files", lambda: waiting(self._root))
-        known, broken = self._attempt("the consumers", lambda: consumers.survey(self._root)) or ([], [])
+        known, broken = self._attempt("the consumers", lambda: consumers.list_readable_consumers(self._root)) or (
+            [],
+            [],
+        )
         lines = tuple(self._consumer(consumer, compacted) for consumer in known)
         self._problems += [self._broken(uuid) for uuid in broken]
         self._problems += [self._late(line) for line in lines if line.state == "late"]
