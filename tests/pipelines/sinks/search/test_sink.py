@@ -316,7 +316,7 @@ def test_a_driver_killed_around_its_commit_leaves_one_of_the_two_cuts(
 ) -> None:
     publish(sink, batch(0, 10, upsert(BLUE, 5)))
     sink.close()
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[4])
     environment = {**os.environ, "CDC_FAILPOINT": failpoint}
     command = [sys.executable, "-c", DRIVER.format(root=root, path=str(path))]
     died = subprocess.run(command, env=environment, check=False, capture_output=True, timeout=60)
