@@ -1,4 +1,4 @@
-"""The `_delta_log` of a Delta table in a directory: kept short, and asked for later commits by name.
+"""Commit log: the `_delta_log` of a Delta table in a directory, with removal of old commits and a test for new ones.
 
 delta-rs looks at every file of it with each commit and each refresh, and reads all since the last checkpoint. A commit
 takes 6 ms among a hundred files, 13 among 400, 54 among 5,000 and 840 among 80,000, which a table that changes every
@@ -22,11 +22,11 @@ from cdc.log.layout import commit_file
 
 _LOG: Final = "_delta_log"
 CHECKPOINTS_AT_ONCE: Final = 20
-"""Checkpoints of listed versions that one call makes; each takes some 20 ms."""
+"""Checkpoints of listed versions that one call creates; each takes some 20 ms."""
 
 
 def is_newest(uri: str, version: int) -> bool:
-    """Whether a table in a directory has no later version; False also where three looks do not tell.
+    """Whether a table in a directory has no later version; False also where that is not certain.
 
     A commit that is missing may have been removed as well, which only happens behind a later checkpoint.
     """

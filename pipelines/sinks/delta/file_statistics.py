@@ -1,4 +1,4 @@
-"""Statistics: what a Delta table's log says of a data file: rows, bounds and nulls of its columns, as JSON."""
+"""File statistics in a Delta log: number of rows, and bounds and nulls of each column, as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MAX_TEXT_BOUND: Final = 256
-"""Characters of a text that is told whole; of longer ones the least is cut and the greatest left out."""
+"""Characters of a whole text bound; a longer lower bound is cut, a longer upper bound is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class DataFile:
     """A Parquet file that is written and not yet part of a table."""
 
     name: str
-    """In the table's folder."""
+    """Path in the table's directory."""
     size: int
     """Bytes."""
     rows: int
@@ -33,11 +33,11 @@ class TargetFolder:
     path: str
     """A directory that every executor sees."""
     statistics_columns: tuple[str, ...]
-    """Columns whose least and greatest values are returned."""
+    """Columns whose bounds are returned."""
 
 
 def statistics(rows: pa.Table, columns: Sequence[str]) -> str:
-    """The statistics of a file that holds rows; of columns that it lacks nothing is said."""
+    """The statistics of a file with these rows, for those of the columns that it has."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -55,7 +55,7 @@ def statistics(rows: pa.Table, columns: Sequence[str]) -> str:
 
 
 def delta_bounds(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
-    """Bounds as Delta spells them, None those that it cannot; None for types that JSON has no exact spelling for."""
+    """Bounds in the text of Delta, None where it has none; None for types that JSON cannot express exactly."""
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_string(kind):
         whole: list[Any] = values.to_pylist()

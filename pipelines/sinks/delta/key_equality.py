@@ -1,4 +1,4 @@
-"""Keys as they compare: -0 and 0 are two texts in the log, and one key in an index of Postgres and to both engines."""
+"""Key equality: -0 and 0 are two texts in the log, but one key in an index of Postgres and in both engines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _RANK: Final = "_rank"
 
 
 def comparable(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Values of a key column, equal ones equal bit by bit."""
+    """Values of a key column in a form in which equal values are equal bit by bit."""
     return pc.add(values, pa.scalar(0, values.type)) if pa.types.is_floating(values.type) else values
 
 
 def comparable_keys(keys: pa.Table) -> pa.Table:
-    """The same of all columns of keys."""
+    """As comparable, for all columns of keys."""
     return pa.table([comparable(column) for column in keys.columns], keys.column_names)
 
 
@@ -35,7 +35,7 @@ def numbered(keys: pa.Table) -> np.ndarray:
 
 
 def latest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Of a target's rows, or a merge's source, the latest one of each key."""
+    """The latest row of each key, of a target's rows or a merge's source."""
     numbers = numbered(rows.select(list(key)))
     order = np.lexsort((rows[ORDINAL_COLUMN].to_numpy(), rows[POSITION_COLUMN].to_numpy()))
     last = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
@@ -44,7 +44,7 @@ def latest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def one_of_each(source: pa.Table, key: Sequence[str]) -> pa.Table:
-    """A merge's source without what a later row of an equal key, which another text says, has overtaken."""
+    """A merge's source without rows that a later row of an equal key in another text replaces."""
     return latest(source, key) if any(pa.types.is_floating(source.schema.field(name).type) for name in key) else source
 
 

@@ -1,7 +1,7 @@
-"""The source of a merge into the target of a table without a key: rows that came, and the places of rows that go.
+"""Keyless merge: the source of a merge for a table without a key, with new rows and the positions of rows to delete.
 
-The target is a multiset. A row that went is any row of the target that is equal to it in every column; it is
-looked for in the target, by what all rows that go tell apart best, and leaves by its place.
+The target is a multiset. A deleted row is any row of the target that is equal to it in every column. The target is
+searched by the column with the most distinct values among the deleted rows; the row is then deleted by its position.
 """
 
 from __future__ import annotations

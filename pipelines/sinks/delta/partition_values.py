@@ -1,6 +1,6 @@
-"""Parts: texts of the columns by which a target's files are parted, each of which is the name of a directory.
+"""Partition values: texts of partition columns, each of which becomes the name of a directory.
 
-A text that Delta would read as another value, or of which no directory can have the name, is refused by both writers.
+Both writers refuse a text that Delta would read back as another value, or that no directory name can contain.
 """
 
 from __future__ import annotations

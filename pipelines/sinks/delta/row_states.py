@@ -1,4 +1,4 @@
-"""States: what each key of a range was, change by change, every image made whole. Pure, on Arrow and numpy.
+"""Row states: the state of each key after each change of a range, with complete rows. Pure, on Arrow and numpy.
 
 A state is a row of the target as the range found it, a change, or an ending (a truncate, a generation's end) as one key
 meets it. Sorted by key and place they are a table's history, from which each mode takes what it keeps.

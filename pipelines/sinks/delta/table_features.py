@@ -1,7 +1,7 @@
-"""Table features that came after a target was made: whose it is then to write, and how a refusal is told.
+"""Table features that a client added to a target: errors for those that its writer does not know.
 
-Targets are made with features that both writers know. ALTER TABLE may give one more, and no commit of delta-rs goes
-through from then on: it is Spark's to write, or it stops alone.
+Targets are created with features that both writers know. ALTER TABLE may add one that delta-rs cannot commit to. From
+then on Spark writes the target, or its table stops alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _APPEND_ONLY: Final = re.compile(r"append-only|APPEND_ONLY")
 
 
 def unsupported(uri: str, features: tuple[str, ...], told: str = "", *, remedy: str = BY_SPARK) -> TargetUnusable:
-    """The error of a target that asks for features; told: what of it nobody does."""
+    """The error of a target with features that delta-rs does not write; told: the operation that is impossible."""
     names = ", ".join(map(repr, features))
     return TargetUnusable(
         f"target {uri!r} was given table features that delta-rs does not write: {names}{told and f'; {told}'}",
@@ -39,7 +39,7 @@ def unsupported(uri: str, features: tuple[str, ...], told: str = "", *, remedy: 
 
 @contextmanager
 def translate_refusals(uri: str) -> Iterator[None]:
-    """Raise TargetUnusable for what a target's protocol makes a writer or a reader refuse inside of the block."""
+    """Raise TargetUnusable where the protocol of a target makes a reader or writer refuse it in the block."""
     try:
         yield
     except (DeltaError, Py4JJavaError, PySparkException) as exc:

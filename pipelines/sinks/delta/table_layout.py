@@ -1,4 +1,4 @@
-"""Layout: what is fixed of a target when it is made, by the rule of its table."""
+"""Table layout: the partitions and properties of a target that are fixed by its rule when it is created."""
 
 from __future__ import annotations
 

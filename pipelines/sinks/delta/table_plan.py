@@ -1,4 +1,4 @@
-"""Shapes: a Delta sink's rules held against its tables: what a target's rows are, where it lies, how it is made."""
+"""Table plans: the rules of a Delta sink applied to its tables: columns, path and layout of each target."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class TablePlans:
-    """Each rule is held against each version of a table once; any thread may ask."""
+    """The plans of one sink, made once for each version of a table; any thread may use them."""
 
     def __init__(self, rules: Sequence[SinkRule]) -> None:
         self._rules = rules

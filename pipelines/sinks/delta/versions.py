@@ -1,7 +1,7 @@
-"""What each mode keeps of a table's states: versions, marked rows, every change. Pure.
+"""Rows of each history mode, made from the states of a table: versions, marked rows, every change. Pure.
 
-Of whatever range the states are, and however a history is cut into ranges, a mode's rows come out the same: a version
-is put under its key and where it began, a marked row under its key, a change under its place.
+The rows of a mode do not depend on how a history is cut into ranges: a version is found by its key and start, a
+marked row by its key, a change by its position.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writers: which of delta-rs and Spark makes a commit of a Delta target, and the merge by either."""
+"""Writers: the choice between delta-rs and Spark for each commit of a Delta target, and the merge by either."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 
 
 class Writers:
-    """The two writers of one sink; any thread may ask."""
+    """The two writers of one sink; any thread may use them."""
 
     def __init__(self, wanted: Writer, path: str) -> None:
-        """path: the sink's template, which says in what store its targets are."""
+        """path: the sink's path template, which names the store of its targets."""
         self.wanted, self._path = wanted, path
         self.costs = WriterCosts()
         self.by_spark = False
-        """Whether there is a session that can write the targets, and may."""
+        """Whether there is a Spark session that can and may write the targets."""
         self._spark: SparkSession | None = None
 
     def attach(self, spark: SparkSession) -> None:
-        """Spark is up."""
+        """Use this Spark session."""
         self._spark = spark
         self.by_spark = (
             self.wanted is not Writer.DELTA_RS and can_write_delta(spark) and has_file_system(spark, self._path)
         )
 
     def check(self, sink: str) -> None:
-        """Raise DeltaJarMissing when the writer of the sink is Spark and that cannot be."""
+        """Raise DeltaJarMissing when the writer of the sink is Spark and Spark cannot write its targets."""
         if self.wanted is Writer.SPARK and not has_file_system(require_delta(self._spark), self._path):
             raise DeltaJarMissing(
                 f"writer 'spark' of sink {sink!r} needs a file system for {self._path!r}: Spark has none",
@@ -61,9 +61,9 @@ class Writers:
             )
 
     def writable(self, whole: DeltaTarget, layout: TableLayout) -> DeltaTarget:
-        """A target as whoever is able to write it does.
+        """The target for the writer that can write it: delta-rs, or Spark for table features of Spark only.
 
-        Raises TargetUnusable where nobody is, and SparkAwaited while that may be Spark and it is not up.
+        Raises TargetUnusable where neither can, and SparkAwaited where Spark may be able to but has not started.
         """
         if not (features := lacking(whole.table)):
             return whole
@@ -80,7 +80,7 @@ class Writers:
     def choice(
         self, target: DeltaTarget, batch: TableBatch, source: pa.Table | DataFrame, key: tuple[str, ...]
     ) -> WriterDecision:
-        """Who merges the source by the columns of a key; raises SparkAwaited for what only Spark can."""
+        """The writer of a merge by the columns of a key; raises SparkAwaited for a merge that needs Spark."""
         if not isinstance(source, pa.Table) or self.wanted is not Writer.AUTO:
             return WriterDecision(spark=self.wanted is not Writer.DELTA_RS)
         if isinstance(target, SparkTarget):
