@@ -59,23 +59,23 @@ def test_files_end_after_so_many_rows(log: LogReader, tmp_path: Path):
     assert len(places(tmp_path / "out")) == done.rows
 
 
-def test_what_is_there_is_never_written_over(log: LogReader, tmp_path: Path):
+def test_an_existing_file_is_never_overwritten(log: LogReader, tmp_path: Path):
     (tmp_path / "out").write_text("mine")
     for write in (
         lambda: write_parquet(log, export_range(log, None, None, None), tmp_path / "out"),
         lambda: write_lines([{}], tmp_path / "out"),
     ):
-        with pytest.raises(ConfigError, match="there already"):
+        with pytest.raises(ConfigError, match="already exists"):
             write()
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_a_place_that_is_not_there_is_told(log: LogReader, tmp_path: Path):
-    with pytest.raises(ConfigError, match="no directory"):
+def test_a_missing_directory_is_an_error(log: LogReader, tmp_path: Path):
+    with pytest.raises(ConfigError, match="does not exist"):
         write_lines([], tmp_path / "missing" / "out")
 
 
-def test_what_fails_leaves_nothing_behind(tmp_path: Path):
+def test_a_failed_export_leaves_no_file(tmp_path: Path):
     def broken():
         yield {"a": 1}
         raise LogTrimmed("gone")
