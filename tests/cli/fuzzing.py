@@ -139,7 +139,8 @@ def below(folder: Path) -> list[Path]:
 def spoil_definition(random: Random, folder: Path) -> None:
     """Break the text at one place."""
     path = folder / "pipeline.yaml"
-    text = path.read_text(encoding="utf-8", errors="replace") if os.access(path, os.W_OK | os.R_OK) else ""
+    is_readable = path.is_file() and os.access(path, os.W_OK | os.R_OK)
+    text = path.read_text(encoding="utf-8", errors="replace") if is_readable else ""
     if not text.strip():
         return
     at, odd = random.randrange(len(text)), random.choice((*TEXT, *ODD))
