@@ -443,7 +443,7 @@ class SinkRunner:
         rows = (
             session.readStream.format("cdc")
             .option("path", self._definition.log.path)
-            .option("storage", self._definition.log.storage.handed_on())
+            .option("storage", self._definition.log.storage.to_json())
             .option("tables", tables_option(self._wanted.tables))
             .option("boundaries", "true")  # a batch also when only the position moved
             .option("maxRowsPerTrigger", str(self._parts.batch_rows))
@@ -540,10 +540,10 @@ def keeps_history(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Callabl
     """Of which tables, by topic, a sink wants every change; None: of none."""
     if not isinstance(wanted, DeltaSinkDefinition):
         return None
-    latest = (settings_with_rule(wanted, rule).keeping is HistoryMode.LATEST for rule in (None, *wanted.rules))
+    latest = (settings_with_rule(wanted, rule).history_mode is HistoryMode.LATEST for rule in (None, *wanted.rules))
     if all(latest):
         return None
-    return lambda topic: table_settings(topic, wanted, wanted.rules).keeping is not HistoryMode.LATEST
+    return lambda topic: table_settings(topic, wanted, wanted.rules).history_mode is not HistoryMode.LATEST
 
 
 def delta_settings(wanted: DeltaSinkDefinition) -> DeltaSettings:

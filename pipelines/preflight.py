@@ -86,7 +86,7 @@ def _refusals(one: SinkTables, session: Asking) -> Iterator[ColumnMismatch]:
         return
     for aside, key in _ORDERS if rule.partition_by or rule.cluster_by else ():
         shapes = TablePlans([rule.model_copy(update={aside: ()} if aside else {})])
-        if rule.transform is not None and rule.transform.in_spark:
+        if rule.transform is not None and rule.transform.needs_spark:
             shapes.spark = session()
         try:
             shapes.of(schema, policy)

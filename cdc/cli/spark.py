@@ -120,7 +120,9 @@ def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     claims = dict(_parse_claim(text) for text in claim or ())
     pods = PodSettings(image=image, executors=executors, claims=claims, schedule=schedule)
-    _print(manifest(replace(_job(config, verb_arguments, sink, trigger, schedule), more=tuple(env or ())), pods))
+    _print(
+        manifest(replace(_job(config, verb_arguments, sink, trigger, schedule), extra_variables=tuple(env or ())), pods)
+    )
 
 
 def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -138,7 +140,7 @@ def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
     """
     from cdc.cluster.databricks import bundle
 
-    job = replace(_job(config, verb_arguments, sink, trigger, schedule), more=tuple(env or ()))
+    job = replace(_job(config, verb_arguments, sink, trigger, schedule), extra_variables=tuple(env or ()))
     _print([bundle(job, workers=workers, schedule=schedule)])
 
 
@@ -163,12 +165,12 @@ def _job(
         written=check_definition(config).written,
         config=config,
         sinks=(options["sink"],) if verb == "replay" else tuple(sinks or ()),
-        verb=SparkAction(verb),
-        words=tuple(arguments),
+        action=SparkAction(verb),
+        action_arguments=tuple(arguments),
         into=options.get("into"),
         trigger=checked_trigger(trigger),
     )
-    if schedule is not None and not job.once:
+    if schedule is not None and not job.ends_by_itself:
         raise ConfigError("a scheduled run must end", remedy="add --trigger once")
     return job
 

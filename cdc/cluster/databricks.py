@@ -1,6 +1,6 @@
-"""Databricks: the job as an asset bundle (`databricks.yml`), beside the definition and the built wheel.
+"""Databricks asset bundle (`databricks.yml`) of the job, for a directory with the definition and the built wheel.
 
-Each variable that the definition refers to comes from a secret of that name in a scope that is named as the job.
+Each variable that the definition refers to comes from a secret of that name; the secret scope has the job's name.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from cdc.cluster.job import SparkJob
 from cdc.errors import InvalidDefinition
 
 ENTRY_POINT: Final = "cdc-job"
-"""Of the wheel: `pipelines.submitted.job`."""
+"""Entry point of the wheel, which runs `pipelines.submitted.job`."""
 VOLUMES: Final = "/Volumes"
-"""Directories that every machine of a workspace sees."""
+"""Root of the volumes, which every machine of a workspace can access."""
 
 
 def bundle(job: SparkJob, *, workers: int = 2, schedule: str | None = None) -> dict[str, Any]:
-    """The bundle; schedule: when a job that ends is started, in Quartz' words.
+    """The bundle; schedule: Quartz cron expression for a job that ends by itself.
 
-    Raises InvalidDefinition if the definition names what those machines cannot have.
+    Raises InvalidDefinition if the definition uses something that the machines lack.
     """
-    job.check_elsewhere([VOLUMES], sqlite=False)
+    job.check_portable([VOLUMES], sqlite=False)
     if job.files:
-        raise InvalidDefinition(f"secret file {job.files[0]!r} is of this machine: write {{env: VAR}}")
+        raise InvalidDefinition(f"secret file {job.files[0]!r} is local: write {{env: VAR}}")
     task = {
-        "task_key": job.verb.value,
+        "task_key": job.action.value,
         "python_wheel_task": {
             "package_name": "cdc",
             "entry_point": ENTRY_POINT,
@@ -40,20 +40,20 @@ def bundle(job: SparkJob, *, workers: int = 2, schedule: str | None = None) -> d
             "spark_env_vars": {name: f"{{{{secrets/{job.name}/{name}}}}}" for name in job.variables},
         },
     }
-    run = {"name": job.entry, "max_concurrent_runs": 1, **_when(job, schedule), "tasks": [task]}
+    run = {"name": job.job_name, "max_concurrent_runs": 1, **_when(job, schedule), "tasks": [task]}
     return {
-        # what a bundle of the same name had before, and has no more, is taken away where it is deployed
-        "bundle": {"name": job.title},
+        # deploying removes jobs that an earlier bundle of the same name contained, so each title has its own bundle
+        "bundle": {"name": job.application_name},
         "variables": {
             "spark_version": {"description": "a runtime with Spark 4.2"},
-            "node_type_id": {"description": "what a worker is"},
+            "node_type_id": {"description": "node type of the workers"},
         },
         "sync": {"include": [job.config.name]},
-        "resources": {"jobs": {job.entry.replace("-", "_"): run}},
+        "resources": {"jobs": {job.job_name.replace("-", "_"): run}},
     }
 
 
 def _when(job: SparkJob, schedule: str | None) -> dict[str, Any]:
     if schedule is not None:
         return {"schedule": {"quartz_cron_expression": schedule, "timezone_id": "UTC"}}
-    return {} if job.once else {"continuous": {"pause_status": "UNPAUSED"}}
+    return {} if job.ends_by_itself else {"continuous": {"pause_status": "UNPAUSED"}}

@@ -1,7 +1,8 @@
-"""Job: what a cluster is to do for one pipeline as something to be submitted, and what it needs of where it runs.
+"""SparkJob: one Spark application of a pipeline, independent of how it is submitted to a cluster.
 
-Made of the definition alone: the same text from the same one. Secrets stay references. A setting of Spark whose value
-comes from a variable, or whose name says that it is secret, is shown nowhere: the job takes it from the definition.
+A job depends only on the definition: equal definitions give equal text. Secrets stay references. A Spark setting whose
+value comes from a variable, or whose name is sensitive, is not part of the job's text: the driver reads it from the
+definition.
 """
 
 from __future__ import annotations
@@ -26,144 +27,146 @@ from cdc.config.yaml_document import Key, dotted_key
 from cdc.errors import ConfigError, InvalidDefinition
 
 SPARK_VERSION: Final = "4.2.0"
-"""Pinned together with Delta's, as pyproject.toml has them."""
+"""Version of Spark, pinned together with Delta's in pyproject.toml."""
 DELTA_PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""The newest Delta that this Spark takes."""
+"""The latest Delta release for this Spark version."""
 SHIPPED_BY_SPARK: Final = (
     "org.apache.hadoop:*,org.apache.parquet:*,org.apache.logging.log4j:*,org.slf4j:*,com.fasterxml.jackson.core:*,"
     "com.github.luben:*,org.xerial.snappy:*,org.roaringbitmap:*,org.locationtech.jts:*,io.airlift:*,io.unitycatalog:*"
 )
-"""What Delta's package names as well; Spark has it, often newer."""
+"""Dependencies of Delta's package that Spark already contains, often in a newer version."""
 DEFAULT_CONF: Final = {"spark.log.level": "WARN"}
-"""Else Spark says a hundred lines for every batch."""
+"""Settings that a definition can override; at INFO Spark logs a hundred lines for every batch."""
 
 ONCE: Final = "once"
-"""The trigger of a run that ends."""
+"""Trigger of a job that ends after it has applied all changes."""
 
 _VARIABLE: Final = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""One without a default."""
+"""A reference to a variable without a default."""
 _PASSWORD: Final = re.compile(r"://[^:@/]*:(?!\$\{)[^@/]+@")
-"""In a URL, not from a variable."""
+"""A literal password in a URL."""
 
 
 class SparkAction(StrEnum):
-    """What a job does, as `python -m pipelines` calls it."""
+    """What a job does: a command of `python -m pipelines`."""
 
-    #: The log to every sink, until stopped.
+    #: Apply the log to the sinks, until stopped.
     APPLY = "apply"
-    #: One sink's target built anew from the log.
+    #: Rebuild the target of one sink from the log.
     REPLAY = "replay"
-    #: What is cold of the log to its compacted table.
+    #: Compact closed segments of the log.
     COMPACT = "compact"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkJob:
-    """One process that is submitted."""
+    """One Spark application to submit."""
 
     definition: Definition
     written: Any
-    """The values of the file, text with variables as it was written."""
+    """Plain values of the definition file, before interpolation."""
     config: Path
-    """The file."""
+    """Path of the definition file."""
     sinks: tuple[str, ...] = ()
-    """Only these; all if empty. Of a replay the one."""
-    verb: SparkAction = SparkAction.APPLY
-    words: tuple[str, ...] = ()
-    """What another verb than apply is told, as it was written."""
+    """Names of the sinks to apply; all if empty. A replay has exactly one."""
+    action: SparkAction = SparkAction.APPLY
+    action_arguments: tuple[str, ...] = ()
+    """Command-line arguments of a replay or a compaction."""
     into: str | None = None
-    """Where a replay keeps the new target; else in the place of the old one."""
-    more: tuple[str, ...] = ()
-    """Variables that it needs as well, those by which a lake in an object store is reached."""
+    """Directory of a replay's new target; None replaces the old target."""
+    extra_variables: tuple[str, ...] = ()
+    """Additional environment variables, for access to sinks in an object store."""
     trigger: str | None = None
-    """Time between batches, or `once`: the job ends when it has applied what there was."""
+    """Time between batches, or `once` for a job that ends after it has applied all changes."""
 
     @property
     def name(self) -> str:
-        """As Kubernetes takes it."""
+        """Name of the pipeline's objects, in the form that Kubernetes accepts."""
         return f"cdc-{self.definition.name}".replace("_", "-")
 
     @property
-    def title(self) -> str:
-        """The name, with what is done where that is not to apply: each replay is something beside the others."""
-        said = () if self.verb is SparkAction.APPLY else (self.verb.value, *self.sinks)
+    def application_name(self) -> str:
+        """Name of the Spark application; contains action and sinks, so that replays do not share a name."""
+        said = () if self.action is SparkAction.APPLY else (self.action.value, *self.sinks)
         return "-".join((self.name, *said)).replace("_", "-")
 
     @property
-    def entry(self) -> str:
-        """The name among the jobs of a cluster."""
-        return f"{self.name}-apply" if self.verb is SparkAction.APPLY else self.title
+    def job_name(self) -> str:
+        """Name of the job in the cluster's list of jobs."""
+        return f"{self.name}-apply" if self.action is SparkAction.APPLY else self.application_name
 
     @property
-    def once(self) -> bool:
-        """Whether it ends by itself."""
-        return self.verb is not SparkAction.APPLY or self.trigger == ONCE
+    def ends_by_itself(self) -> bool:
+        """Whether the job ends by itself."""
+        return self.action is not SparkAction.APPLY or self.trigger == ONCE
 
     @property
     def conf(self) -> dict[str, str]:
-        """The settings of Spark that may be shown, by name."""
+        """The Spark settings without sensitive ones, by name."""
         shown = printable_definition(self.definition, self.written)["spark"]["conf"]
         said = {name: text for name, text in shown.items() if text == self.definition.spark.conf[name]}
         return dict(sorted((DEFAULT_CONF | said).items()))
 
     def arguments(self, config: str) -> list[str]:
-        """What `pipelines/submitted/job.py` is called with; config: where it finds the definition."""
-        if self.verb is not SparkAction.APPLY:
-            return [self.verb.value, "--config", config, *self.words]
+        """Command-line arguments of `pipelines/submitted/job.py`; config: path of the definition on the driver."""
+        if self.action is not SparkAction.APPLY:
+            return [self.action.value, "--config", config, *self.action_arguments]
         sinks = [word for sink in self.sinks for word in ("--sink", sink)]
         return ["apply", "--config", config, *sinks, *(["--trigger", self.trigger] if self.trigger else [])]
 
     @property
     def variables(self) -> list[str]:
-        """Names of the variables that it needs, those of the definition that have a default left out."""
+        """Names of the environment variables that the job requires; variables with a default are left out."""
         written = {name for _, text in _texts(self.written) for name in _VARIABLE.findall(text)}
-        return sorted({*self.more, *written, *(name for kind, name in _references(self.definition) if kind == "env")})
+        return sorted(
+            {*self.extra_variables, *written, *(name for kind, name in _references(self.definition) if kind == "env")}
+        )
 
     @property
     def files(self) -> list[str]:
-        """Paths of the files that hold its secrets, as the definition names them."""
+        """Paths of the secret files, as the definition contains them."""
         return sorted({name for kind, name in _references(self.definition) if kind == "file"})
 
-    def check_elsewhere(self, shared: Collection[str], *, sqlite: bool = True) -> None:
-        """Raise InvalidDefinition unless it can be carried out on other machines and its text be shown there.
+    def check_portable(self, shared: Collection[str], *, sqlite: bool = True) -> None:
+        """Raise InvalidDefinition if the job uses local directories or if its text contains a secret.
 
-        shared: directories that all of them have, with an SQLite file as well unless that is ruled out.
+        shared: directories that all machines can access; sqlite: whether the catalog can be a file in them.
         """
         wanted = self.definition
         for key, path in self._places():
             if not is_remote(path) and not _within(fixed_part(path), shared):
-                raise InvalidDefinition(f"{key} is a directory of this machine: expected a place that all machines see")
+                raise InvalidDefinition(f"{key} is a local directory: expected one that all machines can access")
         kind, _, file = wanted.catalog.url.partition(":///")
-        catalog = self.verb is not SparkAction.COMPACT  # which asks nobody: its commit is fenced
+        catalog = self.action is not SparkAction.COMPACT  # a compaction needs no catalog: its commit is fenced
         if catalog and kind == "sqlite" and not (sqlite and _within(file, shared)):
-            raise InvalidDefinition("catalog.url is a file of this machine: expected a database that all machines see")
+            raise InvalidDefinition("catalog.url is a local file: expected a database that all machines can access")
         if with_password := [key for key, text in _texts(self.written) if _PASSWORD.search(text)]:
-            raise InvalidDefinition(f"{dotted_key(with_password[0])} holds a password: write ${{VAR}}")
+            raise InvalidDefinition(f"{dotted_key(with_password[0])} contains a password: write ${{VAR}}")
         shown = printable_definition(wanted, self.written)["spark"]["conf"]
         if hidden := sorted(name for name, text in shown.items() if text == "***"):
-            raise InvalidDefinition(f"spark.conf {hidden[0]!r} holds a secret: write ${{VAR}}")
+            raise InvalidDefinition(f"spark.conf {hidden[0]!r} contains a secret: write ${{VAR}}")
 
     def _places(self) -> Iterator[tuple[str, str]]:
-        """(what it is, path) of all that it reads or writes."""
+        """(description, path) of every directory that the job reads or writes."""
         yield "log.path", self.definition.log.path
-        if self.verb is not SparkAction.COMPACT:
+        if self.action is not SparkAction.COMPACT:
             yield from ((f"the path of sink {sink.name!r}", sink.path) for sink in self.definition.sinks)
         if self.into is not None:
             yield "--into", self.into
 
 
 def chosen_sinks(definition: Definition, wanted: Collection[str]) -> tuple[Sink, ...]:
-    """The sinks of those names, all if there are none; raises ConfigError for a name that is no sink's."""
+    """The sinks with those names, all if none is given; raises ConfigError for an unknown name."""
     known = [sink.name for sink in definition.sinks]
     if unknown := sorted(set(wanted) - set(known)):
         raise ConfigError(
-            f"no sink is called {unknown[0]!r}: expected one of {', '.join(known)}", remedy="name one of these"
+            f"unknown sink {unknown[0]!r}: expected one of {', '.join(known)}", remedy="name one of these sinks"
         )
     return tuple(sink for sink in definition.sinks if not wanted or sink.name in wanted)
 
 
 def checked_trigger(text: str | None) -> str | None:
-    """The text, if it is `once` or a duration; raises InvalidDefinition."""
+    """The text itself; raises InvalidDefinition unless it is `once` or a duration."""
     if text not in {None, ONCE}:
         try:
             seconds(text)
@@ -173,7 +176,7 @@ def checked_trigger(text: str | None) -> str | None:
 
 
 def _references(model: BaseModel) -> Iterator[tuple[str, str]]:
-    """(env or file, name) of every secret that is not written as text."""
+    """(env or file, name) of every secret that is a mapping."""
     for _, value in model:
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, Secret) and isinstance(one.reference, dict):
@@ -183,7 +186,7 @@ def _references(model: BaseModel) -> Iterator[tuple[str, str]]:
 
 
 def _texts(written: Any, key: Key = ()) -> Iterator[tuple[Key, str]]:
-    """Every text of a definition as it was written, and its key."""
+    """Key and text before interpolation of every text of a definition."""
     if isinstance(written, dict | list):
         for part, value in written.items() if isinstance(written, dict) else enumerate(written):
             yield from _texts(value, (*key, part))

@@ -1,7 +1,7 @@
-"""Kubernetes: the job as a SparkApplication of the Spark operator (`sparkoperator.k8s.io/v1beta2`).
+"""Kubernetes manifests: the job as a SparkApplication of the Spark operator (`sparkoperator.k8s.io/v1beta2`).
 
-Its definition comes as a ConfigMap beside it, secrets from a Secret that is named as the job: of each variable that the
-definition refers to a key of that name, of each file its base name.
+A ConfigMap contains the definition. Secrets come from a Secret with the name of the job: its keys are the names of the
+variables and the base names of the files that the definition refers to.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from cdc.cluster.job import DELTA_PACKAGE, SHIPPED_BY_SPARK, SPARK_VERSION, Spar
 
 API: Final = "sparkoperator.k8s.io/v1beta2"
 DEFINITIONS: Final = PurePosixPath("/etc/cdc")
-"""Where a pod finds the definition, and files that it names without a folder."""
+"""Mount path of the definition and of secret files with a relative path."""
 MAIN: Final = "local:///opt/cdc/job.py"
-"""Where the image has `pipelines/submitted/job.py`: no version of Python is in this path."""
+"""Path of `pipelines/submitted/job.py` in the image, independent of the Python version."""
 
 MEMORY: Final = "2g"
-"""Of driver and executors, unless spark.conf says it."""
+"""Default memory of driver and executors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSettings:
-    """Where the job is to run."""
+    """Settings of driver and executor pods."""
 
     image: str
-    """With Spark, Java, this product, and MAIN."""
+    """Container image with Spark, Java, this product, and MAIN."""
     executors: int = 2
     service_account: str = "spark"
-    """Of the driver: it makes the executors."""
+    """Service account of the driver, which creates the executors."""
     claims: Mapping[str, str] = field(default_factory=dict)
-    """Claims of volumes that all pods share, and where each is mounted."""
+    """Persistent volume claims that all pods share, and their mount paths."""
     schedule: str | None = None
-    """When a job that ends is started, as cron says it."""
+    """Cron schedule of a job that ends by itself."""
 
 
 def manifest(job: SparkJob, pods: PodSettings) -> list[dict[str, Any]]:
-    """The objects to apply; raises InvalidDefinition if the definition names what pods cannot have."""
-    job.check_elsewhere(pods.claims.values())
+    """The Kubernetes objects to apply; raises InvalidDefinition if the definition uses something that pods lack."""
+    job.check_portable(pods.claims.values())
     text = job.config.read_text(encoding="utf-8")
     definition = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": job.name}}
     return [definition | {"data": {job.config.name: text}}, _application(job, pods)]
 
 
 def _application(job: SparkJob, pods: PodSettings) -> dict[str, Any]:
-    head = {"apiVersion": API, "kind": "SparkApplication", "metadata": {"name": job.entry}}
+    head = {"apiVersion": API, "kind": "SparkApplication", "metadata": {"name": job.job_name}}
     if pods.schedule is None:
         return head | {"spec": _spec(job, pods)}
-    # a run that is late is no reason for a second one beside it
+    # a late run must not overlap with the next one
     spec = {"schedule": pods.schedule, "concurrencyPolicy": "Forbid", "template": _spec(job, pods)}
     return head | {"kind": "ScheduledSparkApplication", "spec": spec}
 
@@ -74,7 +74,7 @@ def _spec(job: SparkJob, pods: PodSettings) -> dict[str, Any]:
         "arguments": job.arguments(str(DEFINITIONS / job.config.name)),
         "deps": {"jars": [f"local://{jar}" for jar in jars]} if jars else fetched,
         "sparkConf": conf,
-        "restartPolicy": {"type": "Never"} if job.once else {"type": "Always"},
+        "restartPolicy": {"type": "Never"} if job.ends_by_itself else {"type": "Always"},
         "volumes": _volumes(job, pods, secrets),
         "driver": {
             "cores": 1,
@@ -98,8 +98,8 @@ def _shared(pods: PodSettings) -> list[dict[str, Any]]:
 
 def _volumes(job: SparkJob, pods: PodSettings, secrets: list[str]) -> list[dict[str, Any]]:
     sources: list[dict[str, Any]] = [{"configMap": {"name": job.name}}]
-    if beside := sorted(set(job.files) - set(secrets)):
-        items = [{"key": PurePosixPath(file).name, "path": file} for file in beside]
+    if relative := sorted(set(job.files) - set(secrets)):
+        items = [{"key": PurePosixPath(file).name, "path": file} for file in relative]
         sources.append({"secret": {"name": job.name, "items": items}})
     found: list[dict[str, Any]] = [{"name": "definition", "projected": {"sources": sources}}]
     if secrets:

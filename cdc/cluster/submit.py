@@ -1,4 +1,4 @@
-"""Submit: the job as a command of spark-submit, on the machine that gives it."""
+"""Command line of spark-submit for a job."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from cdc.cluster.job import DELTA_PACKAGE, SHIPPED_BY_SPARK, SparkJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSubmit:
-    """The machine's Spark and Python."""
+    """Paths of the local Spark and Python installations."""
 
     home: Path
-    """Of Spark."""
+    """SPARK_HOME."""
     main: Path
-    """`pipelines/submitted/job.py`."""
+    """Path of `pipelines/submitted/job.py`."""
     python: str
-    """Of the driver."""
+    """Python executable of the driver."""
     executor_python: str
-    """Of the executors, as it is called there."""
+    """Python executable of the executors, by its name there."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """What spark-submit needs: another Spark's SPARK_HOME starts that one, and without any none is found."""
+        """Environment of spark-submit; sets SPARK_HOME, because an inherited one could start another Spark."""
         python = {"PYSPARK_PYTHON": self.executor_python, "PYSPARK_DRIVER_PYTHON": self.python}
         return {"SPARK_HOME": str(self.home)} | python
 
     def command(self, job: SparkJob, master: str | None = None, extra: Sequence[str] = ()) -> list[str]:
-        """The words of it; extra: options that are handed on as they are, and win."""
+        """The arguments of spark-submit; extra: further options, which override those of the job."""
         jars = job.definition.spark.delta_jars
         delta = {"--jars": ",".join(jars)} if jars else _FETCHED
-        options = {"--master": master or job.definition.spark.master, "--name": job.title} | delta
-        words = [word for option in options.items() for word in option]
-        conf = [word for name, text in job.conf.items() for word in ("--conf", f"{name}={text}")]
+        options = {"--master": master or job.definition.spark.master, "--name": job.application_name} | delta
+        arguments = [part for option in options.items() for part in option]
+        conf = [part for name, text in job.conf.items() for part in ("--conf", f"{name}={text}")]
         main = [str(self.main), *job.arguments(str(job.config.absolute()))]
-        return [str(self.home / "bin" / "spark-submit"), *words, *conf, *extra, *main]
+        return [str(self.home / "bin" / "spark-submit"), *arguments, *conf, *extra, *main]
 
     def line(self, command: Sequence[str]) -> str:
-        """The command as a shell takes it, with what it needs of the environment."""
+        """The command as a shell command line, with its environment variables."""
         said = [f"{name}={shlex.quote(text)}" for name, text in self.environment.items()]
         return " ".join([*said, shlex.join(command)])
 

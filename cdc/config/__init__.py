@@ -1,4 +1,4 @@
-"""Definitions: YAML files that say what a pipeline watches, where its log is and what it feeds."""
+"""Definition files: YAML that describes the source, the log and the sinks of a pipeline."""
 
 from cdc.config.definition import Definition, Spark, TableRule
 from cdc.config.load import CheckedDefinition, check_definition, issues_in_file, load_definition, unprotected_service

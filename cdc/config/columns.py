@@ -1,4 +1,4 @@
-"""Columns: what a Delta sink's rules say of columns, held against those that a table has. Pure."""
+"""Checks of the columns that a Delta sink's rules name against those that a table has. Does no I/O."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from cdc.errors import CdcError, SchemaNotApplicable, TransformFailed
 from cdc.naming import column_name
 from cdc.table import TableSchema
 
-CORRECT_RULE: Final = "mend the sink's rule in the definition and start again"
+CORRECT_RULE: Final = "correct the sink's rule in the definition and start again"
 _LISTS: Final = ("column_list", "except_column_list", "track_history_column_list", "track_history_except_column_list")
 
 
 class ColumnMismatch(NamedTuple):
-    """What a definition says that does not go with a table, or with what lies at its target's place."""
+    """A key of the definition that conflicts with a table's columns, or with the existing target."""
 
     key: Key
-    """Where it is said: from the definition's beginning, or below a rule or its sink."""
+    """Path of the key, from the root of the definition, or below a rule or its sink."""
     error: CdcError
-    """What the table would stop with."""
+    """The error with which the table would stop."""
 
 
 def with_target_columns(schema: TableSchema, settings: TableSettings) -> TableSchema:
-    """The table with the columns alone that its target has; a name that it does not have says nothing here."""
+    """The table with only the columns that its target has; unknown names are ignored."""
     wanted, unwanted = set(settings.column_list), set(settings.except_column_list)
     if not wanted and not unwanted:
         return schema
@@ -36,43 +36,43 @@ def with_target_columns(schema: TableSchema, settings: TableSettings) -> TableSc
 
 
 def column_mismatches(schema: TableSchema, rule: SinkRule | None, settings: TableSettings) -> Iterator[ColumnMismatch]:
-    """All of them but what takes Spark to find; settings: what rule and sink come to for the table."""
+    """All mismatches that can be found without Spark; settings: those of the sink and the rule together."""
     yield from unknown_columns(schema, rule)
     yield from left_out_key_columns(schema, settings)
-    yield from missing_key(schema, settings.keeping)
+    yield from missing_key(schema, settings.history_mode)
     if rule is not None and rule.transform is not None:
         for key, error in transform_mismatches(rule.transform, with_target_columns(schema, settings)):
             yield ColumnMismatch(("transform", *key), error)
 
 
 def unknown_columns(schema: TableSchema, rule: SinkRule | None) -> Iterator[ColumnMismatch]:
-    """Names in the lists of a table's rule that none of its columns has."""
+    """Names in the column lists of a rule that are no columns of the table."""
     known = {column.name for column in schema.sent}
     for name in _LISTS if rule is not None else ():
         for unknown in sorted(set(getattr(rule, name)) - known):
-            told = f"{name}: table {schema.topic!r} has no column {unknown!r}"
-            yield ColumnMismatch((name,), SchemaNotApplicable(told, remedy=CORRECT_RULE))
+            message = f"{name}: table {schema.topic!r} has no column {unknown!r}"
+            yield ColumnMismatch((name,), SchemaNotApplicable(message, remedy=CORRECT_RULE))
 
 
 def left_out_key_columns(schema: TableSchema, settings: TableSettings) -> Iterator[ColumnMismatch]:
-    """Columns of the key that the target would not have."""
+    """Key columns that the column lists exclude from the target."""
     if not settings.column_list and not settings.except_column_list:
         return
     there = {column.name for column in with_target_columns(schema, settings).columns}
     for name in (column.name for column in schema.key if column.name not in there):
         key = "except_column_list" if name in settings.except_column_list else "column_list"
-        told = f"column {name!r} is of the key of table {schema.topic!r}: it cannot be left out"
-        yield ColumnMismatch((key,), SchemaNotApplicable(told, remedy=CORRECT_RULE))
+        message = f"column {name!r} is part of the key of table {schema.topic!r} and cannot be left out"
+        yield ColumnMismatch((key,), SchemaNotApplicable(message, remedy=CORRECT_RULE))
 
 
 def missing_key(schema: TableSchema, keeping: HistoryMode) -> Iterator[ColumnMismatch]:
-    """A table without a key whose rows would have to be told apart."""
+    """A table without a key whose target needs one to identify rows."""
     if keeping in {HistoryMode.VERSIONS, HistoryMode.MARKED} and not schema.key:
-        told = f"table {schema.topic!r} has no key, by which {keeping.value!r} would know its rows"
-        remedy = "keep it as 'append' or as it is by default, or give it a key or a replica identity at the source"
+        message = f"table {schema.topic!r} has no key, which {keeping.value!r} needs to identify rows"
+        remedy = "use mode 'append' or the default, or add a primary key or a replica identity index at the source"
         yield ColumnMismatch(
             ("stored_as_scd_type" if keeping is HistoryMode.VERSIONS else "mode",),
-            SchemaNotApplicable(told, remedy=remedy),
+            SchemaNotApplicable(message, remedy=remedy),
         )
 
 
@@ -85,17 +85,17 @@ def transform_mismatches(rule: Transform, schema: TableSchema) -> Iterator[Colum
     keys = {column.name for column in schema.key}
     for kind, named in (("drop", rule.drop), ("rename", rule.rename), ("mask", rule.mask)):
         for name in sorted(set(named) - known):
-            told = f"{kind}: table {topic!r} has no column {name!r}, or does not send it"
-            yield ColumnMismatch((kind,), TransformFailed(told))
+            message = f"{kind}: table {topic!r} has no column {name!r}, or the publication does not send it"
+            yield ColumnMismatch((kind,), TransformFailed(message))
         for name in sorted(keys & set(named)) if kind != "rename" else ():
-            told = f"{kind}: column {name!r} is of the key of table {topic!r}: it is neither dropped nor masked"
-            yield ColumnMismatch((kind,), TransformFailed(told))
+            message = f"{kind}: column {name!r} is part of the key of table {topic!r}: it cannot be dropped or masked"
+            yield ColumnMismatch((kind,), TransformFailed(message))
     made = [column_name(rule.rename.get(name, name)).casefold() for name in known - set(rule.drop)]
     made += [name.casefold() for name in rule.computed]
     for name in sorted({name for name in made if made.count(name) > 1}):
         yield ColumnMismatch(
-            (), TransformFailed(f"two columns of the target of table {topic!r} would be called {name!r}")
+            (), TransformFailed(f"two columns of the target of table {topic!r} would have the name {name!r}")
         )
-    if rule.in_spark and not keys:
-        told = f"table {topic!r} has no key: its rows are counted as they are, not computed"
-        yield ColumnMismatch(("computed" if rule.computed else "where",), TransformFailed(told))
+    if rule.needs_spark and not keys:
+        message = f"table {topic!r} has no key, which 'computed' and 'where' need to identify rows"
+        yield ColumnMismatch(("computed" if rule.computed else "where",), TransformFailed(message))

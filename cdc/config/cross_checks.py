@@ -1,4 +1,4 @@
-"""What the parts of a definition must agree on: found after each part is right by itself."""
+"""Checks of keys of a definition against each other, after every key by itself is valid."""
 
 from __future__ import annotations
 
@@ -24,25 +24,22 @@ from cdc.table import matches
 
 _WILD: Final = frozenset("*?[")
 _MERGED_CHANGES: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.EXCEPTION})
-"""What may become of a target of many tables when one of them changes its columns: the others know no other name for
-a column, and no other type."""
-
-
+"""Policies for a target of several tables: all its tables must keep the same column names and types."""
 _FOLLOWING: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.TRY_EVOLVE})
-"""By which of them a target may lose a column: of the others one stops, and by the rest it keeps what it has."""
+"""Policies under which a target can drop a column."""
 _OF_COLUMNS: Final = frozenset({"dropped_columns", "schema_changes", "merge_tables", "transform", *EXCLUSIVE_KEYS[0]})
-"""What has to go together where columns are dropped."""
+"""Keys that must be compatible with `dropped_columns: drop`."""
 
 
 class Disagreement(NamedTuple):
-    """A key and why it cannot stand beside another."""
+    """A key that conflicts with another, and why."""
 
     key: Key
     message: str
 
 
 def disagreements(definition: Definition) -> Iterator[Disagreement]:
-    """All of them, each named at the key that a person would change."""
+    """All conflicts, each at the key that the user would change."""
     yield from _names(definition)
     yield from _paths(definition)
     yield from _signals(definition)
@@ -50,11 +47,12 @@ def disagreements(definition: Definition) -> Iterator[Disagreement]:
     yield from _modes(definition)
     yield from _routes(definition)
     if not definition.catalog.url:
-        yield Disagreement(("catalog",), "required key is missing: catalog.url, for the log is not on this machine")
+        yield Disagreement(("catalog",), "required key is missing: catalog.url, because the log is in an object store")
     if is_remote(definition.spark.checkpoint):
-        yield Disagreement(("spark", "checkpoint"), "expected a directory of this machine")
+        yield Disagreement(("spark", "checkpoint"), "expected a local directory")
     if definition.sinks and not definition.spark.checkpoint:
-        yield Disagreement(("spark",), "required key is missing: spark.checkpoint, for the log is not on this machine")
+        message = "required key is missing: spark.checkpoint, because the log is in an object store"
+        yield Disagreement(("spark",), message)
 
 
 def _names(definition: Definition) -> Iterator[Disagreement]:
@@ -80,10 +78,11 @@ def _storage(definition: Definition) -> Iterator[Disagreement]:
     log, key = definition.log, ("log", "storage")
     said, scheme = log.storage.model_fields_set, log.path.partition("://")[0]
     for name in sorted(said - storage_keys(scheme)):
-        store = f"a store of {scheme}://" if is_remote(log.path) else "a directory, which is what log.path names"
-        yield Disagreement((*key, name), f"is nothing for {store}")
+        kind = f"a store of {scheme}://" if is_remote(log.path) else "a local directory"
+        yield Disagreement((*key, name), f"has no effect: log.path is {kind}")
     if (log.storage.endpoint or "").startswith("http://") and not log.storage.allow_http:
-        yield Disagreement((*key, "endpoint"), "keys would pass unencrypted: use https://, or add allow_http: true")
+        message = "an http:// endpoint sends keys unencrypted: use https://, or add allow_http: true"
+        yield Disagreement((*key, "endpoint"), message)
 
 
 def _paths(definition: Definition) -> Iterator[Disagreement]:
@@ -93,9 +92,9 @@ def _paths(definition: Definition) -> Iterator[Disagreement]:
         key: Key = ("sinks", place, "path")
         names = placeholders(sink.path)
         if isinstance(sink, SearchSinkDefinition) and is_remote(sink.path):
-            yield Disagreement(key, "expected a directory: an index is not kept in an object store")
+            yield Disagreement(key, "expected a local directory: a search index cannot be in an object store")
         if "table" in names and "schema" not in names and (many_schemas or _schema(definition.patterns[0]) is None):
-            yield Disagreement(key, "expected {schema} in the path, for tables of several schemas may share a name")
+            yield Disagreement(key, "expected {schema} in the path: tables of several schemas may share a name")
         root = fixed_part(sink.path)
         for other, owner in taken.items():
             if _overlap(root, other):
@@ -117,54 +116,57 @@ def _modes(definition: Definition) -> Iterator[Disagreement]:
 
 
 def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
-    """said: by the sink or a rule; meant: what it comes to."""
+    """said: the sink or a rule as written; meant: the settings that result for the rule's tables."""
     transform = said.transform if isinstance(said, SinkRule) else None
-    if transform is not None and meant.keeping is not HistoryMode.LATEST:
+    if transform is not None and meant.history_mode is not HistoryMode.LATEST:
         for name in ("python", "computed", "where"):
             if getattr(transform, name):
-                found = f"cannot stand beside {meant.keeping.value!r}: it needs a target of the latest state of rows"
+                found = (
+                    f"conflicts with {meant.history_mode.value!r}: it requires a target with the latest state of rows"
+                )
                 yield Disagreement((*key, "transform", name), found)
     yield from _dropping(said, meant, key)
     for group in EXCLUSIVE_KEYS:
         both = sorted(name for name in group & said.model_fields_set if getattr(said, name))
         if len(both) > 1:
-            yield Disagreement((*key, both[0]), f"cannot stand beside {both[1]}: keep one of them")
+            yield Disagreement((*key, both[0]), f"conflicts with {both[1]}: keep one of them")
     for name in ("track_history_column_list", "track_history_except_column_list"):
-        if getattr(said, name) and meant.keeping is not HistoryMode.VERSIONS:
-            yield Disagreement((*key, name), "is nothing without stored_as_scd_type: 2")
+        if getattr(said, name) and meant.history_mode is not HistoryMode.VERSIONS:
+            yield Disagreement((*key, name), "requires stored_as_scd_type: 2")
         for column in sorted({*getattr(said, name)} & {*meant.except_column_list}):
-            yield Disagreement((*key, name), f"names {column!r}, which except_column_list leaves out")
+            yield Disagreement((*key, name), f"contains {column!r}, which except_column_list leaves out")
 
 
 def _dropping(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
-    """Why columns cannot be dropped of what the sink or the rule says; what it only inherits is told above."""
+    """Keys of the sink or the rule that conflict with `dropped_columns: drop`; inherited keys are reported above."""
     if meant.dropped_columns is not DroppedColumns.DROP or not _OF_COLUMNS & said.model_fields_set:
         return
     key = (*key, "dropped_columns")
-    if meant.keeping is not HistoryMode.LATEST:
-        found = f"drop cannot stand beside {meant.keeping.value!r}: what older rows held would go with the column"
+    if meant.history_mode is not HistoryMode.LATEST:
+        found = f"drop conflicts with {meant.history_mode.value!r}: values in older rows would be lost"
         yield Disagreement(key, found)
     if meant.schema_changes not in _FOLLOWING:
         changes = meant.schema_changes.value
-        yield Disagreement(key, f"drop cannot stand beside 'schema_changes: {changes}': expected evolve or try_evolve")
+        yield Disagreement(key, f"drop conflicts with 'schema_changes: {changes}': expected evolve or try_evolve")
     if isinstance(said, SinkRule) and said.transform is not None and said.transform.python is not None:
-        yield Disagreement(key, "drop cannot stand beside transform.python: it does not tell what it makes of which")
+        message = "drop conflicts with transform.python: its output columns cannot be traced to source columns"
+        yield Disagreement(key, message)
     if isinstance(said, SinkRule) and said.merge_tables:
-        yield Disagreement(key, "drop cannot stand beside merge_tables: other tables have rows in the column")
+        yield Disagreement(key, "drop conflicts with merge_tables: other tables have values in the column")
 
 
 def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
-    """What a target of many tables cannot be."""
-    if meant.keeping is not HistoryMode.LATEST:
-        found = f"cannot stand beside {meant.keeping.value!r}: of many tables only the latest state is kept"
+    """Settings that conflict with a target that several tables share."""
+    if meant.history_mode is not HistoryMode.LATEST:
+        found = f"conflicts with {meant.history_mode.value!r}: a shared target requires the latest state of rows"
         yield Disagreement(key, found)
     if meant.schema_changes not in _MERGED_CHANGES:
-        found = f"cannot stand beside 'schema_changes: {meant.schema_changes.value}': expected evolve or exception"
+        found = f"conflicts with 'schema_changes: {meant.schema_changes.value}': expected evolve or exception"
         yield Disagreement(key, found)
 
 
 def _routes(definition: Definition) -> Iterator[Disagreement]:
-    """Rules that would put what does not belong together into one directory, whatever the tables are called."""
+    """Rules whose directories overlap with each other, with another sink or with the log."""
     for place, sink in enumerate(definition.sinks):
         if not isinstance(sink, DeltaSinkDefinition):
             continue
@@ -179,13 +181,13 @@ def _routes(definition: Definition) -> Iterator[Disagreement]:
             if _WILD & set(rule.match) and one and not rule.merge_tables:
                 yield Disagreement(
                     key,
-                    "expected {table} or a group of pattern in the path: the rule fits many tables, "
-                    "which share a directory only with merge_tables: true",
+                    "expected {table} or a group of pattern in the path: the rule matches several tables, "
+                    "which can share a directory only with merge_tables: true",
                 )
             elif found := next((o for p, o in others.items() if _overlap(fixed_part(rule.path), p)), None):
                 yield Disagreement(key, f"the directory above the first placeholder overlaps that of {found}")
             elif whole and any(r.path and _overlap(r.path, rule.path) for r in sink.rules[:number]):
-                yield Disagreement(key, "another rule's directory: every table has its own")
+                yield Disagreement(key, "overlaps the directory of another rule: every table has its own directory")
 
 
 def _schema(glob: str) -> str | None:

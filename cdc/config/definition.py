@@ -1,7 +1,7 @@
-"""Definition: one pipeline as it is asked for: source, tables, log, sinks.
+"""Models of a definition file: source, tables, snapshot, log, sinks, Spark, catalog and service of one pipeline.
 
-Every model is frozen and refuses unknown keys. The docstring under a field is its description in the
-JSON schema and in an editor. Durations are seconds and sizes bytes once read.
+Every model is frozen and rejects unknown keys. The docstring under a field is its description in the JSON schema,
+in an editor and in the reference. Validation turns durations into seconds and sizes into bytes.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from cdc.table import split_topic, topic
 
 
 class Undecodable(StrEnum):
-    """What becomes of text in an SQL_ASCII database that is not UTF-8; other encodings are converted by the server."""
+    """Policy for text that is not UTF-8, which only an SQL_ASCII database can contain."""
 
-    #: Stop, and name table, column and place.
+    #: Stop with an error that names table, column and offset.
     FAIL = "fail"
-    #: `base64:` and the base64 of its bytes; so are values that begin with `base64:` themselves.
+    #: Write `base64:` and the base64 of the bytes, also for values that begin with `base64:` themselves.
     BASE64 = "base64"
-    #: U+FFFD for every byte sequence that cannot be read; what stood there is lost.
+    #: Write U+FFFD for every invalid byte sequence; the original bytes are lost.
     REPLACE = "replace"
 
 
 def _source_dsn(secret: Secret) -> Secret:
     dsn.check_dsn(secret.reveal())
     if secret.reference == HIDDEN and dsn.contains_password(secret.reveal()):
-        raise invalid("a password stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
+        raise invalid("the file contains a password: write ${VAR}, {env: VAR} or {file: PATH}")
     return secret
 
 
@@ -67,77 +67,80 @@ class Slot(Model):
     """The replication slot."""
 
     name: SlotName = ""
-    """Its name on the server; default `cdc_<name of the pipeline>`."""
+    """Name of the slot on the server; default `cdc_<name of the pipeline>`."""
     create: Switch = True
-    """Whether the reader may create it, and replace it for a copy; if not, `cdc slots adopt` assigns it one."""
+    """Whether the reader may create the slot, and replace it for a new copy. If false, assign an existing slot with
+    `cdc slots adopt`."""
     failover: Switch = False
-    """Whether standbys follow it, so that it outlives a failover; needs Postgres 17 and `sync_replication_slots`."""
+    """Whether standbys synchronize the slot, so that it survives a failover. Requires Postgres 17 or later and
+    `sync_replication_slots` on the standby."""
 
 
 class Manage(StrEnum):
-    """Which publication the reader may alter: add tables to it, or take them out."""
+    """Which publications the reader may alter, that is add tables to or drop tables from."""
 
-    #: Only one that it created itself.
+    #: Only a publication that this pipeline created.
     AUTO = "auto"
-    #: Also one that somebody else created: its other subscribers see the change.
+    #: Any publication, also one that somebody else created; its other subscribers see the change.
     ALWAYS = "always"
-    #: None: status and `cdc doctor` give the SQL.
+    #: No publication; `cdc status` and `cdc doctor` print the SQL to run.
     NEVER = "never"
 
 
 class Publication(Model):
-    """The publication that says which tables the server sends."""
+    """The publication, which selects the tables that the server sends."""
 
     name: Identifier = ""
-    """Its name on the server; default `cdc_<name of the pipeline>_pub`."""
+    """Name of the publication on the server; default `cdc_<name of the pipeline>_pub`."""
     create: Switch = True
-    """Whether the reader may create it."""
+    """Whether the reader may create the publication."""
     manage: Manage = Manage.AUTO
-    """Whether the reader may alter it: `auto` (one that it created), `always`, `never`."""
+    """Whether the reader may alter the publication: `auto` (only if this pipeline created it), `always` or `never`."""
 
     @property
     def alter(self) -> bool | None:
-        """Whether it may be altered, whatever created it; None: only if this pipeline did."""
+        """True or false if `manage` decides it for any publication; None: only if this pipeline created it."""
         return None if self.manage is Manage.AUTO else self.manage is Manage.ALWAYS
 
 
 class OnWalBudget(StrEnum):
     """What to do when the server keeps more WAL for the slot than the budget."""
 
-    #: Say so, and go on.
+    #: Log a warning and continue.
     WARN = "warn"
-    #: Say so, and stop the reader; the slot stays.
+    #: Stop the reader; the slot stays.
     STOP = "stop"
 
 
 class Source(Model):
-    """The watched database."""
+    """The captured Postgres database."""
 
     dsn: Annotated[Secret, AfterValidator(_source_dsn)]
-    """How to connect, as a URL or as `host=… dbname=…`; a password comes by reference."""
+    """Connection string, as a URL or as `host=… dbname=…`. Write the password as a reference, for example `${VAR}`."""
     slot: Slot = Slot()
     publication: Publication = Publication()
     heartbeat: Seconds = 10.0
-    """How often an idle source is written to, so that its WAL can go; 0 turns it off."""
+    """Interval of the heartbeat messages that let an idle source remove WAL; default 10 seconds; 0 turns them off."""
     undecodable: Undecodable = Undecodable.FAIL
-    """What becomes of text that is not UTF-8, which only a database of encoding SQL_ASCII can hold."""
+    """Policy for text that is not UTF-8, which only an SQL_ASCII database can contain: `fail`, `base64` or
+    `replace`."""
     primary: Annotated[Secret, AfterValidator(_source_dsn)] | None = None
-    """Where `dsn` is a standby: how to connect to its primary, to which heartbeats go; default none."""
+    """Connection string of the primary if `dsn` is a standby; heartbeats are written there. Default none."""
     wal_budget: Annotated[Bytes, Field(gt=0)] | None = None
-    """How much WAL the server may keep for the slot; warned at 80 %; default no limit."""
+    """Bytes of WAL that the server may keep for the slot; a warning appears at 80 %. Default no limit."""
     on_wal_budget: OnWalBudget = OnWalBudget.WARN
-    """What to do above the budget; the slot is never dropped."""
+    """What the reader does above `wal_budget`: `warn` or `stop`. It never drops the slot."""
 
     def current_dsn(self) -> str:
-        """The DSN for a connection that is made now: as its file holds it, the known one while that is malformed."""
-        return _current(self.dsn)
+        """The DSN for a new connection: read again from its secret file; the previous one if that is malformed."""
+        return _current_dsn(self.dsn)
 
     def current_primary(self) -> str:
-        """The same of where can be written: the primary, which is `dsn` itself where that is no standby."""
-        return _current(self.primary or self.dsn)
+        """The DSN of the server that accepts writes: `primary`, or `dsn` if there is none; read again as above."""
+        return _current_dsn(self.primary or self.dsn)
 
 
-def _current(secret: Secret) -> str:
+def _current_dsn(secret: Secret) -> str:
     found = secret.current()
     try:
         dsn.check_dsn(found)
@@ -147,43 +150,43 @@ def _current(secret: Secret) -> str:
 
 
 class TableRule(Model):
-    """Tables to capture."""
+    """A rule that selects tables to capture."""
 
     match: Glob
-    """A glob over `schema.table`."""
+    """Glob over `schema.table` of the tables to capture."""
     exclude: tuple[Glob, ...] = ()
-    """Globs that take tables away again."""
+    """Globs over `schema.table` of tables that this rule does not capture."""
 
 
 class SnapshotMode(StrEnum):
-    """What is copied of the rows that exist before the stream."""
+    """Which rows are copied that existed before the stream began."""
 
-    #: Everything, once, beside the stream.
+    #: All rows, once, while changes stream.
     INITIAL = "initial"
-    #: As initial, and again when the source can no longer continue the log: a new epoch begins by itself.
+    #: As `initial`, and again in a new epoch when the source can no longer continue the log.
     WHEN_NEEDED = "when_needed"
-    #: Nothing: the log begins with the first change.
+    #: No rows: the log begins with the first change.
     NO_DATA = "no_data"
-    #: Everything, and the reader ends when all of it is in the log.
+    #: All rows; the reader exits when they are in the log.
     INITIAL_ONLY = "initial_only"
 
 
 class StandbyLimit(Model):
-    """A standby that copying must not leave behind."""
+    """A standby whose replay lag limits copying."""
 
     name: Annotated[str, Field(min_length=1)]
-    """Its `application_name` in `pg_stat_replication`."""
+    """The standby's `application_name` in `pg_stat_replication`."""
     lag: Annotated[Bytes, Field(gt=0)] = 64 * 2**20
-    """Copying rests while the standby has replayed less than the WAL's end by more than this."""
+    """Bytes of WAL; copying pauses while the standby's replay lags behind by more. Default 64 MiB."""
 
 
 class SourceLoad(Model):
-    """How much copying may ask of the source."""
+    """Limits on the load that copying puts on the source."""
 
     bytes_per_second: Annotated[Bytes, Field(gt=0)] | None = None
-    """Of rows as text; default no limit."""
+    """Bytes of row text that copying reads per second; default no limit."""
     standby: StandbyLimit | None = None
-    """Default none."""
+    """Standby whose replay lag pauses copying; default none."""
 
 
 def _table_name(text: str) -> str:
@@ -194,37 +197,39 @@ def _table_name(text: str) -> str:
 
 
 class Snapshot(Model):
-    """How rows that exist already are copied."""
+    """How existing rows are copied."""
 
     mode: SnapshotMode = SnapshotMode.INITIAL
-    """What is copied."""
+    """Which existing rows are copied: `initial`, `when_needed`, `no_data` or `initial_only`."""
     parallel: Annotated[Whole, Field(ge=1, le=16)] = 2
-    """Connections that read at the same time."""
+    """Number of connections that read chunks at the same time."""
     chunk_rows: Annotated[Whole, Field(ge=1, le=1_000_000)] = 50_000
-    """Rows of a chunk at most, about; one ends at a few MiB as well."""
+    """Approximate maximum number of rows in a chunk; a chunk also ends at a few MiB."""
     beside: Annotated[Bytes, Field(ge=0)] = 8 * 2**20
-    """Tables larger than this are copied in chunks while the stream runs; others at once, before it begins."""
+    """Size in bytes above which a table is copied in chunks while changes stream. Smaller tables are copied whole
+    before the stream begins. Default 8 MiB."""
     max_source_load: SourceLoad = SourceLoad()
     signals: Annotated[str, AfterValidator(_table_name)] | None = None
-    """A captured table of which each new row is a signal, with Debezium's columns id, type, data; default none."""
+    """Captured table whose inserted rows are signals, with the columns id, type and data of Debezium's signaling table;
+    default none."""
 
 
 class Commit(Model):
-    """When the log commits: at the first of the two."""
+    """When the log commits: as soon as one of the two limits is reached."""
 
     bytes: Annotated[Bytes, Field(gt=0)] = 16 * 2**20
-    """Bytes received since the last commit."""
+    """Bytes received since the last commit; default 16 MiB."""
     linger: Seconds = 0.1
-    """Time since the first change that waits."""
+    """Time since the oldest uncommitted change; default 100 ms."""
 
 
 class Segment(Model):
-    """When the log begins a new segment, the unit that retention drops: at the first of the two."""
+    """When the log begins a new segment, the unit of retention: as soon as one of the two limits is reached."""
 
     bytes: Annotated[Bytes, Field(gt=0)] = 256 * 2**20
-    """Bytes in the segment."""
+    """Bytes in the segment; default 256 MiB."""
     every: Annotated[Seconds, Field(gt=0)] = 3600.0
-    """Age of the segment."""
+    """Age of the segment; default 1 hour."""
 
 
 def _off(value: Any) -> Any:
@@ -239,28 +244,30 @@ SecondsOrOff = Annotated[
 
 
 class Compact(Model):
-    """When segments that are closed are compacted: of every row its latest state is kept, so the log stays bounded."""
+    """When closed segments are compacted to the latest state of every row, which bounds the size of the log."""
 
     every: SecondsOrOff = 3600.0
-    """How often the apply process looks for some; `off` or 0: never, and then no segment ever goes."""
+    """Interval at which the apply process compacts closed segments; default 1 hour. `off` or 0 turns compaction off,
+    and then no segment is ever removed."""
 
 
 class Retain(Model):
-    """How long compacted changes stay readable one by one: until every consumer has read them, at most max."""
+    """How long single changes stay readable after compaction: until every consumer has read them, at most `max`."""
 
     max: Annotated[Seconds, Field(gt=0)] = 7 * 86400.0
-    """Age at which a segment goes although a consumer has not read it; a sink that is so late may need a replay."""
+    """Age at which a compacted segment is removed even if a consumer has not read it; default 7 days. A sink that is
+    further behind may need a replay."""
     grace: Seconds = 3600.0
-    """How long files that left the log stay on the disk, for processes that are reading them."""
+    """Time for which removed files stay on disk for processes that still read them; default 1 hour."""
 
 
 class Log(Model):
     """The change log."""
 
     path: Location
-    """Its directory, local or in an object store."""
+    """Directory of the log, local or in an object store."""
     storage: Storage = Storage()
-    """Where `path` is in an object store: how it is reached."""
+    """Access to the object store if `path` is in one."""
     commit: Commit = Commit()
     segment: Segment = Segment()
     compact: Compact = Compact()
@@ -268,27 +275,27 @@ class Log(Model):
 
     @property
     def root(self) -> Root:
-        """Where it lies, with all that is needed to read and write there."""
+        """Location of the log with the options of its object store."""
         return log_root(self.path, self.storage)
 
 
 class Spark(Model):
-    """The session that applies the log."""
+    """The Spark session that applies the log to the sinks."""
 
     master: Annotated[str, Field(min_length=1)] = "local[2]"
-    """Where it runs, in Spark's words."""
+    """Spark master URL."""
     trigger: Seconds = 0.0
-    """Time between batches; 0 starts the next one as soon as there is something."""
+    """Time between the starts of two batches; 0, the default, starts a batch as soon as there are changes."""
     checkpoint: Location = ""
-    """Directory of this machine where streaming queries keep their place; default beside the log."""
+    """Local directory for the checkpoints of streaming queries; default `checkpoint` next to the log."""
     conf: Annotated[Mapping[str, str], Field(repr=False)] = {}
-    """More settings of Spark, by its own names; values are text."""
+    """Additional Spark configuration properties; values are text."""
     delta_jars: tuple[Location, ...] = ()
-    """Jars of Delta for machines that cannot download them."""
+    """Paths of Delta's jars, for machines that cannot download them."""
 
 
 def _catalog_url(url: str, info: ValidationInfo) -> str:
-    """An SQLite file's path made absolute; Postgres by the one driver there is."""
+    """Make the path of an SQLite file absolute, and name the psycopg driver for Postgres."""
     scheme, _, rest = url.partition("://")
     if scheme == "postgresql":
         return f"postgresql+psycopg://{rest}"
@@ -298,25 +305,25 @@ def _catalog_url(url: str, info: ValidationInfo) -> str:
 
 
 class CatalogLocation(Model):
-    """The database of definitions, commands and visible state."""
+    """The catalog database, which stores definitions, commands and status."""
 
     url: Annotated[
         str,
         Field(pattern=r"^(sqlite|postgresql(\+psycopg)?)://", repr=False),
         AfterValidator(_catalog_url),
     ] = ""
-    """An SQLAlchemy URL; default an SQLite file beside the log."""
+    """SQLAlchemy URL; default an SQLite file `catalog.db` next to the log."""
 
 
 SHORTEST_TOKEN: Final = 16
-"""Characters; half a UUID, more than can be guessed over a network."""
+"""Characters; half a UUID, more than an attacker can guess over a network."""
 
 
 def _token(secret: Secret) -> Secret:
     if secret.reference == HIDDEN:
-        raise invalid("a token stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
+        raise invalid("the file contains a token: write ${VAR}, {env: VAR} or {file: PATH}")
     if not _is_token(secret.reveal()):
-        raise invalid("expected at least 16 characters of ASCII without spaces, for example of 'openssl rand -hex 32'")
+        raise invalid("expected at least 16 ASCII characters without spaces, for example from 'openssl rand -hex 32'")
     return secret
 
 
@@ -325,17 +332,18 @@ def _is_token(text: str) -> bool:
 
 
 class Service(Model):
-    """API and page."""
+    """The HTTP server for API, metrics and page."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address to listen on; one that other machines reach needs a token."""
+    """Address to listen on. An address that other machines can reach requires `token`."""
     port: Annotated[Whole, Field(ge=0, le=65535)] = 8083
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 selects a free port."""
     token: Annotated[Secret, AfterValidator(_token)] | None = None
-    """What API and page ask for as `Authorization: Bearer`; a file is read for every request."""
+    """Token that API and page require as `Authorization: Bearer`; default none. A secret file is read again for every
+    request."""
 
     def current_token(self) -> str | None:
-        """The token as its file contains it now; None while the file is gone or contains none: then nothing opens."""
+        """The token as its file contains it now; None, which rejects every request, if the file has no valid token."""
         found = self.token.reread() if self.token is not None else None
         return found if found is not None and _is_token(found) else None
 
@@ -346,14 +354,14 @@ class Service(Model):
 
     @property
     def exposure(self) -> ServiceUnprotected | None:
-        """Why a server of this definition does not start: other machines would reach it without a token."""
+        """The error of a server with a public address and no token; None if the server may start."""
         if self.is_local or self.token is not None:
             return None
         return ServiceUnprotected(f"expected service.token: other machines reach {self.host!r}")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the name or address is this machine's own."""
+    """Whether the host name or address is a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -363,26 +371,26 @@ def is_loopback(host: str) -> bool:
 
 
 def _beside_the_log(log: str) -> str:
-    """The catalog's default; empty where the log is not on this machine, for SQLite cannot follow it there."""
+    """Default URL of the catalog; empty if the log is in an object store, where SQLite cannot be."""
     return "" if is_remote(log) else "sqlite:///" + sibling_path(log.removeprefix("file://"), "catalog.db")
 
 
 class Definition(Model):
-    """One pipeline: a source database, its log, and what is derived from it."""
+    """One pipeline: a source database, its change log and its sinks."""
 
     version: Literal[1] = 1
-    """Version of this format."""
+    """Version of the definition format."""
     name: Name
-    """Of the pipeline; slot and publication are named after it."""
+    """Name of the pipeline; the default names of slot and publication contain it."""
     source: Source
     tables: Annotated[tuple[TableRule, ...], Field(min_length=1)]
-    """What is captured."""
+    """Rules that select the tables to capture."""
     exclude: tuple[Glob, ...] = ()
-    """Globs over `schema.table` that are captured by no rule."""
+    """Globs over `schema.table` of tables that no rule captures."""
     snapshot: Snapshot = Snapshot()
     log: Log
     sinks: tuple[Sink, ...] = ()
-    """The derived stores."""
+    """Sinks to which the log is applied: Delta tables and search indexes."""
     spark: Spark = Spark()
     catalog: CatalogLocation = CatalogLocation()
     service: Service = Service()
@@ -394,11 +402,11 @@ class Definition(Model):
 
     @property
     def excludes(self) -> list[str]:
-        """Globs of what is not captured, those of the rules included."""
+        """Globs of the tables that are not captured, including those of the rules."""
         return [*self.exclude, *(glob for rule in self.tables for glob in rule.exclude)]
 
     def with_rules_of(self, other: Self) -> Self:
-        """This definition with another's rules for tables."""
+        """A copy of this definition with the table rules of another."""
         return self.model_copy(update={"tables": other.tables, "exclude": other.exclude})
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The form of a DSN, checked without libpq: its own messages repeat parts of the password."""
+"""Syntax check of a DSN without libpq, whose error messages repeat parts of the password."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 def check_dsn(dsn: str) -> None:
-    """Raise a validation error, free of any part of the DSN, if libpq would not understand it."""
+    """Raise a validation error, which repeats no part of the DSN, if libpq would reject it."""
     options = _url_options(dsn) if dsn.startswith(("postgres://", "postgresql://")) else _pairs(dsn)
     if options.get("sslmode", "prefer") not in SSL_MODES:
-        raise invalid("sslmode is none of {modes}", modes=", ".join(SSL_MODES))
+        raise invalid("unknown sslmode: expected one of {modes}", modes=", ".join(SSL_MODES))
 
 
 def contains_password(dsn: str) -> bool:
-    """Whether a DSN of good form carries a password."""
+    """Whether a well-formed DSN contains a password."""
     if not dsn.startswith(("postgres://", "postgresql://")):
         return bool(_pairs(dsn).get("password"))
     match = _URL.match(dsn)
@@ -33,15 +33,15 @@ def contains_password(dsn: str) -> bool:
 
 def _url_options(dsn: str) -> dict[str, str]:
     if re.search(r"\s", dsn):
-        raise invalid("the DSN holds white space: write it as %20")
+        raise invalid("the DSN contains white space: write it as %20")
     if _BAD_ESCAPE.search(dsn):
-        raise invalid("the DSN holds a '%' that starts no escape: write it as %25")
+        raise invalid("the DSN contains a '%' that starts no escape: write it as %25")
     match = _URL.match(dsn)
     if match is None:
         raise invalid("malformed DSN: write @ / ? # in user or password as %40 %2F %3F %23")
     for port in re.findall(r":([^,:\]]*)(?:,|\Z)", re.sub(r"\[[^\]]*\]", "", match["host"])):
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):  # noqa: PLR2004 - of TCP
-            raise invalid("the port in the DSN is no number from 1 to 65535")
+            raise invalid("invalid port in the DSN: expected a number from 1 to 65535")
     return {name: unquote(value) for name, value in parse_qsl(match["query"] or "", keep_blank_values=True)}
 
 

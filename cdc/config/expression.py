@@ -1,4 +1,4 @@
-"""Expression: Spark SQL over one row, as far as it can be judged without Spark."""
+"""Expressions in Spark SQL over one row, checked as far as possible without Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BARE: Final = frozenset(
         "user",
     }
 )
-"""Functions that are called without parentheses, unless a column has that name."""
+"""Functions that Spark calls without parentheses, unless a column has that name."""
 _CHANGING: Final = BARE | {
     "current_catalog",
     "current_database",
@@ -51,12 +51,12 @@ _CHANGING: Final = BARE | {
     "uuid",
     "version",
 }
-"""Functions of Spark whose value is another one when the same row comes again; some run code by its name."""
+"""Non-deterministic functions of Spark, and functions that run code by its name."""
 _CLOSES: Final = {")": "(", "]": "[", "}": "{"}
 
 
 def named_in(expression: str) -> Iterator[tuple[int, str, bool]]:
-    """(place, name, whether it is called) of what is named in an expression; texts and numbers name nothing."""
+    """(offset, name, whether it is called as a function) of every identifier in an expression."""
     tokens = _tokens(expression)
     for token, following in zip_longest(tokens, tokens[1:]):
         name = token["word"] or (token["quoted"] or "").replace("``", "`")
@@ -73,13 +73,13 @@ def _paired(text: str) -> str:
     for token in _tokens(text):
         sign, place = token["sign"] or "", token.start() + 1
         if sign and sign in "'\"`;":
-            raise invalid("character {place}: expected one expression, whose quotes pair", place=place)
+            raise invalid("character {place}: expected one expression with balanced quotes", place=place)
         if sign in _CLOSES.values():
             opened.append((sign, place))
         elif sign in _CLOSES and (not opened or opened.pop()[0] != _CLOSES[sign]):
-            raise invalid("character {place}: nothing was opened that this closes", place=place)
+            raise invalid("character {place}: closing bracket without an opening one", place=place)
     if opened:
-        raise invalid("character {place}: what is opened here is not closed", place=opened[-1][1])
+        raise invalid("character {place}: bracket is never closed", place=opened[-1][1])
     return text
 
 
@@ -88,11 +88,12 @@ def _over_one_row(text: str) -> str:
         raise invalid("expected an expression of Spark SQL")
     for start, name, called in named_in(text):
         if called and name.lower() in _CHANGING:
-            raise invalid("character {place}: its value would change when the row comes again", place=start + 1)
+            raise invalid("character {place}: the function is not deterministic", place=start + 1)
         if name.lower() == "select" or (called and name.lower() == "over"):
-            raise invalid("character {place}: an expression sees one row: no queries, no windows", place=start + 1)
+            message = "character {place}: subqueries and window functions are not allowed; an expression sees one row"
+            raise invalid(message, place=start + 1)
     return text
 
 
 Expression = Annotated[str, AfterValidator(_paired), AfterValidator(_over_one_row)]
-"""Of Spark SQL, over one row, the same whenever it is computed."""
+"""A deterministic expression of Spark SQL over one row."""

@@ -1,4 +1,4 @@
-"""`${VAR}` and `${VAR:-default}` in the values of a definition; `$${` stands for a plain `${`."""
+"""Interpolation of `${VAR}` and `${VAR:-default}` in the values of a definition; `$${` is a literal `${`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _BODY: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*)
 
 
 class Interpolated(str):
-    """Text that holds the values of variables; `written` is what the definition says."""
+    """Text after interpolation; `written` is the text before it."""
 
     __slots__ = ("written",)
     written: str
 
     @classmethod
     def of(cls, text: str, written: str) -> Self:
-        """The text together with what was written."""
+        """The text after interpolation, with the text before it."""
         made = cls(text)
         made.written = written
         return made
 
 
 def interpolate(text: str, environment: Mapping[str, str]) -> str:
-    """The text with its variables filled in: Interpolated if there was one, the same text otherwise.
+    """The text with its variables replaced: Interpolated if it contains one, otherwise the same text.
 
-    A variable that is unset or empty takes its default, as in a shell; without a default it raises
-    UnsetVariable. A place that is not written as `${NAME}` or `${NAME:-default}` raises ConfigError.
+    A variable that is unset or empty is replaced by its default, as in a shell. Raises UnsetVariable if it has no
+    default, ConfigError for malformed syntax.
     """
     if "${" not in text:
         return text
@@ -43,7 +43,7 @@ def _value(match: re.Match[str], environment: Mapping[str, str]) -> str:
         return "${"
     body = _BODY.match(match["body"])
     if body is None or not match["end"]:
-        raise ConfigError("malformed variable: expected ${NAME} or ${NAME:-default}, or $${ for a plain ${")
+        raise ConfigError("malformed variable: expected ${NAME} or ${NAME:-default}, or $${ for a literal ${")
     value = environment.get(body["name"])
     if value:
         return value

@@ -1,4 +1,4 @@
-"""load: a file as a Definition, or every flaw of it at once."""
+"""Loading of a definition file: a Definition, or all issues of the file at once."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from cdc.config.yaml_document import FAULTY, Key, YamlDocument, read_document
 from cdc.errors import ConfigIssue, InvalidDefinition, TransformFailed, UnsetVariable
 
 _BY_SPARK: Final = {"transform", "partition_by", "cluster_by"}
-"""Keys of which only Spark finds everything that is wrong."""
+"""Keys whose issues are found completely only by Spark."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedDefinition:
-    """What a file says: a definition if nothing fatal was found, and all that was found."""
+    """The result of a check: the definition if there is no fatal issue, and all issues."""
 
     definition: Definition | None
     flaws: tuple[ConfigIssue, ...]
-    """In the order of the file; advice is among them."""
+    """All issues in the order of the file, including warnings."""
     written: Any
-    """The plain values of the file; text with variables keeps what was written."""
+    """Plain values of the file; text with variables is Interpolated."""
 
 
 def load_definition(path: Path, environment: Mapping[str, str] | None = None) -> Definition:
-    """The definition in the file; paths in it are relative to the file's directory.
+    """Load the definition in the file; its paths are relative to the file's directory.
 
-    Raises InvalidDefinition with all flaws (UnsetVariable if they are nothing but that). Reads the
-    file, the environment (the process' own by default) and the secret files that it names.
+    Raises InvalidDefinition with all issues, or UnsetVariable if all of them are unset variables. Reads the file, the
+    environment (by default that of the process) and the secret files that the definition names.
     """
     checked = check_definition(path, environment)
     if checked.definition is not None:
@@ -49,7 +49,7 @@ def load_definition(path: Path, environment: Mapping[str, str] | None = None) ->
 def check_definition(
     path: Path, environment: Mapping[str, str] | None = None, content: bytes | None = None
 ) -> CheckedDefinition:
-    """As load, but hands the flaws back instead of raising them; `content` is what is going to stand in the file."""
+    """As load_definition, but return the issues instead of raising them; `content` replaces that of the file."""
     environment = os.environ if environment is None else environment
     document = read_document(path, environment, content)
     definition = None
@@ -63,23 +63,23 @@ def check_definition(
 
 
 def issues_in_file(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[ConfigIssue, ...]:
-    """What was found once the tables were known, at its places in the file, in the order of the file."""
+    """Mismatches with the tables as issues with line and column, in the order of the file."""
     found = list(misfits)
     if not found:
         return ()
     document, flaws = read_document(path, os.environ), list[ConfigIssue]()
     for key, error in found:
-        # before anything is written there is nothing to start or to build again
-        mend = "mend the rule" if error.fix in {CORRECT_RULE, TransformFailed.remedy} else error.fix
-        again = "cdc doctor --rules" if _BY_SPARK & set(key) else "cdc doctor"
-        fix = f"{mend}, then see that '{again} -c {path}' finds nothing more"
-        # the key stands before the message already
+        # nothing has been written yet, so nothing has to be restarted or rebuilt
+        correction = "correct the rule" if error.fix in {CORRECT_RULE, TransformFailed.remedy} else error.fix
+        doctor = "cdc doctor --rules" if _BY_SPARK & set(key) else "cdc doctor"
+        fix = f"{correction}, then check with '{doctor} -c {path}'"
+        # the issue shows the key before the message
         flaws.append(document.flaw(key, error.message.removeprefix(f"{key[-1]}: "), code=error.code, fix=fix))
     return tuple(sorted(flaws, key=lambda flaw: (flaw.line, flaw.column)))
 
 
 def unprotected_service(definition: Definition) -> list[ColumnMismatch]:
-    """The address of a service that other machines reach without a token; commands but the server do without it."""
+    """The mismatch of a public service.host without a token, which only concerns the server."""
     error = definition.service.exposure
     return [] if error is None else [ColumnMismatch(("service", "host"), error)]
 
@@ -102,7 +102,7 @@ def _validated(document: YamlDocument, path: Path, environment: Mapping[str, str
 
 
 def _misspelt(flaws: list[ConfigIssue]) -> Iterator[str]:
-    """Keys that stand in the file under a wrong name: they are not missing as well."""
+    """Keys that the file contains under a misspelt name, so that they are not reported as missing."""
     for flaw in flaws:
         if flaw.suggestion is not None:
             above = flaw.key.rpartition(".")[0]
@@ -110,7 +110,7 @@ def _misspelt(flaws: list[ConfigIssue]) -> Iterator[str]:
 
 
 def _where(values: Any, wanted: str, key: Key = ()) -> Key:
-    """The key at which the text stands, () if nowhere."""
+    """The key whose value is the text; () if there is none."""
     entries = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
     for part, value in entries:
         if value is not FAULTY and value == wanted:

@@ -1,4 +1,4 @@
-"""Model: what every part of a definition has in common."""
+"""Model: the base class of all pydantic models of a definition."""
 
 from __future__ import annotations
 

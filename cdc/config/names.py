@@ -1,4 +1,4 @@
-"""The words a definition is made of: names, globs, locations, whole numbers and switches."""
+"""Field types of a definition: names, globs, locations, numbers and switches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pydantic_core import PydanticCustomError
 from cdc.config.interpolation import Interpolated
 
 SCHEMES: Final = ("s3", "s3a", "gs", "abfss", "file")
-"""Stores that Delta and the log can live on; anything without a scheme is a local path."""
+"""URL schemes of supported stores; a path without a scheme is local."""
 _GLOB: Final = re.compile(r"[^\x00-\x1f\x7f]+\.[^\x00-\x1f\x7f]+\Z")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def invalid(message: str, **context: Any) -> PydanticCustomError:
-    """An error of validation; the message is fixed text, only context of ours may be put in."""
+    """A validation error. The message is fixed text: never put input values into it."""
     return PydanticCustomError("invalid", message, context or None)
 
 
@@ -68,17 +68,17 @@ def _location(text: str, info: ValidationInfo) -> str:
 
 
 def absolute_path(path: str, info: ValidationInfo) -> str:
-    """A local path, made absolute if the definition's directory is known."""
+    """The local path, relative to the definition's directory if that is known."""
     directory = (info.context or {}).get("directory", "")
     return os.path.normpath(Path(directory, Path(path).expanduser()))
 
 
 def placeholders(text: str) -> list[str]:
-    """The names in braces, in order; raises a validation error for braces that do not pair."""
+    """The names in braces, in order; raises a validation error for unbalanced braces."""
     try:
         return [name for _, name, _, _ in Formatter().parse(text) if name is not None]
     except ValueError:
-        raise invalid("braces do not pair: expected {schema} and {table}") from None
+        raise invalid("unbalanced braces: expected {schema} and {table}") from None
 
 
 def fixed_part(path: str) -> str:
@@ -94,23 +94,23 @@ def is_remote(path: str) -> bool:
 
 
 def sibling_path(path: str, name: str) -> str:
-    """The place called name in the directory that holds the path."""
+    """The path of another name in the same directory."""
     return f"{path.rpartition('/')[0] or '.'}/{name}"
 
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
-"""Of a pipeline or a sink; becomes part of slot, publication and file names, so it is short and plain."""
+"""Name of a pipeline or a sink; short and plain, because slot, publication and file names contain it."""
 Identifier = Annotated[str, Field(min_length=1, max_length=63)]
-"""A name in Postgres, which would silently cut it at 63 bytes."""
+"""An identifier in Postgres, which would silently truncate it at 63 bytes."""
 SlotName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")]
-"""What Postgres allows for a replication slot."""
+"""A name that Postgres accepts for a replication slot."""
 Glob = Annotated[str, AfterValidator(_glob)]
-"""A pattern over `schema.table`, matched with case as `fnmatch.fnmatchcase` does."""
+"""A pattern over `schema.table`, case-sensitive as in `fnmatch.fnmatchcase`."""
 Location = Annotated[str, AfterValidator(_location)]
-"""A path made absolute against the definition's directory, or a URI."""
+"""A local path, absolute or relative to the definition's directory, or a URI."""
 Whole = Annotated[int, BeforeValidator(_whole)]
-"""A whole number; text and true are none."""
+"""An integer; text and booleans are rejected."""
 Share = Annotated[float, Field(gt=0, le=1), BeforeValidator(_share)]
-"""A part of a whole: above 0, and 1 for all of it."""
+"""A fraction above 0 and at most 1."""
 Switch = Annotated[bool, BeforeValidator(_switch)]
-"""True or false; yes, no, on, off, 0 and 1 are neither."""
+"""A boolean; yes, no, on, off, 0 and 1 are rejected."""

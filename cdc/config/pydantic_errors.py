@@ -1,4 +1,4 @@
-"""Pydantic's errors as flaws: placed in the file, worded without input values, with a near key."""
+"""Translation of pydantic's errors to issues with line and column, without input values, and with a suggested key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdc.errors import ConfigIssue, UnsetVariable
 
 
 def issues_of(errors: list[ErrorDetails], document: YamlDocument, schema: Mapping[str, Any]) -> Iterator[ConfigIssue]:
-    """One flaw per error; `schema` is the definition's JSON schema, which knows what could stand at a key."""
+    """One issue per error; `schema` is the definition's JSON schema, which says what a key can contain."""
     for error in errors:
         if error["type"] == "too_short" and any(_within(other["loc"], error["loc"]) for other in errors):
             continue  # The list is short only because its entries are wrong.
@@ -36,7 +36,7 @@ def _within(inner: tuple[str | int, ...], outer: tuple[str | int, ...]) -> bool:
 
 
 def _untagged(loc: tuple[str | int, ...], schema: Mapping[str, Any]) -> tuple[Key, Mapping[str, Any]]:
-    """The key without the tags of unions, and the schema of the mapping around its last part."""
+    """The key without the tags of unions, and the schema of the mapping that contains its last part."""
     key: list[str | int] = []
     node = around = _resolved(schema, schema)
     for part in loc:
@@ -51,14 +51,14 @@ def _untagged(loc: tuple[str | int, ...], schema: Mapping[str, Any]) -> tuple[Ke
 
 
 def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    # a part that may be left out is `anyOf` itself and null
+    # an optional part is `anyOf` of itself and null
     while parts := [part for part in (node, *node.get("anyOf", ())) if "$ref" in part]:
         node = schema["$defs"][parts[0]["$ref"].rpartition("/")[2]]
     return node
 
 
 def _elsewhere(error: ErrorDetails, key: Key, document: YamlDocument, around: Mapping[str, Any]) -> str | None:
-    """What is said of a word that another tool has, where this one has not."""
+    """The explanation for a key or value of another tool that has no counterpart here; None for other errors."""
     if error["type"] == "extra_forbidden" and "stored_as_scd_type" in around.get("properties", {}):
         return AUTO_CDC.get(str(key[-1]).lower()) or _transformed(str(key[-1]), around)
     if error["type"] == "enum" and "exact" in _choices(error):
@@ -67,7 +67,7 @@ def _elsewhere(error: ErrorDetails, key: Key, document: YamlDocument, around: Ma
 
 
 def _transformed(word: str, around: Mapping[str, Any]) -> str | None:
-    """Where a word of a transform stands, which is in a rule."""
+    """How to write a key of a transform, which belongs into a rule."""
     if word not in TRANSFORM:
         return None
     written = f"transform: {{{word}: {TRANSFORM[word]}}}"
@@ -76,7 +76,7 @@ def _transformed(word: str, around: Mapping[str, Any]) -> str | None:
 
 
 def _example(error: ErrorDetails, key: Key) -> str:
-    """How a list of rules is written, where something else stands for one."""
+    """An example of a list of rules, if the value is no such list."""
     if error["type"] in {"model_type", "model_attributes_type"} and key[-2:-1] in {("tables",), ("rules",)}:
         return ": write - match: shop.*"
     return ": write [{match: shop.*}]" if error["type"] == "tuple_type" and key[-1] in {"tables", "rules"} else ""
@@ -116,20 +116,20 @@ def _one_of(error: ErrorDetails) -> str:
 
 def _limit(error: ErrorDetails) -> str:
     (name, value), *_ = error.get("ctx", {}).items()
-    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-    return f"expected {words.get(name, name)} {value:g}"
+    phrases = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    return f"expected {phrases.get(name, name)} {value:g}"
 
 
 def _own(error: ErrorDetails) -> str:
-    """The message of our own validators; pydantic's remaining ones could repeat the input."""
+    """The message of a validator of this package; pydantic's own messages could repeat the input."""
     return error["msg"] if error["type"] in _OURS else f"not valid here ({error['type']})"
 
 
 _OURS: Final = {"invalid", "secret", "unset", "duration", "size"}
 _SHAPES: Final = {
-    "^[a-z][a-z0-9_]{0,39}$": "expected at most 40 of a-z, 0-9 and _, a letter first",
-    "^[a-z0-9_]{1,63}$": "expected 1 to 63 of a-z, 0-9 and _, as Postgres names slots",
-    r"^[A-Za-z][A-Za-z0-9_]{0,62}$": "expected at most 63 of A-Z, a-z, 0-9 and _, a letter first",
+    "^[a-z][a-z0-9_]{0,39}$": "expected at most 40 characters of a-z, 0-9 and _, a letter first",
+    "^[a-z0-9_]{1,63}$": "expected 1 to 63 characters of a-z, 0-9 and _, as Postgres requires for slots",
+    r"^[A-Za-z][A-Za-z0-9_]{0,62}$": "expected at most 63 characters of A-Z, a-z, 0-9 and _, a letter first",
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "expected module:function, for example company.rules:users",
     r"^https?://[^\s/]+(/[^\s]*)?$": "expected a URL that begins with https:// or http://",
     r"^(sqlite|postgresql(\+psycopg)?)://": "expected a URL that begins with sqlite:/// or postgresql+psycopg://",

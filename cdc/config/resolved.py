@@ -1,4 +1,4 @@
-"""The resolved view: a definition with its defaults, and with references where secrets are."""
+"""Printable form of a definition: with its defaults, and with references instead of secrets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cdc.config.secret import HIDDEN
 from cdc.config.units import print_seconds, print_size
 
 _SENSITIVE: Final = re.compile(r"secret|password|token|access[._]?key|credential", re.IGNORECASE)
-"""Spark's own rule for settings that it hides, and a little more."""
+"""Names of settings that are hidden: Spark's own rule (`spark.redaction.regex`), extended."""
 _URL_PASSWORD: Final = re.compile(r"(://[^:@/]*):[^@/]*@")
 _DURATIONS: Final = (("cuts", "retain"), ("upkeep", "every"), ("upkeep", "vacuum_after"))
-"""Of a sink."""
+"""Keys of a sink that are durations."""
 
 
 def printable_definition(definition: Definition, written: Any) -> dict[str, Any]:
-    """Plain values for printing; `written` is what the file says, and shown where a password may be."""
+    """Plain values for printing; where a value may contain a password, the text of the file (`written`) is shown."""
     view = definition.model_dump(mode="json")
     source, log, spark = view["source"], view["log"], view["spark"]
     source["heartbeat"] = print_seconds(source["heartbeat"])

@@ -1,9 +1,8 @@
-"""Secret: a value that is given by reference and never printed.
+"""Secret: a value that a definition contains as a reference and that is never printed.
 
-A definition holds `${VAR}`, `{env: VAR}` or `{file: PATH}`; the value is fetched when the definition is
-loaded, so that a missing one is found before anything starts; a file is read again for a connection that is made
-anew, so that a password may be changed while a process runs. Text that holds no password, such as a DSN for peer
-authentication, may stand in the file itself.
+A reference is `${VAR}`, `{env: VAR}` or `{file: PATH}`. Loading the definition reads the value, so that a missing one
+is found before anything starts. A secret file is read again for every new connection, so that a password can change
+while a process runs. Text without a password, such as a DSN for peer authentication, can be written literally.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from cdc.config.interpolation import Interpolated
 HIDDEN: Final = "***"
 _FORM: Final = "expected ${VAR}, {env: VAR} or {file: PATH}"
 _LONGEST_FILE: Final = 64 * 1024
-"""No password is longer; a path to a device or a log is a mistake."""
+"""Bytes; no password is longer, so a larger file is a mistake."""
 
 
 class Secret:
-    """A value with `***` for its repr; only `reveal` gives it away."""
+    """A secret value whose repr is `***`; only `reveal` returns it."""
 
     __slots__ = ("_again", "_file", "_value", "reference")
 
@@ -37,21 +36,21 @@ class Secret:
     ) -> None:
         self._value, self._again, self._file = value, again, file
         self.reference = reference
-        """How the definition names it, for a view: text or a mapping of one key."""
+        """The reference as the definition contains it, for printing: text or a mapping with one key."""
 
     def reveal(self) -> str:
-        """The value itself; for the call that needs it, never for a message."""
+        """The value itself, for the call that needs it; never put it into a message."""
         return self._value
 
     def current(self) -> str:
-        """The value as its file holds it now; the one of before where it has none, or what it holds is no secret."""
+        """The value as its file contains it now; the previous value if there is no file or its content is invalid."""
         if self._again is not None:
             with suppress(PydanticCustomError, OSError):
                 return self._again()
         return self._value
 
     def reread(self) -> str | None:
-        """The value as its file contains it now; None where it contains none. A value of a variable stays."""
+        """The value as its file contains it now; None if the file has no valid value. Variables are not read again."""
         if self._again is None:
             return self._value
         try:
@@ -60,8 +59,8 @@ class Secret:
             return None
 
     @property
-    def anywhere(self) -> Any:
-        """The reference for another process of this machine, wherever that runs; what stands in the file, as it is."""
+    def portable_reference(self) -> Any:
+        """The reference for another process on this machine, with an absolute path; a literal value as it is."""
         if self._file:
             return {"file": self._file}
         return self._value if self.reference == HIDDEN else self.reference
@@ -77,14 +76,14 @@ class Secret:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Validation by `_read`; serialisation shows the reference."""
+        """Validate with `_read`; serialize as the reference."""
         return core_schema.with_info_plain_validator_function(
             _read, serialization=core_schema.plain_serializer_function_ser_schema(lambda secret: secret.reference)
         )
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Text, or a mapping of one key."""
+        """Text, or a mapping with one key."""
         one = {"type": "object", "additionalProperties": False}
         return {
             "anyOf": [
@@ -140,9 +139,9 @@ def _from_file(name: str, context: Mapping[str, Any]) -> str:
 
 
 def _checked(value: str) -> str:
-    """Refuse what copying by hand adds to a secret; nobody sees why it then fails to log in."""
+    """Reject white space and control characters, which copy and paste adds and which make a login fail."""
     if value != value.strip():
         raise PydanticCustomError("secret", "the value begins or ends with white space")
     if not value.isprintable():
-        raise PydanticCustomError("secret", "the value holds a line break or another control character")
+        raise PydanticCustomError("secret", "the value contains a line break or another control character")
     return value

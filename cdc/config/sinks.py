@@ -1,4 +1,4 @@
-"""Sinks of a definition: what is derived from the log, where it is kept, and how."""
+"""Models of the sinks of a definition: Delta tables and search indexes, and the rules for single tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OURS: Final = (
     "delta.logRetentionDuration",
     "delta.min",
 )
-"""Beginnings of properties that the sink decides: which columns and readers its tables have, and how long they last."""
+"""Prefixes of table properties that the sink sets itself, and a definition therefore may not."""
 _FEATURED: Final = (
     "delta.coordinatedCommits.",
     "delta.enableIcebergCompat",
@@ -37,13 +37,13 @@ _FEATURED: Final = (
     "delta.rowTracking.",
     "delta.universalFormat.",
 )
-"""Beginnings of properties that mean nothing without a table feature that delta-rs does not write."""
+"""Prefixes of table properties that require a table feature which delta-rs does not write."""
 
 
 class WriterChoice(StrEnum):
-    """Who merges into a Delta table."""
+    """Which engine merges changes into a Delta table."""
 
-    #: Whichever is quicker by what merges took, and Spark's MERGE where delta-rs lacks the memory.
+    #: The faster one by the measured cost of earlier merges; Spark's MERGE if delta-rs would need too much memory.
     AUTO = "auto"
     #: delta-rs on the driver, always.
     DELTA_RS = "delta-rs"
@@ -52,72 +52,72 @@ class WriterChoice(StrEnum):
 
 
 class TypeSettings(StrEnum):
-    """How Postgres values become columns."""
+    """How Postgres types map to column types."""
 
-    #: The nearest type that holds every value; one that does not fit is set aside, never changed.
+    #: The nearest type that can represent every value; a row with a value that does not fit is a dead letter.
     EXACT = "exact"
-    #: Every column is text, exactly as Postgres prints it.
+    #: Every column is text, as Postgres prints it.
     TEXT = "text"
 
 
 class SchemaChanges(StrEnum):
-    """What becomes of a target whose table changed its columns; the words are those of Flink CDC."""
+    """How a target follows a change of the source table's columns; the names are those of Flink CDC."""
 
-    #: The target follows exactly; of a change that it cannot follow without a new copy the table stops.
+    #: Apply every change exactly; stop the table at a change that needs a new copy.
     EVOLVE = "evolve"
-    #: As evolve; what it cannot follow so it follows as lenient does.
+    #: As `evolve`; apply a change that needs a new copy as `lenient` does.
     TRY_EVOLVE = "try_evolve"
-    #: Columns only come: one that is renamed, changed or made anew stays beside the new one, with what it held.
+    #: Only add columns: a column that was renamed, retyped or recreated keeps its values next to the new one.
     LENIENT = "lenient"
-    #: The target's columns stay as they are: new ones are left out, the others keep name and type.
+    #: Leave the target's columns unchanged: ignore new columns, keep names and types of the others.
     IGNORE = "ignore"
-    #: The table stops at the first change.
+    #: Stop the table at the first change.
     EXCEPTION = "exception"
 
 
 class DroppedColumns(StrEnum):
-    """What becomes of a target's column that the table has no more."""
+    """What happens to a target's column after the source table dropped it."""
 
-    #: It stays with what it holds, null in rows that come.
+    #: Keep the column and its values; it is null in new rows.
     KEEP = "keep"
-    #: It goes, with what it holds.
+    #: Drop the column and its values.
     DROP = "drop"
 
 
 class HistoryMode(StrEnum):
-    """What a target keeps of a row's past; the value stands in the target's property `cdc.mode`."""
+    """How much history of a row a target keeps; the value is stored in the target's property `cdc.mode`."""
 
-    #: Nothing: the latest state of every key.
+    #: The latest state of every key.
     LATEST = "scd1"
-    #: Every version of a row, with where it began and ended.
+    #: Every version of a row with the positions where it began and ended.
     VERSIONS = "scd2"
-    #: Every change.
+    #: One row for every change.
     CHANGES = "append"
-    #: The latest state of every key, of deleted ones as well.
+    #: The latest state of every key, including deleted rows, which are marked.
     MARKED = "soft_delete"
 
 
 class TargetMode(StrEnum):
-    """What a target keeps of a row's past, where `stored_as_scd_type` does not say it."""
+    """How much history of a row a target keeps; an alternative to `stored_as_scd_type`."""
 
-    #: Every change is a row: full history.
+    #: One row for every change: full history.
     APPEND = "append"
-    #: The latest state of every key; a row that was deleted stays and says so.
+    #: The latest state of every key; deleted rows stay and are marked.
     SOFT_DELETE = "soft_delete"
 
 
 def _table_path(path: str) -> str:
     names = placeholders(path)
     if set(names) - {"schema", "table"}:
-        raise invalid("a placeholder is neither {schema} nor {table}")
+        raise invalid("unknown placeholder: expected {schema} or {table}")
     if "table" not in names:
-        raise invalid("expected {table} in the path, for every table has its own directory")
+        raise invalid("expected {table} in the path, because every table has its own directory")
     return path
 
 
 def _index_path(path: str) -> str:
     if set(placeholders(path)) - {"schema", "table"}:
-        raise invalid("a placeholder is neither {schema} nor {table}")
+        raise invalid("unknown placeholder: expected {schema} or {table}")
     return path
 
 
@@ -132,95 +132,102 @@ def _pattern(text: str) -> str:
     except re.error as exc:
         raise invalid("character {place}: not a regular expression", place=(exc.pos or 0) + 1) from None
     if any(re.fullmatch("[a-z]+", name) is None or name in {"schema", "table"} for name in compiled.groupindex):
-        raise invalid("expected groups called by letters a-z, other than schema and table")
+        raise invalid("expected group names of letters a-z, other than schema and table")
     return text
 
 
 def _property(name: str) -> str:
     if not name.startswith("delta.") or name.startswith(_OURS):
-        raise invalid("expected a property of Delta that is not decided elsewhere: delta.<name>")
+        raise invalid("expected a Delta property, delta.<name>, that the sink does not set itself")
     if name.startswith(_FEATURED):
-        raise invalid("expected a property without a table feature of its own, which targets are not made with")
+        raise invalid("the property requires a table feature that targets do not have")
     return name
 
 
 class DeadLetterSettings(Model):
-    """Rows that a target cannot take are parked with their key beside the sink, and everything else goes on."""
+    """Limits for dead letters: rows that a target rejects are stored with their key, and other rows are applied."""
 
     stop_at: Annotated[int, Field(ge=0, le=10_000)] = 1_000
-    """A table stops when more of its keys than this would be parked; 0: at the first row that it cannot take."""
+    """Number of dead-letter keys of one table above which the table stops; 0 stops it at the first rejected row."""
     ratio: Share = 1.0
-    """It stops as well when of the keys that a batch changes, 100 of them or more, a larger share would be parked."""
+    """Share of the keys of a batch that may become dead letters; the table stops above it. Counts from 100 keys on.
+    Default 1, no limit."""
 
 
 class TableSettings(Model):
-    """How a Delta sink keeps one table: the sink says it for all of them, a rule for those it matches."""
+    """How a Delta sink stores a table. The sink sets it for all tables, a rule for those that it matches."""
 
     types: TypeSettings = TypeSettings.EXACT
-    """How values become columns."""
+    """How Postgres types map to column types: `exact` or `text`."""
     columns: Mapping[Identifier, TypeSettings] = {}
-    """The same for single columns, by their names at the source; a name that a table does not have says nothing."""
+    """Type mapping of single columns, by their names at the source; unknown names are ignored."""
     schema_changes: SchemaChanges = SchemaChanges.EVOLVE
-    """What becomes of the target when the table changes its columns."""
+    """How the target follows a change of the table's columns: `evolve`, `try_evolve`, `lenient`, `ignore` or
+    `exception`."""
     dropped_columns: DroppedColumns = DroppedColumns.KEEP
-    """What becomes of a column that the table has no more, where the target follows and keeps the latest state."""
+    """Whether the target keeps or drops a column that the source table dropped. `drop` requires the latest state and
+    `schema_changes: evolve` or `try_evolve`."""
     stored_as_scd_type: Literal[1, 2] = 1
-    """1: the latest state of every key. 2: every version of a row, with where it began and where it ended."""
+    """1 keeps the latest state of every key. 2 keeps every version of a row with the positions where it began and
+    ended."""
     mode: TargetMode | None = None
-    """Instead of stored_as_scd_type: every change as a row, or deleted rows kept and marked."""
+    """Alternative to `stored_as_scd_type`: `append` writes one row for every change, `soft_delete` keeps and marks
+    deleted rows."""
     column_list: tuple[Identifier, ...] = ()
-    """The source's columns that the target has, those of the key among them; default all."""
+    """Columns of the source that the target has; must include the key. Default all columns."""
     except_column_list: tuple[Identifier, ...] = ()
-    """Columns that it has not, instead of column_list."""
+    """Columns of the source that the target does not have; alternative to `column_list`."""
     track_history_column_list: tuple[Identifier, ...] = ()
-    """Type 2: only a change of one of these columns begins a new version; default any column that is not of the key."""
+    """With SCD type 2: columns whose change begins a new version of a row. Default all columns outside the key."""
     track_history_except_column_list: tuple[Identifier, ...] = ()
-    """Type 2, instead of track_history_column_list: a change of these alone begins no new version."""
+    """With SCD type 2: columns whose change does not begin a new version; alternative to
+    `track_history_column_list`."""
     dead_letters: DeadLetterSettings = DeadLetterSettings()
-    """What becomes of rows that the target cannot take."""
+    """Limits for rows that the target rejects."""
 
     @property
-    def keeping(self) -> HistoryMode:
-        """What the target keeps of a row's past."""
+    def history_mode(self) -> HistoryMode:
+        """How much history of a row the target keeps."""
         if self.mode is not None:
             return HistoryMode(self.mode.value)
         return HistoryMode.VERSIONS if self.stored_as_scd_type == 2 else HistoryMode.LATEST  # noqa: PLR2004 - as AUTO CDC counts
 
 
 class SinkRule(TableSettings):
-    """How tables that match are kept, as far as the sink as a whole does not say it."""
+    """Settings for the tables that a glob matches; they override those of the sink."""
 
     match: Glob
-    """Glob over `schema.table`; of all rules the first that matches a table counts for it."""
+    """Glob over `schema.table`; the first rule that matches a table applies to it."""
     transform: Transform | None = None
-    """What becomes of the rows before they are in the target; default nothing."""
+    """Transformation of the rows before they are written to the target; default none."""
     pattern: Annotated[str, AfterValidator(_pattern)] | None = None
-    """Regular expression over `schema.table`; its group `(?P<region>[a-z]+)` stands as `{region}` in `path`."""
+    """Regular expression over `schema.table`. `path` can contain its groups: `(?P<region>[a-z]+)` as `{region}`."""
     path: Annotated[Location, AfterValidator(_routed_path)] | None = None
-    """Directory of the table instead of the sink's; `{schema}`, `{table}` and the groups of `pattern` are filled in."""
+    """Directory of the target, instead of the sink's `path`; `{schema}`, `{table}` and the groups of `pattern` are
+    replaced."""
     merge_tables: Switch = False
-    """Whether tables whose `path` comes out the same share one target, as the shards of one table do; each row is then
-    known by its table and its key. Only for tables with a key, of which the latest state is kept."""
+    """Whether tables with the same resulting `path` share one target, as the shards of one table do. The key of a row
+    then includes its table. Only for tables with a key and the latest state."""
     partition_by: tuple[Identifier, ...] = ()
-    """Columns of the target that its files are parted by, from its creation on."""
+    """Partition columns of the target, set when it is created."""
     cluster_by: tuple[Identifier, ...] = ()
-    """Columns of the target that queries select rows by: upkeep puts rows in files so that few have to be opened."""
+    """Columns by which queries filter; maintenance sorts rows into files by them, so that queries open few files."""
     properties: Mapping[Annotated[str, AfterValidator(_property)], str] = {}
-    """Properties of the Delta table from its creation on, `delta.enableChangeDataFeed` for example; values are text.
-    None that needs a feature which delta-rs does not write: type widening, row tracking, in-commit timestamps, …"""
+    """Table properties of the Delta table, set when it is created, for example `delta.enableChangeDataFeed`; values are
+    text. Properties that need a table feature which delta-rs does not write are rejected."""
 
     @model_validator(mode="after")
     def _routes(self) -> Self:
         groups = set(re.compile(self.pattern or "").groupindex)
         used = set(placeholders(self.path or ""))
         if unknown := used - groups - {"schema", "table"}:
-            raise invalid("no group of the pattern is called {name}, as path has it", name=repr(min(unknown)))
+            raise invalid("path contains {name}, which is no group of pattern", name=repr(min(unknown)))
         if self.merge_tables and self.path is None:
-            raise invalid("merge_tables needs a path, where the tables of the rule are to come together")
+            raise invalid("merge_tables requires path: the directory of the shared target")
         if self.pattern is not None and not used & groups:
-            raise invalid("pattern is nothing for a rule whose path has none of its groups")
+            raise invalid("pattern has no effect: path contains none of its groups")
         if both := sorted(set(self.partition_by) & set(self.cluster_by)):
-            raise invalid("cluster_by names {name}, by which partition_by parts the files already", name=repr(both[0]))
+            raise invalid("cluster_by contains {name}, which is already in partition_by", name=repr(both[0]))
         return self
 
 
@@ -229,21 +236,21 @@ EXCLUSIVE_KEYS: Final = (
     frozenset({"column_list", "except_column_list"}),
     frozenset({"track_history_column_list", "track_history_except_column_list"}),
 )
-"""Of each of these one may be said; by a rule it takes the place of either said by the sink."""
+"""Groups of keys of which at most one may be set; a rule that sets one overrides the whole group of the sink."""
 
 
 def rule_of(topic: str, rules: Sequence[SinkRule]) -> SinkRule | None:
-    """The rule that counts for a table, if there is one."""
+    """The first rule that matches the table, or None."""
     return next((rule for rule in rules if matches(topic, (rule.match,))), None)
 
 
 def table_settings(topic: str, sink: TableSettings, rules: Sequence[SinkRule]) -> TableSettings:
-    """How one table is kept: what its rule says, over what the sink says."""
+    """The settings of one table: those of its rule over those of the sink."""
     return settings_with_rule(sink, rule_of(topic, rules))
 
 
 def settings_with_rule(sink: TableSettings, rule: SinkRule | None) -> TableSettings:
-    """The settings of the tables of one rule; None: of those that no rule matches."""
+    """The settings of the tables that the rule matches; without a rule those of the sink."""
     fields = TableSettings.model_fields.keys()
     own = {name: getattr(sink, name) for name in sink.model_fields_set & fields}
     said = {} if rule is None else {name: getattr(rule, name) for name in rule.model_fields_set & fields}
@@ -253,60 +260,64 @@ def settings_with_rule(sink: TableSettings, rule: SinkRule | None) -> TableSetti
 
 
 class CutSettings(Model):
-    """Past cuts of a sink, at each of which all its tables are read as they were together."""
+    """Retention of published cuts, at each of which all tables of a sink can be read consistently."""
 
     retain: Seconds = 86400.0
-    """How long they are kept: each of the last minute, then the last one of every minute, later of every hour."""
+    """Age at which a cut is removed; default 1 day. After a minute one cut per minute stays, later one per hour."""
 
 
 class TargetUpkeep(Model):
-    """How small files of the targets are put together, and when files that nobody needs are removed."""
+    """Maintenance of target tables: compaction of small files and removal of unused files."""
 
     every: Seconds = 300.0
-    """How often one table is looked at; 0: never, then somebody else looks after the targets."""
+    """Interval between two runs on one table; default 5 minutes. 0 turns maintenance off, for targets that another tool
+    maintains."""
     vacuum_after: Seconds = 3600.0
-    """How long a file stays that neither the newest version nor a kept cut needs, for queries that still read it."""
+    """Time for which a file stays that neither the latest version nor a cut needs, so that running queries can finish;
+    default 1 hour."""
     keep_commits: Annotated[int, Field(ge=50)] = 100
-    """How many of the newest commits stay in a table's Delta log in a directory: more for who streams from the table,
-    although thousands make every batch slower."""
+    """Number of the latest commits to keep in the Delta log of a table in a local directory. Readers that stream from
+    the table may need more; thousands slow down every batch."""
 
 
 class DeltaSinkDefinition(TableSettings):
-    """Delta tables, one per source table."""
+    """A sink of Delta tables, one per source table."""
 
     type: Literal["delta"]
     name: Name
-    """Unique among the sinks of the pipeline."""
+    """Name of the sink, unique in the pipeline."""
     path: Annotated[Location, AfterValidator(_table_path)]
-    """Directory of each table; `{schema}` and `{table}` stand for its names."""
+    """Directory of each table; `{schema}` and `{table}` are replaced by its names."""
     tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
-    """Which of the captured tables; default all."""
+    """Globs over `schema.table` of the captured tables that go to this sink; default all."""
     rules: tuple[SinkRule, ...] = ()
-    """How single tables are kept; the first rule that matches counts, what it does not say is as said here."""
+    """Settings for single tables. The first rule that matches a table applies; settings that it leaves out are those of
+    the sink."""
     writer: WriterChoice = WriterChoice.AUTO
-    """Who merges."""
+    """Engine that merges changes: `auto`, `delta-rs` or `spark`."""
     max_rewrite: Bytes = 128 * 2**20
-    """Bytes of one table's files that may be written again per second; above it batches become fewer. 0: no bound."""
+    """Bytes of one table's files that merges may rewrite per second; above it batches become larger and fewer. Default
+    128 MiB; 0 means no limit."""
     cuts: CutSettings = CutSettings()
     upkeep: TargetUpkeep = TargetUpkeep()
 
 
 class SearchSinkDefinition(Model):
-    """A search index over the rows of its tables."""
+    """A sink that is a full-text search index over the rows of its tables."""
 
     type: Literal["search"]
     name: Name
-    """Unique among the sinks of the pipeline."""
+    """Name of the sink, unique in the pipeline."""
     engine: Literal["tantivy"] = "tantivy"
-    """What indexes."""
+    """Search engine."""
     path: Annotated[Location, AfterValidator(_index_path)]
-    """Directory of the index."""
+    """Local directory of the index."""
     tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
-    """Which of the captured tables; default all."""
+    """Globs over `schema.table` of the captured tables that go to this sink; default all."""
     fields: tuple[Identifier, ...] = ()
-    """The columns whose words can be searched; default every column."""
+    """Columns that are indexed for search; default every column."""
     dead_letters: DeadLetterSettings = DeadLetterSettings()
-    """What becomes of rows that the index cannot take."""
+    """Limits for rows that the index rejects."""
 
 
 Sink = Annotated[DeltaSinkDefinition | SearchSinkDefinition, Field(discriminator="type")]

@@ -1,4 +1,4 @@
-"""Storage: how an object store is reached, as a definition says it and as delta-rs wants to hear it."""
+"""Access to an object store: the keys of a definition, and their translation to the options of delta-rs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 
 def _referenced(secret: Secret) -> Secret:
     if secret.reference == HIDDEN:
-        raise invalid("a key stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
+        raise invalid("the file contains a key: write ${VAR}, {env: VAR} or {file: PATH}")
     return secret
 
 
@@ -49,61 +49,63 @@ Key = Annotated[Secret, AfterValidator(_referenced)]
 
 
 class Storage(Model):
-    """How the object store of the log is reached; what is not said is taken from the environment, as its tools do."""
+    """Access to the object store of the log; keys that are not set are read from the environment."""
 
     endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$")] | None = None
-    """URL of a store that is compatible with S3; default Amazon's."""
+    """URL of an S3-compatible store; default Amazon S3."""
     allow_http: Switch = False
-    """Let keys and rows pass unencrypted: for an endpoint `http://` inside one trusted network."""
+    """Whether to allow an unencrypted `http://` endpoint, inside a trusted network."""
     region: Annotated[str, Field(min_length=1)] | None = None
-    """Of the bucket."""
+    """Region of the bucket."""
     virtual_hosted: Switch = False
     """Whether the bucket's name is part of the endpoint's host name."""
     access_key_id: Secret | None = None
-    """S3: which key."""
+    """S3: access key ID."""
     secret_access_key: Key | None = None
-    """S3: the key itself, by reference."""
+    """S3: secret access key, as a reference."""
     session_token: Key | None = None
-    """S3: of a key that is lent, by reference."""
+    """S3: session token of temporary credentials, as a reference."""
     account_name: Annotated[str, Field(min_length=1)] | None = None
-    """Azure: the storage account."""
+    """Azure: name of the storage account."""
     account_key: Key | None = None
-    """Azure: its key, by reference."""
+    """Azure: key of the storage account, as a reference."""
     sas_token: Key | None = None
-    """Azure: a shared access signature instead of a key, by reference."""
+    """Azure: shared access signature instead of a key, as a reference."""
     service_account: Location | None = None
-    """Google: the file with the key of a service account."""
+    """Google: path of the key file of a service account."""
 
-    def handed_on(self) -> str:
-        """JSON from which another process of this machine takes it over; references stand for what is secret."""
+    def to_json(self) -> str:
+        """JSON for another process on this machine; secrets are written as references."""
         said = {name: getattr(self, name) for name in sorted(self.model_fields_set)}
-        return json.dumps({n: v.anywhere if isinstance(v, Secret) else v for n, v in said.items() if v is not None})
+        return json.dumps(
+            {n: v.portable_reference if isinstance(v, Secret) else v for n, v in said.items() if v is not None}
+        )
 
     @classmethod
-    def taken_over(cls, text: str) -> Self:
-        """Read it back, and fetch the secrets; raises InvalidDefinition."""
+    def from_json(cls, text: str) -> Self:
+        """Parse the result of `to_json` and read the secrets; raises InvalidDefinition."""
         try:
             said = json.loads(text)
             values = {n: interpolate(v, os.environ) if isinstance(v, str) else v for n, v in said.items()}
             return cls.model_validate(values)
         except (ValidationError, ValueError, AttributeError) as exc:
             keys = [".".join(map(str, e["loc"])) for e in exc.errors()] if isinstance(exc, ValidationError) else []
-            what = f"its {', '.join(keys)} cannot be used" if keys else "expected a JSON object"
-            raise InvalidDefinition(f"option 'storage' is not as log.storage of a definition: {what}") from None
+            what = f"invalid {', '.join(keys)}" if keys else "expected a JSON object"
+            raise InvalidDefinition(f"option 'storage' is malformed: {what}; expected log.storage as JSON") from None
 
     def options(self, scheme: str) -> tuple[tuple[str, str], ...]:
-        """What was said, in the words of delta-rs for a URL of that scheme."""
-        said: dict[str, Any] = {name: getattr(self, name) for name in _OPTIONS.get(scheme, ()) if getattr(self, name)}
-        values = {name: value.reveal() if isinstance(value, Secret) else value for name, value in said.items()}
+        """The keys that are set, as options of delta-rs for a URL of that scheme."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in _OPTIONS.get(scheme, ()) if getattr(self, name)}
+        values = {name: value.reveal() if isinstance(value, Secret) else value for name, value in given.items()}
         options = {_OPTIONS[scheme][name]: "true" if value is True else str(value) for name, value in values.items()}
         return tuple(sorted(options.items()))
 
 
 def log_root(path: str, storage: Storage) -> Root:
-    """Where a log lies, with all that is needed to read and write there."""
+    """The location of a log with the options of its object store."""
     return as_root(path, storage.options(path.partition("://")[0]))
 
 
 def storage_keys(scheme: str) -> frozenset[str]:
-    """The fields of Storage that mean something for a URL of that scheme."""
+    """The fields of Storage that apply to a URL of that scheme."""
     return frozenset(_OPTIONS.get(scheme, ()))

@@ -1,4 +1,4 @@
-"""Routes: where a Delta sink and its rules put the target of a table. Pure."""
+"""Directory of the target of a table, from the paths of a Delta sink and its rules. Does no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdc.table import TableSchema
 
 
 def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -> str:
-    """Where the target of a table lies; raises TransformFailed for a table that the rule's pattern does not match."""
+    """URI of the target of a table; raises TransformFailed if `match` of a rule fits but its `pattern` does not."""
     rule = rule_of(schema.topic, rules)
     if rule is None or rule.path is None:
         return target_uri(template, schema.schema, schema.name)

@@ -1,7 +1,7 @@
-"""Transform: what a rule of a Delta sink makes of a table's rows before they are in the target.
+"""Transform: how a rule of a Delta sink changes the rows of a table before they are written to the target.
 
-`drop`, `rename` and `mask` name columns of the source. Expressions see the row as the target is to hold it: without
-what was dropped, under the new names, masked. So they can always be computed, also where an update did not send all.
+`drop`, `rename` and `mask` name columns of the source. Expressions see the row of the target: without dropped columns,
+under the new names, masked. Therefore they can be computed even if an update did not send all columns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _mask(text: str) -> str:
 
 def _salt(secret: Secret) -> Secret:
     if secret.reference == HIDDEN:
-        raise invalid("a salt stands in the file: write ${VAR}, {env: VAR} or {file: PATH}")
+        raise invalid("the file contains a salt: write ${VAR}, {env: VAR} or {file: PATH}")
     return secret
 
 
@@ -43,37 +43,39 @@ Added = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,62}$")]
 
 
 class Transform(Model):
-    """What becomes of the rows of a table."""
+    """Transformation of the rows of a table."""
 
     drop: tuple[Identifier, ...] = ()
-    """Columns that the target does not have; none of the key."""
+    """Columns that the target does not have; not columns of the key."""
     rename: Mapping[Identifier, Identifier] = {}
-    """Column → its name in the target."""
+    """Map of a column to its name in the target."""
     mask: Mapping[Identifier, Annotated[str, AfterValidator(_mask)]] = {}
-    """Column → how its text is hidden; none of the key. `sha256`: as 64 hexadecimal digits, equal for equal values
-    (HMAC with `salt`); `keep_last:4`: every character but the last 4 as `*`; `redact`: as `***`. NULL stays NULL."""
+    """Map of a column, not of the key, to its mask. `sha256` writes 64 hexadecimal digits, equal for equal values (HMAC
+    with `salt`); `keep_last:4` replaces every character but the last 4 by `*`; `redact` writes `***`. NULL stays
+    NULL."""
     salt: Annotated[Secret, AfterValidator(_salt)] | None = None
-    """What `sha256` is keyed with, by reference: without one, whoever can guess a value can find it."""
+    """HMAC key of `sha256`, as a reference; required by `sha256`, so that nobody can test guessed values."""
     python: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
-    """`package.module:function` that takes an Arrow table and returns one with the same rows and other columns."""
+    """Python function, as `package.module:function`, that takes an Arrow table and returns one with the same rows and
+    other columns."""
     computed: Mapping[Added, Expression] = {}
-    """New column → expression of Spark SQL over the columns of the target."""
+    """Map of a new column to its expression in Spark SQL over the columns of the target."""
     where: Expression | None = None
-    """Condition in Spark SQL over the columns of the target; a row for which it is not true is not in it."""
+    """Condition in Spark SQL over the columns of the target; the target contains the rows for which it is true."""
 
     @property
-    def in_spark(self) -> bool:
-        """Whether it takes Spark."""
+    def needs_spark(self) -> bool:
+        """Whether the transform contains expressions of Spark SQL."""
         return bool(self.computed) or self.where is not None
 
     @property
-    def hides(self) -> bool:
-        """Whether a target shows less of the rows than the source has."""
+    def hides_data(self) -> bool:
+        """Whether the target contains less data than the source."""
         return bool(self.drop or self.mask or self.python) or self.where is not None
 
     @property
     def fingerprint(self) -> str:
-        """Names the transform, salt included, without revealing it: rows made by another one are other rows."""
+        """Keyed hash of the transform and its salt: with another fingerprint the target's rows would be different."""
         text = self.model_dump(mode="json", exclude={"salt"})
         salt = b"" if self.salt is None else self.salt.reveal().encode()
         return hmac.digest(salt, json.dumps(text, sort_keys=True).encode(), hashlib.sha256).hex()[:32]
@@ -85,9 +87,9 @@ class Transform(Model):
                 raise invalid("column {name} is dropped: it can be neither renamed nor masked", name=repr(name))
         made = [*self.rename.values(), *self.computed]
         if twice := {name for name in made if made.count(name) > 1}:
-            raise invalid("two columns would be called {name}", name=repr(min(twice)))
+            raise invalid("two columns would have the name {name}", name=repr(min(twice)))
         if hashed := [name for name, how in self.mask.items() if how == SHA256 and self.salt is None]:
-            raise invalid("required key is missing: salt, with which sha256 hides {name}", name=repr(hashed[0]))
+            raise invalid("required key is missing: salt, the HMAC key of mask sha256 of {name}", name=repr(hashed[0]))
         if self.salt is not None and SHA256 not in self.mask.values():
-            raise invalid("salt is nothing for a rule that masks no column with sha256")
+            raise invalid("salt has no effect: no column is masked with sha256")
         return self

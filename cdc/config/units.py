@@ -1,4 +1,4 @@
-"""Durations and sizes: text with a unit, read into seconds and bytes."""
+"""Durations and sizes: parsing of text with a unit into seconds and bytes, and printing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _QUANTITY: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([A-Za-z]{1,3})\Z", re
 
 
 def seconds(value: Any) -> float:
-    """`10s`, `100ms`, `5m`, `1h`, `7d` or 0, in seconds; a bare number is refused, for it names no unit."""
+    """Seconds of `10s`, `100ms`, `5m`, `1h`, `7d` or 0; a bare number is rejected, because it has no unit."""
     if str(value) == "0":
         return 0.0
     found = _read(value, SECONDS)
@@ -35,7 +35,7 @@ def seconds(value: Any) -> float:
 
 
 def size(value: Any) -> int:
-    """`16MiB`, `10GB` or a bare number of bytes, in bytes."""
+    """Bytes of `16MiB`, `10GB` or a bare number of bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if isinstance(value, str) and value.isascii() and value.isdigit():
@@ -69,7 +69,7 @@ Bytes = Annotated[
 
 
 def print_seconds(value: float) -> str:
-    """The shortest text that reads back as the value."""
+    """The shortest text that parses to the value."""
     if not value:
         return "0"
     for unit in reversed(SECONDS):
@@ -80,7 +80,7 @@ def print_seconds(value: float) -> str:
 
 
 def print_size(value: int) -> str:
-    """The shortest binary unit that loses nothing."""
+    """The size in the largest binary unit that is exact."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if value and value % BYTES[unit] == 0:
             return f"{value // BYTES[unit]}{unit}"

@@ -1,25 +1,25 @@
-"""Words of other tools that a definition has not: why there is none, and what does the same; pure."""
+"""Keys and values of other tools that a definition does not support: why, and what to write instead."""
 
 from __future__ import annotations
 
 from typing import Final
 
-_EVERY_ROW: Final = "every row of the log says it already"
-_NULLS: Final = "here a NULL and a column that was not sent are two things, and a NULL is a value like any other"
+_EVERY_ROW: Final = "not needed, because every row of the log contains it"
+_NULLS: Final = "not needed, because the log distinguishes a NULL from a column that was not sent"
 
 AUTO_CDC: Final = {
-    "keys": f"{_EVERY_ROW}: its key is the primary key at the source, or its replica identity",
-    "sequence_by": f"{_EVERY_ROW}: the log is in the order of commits",
-    "apply_as_deletes": f"{_EVERY_ROW}: a delete at the source is one here; 'mode: soft_delete' keeps the row, marked, "
-    "and 'transform: {where: …}' lets go of others",
-    "apply_as_truncates": f"{_EVERY_ROW}: a truncate at the source is one here",
+    "keys": f"{_EVERY_ROW}: the key is the primary key at the source, or the replica identity",
+    "sequence_by": f"{_EVERY_ROW}: the log is in commit order",
+    "apply_as_deletes": f"{_EVERY_ROW}: deletes are applied; 'mode: soft_delete' keeps and marks the row, "
+    "'transform: {where: …}' removes other rows",
+    "apply_as_truncates": f"{_EVERY_ROW}: truncates at the source are applied",
     "ignore_null_updates": _NULLS,
     "ignore_null_updates_column_list": _NULLS,
     "ignore_null_updates_except_column_list": _NULLS,
-    "columns_to_update": f"{_EVERY_ROW}: a column that was not sent keeps what it has",
-    "where": "a condition stands under transform, of a rule",
+    "columns_to_update": f"{_EVERY_ROW}: a column that was not sent keeps its value",
+    "where": "write the condition under transform, of a rule",
 }
-"""Arguments of AUTO CDC (`create_auto_cdc_flow`) that a Delta sink and its rules have not; they have its others."""
+"""Arguments of Databricks AUTO CDC (`create_auto_cdc_flow`) that a Delta sink does not have; it has the others."""
 
 TRANSFORM: Final = {
     "mask": "{email: redact}",
@@ -28,7 +28,7 @@ TRANSFORM: Final = {
     "computed": "{total: price * amount}",
     "python": "company.rules:users",
 }
-"""Keys of a rule's transform with a value each, for who writes them under the sink or the rule itself."""
+"""Keys of a rule's transform, each with an example value, for users who write them under the sink or the rule."""
 
-POLICIES: Final = {"reject": "'exact' is that policy, for it refuses what a type cannot hold and changes nothing"}
-"""Words for a policy of types that is called otherwise here."""
+POLICIES: Final = {"reject": "write 'exact', which rejects values that a type cannot represent"}
+"""Names that other tools have for a policy of types."""

@@ -1,4 +1,4 @@
-"""Verification: the words of `cdc verify`, for the command, the API and who does it."""
+"""Options of `cdc verify`, shared by the command, the API and the verification job."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from enum import StrEnum
 
 
 class VerifyMode(StrEnum):
-    """How closely a table is looked at."""
+    """What is compared."""
 
-    #: Every row and column; keys and columns that differ are named.
+    #: Every row and column; reports the keys and columns that differ.
     ROWS = "rows"
-    #: A digest of every row and column, made where the rows are; says whether they differ, not which.
+    #: A digest over all rows and columns, computed where the rows are; reports whether they differ, not which.
     CHECKSUM = "checksum"
-    #: How many rows there are.
+    #: The number of rows.
     COUNT = "count"
 
 
 class Against(StrEnum):
-    """What a sink is held against."""
+    """The reference that a sink is compared with."""
 
-    #: The tables of the source, at one instant.
+    #: The tables of the source, in one snapshot.
     SOURCE = "source"
-    #: What the log says of them where the sink stands; the source is not touched.
+    #: The state that the log gives for the sink's applied position; the source is not read.
     LOG = "log"

@@ -1,7 +1,7 @@
-"""Document: YAML 1.2 text as plain values, each with the line and column it stands at.
+"""YAML parser for definitions: YAML 1.2 text as plain values, each with its line and column.
 
-Only mappings, lists and scalars of the core schema are read: no tags, no merge keys, no dates. Size,
-depth and the number of values (which aliases can multiply) are bounded before anything is built.
+It accepts only mappings, lists and scalars of the core schema: no tags, no merge keys, no dates. Size, depth and the
+number of values, which aliases can multiply, are limited.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from cdc.config.interpolation import interpolate
 from cdc.errors import ConfigError, ConfigIssue
 
 LARGEST: Final = 1024 * 1024
-"""Bytes of a definition; a thousand tables listed one by one need 100 kB."""
+"""Maximum bytes of a definition; a list of a thousand tables needs 100 kB."""
 MOST_VALUES: Final = 50_000
-"""Values after aliases are followed; beyond it stands a bomb, not a definition."""
+"""Maximum number of values after aliases are expanded; protects against an alias bomb."""
 DEEPEST: Final = 24
-"""The deepest key of a definition is at 5."""
+"""Maximum nesting; the deepest key of a definition is at level 5."""
 
 _CORE: Final = "tag:yaml.org,2002:"
 _SHOWN: Final = re.compile(r"(?:[\w.*-]{1,64}|<<)\Z")
 Key = tuple[str | int, ...]
-"""The way to a value: ("sinks", 0, "path")."""
+"""Path of a value: ("sinks", 0, "path")."""
 
 
 class SourceLocation(NamedTuple):
@@ -41,35 +41,35 @@ class SourceLocation(NamedTuple):
 
 @dataclass(slots=True)
 class YamlDocument:
-    """The values of one file, the places of all of them, and what was wrong on the way."""
+    """The values of one file, their source locations, and the issues that parsing found."""
 
     path: str
     values: Any = None
     places: dict[Key, SourceLocation] = field(default_factory=dict)
-    """Of a key in a mapping the key's place, of an item its own; the file as a whole is ()."""
+    """Location of each value: of a mapping's entry that of its key; () is the file as a whole."""
     flaws: list[ConfigIssue] = field(default_factory=list)
 
     def flaw(self, key: Key, message: str, **more: Any) -> ConfigIssue:
-        """A flaw at the key, or at the nearest place above it that exists."""
+        """An issue at the key, or at its nearest existing parent."""
         place = next(self.places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.places)
         return ConfigIssue(
             path=self.path, line=place.line, column=place.column, key=dotted_key(key), message=message, **more
         )
 
     def note(self, key: Key, message: str, **more: Any) -> None:
-        """Keep a flaw."""
+        """Add an issue at the key."""
         self.flaws.append(self.flaw(key, message, **more))
 
 
 def dotted_key(key: Key) -> str:
-    """`sinks.0.path`; a part that is not shaped like a key is not shown, it may be a misplaced secret."""
+    """The key as text, `sinks.0.path`; a part that does not look like a key may be a misplaced secret and is hidden."""
     return ".".join(str(part) if _SHOWN.match(str(part)) else "…" for part in key)
 
 
 def read_document(path: Path, environment: Mapping[str, str], content: bytes | None = None) -> YamlDocument:
-    """The file's values with variables filled in; flaws are kept in the document, none is raised.
+    """Parse the file and interpolate variables; issues are collected in the document, none is raised.
 
-    `content` is what would stand in the file, for one that is not written yet.
+    `content` replaces the content of the file, for a change that is not written yet.
     """
     document = YamlDocument(str(path), places={(): SourceLocation(1, 1)})
     text = _text(path, document) if content is None else _decoded(content, document)
@@ -141,7 +141,7 @@ def _note_at(document: YamlDocument, place: SourceLocation, message: str, key: K
 
 
 class _Builder:
-    """Turns nodes into values, noting what is not allowed."""
+    """Converts nodes to values and collects issues."""
 
     def __init__(self, document: YamlDocument, environment: Mapping[str, str]) -> None:
         self._document = document
@@ -180,7 +180,7 @@ class _Builder:
             if not isinstance(name_node, ScalarNode) or name_node.tag == f"{_CORE}merge":
                 self._document.note(key, "merge keys and keys that are not text are not allowed")
             elif name in seen:
-                message = f"the key stands here twice, first in line {seen[name].line}"
+                message = f"duplicate key, first in line {seen[name].line}"
                 _note_at(self._document, place, message, key)
             else:
                 seen[name] = place
@@ -227,7 +227,7 @@ _SCALARS: Final[Mapping[str | None, Callable[[str], Any]]] = {
 }
 
 FAULTY: Final = object()
-"""Stands where a value could not be had; what validation says of it is left out."""
+"""Placeholder for a value with an issue; further issues of validation at this key are left out."""
 
 
 class _TooLarge(Exception):

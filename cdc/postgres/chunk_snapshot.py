@@ -1,8 +1,8 @@
-"""Chunks: some rows of a table, under a snapshot that says which transactions it sees.
+"""Queries of chunks: some rows of a table, under a snapshot with known transaction visibility.
 
-A chunk is asked for by place, "the rows in these blocks", or by key, "the next rows behind this one", never by OFFSET,
-so each costs the same in any table. Keys are given as the text that Postgres itself printed; the literals have no
-type, so the server reads them as the column's own type, whatever that is.
+A query selects a chunk by block range or by key range, never by OFFSET, so its cost does not depend on the position in
+the table. Keys are literals of unknown type with the text that Postgres printed, so the server parses them as the
+column's own type.
 """
 
 from __future__ import annotations
@@ -69,76 +69,76 @@ _FILTER: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Which transactions a snapshot sees, as `pg_current_snapshot()` says it."""
+    """Which transactions a snapshot sees: the value of `pg_current_snapshot()`."""
 
     xmin: int
-    """All below are seen, if they committed."""
+    """Committed transactions below it are visible."""
     xmax: int
-    """None from here on is."""
+    """Transactions from it on are invisible."""
     running: frozenset[int]
-    """In between, those that are not."""
+    """Invisible transactions between xmin and xmax."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `xmin:xmax:xip,xip…`."""
+        """Parse `xmin:xmax:xip,xip…`."""
         xmin, xmax, running = text.split(":")
         return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
 
     def sees(self, xids: np.ndarray) -> np.ndarray:
-        """Which committed transactions are seen (bool); int64 as the stream tells them, without the high 32 bits."""
-        # they ran not long ago, so of all xids with these low bits the one next to xmax is meant
+        """Which committed transactions are visible (bool); int64 as the stream sends them, without the high 32 bits."""
+        # the transactions are recent, so of all xids with these low bits the one nearest to xmax is the right one
         whole = self.xmax + ((xids - self.xmax + _HALF) % _XIDS) - _HALF
         return (whole < self.xmax) & ~np.isin(whole, list(self.running))
 
 
 @dataclass(frozen=True, slots=True)
 class KeyBounds:
-    """Which rows: behind one key, up to another, for which a predicate holds."""
+    """Rows of a key range that match an optional predicate."""
 
     after: tuple[str, ...] | None = None
-    """Excluded; None: from the beginning."""
+    """Exclusive lower bound; None: from the beginning."""
     first: tuple[str, ...] | None = None
-    """Included; of weight only as long as `after` is None."""
+    """Inclusive lower bound; ignored if `after` is set."""
     last: tuple[str, ...] | None = None
-    """Included; None: to the end."""
+    """Inclusive upper bound; None: to the end."""
     where: str | None = None
-    """A predicate in the source's SQL, run read-only."""
+    """Predicate in the source's SQL, evaluated in a read-only transaction."""
     keys: tuple[tuple[str, ...], ...] | None = None
-    """Only these; None: all."""
+    """Only rows with these keys; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """Where rows are stored: a table, or a leaf of a partitioned one."""
+    """A relation that stores rows: an ordinary table, or a leaf partition."""
 
     oid: int
     name: TableName
     file: int
-    """`pg_class.relfilenode`: with another one blocks have other numbers."""
+    """`pg_class.relfilenode`; a rewrite changes it, and then block numbers are invalid."""
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRange:
-    """Which rows: those in some blocks of a leaf."""
+    """Rows in a range of blocks of a stored table."""
 
     leaf: StoredTable
     first: int
     end: int
-    """Excluded."""
+    """Exclusive."""
     lines: tuple[int, int] | None = None
-    """Of one block: from which line pointer up to which, excluded; None: all."""
+    """Line pointers within one block, the second exclusive; None: all."""
 
 
 @contextmanager
 def snapshot_transaction(
     conn: psycopg.Connection, schema: TableSchema, leaf: StoredTable | None = None
 ) -> Iterator[Visibility]:
-    """A read-only REPEATABLE READ transaction on a connection in autocommit mode; with a leaf only that is held.
+    """Open a read-only REPEATABLE READ transaction that locks the table, or only the leaf, on an autocommit connection.
 
-    The lock comes before the snapshot, so no DDL stands between the two, and what is asked of the catalogue is what
-    the rows will be read by. Raises SnapshotInvalidated if the name is another table's by now or a leaf was rewritten
-    since it was looked at, UnknownRelation if the table is gone.
+    The transaction takes the lock before its snapshot, so no DDL can happen in between, and the catalogue describes the
+    rows that it reads. Raises SnapshotInvalidated if the name now belongs to another table or the leaf was rewritten,
+    UnknownRelation if the table does not exist.
     """
     oid, name = (schema.oid, TableName(schema.schema, schema.name)) if leaf is None else (leaf.oid, leaf.name)
     with map_errors(), conn.transaction():
@@ -148,16 +148,14 @@ def snapshot_transaction(
         assert row is not None  # noqa: S101 - a SELECT without FROM has one row
         visibility, file, named = row
         if named != oid:
-            raise SnapshotInvalidated(f"{str(name)!r} is the name of another table by now")
+            raise SnapshotInvalidated(f"{str(name)!r} is now the name of another table")
         if leaf is not None and file != leaf.file:
-            raise SnapshotInvalidated(
-                f"{schema.topic!r} was rewritten while it was copied: its blocks have other numbers now"
-            )
+            raise SnapshotInvalidated(f"{schema.topic!r} was rewritten during the copy: its block numbers changed")
         yield Visibility.parse(visibility)
 
 
 def has_columns(conn: psycopg.Connection, schema: TableSchema) -> bool:
-    """Whether the columns of a version are those of the catalogue, in their order; asked under a snapshot."""
+    """Whether the catalogue, under the current snapshot, has the sent columns of the schema in the same order."""
     with map_errors():
         columns = conn.execute(_COLUMNS, [schema.oid]).fetchall()
     sent = [(column.name, column.type_oid) for column in schema.sent]
@@ -166,7 +164,7 @@ def has_columns(conn: psycopg.Connection, schema: TableSchema) -> bool:
 
 
 def stored_tables(conn: psycopg.Connection, oid: int) -> list[StoredTable] | None:
-    """Where the rows of a table are, by OID; None if some are where blocks cannot be asked for."""
+    """The relations that store the rows of a table, by OID; None if one is not a heap and so has no block ranges."""
     with map_errors():
         found = conn.execute(_LEAVES, {"oid": oid}).fetchall()
     if not all(heap for _, _, _, _, heap, _ in found):
@@ -175,20 +173,20 @@ def stored_tables(conn: psycopg.Connection, oid: int) -> list[StoredTable] | Non
 
 
 def table_sizes(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, int]:
-    """Bytes of tables with their leaves and what is TOASTed, without indexes, by OID; 0 for one that is gone."""
+    """Bytes of tables with their leaf partitions and TOAST, without indexes, by OID; 0 for a dropped table."""
     with map_errors():
         return dict(conn.execute(_SIZES, {"oids": list(oids)}).fetchall())
 
 
 def replay_lag(conn: psycopg.Connection, standby: str) -> int | None:
-    """Bytes of WAL that a standby, by its `application_name`, has yet to replay; None if it is not connected."""
+    """Replay lag of a standby, by its `application_name`, in bytes of WAL; None if it is not connected."""
     with map_errors():
         row = conn.execute(_REPLAYED, [standby]).fetchone()
     return None if row is None else int(row[0])
 
 
 def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
-    """What a snapshot of now sees, and when the oldest transaction began that it may not see."""
+    """Visibility of a snapshot taken now, and the start time of the oldest open transaction."""
     with map_errors():
         row = conn.execute(_OPEN).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
@@ -198,7 +196,7 @@ def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
 def key_range_query(
     conn: psycopg.Connection, schema: TableSchema, bounds: KeyBounds, limit: int, publication: str
 ) -> sql.Composed:
-    """SELECT of up to `limit` rows in the order of the key, as the publication sends them; for copy_rows."""
+    """SELECT of up to `limit` rows in key order, with the publication's row filter; for copy_rows."""
     key = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.key)
     rows, where = select_table(conn, schema), _where(conn, schema, bounds, publication)
     return sql.SQL("{}{} ORDER BY {} LIMIT {}").format(rows, where, key, sql.Literal(limit))
@@ -207,7 +205,7 @@ def key_range_query(
 def block_range_query(
     conn: psycopg.Connection, schema: TableSchema, span: BlockRange, publication: str
 ) -> sql.Composed:
-    """SELECT of the rows in the span's blocks, as the publication sends them; for copy_rows."""
+    """SELECT of the rows in a block range, with the publication's row filter; for copy_rows."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
     first, end = (span.first, 0), (span.end, 0)
     if span.lines is not None:
@@ -219,14 +217,14 @@ def block_range_query(
 
 
 def table_query(conn: psycopg.Connection, schema: TableSchema, publication: str) -> sql.Composed:
-    """SELECT of every row, as the publication sends them; for copy_rows."""
+    """SELECT of all rows, with the publication's row filter; for copy_rows."""
     filtered = row_filter(conn, schema, publication)
     where = sql.SQL(" WHERE {}").format(_all(filtered)) if filtered else sql.SQL("")
     return sql.SQL("{}{}").format(select_table(conn, schema), where)
 
 
 def estimate_rows(conn: psycopg.Connection, oid: int) -> int:
-    """About how many rows the table has, as the planner thinks; 0 if nobody has counted."""
+    """The planner's estimate of the number of rows; 0 before the first ANALYZE."""
     with map_errors():
         row = conn.execute(_ESTIMATE, {"oid": oid}).fetchone()
     return int(row[0]) if row else 0
@@ -249,7 +247,7 @@ def _where(conn: psycopg.Connection, schema: TableSchema, bounds: KeyBounds, pub
 
 
 def row_filter(conn: psycopg.Connection, schema: TableSchema, publication: str) -> list[sql.Composable]:
-    """What the publication asks of a row, as one predicate or none."""
+    """The publication's row filter for the table: one predicate, or an empty list."""
     row = conn.execute(_FILTER, [publication, schema.schema, schema.name]).fetchone()
     return [sql.SQL("({})").format(sql.SQL(row[0]))] if row is not None and row[0] is not None else []
 

@@ -1,4 +1,4 @@
-"""Connections with the session settings that every value in the log is read under."""
+"""Connections to the source with pinned session settings, so that every value has the same text form."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ PINNED: Final = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "timezone": "UTC",
-    # the text of a regclass and its kin
+    # text of regclass and similar types
     "quote_all_identifiers": "off",
-    # a row that a policy hides would be missing from a copy without a word: an error is better
+    # raise an error instead of silently leaving out rows that a policy hides
     "row_security": "off",
-    # timeouts set for people's sessions must not cut a copy or a stream that runs for hours
+    # timeouts for interactive sessions must not cancel a copy or a stream that runs for hours
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-"""In the startup packet, so that they hold before the first statement and in the walsender too.
+"""Settings in the startup packet, so that they apply before the first statement and in the walsender too.
 
-The first six decide the text of values; the same text must come from COPY and from the stream.
+The first six determine the text of values; COPY and the stream must print the same text.
 """
 
 CONNECT_TIMEOUT: Final = 10
-"""Seconds, unless the DSN says otherwise; libpq's default waits for ever."""
+"""Seconds, unless the DSN sets it; libpq's default waits indefinitely."""
 
 _LINK: Final[dict[str, Any]] = {
-    # a peer that vanished is noticed after about a minute, not after the kernel's two hours
+    # detect a dead peer after about a minute instead of the kernel's two hours
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
-    # the same for a peer that vanished while it owes us an acknowledgement, where no keepalive is sent; milliseconds
+    # the same for a peer that does not acknowledge sent data, when the kernel sends no keepalives; milliseconds
     "tcp_user_timeout": 60_000,
 }
 ANSWER_TIMEOUT: Final = 30.0
-"""Seconds that a look at the catalogue may take, which else takes milliseconds: behind a proxy that forgot the
-connection an answer never comes, and TCP does not notice."""
+"""Seconds that a catalogue query may take; it normally takes milliseconds. A proxy that lost the connection never
+answers, and TCP does not detect it."""
 
 _T = TypeVar("_T")
 _RAW: Final = "SQL_ASCII"
@@ -54,7 +54,7 @@ _PORTS: Final = re.compile(r"(\d{1,5})?(,(\d{1,5})?)*", re.ASCII)
 
 
 class _Connection(psycopg.Connection):
-    """One whose statements are given up after `patience` seconds, and the connection with them."""
+    """A connection that closes itself when a statement takes longer than `patience` seconds."""
 
     patience: float | None = None
 
@@ -69,7 +69,7 @@ class _Connection(psycopg.Connection):
 
 
 def _within(seconds: float, steps: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
-    """The same steps; psycopg's wait comes by every tenth of a second although nothing is ready."""
+    """Add a deadline to psycopg's generator, which it resumes every 0.1 seconds even if nothing is ready."""
     deadline, ready = time.monotonic() + seconds, None
     while True:
         try:
@@ -90,11 +90,11 @@ def connect(
     application_name: str = "cdc",
     patience: float | None = None,
 ) -> psycopg.Connection:
-    """A connection under the pinned settings, to a walsender if `replication`.
+    """Connect with the pinned settings, to a walsender if `replication`.
 
-    With `patience` a statement that takes more seconds raises SourceUnreachable; without, it may take for ever.
+    A statement that takes more than `patience` seconds raises SourceUnreachable; None means no limit.
 
-    Raises MalformedDsn, SourceUnreachable and what sqlstate.classify gives; no message holds the password.
+    Raises MalformedDsn, SourceUnreachable and the errors of sqlstate.classify; no message contains the password.
     """
     parameters = parse_dsn(dsn)
     pinned = " ".join(f"-c {name}={value}" for name, value in PINNED.items())
@@ -110,25 +110,25 @@ def connect(
         return conn
     except psycopg.Error as error:
         failure = connection_failure(error, secrets=secrets_of(parameters))
-    # outside of the except clause: libpq's own text must not hang on as the context of ours
+    # outside of the except clause, so that libpq's own text is not the context of this error
     raise failure
 
 
 def cancel_statement(conn: psycopg.Connection) -> None:
-    """Have the server end the statement that another thread waits for, if it runs one; nothing if that fails."""
+    """Cancel the statement that another thread waits for; failures are ignored."""
     with suppress(psycopg.Error):
         conn.cancel_safe()
 
 
 def is_sql_ascii(conn: psycopg.Connection) -> bool:
-    """Whether the database declares no encoding (SQL_ASCII): its text is bytes that nobody has checked."""
+    """Whether the database has the encoding SQL_ASCII: the server does not validate or convert its text."""
     return conn.info.parameter_status("server_encoding") == _RAW
 
 
 def disable_encoding_conversion(conn: psycopg.Connection) -> None:
-    """Let text come as it is stored, where the server would refuse what is not UTF-8; only for a raw database.
+    """Receive text as stored, although it may not be UTF-8; only for an SQL_ASCII database.
 
-    Text that psycopg reads in this session comes as bytes until `SET client_encoding TO UTF8`.
+    psycopg returns text of this session as bytes until `SET client_encoding TO UTF8`.
     """
     conn.execute(sql.SQL("SET client_encoding TO {}").format(sql.Literal(_RAW)))
 
@@ -136,20 +136,20 @@ def disable_encoding_conversion(conn: psycopg.Connection) -> None:
 def parse_dsn(dsn: str) -> dict[str, Any]:
     """The parameters of a URI or key-value DSN; raises MalformedDsn, which repeats no part of it.
 
-    libpq's own complaint quotes the place where it stumbled, which may be the password's middle.
+    libpq's own error message quotes the DSN at the error, which may be inside the password.
     """
     parameters: dict[str, Any] | None = None
     with suppress(psycopg.Error, ValueError):
         parameters = dict(conninfo.conninfo_to_dict(dsn))
     if parameters is None:
         raise MalformedDsn("malformed dsn: expected postgresql://user:password@host:port/database or key=value pairs")
-    places = (str(parameters.get(name, "")) for name in ("host", "hostaddr", "dbname"))
+    values = (str(parameters.get(name, "")) for name in ("host", "hostaddr", "dbname"))
     # an unescaped @ or / in a password moves its tail into the host, the port or the database
-    if any("@" in place for place in places) or not _PORTS.fullmatch(str(parameters.get("port", ""))):
+    if any("@" in value for value in values) or not _PORTS.fullmatch(str(parameters.get("port", ""))):
         raise MalformedDsn("malformed dsn: host, port or database looks like a part of the password")
     return parameters
 
 
 def secrets_of(parameters: dict[str, Any]) -> tuple[str, ...]:
-    """The values among the parameters that no message may repeat."""
+    """Values of the parameters that no message may contain."""
     return tuple(str(value) for name, value in parameters.items() if "password" in name and value)

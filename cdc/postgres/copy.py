@@ -1,4 +1,4 @@
-"""COPY of whole tables inside an exported snapshot, as the text that the stream would send."""
+"""COPY of table rows under a snapshot, in the same text form as the stream."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cdc.remedy import complete_remedy as remedy_of
 from cdc.table import TableSchema
 
 CHUNK: Final = 1 << 20
-"""Bytes of one chunk, about."""
+"""Approximate bytes of one chunk."""
 BYTEA: Final = 17
-"""OID of the type."""
+"""OID of the type bytea."""
 MOST_BYTES: Final = 1 << 29
-"""From this length on a bytea in text form is more than the server allocates (MaxAllocSize, 1 GiB - 1)."""
+"""Bytes of a bytea whose text form exceeds the server's allocation limit (MaxAllocSize, 1 GiB - 1)."""
 _USABLE: Final = {pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS}
 _KIND: Final = "SELECT relkind FROM pg_class WHERE oid = %s AND relkind IN ('r', 'p')"
 
@@ -34,14 +34,14 @@ _REWRITTEN: Final = """
     SELECT c.oid::regclass::text FROM pg_class c JOIN stored USING (oid)
     WHERE c.relfilenode IS DISTINCT FROM coalesce(pg_relation_filenode(c.oid), 0)
 """
-"""`relfilenode` is read under the snapshot, `pg_relation_filenode` tells of now."""
+"""`relfilenode` is read under the snapshot, `pg_relation_filenode` returns the current value."""
 
 
 def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
-    """Begin a read-only transaction that sees what the exported snapshot sees; nothing may have been run in it.
+    """Begin a read-only transaction that uses the exported snapshot.
 
-    The caller ends it, and holds the tables that it will read; raises SourceError if the snapshot's connection
-    went on or is gone.
+    The caller ends the transaction, and locks the tables that it will read. Raises SourceError if the connection that
+    exported the snapshot has ended its transaction.
     """
     with map_errors():
         if conn.autocommit:
@@ -55,28 +55,26 @@ def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
 
 
 def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]]) -> None:
-    """Keep tables from being truncated or rewritten until the transaction of begin_snapshot ends.
+    """Lock tables against truncation and rewrites until the transaction of begin_snapshot ends.
 
-    Raises SnapshotInvalidated when one of them was before the lock was held: it would read as empty. Readers and
-    writers of rows are not blocked (ACCESS SHARE, the lock that pg_dump takes).
+    Raises SnapshotInvalidated if a table was truncated or rewritten before the lock: it would read as empty. The lock, ACCESS
+    SHARE as in pg_dump, does not block readers and writers of rows.
     """
     with map_errors():
         for _, name in tables:
             conn.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(*name)))
         found = conn.execute(_REWRITTEN, [[oid for oid, _ in tables]]).fetchall()
     if found:
-        raise SnapshotInvalidated(
-            f"truncated or rewritten under the snapshot: {', '.join(sorted(name for (name,) in found))}"
-        )
+        tables_changed = ", ".join(sorted(name for (name,) in found))
+        raise SnapshotInvalidated(f"truncated or rewritten after the snapshot was taken: {tables_changed}")
 
 
 def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memoryview]:
-    """The rows of one table in COPY's text format, sent columns in their order; chunks as those of copy_rows.
+    """The rows of one table in COPY's text format, sent columns in order; chunks as those of copy_rows.
 
-    Of a table with children by inheritance only its own rows, of a partitioned one those of all
-    partitions: as pgoutput sends them. Text of an SQL_ASCII database comes as it is stored (see
-    `cdc.pgoutput.text_repair`). Leaving early cancels the statement. Raises PreflightFailed
-    without the right to read, UnknownRelation if the table is gone.
+    The rows are those that pgoutput sends: without inheritance children, with all partitions. Text of an SQL_ASCII
+    database is not converted (see `cdc.pgoutput.text_repair`). Closing the iterator early cancels the statement.
+    Raises PreflightFailed without the privilege to read, UnknownRelation if the table does not exist.
     """
     with map_errors():
         query = select_table(conn, schema)
@@ -84,13 +82,13 @@ def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memory
 
 
 def select_table(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
-    """SELECT of the sent columns, in their order, of what pgoutput sends as the table's; raises UnknownRelation."""
+    """SELECT of the sent columns, in order, of the rows that pgoutput sends for the table; raises UnknownRelation."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
     return sql.SQL("SELECT {} FROM {}").format(columns, from_clause(conn, schema))
 
 
 def from_clause(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
-    """What stands behind FROM for the rows that pgoutput sends as the table's; raises UnknownRelation."""
+    """The FROM item for the rows that pgoutput sends for the table; raises UnknownRelation."""
     row = conn.execute(_KIND, [schema.oid]).fetchone()
     if row is None:
         raise UnknownRelation(f"no table {schema.topic!r} with oid {schema.oid} to copy")
@@ -99,9 +97,9 @@ def from_clause(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
 
 
 def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema | None = None) -> Iterator[memoryview]:
-    """The rows of a query in COPY's text format, in chunks of whole lines; each lasts until the next is asked for.
+    """The rows of a query in COPY's text format, in chunks of whole lines; a chunk is valid until the next one.
 
-    Leaving early cancels the statement. Raises UnreadableRow, which names the table of schema, if the server cannot
+    Closing the iterator early cancels the statement. Raises UnreadableRow, which names the table, if the server cannot
     send a row.
     """
     statement = sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(conn)
@@ -123,9 +121,7 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema
             for _ in _statuses(drain):
                 drain.take()
         failures = _finish(conn)
-        if (
-            is_sql_ascii(conn) and conn.info.transaction_status in _USABLE
-        ):  # a failed transaction takes the SET back itself
+        if is_sql_ascii(conn) and conn.info.transaction_status in _USABLE:  # a failed transaction rolls the SET back
             with map_errors():
                 conn.execute("SET client_encoding TO UTF8")
     if failures:
@@ -133,7 +129,7 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema
 
 
 def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
-    """What the server cannot decode is a row here, and not WAL; SQL that finds it where its size is the cause."""
+    """Replace UndecodableWal by UnreadableRow; the remedy contains SQL that finds rows that are too large."""
     if not isinstance(failure, UndecodableWal):
         return failure
     if schema is None:
@@ -141,7 +137,7 @@ def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
     large = [column.name for column in schema.sent if column.type_oid == BYTEA]
     found = "" if not large else f" (find it: {_larger(schema, large)})"
     remedy = (
-        f"correct, shorten or delete the row{found}, or leave its column out of the publication, then run "
+        f"correct, shorten or delete the row{found}, or remove its column from the publication, then run "
         "'cdc tables resync TABLE'; without the table: 'cdc tables remove TABLE'"
     )
     return UnreadableRow(
@@ -151,14 +147,14 @@ def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
 
 
 def _larger(schema: TableSchema, columns: Sequence[str]) -> str:
-    """The statement that finds values whose text is too long for the server; their length is known without reading."""
+    """SQL that finds values whose text is too long for the server; octet_length does not read the value."""
     keys = ", ".join(identifier(column.name) for column in schema.key) or "ctid"
     longer = " OR ".join(f"octet_length({identifier(name)}) >= {MOST_BYTES}" for name in columns)
     return f"SELECT {keys} FROM {identifier(schema.schema)}.{identifier(schema.name)} WHERE {longer}"
 
 
 def _statuses(drain: libpq.LineDrain) -> Iterator[int]:
-    """What each gathering says, until the copy ended."""
+    """The status of each read, until the copy ended."""
     status = libpq.PENDING
     while status >= libpq.PENDING:
         with map_errors():
@@ -167,7 +163,7 @@ def _statuses(drain: libpq.LineDrain) -> Iterator[int]:
 
 
 def _finish(conn: psycopg.Connection) -> list[CdcError]:
-    """Read the results after the last row, so that the connection is free again; gives what went wrong."""
+    """Read the results after the last row, so that the connection is usable again; returns the errors."""
     failures: list[CdcError] = []
     while (answer := conn.pgconn.get_result()) is not None:
         if answer.status == pq.ExecStatus.FATAL_ERROR:

@@ -1,7 +1,7 @@
-"""Telling: what the event triggers in the source say in the WAL of a table, at the place where it was altered.
+"""DDL messages: the event triggers in the source describe every altered table with a logical message in the WAL.
 
-`migrations/source/install.sql` writes it. Whoever may connect can write such a message too, so one that cannot be
-read is passed over.
+`migrations/source/install.sql` installs the triggers. Every role that can connect can also write such a message, so a
+malformed message is ignored.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from cdc.table import ReplicaIdentity
 
 REWRITES: Final = {
     1: "SET LOGGED or UNLOGGED: rows of the unlogged time are not in the stream",
-    2: "a column that came with values for old rows",
+    2: "a new column with values for existing rows",
     4: "a change of a column's type: its stored values may have changed",
 }
-"""Reasons of a rewrite that change what the rows say; the others (8: the access method) keep every value."""
+"""Reasons of a table rewrite (`pg_event_trigger_table_rewrite_reason`) that change values; others change none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DdlMessage:
-    """One message: a table as it is from here on, or that it is gone, or why its rows are being rewritten."""
+    """One message: the new definition of a table, its removal, or the reason of a rewrite."""
 
     oid: int
     command: str
@@ -39,7 +39,7 @@ class DdlMessage:
 
 
 def parse_ddl_message(content: bytes) -> DdlMessage | None:
-    """The message; None if it is none of ours."""
+    """Parse the message; None if it is malformed."""
     try:
         fields = json.loads(content)
         return DdlMessage(
@@ -84,18 +84,18 @@ def _table(fields: Mapping[str, Any]) -> CatalogTable:
 
 
 def with_types(conn: psycopg.Connection, table: CatalogTable) -> CatalogTable:
-    """The told table with the names and kinds of its types, as far as they still exist."""
+    """The table with the facts of its column types, as far as they still exist."""
     with map_errors():
         known: dict[int, TypeFacts] = read_types(conn, [a.type_oid for a in table.live])
     return replace(table, attributes=tuple(replace(a, type=known.get(a.type_oid)) for a in table.attributes))
 
 
 def run_trigger_script(dsn: str, name: str) -> None:
-    """Run that script at the source; raises PreflightFailed for a role that may not."""
+    """Run a trigger script at the source; raises PreflightFailed if the role lacks the privilege."""
     with connect(dsn, application_name="cdc source") as conn, map_errors():
         conn.execute(trigger_script(name).encode())
 
 
 def trigger_script(name: str) -> str:
-    """The SQL that makes (`install`) or takes away (`remove`) the event triggers in the watched database."""
+    """The SQL that creates (`install`) or drops (`remove`) the event triggers in the source database."""
     return files("migrations").joinpath("source", f"{name}.sql").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Heartbeats and watermarks: transactional logical messages, the only thing we write to the source."""
+"""Heartbeats and watermarks: transactional logical messages, the only writes of a reader to the source."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cdc.postgres.sqlstate import map_errors
 
 
 def emit_message(conn: psycopg.Connection, prefix: str, content: str) -> Lsn:
-    """Send one message in a transaction of its own; gives the LSN of the message, below that of its commit.
+    """Write one message in its own transaction; returns the LSN of the message, which is below that of the commit.
 
-    Under `synchronous_commit = local`: a synchronous standby that hangs must not stop the reader.
+    Uses `synchronous_commit = local`, so that a hanging synchronous standby does not block the reader.
     """
     with map_errors(), conn.transaction():
         conn.execute("SET LOCAL synchronous_commit = local")
@@ -23,12 +23,12 @@ def emit_message(conn: psycopg.Connection, prefix: str, content: str) -> Lsn:
 
 
 def is_standby(conn: psycopg.Connection) -> bool:
-    """Whether nothing can be written there."""
+    """Whether the server is in recovery and therefore read-only."""
     with map_errors():
         return conn.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
 
 
 def log_standby_snapshot(conn: psycopg.Connection) -> None:
-    """Tell standbys which transactions run, so that a slot on one can begin; nothing without the right to."""
+    """Log the running transactions, so that a slot on a standby can be created; ignored without the privilege."""
     with map_errors(), suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
         conn.execute("SELECT pg_log_standby_snapshot()")

@@ -1,8 +1,8 @@
-"""Ranges of keys at the source: their rows, how many they are, a digest of them, and where the next one begins.
+"""Queries of key ranges at the source: their rows, their number, their digest, and the start of the next range.
 
-A digest is made by the server, so that no row has to leave it: of each row a SHA-256 over its columns as text, of those
-two sums, which say nothing of an order and so nothing of a collation. The text of a value is what its output function
-prints under the pinned settings, as COPY and the stream send it.
+The server computes the digest, so that it need not send rows: a SHA-256 of each row's columns as text, and two sums of
+those, which do not depend on order or collation. The text of a value is that of its output function under the pinned
+settings, as in COPY and in the stream.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _WORD: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Rows by one column of the key, in the order of the column's type."""
+    """A range of rows by one key column, in the order of the column's type."""
 
     column: str
     first: str | None = None
-    """Included, as the server prints it; None: from the beginning."""
+    """Inclusive lower bound, as the server prints it; None: from the beginning."""
     ended: str | None = None
-    """Excluded; None: to the end."""
+    """Exclusive upper bound; None: to the end."""
 
 
 class DigestForm(Enum):
-    """How a column becomes the text that it is compared in."""
+    """The text form of a column in a digest, as an SQL template."""
 
-    #: As the server prints it; not ::text, which is another text of a boolean, an address or a padded character.
+    #: As the server prints it; ::text differs for booleans, network addresses and padded characters.
     PRINTED = "concat({column})"
     #: The bits of a double precision as a number, one for every NaN.
     BITS_64 = (
@@ -70,7 +70,7 @@ class DigestColumn:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What tells two multisets of rows apart: how many, and two sums modulo 2**64 of 64 bits of each row's SHA-256."""
+    """Digest of a multiset of rows: their number, and two sums modulo 2**64 of 64 bits of each row's SHA-256."""
 
     rows: int
     first: int
@@ -80,7 +80,7 @@ class Digest:
 def range_query(
     conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None
 ) -> sql.Composed:
-    """SELECT of the sent columns of the rows that the publication sends of a range; for copy_rows."""
+    """SELECT of the sent columns of a range, with the publication's row filter; for copy_rows."""
     with map_errors():
         return select_table(conn, schema) + _where(conn, schema, publication, within)
 
@@ -88,12 +88,12 @@ def range_query(
 def range_rows(
     conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None
 ) -> Iterator[memoryview]:
-    """Those rows as copy_table gives them."""
+    """The rows of range_query, in the form of copy_table."""
     yield from copy_rows(conn, range_query(conn, schema, publication, within), schema)
 
 
 def count_rows(conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None = None) -> int:
-    """How many rows the publication sends of a range; None is the whole table."""
+    """Number of rows of a range that the publication sends; None means the whole table."""
     with map_errors():
         query = sql.SQL("SELECT count(*) FROM {}{}").format(
             from_clause(conn, schema), _where(conn, schema, publication, within)
@@ -103,7 +103,7 @@ def count_rows(conn: psycopg.Connection, schema: TableSchema, publication: str, 
 
 
 def can_digest(conn: psycopg.Connection) -> bool:
-    """Whether the server knows in which encoding its text is; else it has no common form."""
+    """Whether the server can convert text to UTF-8, as it cannot for SQL_ASCII."""
     return not is_sql_ascii(conn)
 
 
@@ -114,9 +114,10 @@ def digest_rows(
     columns: Sequence[DigestColumn],
     within: KeyRange | None = None,
 ) -> Digest:
-    """The digest of the rows that the publication sends of a range, over these columns in this order.
+    """Digest of the rows of a range that the publication sends, over these columns in this order.
 
-    Of a row is hashed, column by column, the number of characters of the text, a colon and the text; of NULL a hyphen.
+    The hash input of a row contains for every column the number of characters, a colon and the text, or a hyphen for
+    NULL.
     """
     texts = [_text(column) for column in columns]
     names = [sql.Identifier(f"c{place}") for place in range(len(columns))]
@@ -126,7 +127,7 @@ def digest_rows(
         query = sql.SQL(
             "SELECT count(*), coalesce(sum(('x' || left(d, 16))::bit(64)::bigint), 0),"
             " coalesce(sum(('x' || substr(d, 17, 16))::bit(64)::bigint), 0) FROM ("
-            # without OFFSET every text would be made as often as it is named
+            # without OFFSET the planner would inline the subquery and compute every text several times
             "SELECT encode(sha256(convert_to({}, 'UTF8')), 'hex') AS d FROM (SELECT {} FROM {}{} OFFSET 0) r OFFSET 0"
             ") h"
         ).format(
@@ -141,20 +142,20 @@ def digest_rows(
 
 
 def is_ordered_by_bytes(conn: psycopg.Connection, schema: TableSchema, column: str) -> bool:
-    """Whether text of a column is in the order of its bytes, in the column's own index too."""
+    """Whether the column's collation orders text by bytes, and so does the column's index."""
     with map_errors():
         row = conn.execute(_COLLATION, [schema.oid, column]).fetchone()
     return row is not None and bool(row[0])
 
 
 def next_range_start(conn: psycopg.Connection, schema: TableSchema, after: KeyRange, rows: int) -> str | None:
-    """Where the range ends that begins at `after.first` and has about so many rows; None: at the end of the table."""
+    """Exclusive end of the range that begins at `after.first` and has about `rows` rows; None: end of the table."""
     column = sql.Identifier(after.column)
     start = [sql.SQL("{} >= {}").format(column, sql.Literal(after.first))] if after.first is not None else []
     with map_errors():
         table = from_clause(conn, schema)
         found = conn.execute(_nth(column, table, start, rows)).fetchone()
-        if found is not None and found[0] == after.first:  # a key that begins with the same in that many rows
+        if found is not None and found[0] == after.first:  # more than `rows` rows have the same value
             start = [sql.SQL("{} > {}").format(column, sql.Literal(after.first))]
             found = conn.execute(_nth(column, table, start, 0)).fetchone()
     return None if found is None else str(found[0])

@@ -1,7 +1,7 @@
-"""Keys: listed keys of a table as its own server reads them: whether they can be keys of it, and which have no row.
+"""Checks of a list of keys at the source: whether they are valid keys of the table, and which have no row.
 
-Somebody wrote them, so their text need not be the one that the server prints: `007` is the integer 7. A key has a row
-if the server takes the two for equal, in the column's type and collation.
+A person writes the list, so a text may differ from what the server prints: `007` is the integer 7. A key has a row if
+the server considers the two equal, in the column's type and collation.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _TYPES: Final = """
     WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
 """
 _WRONG: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError, UnicodeError)
-"""What a text raises that its column's type, or a domain's check, does not take."""
+"""Errors for a text that is invalid for its column's type or domain."""
 
 
 def check_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key]) -> None:
-    """Raise ConfigError if a key is none that the table can have, naming the first found; reads nothing of it."""
+    """Raise ConfigError, which names the key, if a key is invalid for the table's key columns; reads no rows."""
     with map_errors():
         listed = _Listed(conn, schema)
         said = listed.refusal(keys)
@@ -41,13 +41,13 @@ def check_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key
     if said is not None:
         shown = ",".join(keys[0]).encode(errors="replace").decode()
         raise ConfigError(
-            f"the key {shown!r} does not fit {schema.topic!r}: {said}",
-            remedy="write its columns' values as the source prints them, with commas between them",
+            f"invalid key {shown!r} of {schema.topic!r}: {said}",
+            remedy="write the values of the key columns as the source prints them, separated by commas",
         )
 
 
 def missing_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key], publication: str) -> list[Key]:
-    """Keys that no row has which the publication sends, each once, in the text in which the stream would show them."""
+    """Distinct keys without a row that the publication sends, in the text form of the stream."""
     with map_errors():
         equal = [
             sql.SQL("{} = {}").format(sql.Identifier(column.name), sql.Identifier("_asked", f"k{place}"))
@@ -63,17 +63,17 @@ def missing_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[K
 
 
 class _Listed:
-    """Keys of one table as rows of a query."""
+    """Keys of one table as an SQL query."""
 
     def __init__(self, conn: psycopg.Connection, schema: TableSchema) -> None:
         self._conn = conn
         types = {name: (bare, whole) for name, bare, whole in conn.execute(_TYPES, [schema.oid])}
-        if lacking := [column.name for column in schema.key if column.name not in types]:
-            raise UnknownRelation(f"{schema.topic!r} has no column {lacking[0]!r} any more")
+        if missing := [column.name for column in schema.key if column.name not in types]:
+            raise UnknownRelation(f"{schema.topic!r} no longer has the column {missing[0]!r}")
         self._types = [types[column.name] for column in schema.key]
 
     def query(self, keys: Sequence[Key]) -> sql.Composed:
-        """SELECT of each value in its column's type without modifier, then with it, then whether the two are equal."""
+        """SELECT of each value in its column's type without modifier, with modifier, and whether the two are equal."""
         places = range(len(self._types))
         arrays = sql.SQL(", ").join(
             sql.SQL("{}::text[]").format(sql.Literal([key[place] for key in keys])) for place in places
@@ -88,7 +88,7 @@ class _Listed:
         return sql.SQL("SELECT _asked.*, {} FROM ({}) AS _asked").format(same, asked)
 
     def refusal(self, keys: Sequence[Key]) -> str | None:
-        """What the server says against one of the keys; None if nothing."""
+        """The server's error message for one of the keys; None if all are valid."""
         try:
             with self._conn.transaction():
                 self._conn.execute("SET TRANSACTION READ ONLY")
@@ -99,14 +99,14 @@ class _Listed:
         return None
 
     def _cast(self, place: int, kind: int, name: str) -> sql.Composed:
-        # the name of a type, as format_type writes it, is quoted where it has to be
+        # format_type quotes the name of a type where necessary
         return sql.SQL("CAST({} AS {}) AS {}").format(
             sql.Identifier(f"t{place}"), sql.SQL(self._types[place][kind]), sql.Identifier(name)
         )
 
 
 def _texts(conn: psycopg.Connection, query: sql.Composed) -> list[list[str]]:
-    """The rows as their types print them, which a cast to text does not always do."""
+    """The rows in the form of their types' output functions, which can differ from a cast to text."""
     result = conn.execute(query, prepare=False).pgresult
     assert result is not None  # noqa: S101 - it was executed
     fields = range(result.nfields)
@@ -114,6 +114,6 @@ def _texts(conn: psycopg.Connection, query: sql.Composed) -> list[list[str]]:
 
 
 def _as_shown(value: Sequence[str]) -> str:
-    """As a column shows it that can hold it; one that cannot has it nowhere, then as it was asked for."""
+    """The value with the column's modifier if that does not change it; otherwise the value as it was given."""
     bare, whole, same = value
     return whole if same == "t" else bare

@@ -1,8 +1,8 @@
-"""libpq's PQgetCopyData in a compiled loop: all that it has buffered becomes one FrameBatch, no object per message.
+"""Compiled loop over libpq's PQgetCopyData: all buffered messages become one FrameBatch, without objects per message.
 
-psycopg has no call for this, so the functions are taken by address from the very libpq that psycopg
-loaded; `PQgetCopyData` with async = 1 and `PQconsumeInput` never block and touch nothing but the connection, whose only
-user is the calling thread.
+psycopg offers no such call, so this module calls the functions by address in the libpq that psycopg loaded.
+`PQgetCopyData` with async = 1 and `PQconsumeInput` never block and access only the connection, which no other thread
+uses.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from psycopg import pq
 from cdc.pgoutput.frames import FrameBatch
 
 LIMIT: Final = 4 << 20
-"""Bytes in one batch: some 40,000 messages, and a few milliseconds of decoding."""
+"""Bytes in one batch: about 40,000 messages, and a few milliseconds of decoding."""
 _FIRST_BUFFER: Final = 64 << 10
 
 PENDING: Final = 0
-"""Nothing more is buffered; ask again after input came."""
+"""Nothing more is buffered; call again after input arrived."""
 ENDED: Final = -1
-"""The server ended the copy; PQgetResult says how."""
+"""The server ended the copy; PQgetResult returns its result."""
 FAILED: Final = -2
 _BROKEN: Final = -3
-"""The connection is; libpq says why when it is asked once more."""
+"""The connection broke; the next call of PQconsumeInput returns the error."""
 
 PATIENCE_MS: Final = 200
-"""Milliseconds that a gathering waits for a first new byte."""
+"""Milliseconds to wait for new input."""
 REST_US: Final = 1_000
-"""Microseconds from that byte to the read: the server sends 8 kB at a time, and each read has its price."""
+"""Microseconds between that input and the read: the server sends 8 kB at a time, and every read has a fixed cost."""
 READS: Final = 16
-"""Socket reads before what came is taken out."""
+"""Maximum number of socket reads before messages are extracted."""
 
 _log = logging.getLogger(__name__)
 
 
 class Drained(NamedTuple):
-    """What one drain took out of libpq's buffer."""
+    """Messages extracted from libpq's buffer by one call."""
 
     frames: FrameBatch
     status: int
     """Positive: the limit was reached; else PENDING, ENDED or FAILED."""
     reply_requested: bool
-    """A keepalive among the frames asks for an answer."""
+    """Whether a keepalive among the frames requests a reply."""
 
 
 @intrinsic
 def _call(typing_context: Any, address: Any, first: Any, second: Any, third: Any) -> Any:  # noqa: ARG001 - numba's form
-    """The C function at the address, with three integer-sized arguments; a function of fewer ignores the rest."""
+    """Call the C function at the address with three integer-sized arguments; surplus arguments are ignored."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         word = ir.IntType(64)
@@ -126,7 +126,7 @@ def _gather(
 
 
 class CopyDrain:
-    """Takes COPY messages off one connection in COPY BOTH mode; never blocks."""
+    """Extracts COPY messages from one connection in COPY BOTH mode; never blocks."""
 
     def __init__(self, pgconn: Any) -> None:
         self._pgconn = pgconn
@@ -134,21 +134,21 @@ class CopyDrain:
         self._hint = _FIRST_BUFFER
 
     def take(self, limit: int = LIMIT) -> Drained:
-        """Everything that libpq has buffered, up to the limit and one message more."""
+        """All messages that libpq has buffered; stops at the first message that reaches the limit."""
         if self._functions is None:
             return _plain(self._pgconn, limit)
         addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
         buffer, offsets, count, status, reply = _drain(addresses, limit, *_room(self._hint), 0)
         frames = FrameBatch(buffer[: offsets[count]], offsets[: count + 1])
-        # room for a quarter more than last time: growing copies, and untouched pages cost nothing
+        # a quarter more than last time: growing costs a copy, untouched pages cost nothing
         self._hint = max(_FIRST_BUFFER, frames.nbytes + frames.nbytes // 4)
         return Drained(frames, status, reply)
 
 
 class LineDrain:
-    """Takes the lines of a COPY off one connection in COPY OUT mode.
+    """Extracts the lines of a COPY from one connection in COPY OUT mode.
 
-    They are gathered in memory that is used again: fresh pages for all that comes cost more than copying it does.
+    It reuses its memory, because page faults on new memory cost more than copying the lines.
     """
 
     def __init__(self, pgconn: Any) -> None:
@@ -159,11 +159,11 @@ class LineDrain:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the lines that were gathered and not taken."""
+        """Bytes of the lines that were read and not yet returned by take()."""
         return int(self._offsets[self._count])
 
     def gather(self, limit: int) -> int:
-        """Add what comes until there are so many bytes, or nothing came for a moment; the status, as of Drained.
+        """Read lines up to the limit in bytes, or until PATIENCE_MS pass without input; returns the status as Drained.
 
         Raises OperationalError if the connection breaks.
         """
@@ -179,7 +179,7 @@ class LineDrain:
         return status
 
     def take(self) -> memoryview:
-        """What was gathered, in memory that the next gathering overwrites."""
+        """The lines that were read, in memory that the next gather() overwrites."""
         lines = self._buffer[: self.nbytes].data
         self._count = 0
         return lines
@@ -204,7 +204,7 @@ def _waiting(descriptor: int) -> np.ndarray:
 
 
 def _room(nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Memory for messages of so many bytes in all, and where each of them ends; none so far."""
+    """Empty buffers for messages of `nbytes` bytes in total, and for their offsets."""
     offsets = np.empty(256, np.int64)
     offsets[0] = 0
     return np.empty(nbytes, np.uint8), offsets
@@ -225,18 +225,18 @@ def _plain(pgconn: Any, limit: int) -> Drained:
 
 @lru_cache(maxsize=1)
 def load_functions() -> tuple[int, ...] | None:
-    """Addresses of what is called here, in the order of _gather, in this process; None where they cannot be told."""
+    """Addresses of the C functions, in the order of _gather; None if they cannot be found in this process."""
     try:
         library, standard = ctypes.CDLL(_loaded_libpq()), ctypes.CDLL(None)
         if library.PQlibVersion() != pq.version() or ctypes.sizeof(ctypes.c_void_p) != np.dtype(np.int64).itemsize:
-            raise OSError("the libpq that was found is not the one that psycopg uses")  # noqa: TRY301 - one way out
-        # compiled here, seconds on the first run of an installation, and not while a server waits for us
+            raise OSError("the libpq that was found is not the one that psycopg uses")  # noqa: TRY301 - one handler
+        # compile now, which takes seconds on the first run of an installation, and not while a server waits
         _drain(np.zeros(4, np.int64), 0, *_room(1), 0)
         _gather(np.zeros(7, np.int64), _waiting(0), 0, (*_room(1), 0))
         called = (library.PQgetCopyData, library.PQfreemem, standard.memcpy, library.PQconsumeInput)
         return tuple(map(_address, (*called, standard.poll, standard.usleep)))
     except (OSError, AttributeError, TypeError) as error:
-        _log.warning("receiving message by message, at half the speed: %s", error)
+        _log.warning("libpq cannot be called directly; receiving at half the speed, message by message: %s", error)
         return None
 
 
@@ -245,7 +245,7 @@ def _address(function: Any) -> int:
 
 
 def _loaded_libpq() -> str | None:
-    """Path of the libpq that psycopg brought into this process; None leaves the search to the process itself."""
+    """Path of the libpq that psycopg loaded; None to search the symbols of the process."""
     maps = Path("/proc/self/maps")
     if maps.exists():
         loaded = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""preflight: everything that keeps a source from being captured, all at once, each with the SQL that mends it."""
+"""Preflight checks of a source: all problems that prevent capture, each with the SQL that fixes it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName, match_tables, uncapturable_tables
 
 OLDEST: Final = 140000
-"""Server version from which on pgoutput sends logical messages."""
+"""First server version whose pgoutput sends logical messages."""
 DECODING_STANDBY: Final = 160000
-"""Server version from which on a standby can have logical slots."""
+"""First server version whose standbys support logical decoding."""
 _VIRTUAL: Final = "v"
-"""`pg_attribute.attgenerated` of a column that is computed whenever it is read, and never sent."""
+"""`pg_attribute.attgenerated` of a virtual generated column, which is never sent."""
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}\Z", re.ASCII)
 _SETTINGS: Final = """
     SELECT current_setting('wal_level'), current_setting('max_replication_slots')::int,
@@ -78,41 +78,42 @@ _RIGHTS: Final = r"""
     ) u ON true
     WHERE c.oid = ANY(%(tables)s)
 """
-"""The last but one: a computed column of the replica identity that is not sent, those first that never are."""
+"""The subquery `u`: a generated column of the replica identity that is not sent, virtual ones first."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRequirements:
-    """What a pipeline is going to use."""
+    """The slot, publication and tables that a pipeline requires."""
 
     slot: str
     publication: str
     patterns: Sequence[str]
     exclude: Sequence[str] = ()
     create_slot: bool = True
-    """Whether the slot may be made when it is not there."""
+    """Whether the pipeline may create the slot."""
     control: PublicationControl = field(default_factory=PublicationControl)
-    """What may be done with the publication."""
+    """Whether the pipeline may create and alter the publication."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightProblem:
-    """One thing that is not as it must be."""
+    """One problem of the source."""
 
     code: str
-    """CDC-xxxx of the error that it would become."""
+    """CDC-xxxx of the error that capture would raise."""
     subject: str
-    """What it is about: `dsn`, a setting, `role NAME`, `slot NAME`, `publication NAME`, `schema.table`, `tables`."""
+    """Object with the problem: `dsn`, a setting, `role NAME`, `slot NAME`, `publication NAME`, `schema.table` or
+    `tables`."""
     message: str
     sql: str | None = None
-    """The statement that mends it, for somebody with the right to run it; None if SQL does not."""
+    """Statement that fixes it, for a role with the privilege; None if SQL cannot fix it."""
     fatal: bool = True
-    """False if capture works and somebody should know nevertheless."""
+    """False for a warning: capture works."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What the checks look at."""
+    """Facts about the source that the checks need."""
 
     conn: psycopg.Connection
     wants: SourceRequirements
@@ -136,9 +137,9 @@ class _Source:
 
 
 def preflight(dsn: str, wants: SourceRequirements) -> list[PreflightProblem]:
-    """All problems of the source, the fatal ones first; an empty list means that it can be captured.
+    """All problems of the source, fatal ones first; an empty list means that it can be captured.
 
-    Changes nothing. Where no connection comes up, that is the only one beside what needs none.
+    Changes nothing. If the connection fails, only that and checks without a connection are reported.
     """
     problems = list(_slot_name(wants))
     try:
@@ -191,20 +192,20 @@ def _settings(source: _Source) -> Iterator[PreflightProblem]:
     if source.wal_level != "logical":
         yield _failed(
             "wal_level",
-            f"expected 'logical', got {source.wal_level!r}; the server has to be restarted afterwards",
+            f"expected 'logical', got {source.wal_level!r}; a change requires a restart of the server",
             "ALTER SYSTEM SET wal_level = 'logical';",
         )
-    # a first copy takes a second slot for a while, see create_recorded_slot
+    # the initial snapshot needs a second slot temporarily, see create_recorded_slot
     slots = 2 if source.wants.create_slot else 1
     for name, limit, used, needed in (
         ("max_replication_slots", source.max_slots, source.slots, slots),
         ("max_wal_senders", source.max_senders, source.senders, 1),
     ):
-        # an existing slot takes no new place, and one that is read has its walsender, who may be ours
+        # an existing slot needs no further one, and an active slot already has its walsender
         if used + needed > limit and (source.slot is None or (name == "max_wal_senders" and not source.slot.active)):
             yield _failed(
                 name,
-                f"{used} of {limit} are taken, and {needed} needed; raise it and restart the server, or free some",
+                f"{used} of {limit} are in use, {needed} more needed; raise it and restart the server, or drop some",
                 f"ALTER SYSTEM SET {name} = {used + 4};",
             )
 
@@ -213,12 +214,12 @@ def _role(source: _Source) -> Iterator[PreflightProblem]:
     if not source.replication:
         yield _failed(
             f"role {source.role}",
-            "lacks the REPLICATION attribute",
+            "does not have the REPLICATION attribute",
             sql.SQL("ALTER ROLE {} REPLICATION;").format(source.grantee),
         )
     version = source.conn.info.server_version
     if source.standby and version < DECODING_STANDBY:
-        yield _failed("dsn", f"is a standby, which decodes WAL from version 16 on, got {version // 10000}")
+        yield _failed("dsn", f"logical decoding on a standby requires version 16 or later, got {version // 10000}")
 
 
 def _slot(source: _Source) -> Iterator[PreflightProblem]:
@@ -241,7 +242,7 @@ def _slot(source: _Source) -> Iterator[PreflightProblem]:
         reason = slot.invalidation_reason or "wal_removed"
         yield PreflightProblem(SlotInvalidated.code, subject, f"is invalidated: {reason}", drop.as_string(None))
     elif slot.active:
-        yield _failed(subject, f"is read by process {slot.active_pid} of the server", fatal=False)
+        yield _failed(subject, f"is active: the server's process {slot.active_pid} streams from it", fatal=False)
 
 
 def _tables(source: _Source) -> Iterator[PreflightProblem]:
@@ -258,15 +259,15 @@ def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterat
     name = sql.Identifier(*table)
     if not usage:
         grant = sql.SQL("GRANT USAGE ON SCHEMA {} TO {};").format(sql.Identifier(table.schema), source.grantee)
-        yield _failed(str(table), f"role {source.role!r} lacks USAGE on its schema", grant)
+        yield _failed(str(table), f"role {source.role!r} does not have USAGE on its schema", grant)
     if not select:
         grant = sql.SQL("GRANT SELECT ON {} TO {};").format(name, source.grantee)
-        yield _failed(str(table), f"role {source.role!r} lacks SELECT, which the first copy needs", grant)
+        yield _failed(str(table), f"role {source.role!r} does not have SELECT, which the initial snapshot needs", grant)
     if not identified:
         what = "REPLICA IDENTITY NOTHING" if identity == "n" else "no primary key"
         yield _failed(
             str(table),
-            f"has {what}: once it is published, updates and deletes of it fail at the source",
+            f"has {what}: once the table is published, updates and deletes fail at the source",
             sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(name),
         )
     if computed is not None:
@@ -274,20 +275,20 @@ def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterat
     if hidden:
         yield _failed(
             str(table),
-            f"has row level security, which hides rows from role {source.role!r} in the first copy",
+            f"has row-level security, which hides rows from role {source.role!r} in the initial snapshot",
             sql.SQL("ALTER ROLE {} BYPASSRLS;").format(source.grantee),
         )
 
 
 def _computed(source: _Source, table: sql.Identifier, column: str, kind: str) -> tuple[str, sql.Composed | None]:
-    """What is wrong with a computed column of a table's replica identity that is not sent, and what mends it."""
-    what = f"has the computed column {column!r} in its replica identity, which is not sent: "
+    """Message and fix for a generated column of a table's replica identity that is not sent."""
+    what = f"has the generated column {column!r} in its replica identity, which is not sent: "
     if source.conn.info.server_version < COMPUTED_SENT:
         whole = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(table)
-        return f"{what}rows that differ in nothing else of it would be one", whole
+        return f"{what}different rows could have the same key", whole
     what += "once the table is published, updates and deletes of it fail at the source"
     if kind == _VIRTUAL:
-        return f"{what}; it never is, so the identity has to be an index without it", None
+        return f"{what}; a virtual column is never sent, so the identity has to be an index without it", None
     name = source.wants.publication
     if read_publication(source.conn, name) is not None:
         alter = "ALTER PUBLICATION {} SET (publish_generated_columns = stored);"
@@ -311,12 +312,12 @@ def _publication(source: _Source) -> Iterator[PreflightProblem]:
             f", and role {source.role!r} does not own publication and tables" if allowed else f", and it {NOT_ALTERED}"
         )
         listed = ", ".join(map(str, lacking))
-        yield _failed(subject, f"lacks {listed}{why}", addition_sql(wants.publication, lacking))
+        yield _failed(subject, f"does not contain {listed}{why}", addition_sql(wants.publication, lacking))
     if not found.operations:
         statement = sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate');")
         yield _failed(
             subject,
-            "leaves out some of insert, update, delete, truncate",
+            "does not publish all of insert, update, delete, truncate",
             statement.format(sql.Identifier(wants.publication)),
         )
     if not found.via_root and not may_change:
@@ -330,7 +331,7 @@ def _publication_absent(source: _Source, names: Sequence[TableName]) -> Iterator
     statement = creation_sql(source.wants.publication, names, source.wants.control.pipeline)
     foreign = [table for table in names if not _owned(source, table)]
     if source.standby:
-        yield _failed(subject, "does not exist; make it at the primary", statement)
+        yield _failed(subject, "does not exist; create it at the primary", statement)
     elif not source.wants.control.create:
         yield _failed(subject, "does not exist", statement)
     elif foreign:
@@ -338,7 +339,8 @@ def _publication_absent(source: _Source, names: Sequence[TableName]) -> Iterator
         yield _failed(subject, f"does not exist, and role {source.role!r} does not own {listed}", statement)
     elif not source.may_create:
         grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {};").format(sql.Identifier(source.database), source.grantee)
-        yield _failed(subject, f"does not exist, and role {source.role!r} lacks CREATE on the database", grant)
+        message = f"does not exist, and role {source.role!r} does not have CREATE on the database"
+        yield _failed(subject, message, grant)
 
 
 def _owned(source: _Source, table: TableName) -> bool:
@@ -348,4 +350,4 @@ def _owned(source: _Source, table: TableName) -> bool:
 CHECKS: Final[tuple[Callable[[_Source], Iterator[PreflightProblem]], ...]] = (
     _version, _settings, _role, _slot, _tables, _publication,
 )  # fmt: skip
-"""In the order in which a person would mend them."""
+"""All checks, in the order in which an operator would fix the problems."""

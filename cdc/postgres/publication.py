@@ -1,8 +1,8 @@
-"""The publication: which tables pgoutput sends, and whether this pipeline may alter it.
+"""The publication: its tables, and whether this pipeline may create and alter it.
 
-A publication may have other subscribers. So one that this pipeline did not make is never altered, unless the
-definition says `source.publication.manage: always`. Evidence is the comment that `CREATE PUBLICATION` is followed by;
-earlier versions set none, so a publication of the default name that lists tables and has no comment counts as well.
+A publication may have other subscribers. A pipeline therefore never alters a publication that it did not create, unless
+the definition contains `source.publication.manage: always`. A comment on the publication records which pipeline created
+it. Earlier versions set no comment, so a publication with the default name, a table list and no comment also counts.
 """
 
 from __future__ import annotations
@@ -45,49 +45,49 @@ _HOLDERS: Final = """
     UNION ALL SELECT format('prepared transaction %L (xid %s)', gid, transaction) FROM pg_prepared_xacts
 """
 _ASK_EVERY: Final = 0.05
-"""Seconds between two questions whether they have ended; there is nothing in SQL to wait on."""
+"""Seconds between two polls; SQL offers nothing to wait for the end of transactions."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationControl:
-    """What the definition of a pipeline allows it to do with its publication."""
+    """Permissions of a pipeline on its publication, from the definition."""
 
     pipeline: str = ""
     create: bool = True
-    """Whether it may be created, and altered where this pipeline made it."""
+    """Whether the pipeline may create the publication, and alter it if it created it."""
     alter: bool | None = None
-    """Whether it may be altered, whatever created it; None: only if this pipeline did."""
+    """Whether the pipeline may alter any publication; None: only one that it created."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationFacts:
-    """One publication as `pg_publication` shows it."""
+    """One row of `pg_publication`."""
 
     name: str
     everything: bool
     """FOR ALL TABLES."""
     via_root: bool
     operations: bool
-    """Whether it publishes inserts, updates, deletes and truncates."""
+    """Whether it publishes all of inserts, updates, deletes and truncates."""
     owned: bool
-    """Whether the role has the rights of its owner."""
+    """Whether the role has the privileges of the owner."""
     comment: str | None
 
     def is_made_for(self, pipeline: str) -> bool:
-        """Whether this pipeline made it; see the top of the module."""
+        """Whether this pipeline created it; see the top of the module."""
         if self.comment is not None:
             return self.comment == ownership_comment(pipeline)
         return self.name == f"cdc_{pipeline}_pub" and self.via_root and not self.everything
 
     def is_alterable(self, control: PublicationControl) -> bool:
-        """Whether the pipeline may alter it; whether the role can is another question."""
+        """Whether the definition lets the pipeline alter it, regardless of the role's privileges."""
         if control.alter is not None:
             return control.alter
         return control.create and self.is_made_for(control.pipeline)
 
 
 def ownership_comment(pipeline: str) -> str:
-    """The comment of a publication that this pipeline made."""
+    """The comment of a publication that this pipeline created."""
     return f"made by cdc for pipeline {pipeline}"
 
 
@@ -106,12 +106,12 @@ def ensure_publication(
     control: PublicationControl = PublicationControl(),
     patience: float = 10.0,
 ) -> None:
-    """Create the publication, or add what it lacks; nothing is taken out of it. Returns when a snapshot may follow.
+    """Create the publication, or add missing tables; never drop any. Returns when a snapshot can be taken.
 
-    Partitions are published under their root's name, so that moving a row between them is an update
-    of one table. `conn` commits by itself. Raises PreflightFailed if the role owns neither publication nor tables, or
-    if `control` does not allow what is necessary; SlotBlocked if older transactions are still open after `patience`
-    seconds; it can be called again.
+    Partitions are published under their root's name, so that moving a row between them is an update of one table.
+    `conn` is in autocommit mode. Raises PreflightFailed if the role does not own publication and tables, or if
+    `control` forbids the change. Raises SlotBlocked if older transactions are still open after `patience` seconds; the
+    caller may retry.
     """
     _publish(conn, name, tables, control)
     wait_for_older_transactions(conn, patience)
@@ -120,8 +120,8 @@ def ensure_publication(
 def wait_for_older_transactions(conn: psycopg.Connection, patience: float) -> None:
     """Wait for the end of every transaction that has an xid now.
 
-    What one of them wrote in a table before it was published is not sent, though it commits later; a snapshot taken
-    while it is open would not have it either. Locking the tables would do as well, and hold up their writers.
+    Changes that such a transaction made before the table was published are not sent, although it commits later; a
+    snapshot taken before its end does not contain them either. Locking the tables would also work, but block writers.
     """
     deadline = time.monotonic() + patience
     with map_errors():
@@ -129,12 +129,14 @@ def wait_for_older_transactions(conn: psycopg.Connection, patience: float) -> No
         while (oldest := _xids(conn)[0]) < horizon:
             if time.monotonic() >= deadline:
                 listed = ", ".join(text for (text,) in conn.execute(_HOLDERS)) or f"somebody with xid {oldest}"
-                raise SlotBlocked(f"open since before the tables were published, for {patience:.0f} s now: {listed}")
+                raise SlotBlocked(
+                    f"transactions from before the tables were published are open after {patience:.0f} s: {listed}"
+                )
             time.sleep(_ASK_EVERY)
 
 
 def _xids(conn: psycopg.Connection) -> tuple[int, int]:
-    """The oldest xid that is open, and the next that will be given."""
+    """The oldest open xid, and the next xid to be assigned."""
     row = conn.execute(_OLDEST).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
     return int(row[0]), int(row[1])
@@ -168,11 +170,11 @@ def _make(conn: psycopg.Connection, name: str, tables: Sequence[TableName], cont
 
 
 def _refuse(name: str, lacking: Sequence[TableName], by_leaf: Sequence[TableName]) -> None:
-    """Raise PreflightFailed if a publication that may not be altered does not send what is wanted."""
+    """Raise PreflightFailed if a publication that may not be altered does not send all tables under their names."""
     if lacking:
         listed = ", ".join(map(str, lacking))
         raise PreflightFailed(
-            f"publication {name!r} {NOT_ALTERED} and lacks {listed}", remedy=addition_sql(name, lacking)
+            f"publication {name!r} {NOT_ALTERED} and does not contain {listed}", remedy=addition_sql(name, lacking)
         )
     if by_leaf:
         listed = ", ".join(map(str, by_leaf))
@@ -183,18 +185,18 @@ def _refuse(name: str, lacking: Sequence[TableName], by_leaf: Sequence[TableName
 
 
 NOT_ALTERED: Final = "is not altered by this pipeline (source.publication.manage)"
-"""Why something about a publication is left to its owner."""
+"""Part of messages about publications that only their owner may alter."""
 
 
 def partitioned_tables(conn: psycopg.Connection, tables: Sequence[TableName]) -> list[TableName]:
-    """Those of the tables that are partitioned."""
+    """The partitioned ones among the tables."""
     with map_errors():
         found = {TableName(*row) for row in conn.execute(_PARTITIONED)}
     return [table for table in tables if table in found]
 
 
 def missing_tables(conn: psycopg.Connection, name: str, tables: Sequence[TableName]) -> list[TableName]:
-    """Those of the tables that a publication by list or by schema does not name."""
+    """The tables that a publication contains neither by name nor by schema."""
     listed = {TableName(*row) for row in conn.execute(_LISTED, [name])}
     schemas: set[str] = set()
     if conn.info.server_version >= 150000:  # noqa: PLR2004 - FOR TABLES IN SCHEMA came with 15
@@ -203,7 +205,7 @@ def missing_tables(conn: psycopg.Connection, name: str, tables: Sequence[TableNa
 
 
 def drop_table(conn: psycopg.Connection, name: str, table: TableName) -> None:
-    """Take a table out of the publication; nothing if it is not listed there."""
+    """Drop a table from the publication's table list; no effect if it is not listed."""
     with map_errors():
         if table in {TableName(*row) for row in conn.execute(_LISTED, [name])}:
             statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE ONLY {}")
@@ -211,12 +213,12 @@ def drop_table(conn: psycopg.Connection, name: str, table: TableName) -> None:
 
 
 def creation_sql(name: str, tables: Sequence[TableName], pipeline: str) -> str:
-    """The statements that make the publication for a pipeline, for a person to run."""
+    """The statements that create the publication of a pipeline, for an operator to run."""
     return f"{_create(name, tables).as_string(None)}; {comment_sql(name, pipeline)}"
 
 
 def comment_sql(name: str, pipeline: str) -> str:
-    """The statement that says for which pipeline a publication was made."""
+    """The statement that records in a comment which pipeline created the publication."""
     return _comment(name, pipeline).as_string(None) + ";"
 
 
@@ -227,13 +229,13 @@ def _comment(name: str, pipeline: str) -> sql.Composed:
 
 
 def addition_sql(name: str, tables: Sequence[TableName]) -> str:
-    """The statement that adds the tables, for a person to run."""
+    """The statement that adds the tables, for an operator to run."""
     statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {};").format(sql.Identifier(name), _names(tables))
     return statement.as_string(None)
 
 
 def via_root_sql(name: str) -> str:
-    """The statement that has it publish partitions under their root's name, for a person to run."""
+    """The statement that publishes partitions under their root's name, for an operator to run."""
     return _via_root(name).as_string(None) + ";"
 
 
@@ -249,5 +251,5 @@ def _create(name: str, tables: Sequence[TableName]) -> sql.Composed:
 
 
 def _names(tables: Sequence[TableName]) -> sql.Composed:
-    # without ONLY the children of a table come along, whether a rule matches them or not
+    # without ONLY inheritance children would be added too, whether or not a rule matches them
     return sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(*table)) for table in tables)

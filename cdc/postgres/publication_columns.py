@@ -1,6 +1,7 @@
-"""Published: what a publication sends of tables: which columns, so that a copy has those and no others, of which rows.
+"""Columns and rows that a publication sends of a table, so that copies contain the same ones.
 
-A column list is there to keep the others in; and what the stream is read by has to have the columns that it sends.
+A copy must not contain columns that a column list hides, and the schema that decodes the stream must list exactly the
+columns that the stream sends.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ _FILTERED: Final = """
     WHERE t.pubname = %s AND to_jsonb(t) ->> 'rowfilter' IS NOT NULL
 """
 COMPUTED_SENT: Final = 180000
-"""Server version from which on computed columns can be published; 15 lists them all the same."""
+"""First server version that can publish generated columns; 15 to 17 list them without sending them."""
 
 
 def published_schema(
     conn: psycopg.Connection, oid: int, publication: str, relation: int | None = None
 ) -> TableSchema | None:
-    """One table, under the log's number for it, by default its OID; None if it is gone."""
+    """Schema of one table with its published columns; `relation` defaults to the OID; None without such a table."""
     schema = published_schemas(conn, [oid], publication).get(oid)
     return schema if schema is None or relation is None else replace(schema, relation=relation)
 
 
 def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication: str) -> dict[int, TableSchema]:
-    """Tables as the catalogue shows them now, by OID, as `read_schemas` gives them; whole where they are not in it."""
+    """Schemas of tables with their published columns, by OID; with all columns if the table is not published."""
     schemas = read_schemas(conn, oids, publication=publication)
     with map_errors():
         found = conn.execute(_SENT, [publication, list(oids)]).fetchall()
@@ -56,7 +57,7 @@ def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication
 
 
 def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[TableSchema], Iterator[memoryview]]:
-    """Reads the rows that it sends of a table, as copy_table gives them; which tables it filters is asked once."""
+    """A function that copies the published rows of a table; it reads once which tables have row filters."""
     with map_errors():
         filtered = {TableName(*row) for row in conn.execute(_FILTERED, [publication])}
 
@@ -71,14 +72,14 @@ def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[Tabl
 
 
 def _known_by_sent(schema: TableSchema) -> TableSchema:
-    """Without a key of which a part is not sent; whole rows are, and by those the table's are known then."""
+    """Without key if REPLICA IDENTITY is FULL and a key column is not sent: then whole rows identify rows."""
     if schema.replica_identity is not ReplicaIdentity.FULL or not any(column.generated for column in schema.key):
         return schema
     return replace(schema, columns=tuple(replace(column, key=None) for column in schema.columns))
 
 
 def _sent(columns: Sequence[Column], listed: Collection[str], *, computed: bool) -> tuple[Column, ...]:
-    """Those that are listed, and the computed ones, which are told even where they are not sent."""
+    """The listed columns, and generated ones, which the schema contains even if they are not sent."""
     return tuple(
         replace(column, generated=column.generated and not (computed and column.name in listed))
         for column in columns

@@ -1,6 +1,6 @@
-"""Quoting for replication commands, which take no parameters and have a grammar of their own.
+"""Quoting for replication commands, which accept no parameters and have their own grammar.
 
-The grammar (`repl_scanner.l`) knows no backslash escapes: a doubled quote is the only escape.
+The grammar (`repl_scanner.l`) has no backslash escapes: a doubled quote is the only escape.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from cdc.errors import InvalidDefinition
 
 
 def identifier(name: str) -> str:
-    """`"name"`; raises InvalidDefinition for what no identifier can hold."""
+    """`"name"`; raises InvalidDefinition for an empty name or a zero byte."""
     if not name or "\0" in name:
         raise InvalidDefinition(f"malformed name: expected text without a zero byte, got {name!r}")
     return '"' + name.replace('"', '""') + '"'

@@ -1,18 +1,18 @@
-"""The replication stream: frames in batches, and the positions we tell the server.
+"""The replication stream: receives frames in batches, and confirms positions to the server.
 
-psycopg has no replication cursor, so this is the loop over COPY BOTH. How it reads:
+psycopg has no replication cursor, so this module implements the loop over COPY BOTH:
 
-- The walsender sends every message by itself and wakes its reader for each. A reader that takes each one at
-  once spends its time in system calls and thread switches; so once there is something to read it rests for REST,
-  then makes libpq swallow all of it and takes it out in one compiled loop.
-- While behind it rests for LONG_REST. From a server on this machine it then takes no more than WINDOW in between:
-  what does not fit waits at the server's side of the socket, whose kernel joins it to large packets. A packet for
-  every message costs the server twice as much, and the server is what bounds the rate.
-- libpq and this class are used by one thread. Frames handed out are the caller's for ever.
-- The server is told where we are by our own timer, whether frames come or not; a keepalive that
-  asks for a reply is answered with what is confirmed, never with what was merely received.
-- A peer that is gone without a word (behind a proxy or a firewall that forgot the connection) is found by our own
-  timer too: after a time without a byte our updates ask for a reply, and a reply that never comes ends the stream.
+- The walsender sends every message separately and wakes the reader for each. To avoid a system call and a thread switch
+  per message, the reader waits REST seconds after the first input. Then libpq reads all input, and one compiled loop
+  extracts the messages.
+- While the reader is behind, it waits LONG_REST seconds. With a TCP server on the same machine it also limits its
+  receive buffer to WINDOW. What does not fit waits in the server's send buffer, where the kernel joins it to large
+  packets. One packet per message costs the server twice as much, and the server bounds the rate.
+- One thread uses libpq and this class. The caller owns the returned frames.
+- A timer sends status updates, with or without input. They contain the confirmed position, never the received one; so
+  does the reply to a keepalive.
+- The same timer detects a dead peer, for example behind a firewall that lost the connection: after some silence status
+  updates request a reply, and a missing reply ends the stream.
 """
 
 from __future__ import annotations
@@ -39,29 +39,28 @@ from cdc.postgres.quoting import identifier, literal, publication_names
 from cdc.postgres.sqlstate import classify_message, map_errors
 
 REST: Final = 0.001
-"""Seconds from waking up to the read, so that a transaction of a few rows comes whole instead of message by message."""
+"""Seconds between the first input and the read, so that one read gets all messages of a small transaction."""
 LONG_REST: Final = 0.010
-"""The same while behind."""
+"""The same while the reader is behind."""
 BUSY: Final = 16 << 10
-"""Bytes in a batch from which on we are behind: more than a hundred messages came within one rest."""
+"""Bytes in a batch from which on the reader is behind: more than a hundred messages came within one rest."""
 WINDOW: Final = 64 << 10
-"""Bytes of the socket's receive buffer where the server is on this machine; the kernel doubles it. Measured with 64 to
+"""Bytes of the receive buffer of a TCP connection to the same machine; the kernel doubles it. Measured with 64 to
 256 KiB and rests of 1 to 20 ms, under BBR and CUBIC: 420,000 frames a second in every run instead of 180,000. Over a
-network a small window would bound the rate by the distance, and packets are joined on their way anyway."""
+network a small window would limit the rate by the round-trip time, and packets are joined anyway."""
 READS: Final = 64
-"""Socket reads before what came is taken out; the first of them make libpq's buffer grow."""
+"""Maximum number of socket reads before messages are extracted; the first ones make libpq's buffer grow."""
 CONFIRM_INTERVAL: Final = 0.05
-"""Seconds at least between two updates that only say that the confirmed position moved."""
+"""Minimum seconds between two status updates that only report a new confirmed position."""
 TIMEOUT_FRACTION: Final = 3
-"""Updates per `wal_sender_timeout`, so that two may be lost."""
+"""Status updates per `wal_sender_timeout`, so that two may be lost."""
 SILENCE: Final = 60.0
-"""Seconds without a byte after which the stream is given up: `wal_receiver_timeout` of Postgres' own subscribers. A
-server that gives us longer (`wal_sender_timeout`, which its role can have for itself) gets as long from us: it may be
-decoding what it does not send."""
+"""Seconds without input after which the stream fails, as `wal_receiver_timeout` of Postgres' own subscribers. If
+`wal_sender_timeout` is longer, that applies: the server may be decoding changes that it does not send."""
 SILENCE_FRACTION: Final = 6
-"""Updates per such time: they ask for a reply from a third of it on, so that one has half of it to come."""
+"""Status updates per silence limit; they request a reply after a third of it, which leaves half of it for the reply."""
 PARALLEL_SINCE: Final = 160_000
-"""Protocol 4 and the option `origin` came with server 16."""
+"""First server version with protocol 4 and the option `origin`."""
 
 _POSTGRES_EPOCH: Final = 946_684_800_000_000
 """2000-01-01 in microseconds since 1970."""
@@ -70,52 +69,52 @@ _STATUS: Final = struct.Struct(">cQQQQB")
 
 @dataclass(frozen=True, slots=True)
 class SystemIdentity:
-    """What IDENTIFY_SYSTEM says."""
+    """The result of IDENTIFY_SYSTEM."""
 
     system_id: str
     timeline: int
     wal_end: Lsn
-    """Where the server has flushed its WAL to."""
+    """End of the flushed WAL."""
     database: str
 
 
 class LargeTransactions(Enum):
-    """When a transaction above the server's `logical_decoding_work_mem` is sent."""
+    """When the server sends a transaction that exceeds its `logical_decoding_work_mem`."""
 
-    #: While it runs, in blocks (protocol 2; from server 16 on protocol 4, whose aborts tell LSN and time).
+    #: While it runs, in blocks (protocol 2; from server 16 on protocol 4, whose aborts contain LSN and time).
     STREAMED = "streamed"
-    #: At its commit, from the server's own disk (protocol 1).
+    #: At its commit, from spill files of the server (protocol 1).
     WHOLE = "whole"
 
 
 class OriginFilter(StrEnum):
-    """Whose transactions are sent."""
+    """Transactions to send by their replication origin."""
 
-    #: All.
+    #: All transactions.
     ANY = "any"
-    #: Only those that were made here, not replicated from elsewhere; server 16 or later.
+    #: Only transactions without an origin, that is not replicated from elsewhere; server 16 or later.
     NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What to stream."""
+    """Options of START_REPLICATION and of the connection."""
 
     slot: str
     publication: str
     start: Lsn
-    """Where to start; the server starts at its own confirmed position if that is later."""
+    """Start position; the server starts at the slot's confirmed position if that is later."""
     status_interval: float = 10.0
-    """Seconds between status updates; less if `wal_sender_timeout` is short."""
+    """Maximum seconds between status updates; shorter if `wal_sender_timeout` is short."""
     silence: float = SILENCE
-    """Seconds without a byte within which a peer that is gone is found; more if `wal_sender_timeout` is longer."""
+    """Seconds without input after which the stream fails; longer if `wal_sender_timeout` is longer."""
     large: LargeTransactions = LargeTransactions.STREAMED
     origin: OriginFilter = OriginFilter.ANY
 
     def command(self, server: int) -> str:
         """START_REPLICATION for a server of this version (as `server_version_num`); raises PreflightFailed.
 
-        `two_phase` is never asked for: rows of a prepared transaction would come once, before they are ours to keep.
+        Never sets `two_phase`: the server would send a prepared transaction once, before it is known to commit.
         """
         given = {"publication_names": publication_names([self.publication]), "messages": "'true'"}
         if self.large is LargeTransactions.WHOLE:
@@ -136,7 +135,7 @@ class StreamOptions:
 
 
 def identify_system(dsn: str) -> SystemIdentity:
-    """Ask the cluster who it is."""
+    """Run IDENTIFY_SYSTEM."""
     with connect(dsn, replication=True, application_name="cdc identify", patience=ANSWER_TIMEOUT) as conn, map_errors():
         row = conn.execute(b"IDENTIFY_SYSTEM").fetchone()
     assert row is not None  # noqa: S101 - the protocol promises one row
@@ -144,13 +143,13 @@ def identify_system(dsn: str) -> SystemIdentity:
 
 
 class ReplicationStream:
-    """One walsender's stream; a context manager, for one thread only."""
+    """Stream of one walsender; a context manager, for one thread only."""
 
     def __init__(self, conn: psycopg.Connection, floor: Lsn, interval: float, silence: float) -> None:
         self._conn, self._pgconn = conn, conn.pgconn
         self._drain = libpq.CopyDrain(self._pgconn)
         self._floor, self._interval, self._silence = floor, interval, silence
-        # 0 tells the server nothing; anything below the slot's own position would move the slot back
+        # 0 confirms nothing; never confirm less than the slot's own position
         self._confirmed = self._reported = Lsn(0)
         self._sent_at = self._heard_at = time.monotonic()
         self._asked_at: float | None = None  # the first request for a reply since a byte came
@@ -162,7 +161,7 @@ class ReplicationStream:
 
     @classmethod
     def open(cls, dsn: str, options: StreamOptions) -> Self:
-        """Connect and start streaming; raises SlotInUse, SlotMissing, SlotInvalidated and their kin."""
+        """Connect and start streaming; raises SlotInUse, SlotMissing, SlotInvalidated and other source errors."""
         libpq.load_functions()
         conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}", patience=ANSWER_TIMEOUT)
         try:
@@ -184,10 +183,10 @@ class ReplicationStream:
         return stream
 
     def receive(self, timeout: float) -> FrameBatch | None:
-        """The frames that are there, after waiting up to timeout seconds for the first; None if none came.
+        """Receive the available frames, about 4 MiB at most; None if none arrived within timeout seconds.
 
-        Bounded to about 4 MiB. Raises SourceUnreachable when the stream ended or the peer is silent for too long,
-        UndecodableWal and others as the server says; frames that came before the end are given out first.
+        Raises SourceUnreachable when the stream ended or the peer has been silent for too long, UndecodableWal and
+        other errors of the server. Frames that arrived before the error are returned first.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -203,28 +202,28 @@ class ReplicationStream:
                 return self._take()
 
     def confirm(self, flushed: Lsn) -> None:
-        """Everything below flushed is durable with us; the server may forget it.
+        """Confirm that everything below `flushed` is durable, so that the server can remove its WAL.
 
-        Never goes back, neither behind what was said before nor behind where the slot stood at the start.
+        A position below an earlier one, or below the slot's position at the start, is ignored.
         """
         if flushed >= self._floor:
             self._confirmed = max(self._confirmed, flushed)
         self.tick()
 
     def tick(self) -> None:
-        """Send a status update if one is due; for a caller that is not receiving just now."""
+        """Send a status update if one is due; for a caller that is not inside receive()."""
         if time.monotonic() >= self._due():
             self._report()
 
     def close(self) -> None:
-        """Tell the last confirmed position and end the connection; the server frees the slot a moment later."""
+        """Report the last confirmed position and close the connection; the server releases the slot shortly after."""
         if self._conn.closed:
             return
         try:
             if self._failure is None and self._confirmed != self._reported:
                 self._report()
         except SourceUnreachable:
-            pass  # what was not told is sent again, and dropped by its position
+            pass  # the server sends unconfirmed transactions again, and the decoder drops them by position
         finally:
             self._conn.close()
 
@@ -253,20 +252,20 @@ class ReplicationStream:
         return None
 
     def _gather(self, seconds: float) -> None:
-        """Wait for something to read, let some more come, and swallow it."""
+        """Wait for input, wait a little longer for more, and read it."""
         if self._poll.poll(seconds * 1000):
             self._heard_at, self._asked_at = time.monotonic(), None
             time.sleep(LONG_REST if self._behind else REST)
             self._swallow()
 
     def _check_silence(self, now: float) -> None:
-        """Raise SourceUnreachable if no byte came for long, nor an answer to our asking for one."""
+        """Raise SourceUnreachable after a long silence with an unanswered request for a reply."""
         silent = now - self._heard_at
         if self._asked_at is not None and silent >= self._silence and now - self._asked_at >= self._silence / 2:
             raise SourceUnreachable(f"the server has been silent for {silent:.0f} s and does not answer")
 
     def _swallow(self) -> None:
-        """Make libpq read until nothing is readable; its failure waits until its frames were given out."""
+        """Let libpq read until nothing is readable; an error is raised after the received frames were returned."""
         try:
             self._pgconn.consume_input()
             for _ in range(READS):
@@ -282,11 +281,11 @@ class ReplicationStream:
         return self._sent_at + (min(CONFIRM_INTERVAL, self._interval) if moved else self._interval)
 
     def _report(self) -> None:
-        """Send the status update; what the socket does not take at once goes with the next flush."""
+        """Send a status update; what the socket does not accept now is sent with the next flush."""
         clock = time.time_ns() // 1000 - _POSTGRES_EPOCH
         now = time.monotonic()
         ask = now - self._heard_at >= self._silence / 3
-        # written, flushed, applied: what was merely received was read off the wire, and nobody has proved it
+        # written, flushed, applied: never the received position, which is not verified yet
         message = _STATUS.pack(b"r", self._confirmed, self._confirmed, self._confirmed, clock, ask)
         try:
             self._pgconn.put_copy_data(message)
@@ -298,7 +297,7 @@ class ReplicationStream:
             self._asked_at = now
 
     def _end_of_stream(self) -> CdcError:
-        """Our error for why the stream is over."""
+        """The error that ended the stream."""
         if self._pgconn.status == pq.ConnStatus.OK:
             while (answer := self._pgconn.get_result()) is not None:
                 if answer.status == pq.ExecStatus.FATAL_ERROR:
@@ -311,16 +310,16 @@ class ReplicationStream:
 
 
 def _narrow(descriptor: int) -> None:
-    """Bound what the socket takes in by WINDOW, if the other end is on this machine."""
+    """Limit the receive buffer of a TCP connection to WINDOW if the server is on this machine."""
     with socket.socket(fileno=os.dup(descriptor)) as end:
         if end.family in {socket.AF_INET, socket.AF_INET6} and end.getpeername()[0] == end.getsockname()[0]:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW)
 
 
 def _intervals(conn: psycopg.Connection, options: StreamOptions) -> tuple[float, float]:
-    """Seconds between updates, at most a third of the server's patience, and of silence, at least its patience."""
+    """Interval of status updates, at most a third of `wal_sender_timeout`, and silence limit, at least that timeout."""
     with map_errors():
-        # in milliseconds, where SHOW gives a unit
+        # pg_settings has milliseconds, SHOW a text with a unit
         timeout = conn.execute(b"SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'").fetchone()
     patience = int(timeout[0]) / 1000 if timeout else 0
     silence = max(options.silence, patience)
@@ -329,7 +328,7 @@ def _intervals(conn: psycopg.Connection, options: StreamOptions) -> tuple[float,
 
 
 def _confirmed_flush(conn: psycopg.Connection, slot: str) -> Lsn:
-    """Where the slot stands; 0 if there is none, which the start will tell."""
+    """The slot's confirmed position; 0 if there is no such slot, which START_REPLICATION reports."""
     query = f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = {literal(slot)}"
     with map_errors():
         row = conn.execute(query.encode()).fetchone()
@@ -337,7 +336,7 @@ def _confirmed_flush(conn: psycopg.Connection, slot: str) -> Lsn:
 
 
 def error_from_result(answer: pq.abc.PGresult) -> CdcError:
-    """Our error for a failed result."""
+    """The error of this project for a failed libpq result."""
     sqlstate = (answer.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     message = (answer.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
     return classify_message(sqlstate, message)

@@ -1,4 +1,4 @@
-"""Replication slots: what one looks like, how it is made with an exported snapshot, moved and dropped."""
+"""Replication slots: their status, creation with an exported snapshot, advancing and dropping."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from cdc.postgres.sqlstate import map_errors
 PLUGIN: Final = "pgoutput"
 
 BLOCKED_AFTER: Final = 10.0
-"""Seconds that a slot may take to begin before those who hold it up are named."""
+"""Seconds that creating a slot may take before SlotBlocked names the transactions that block it."""
 FAILOVER_SINCE: Final = 170000
-"""First server version whose slots can be followed by a standby."""
+"""First server version with failover slots."""
 
 # to_jsonb: columns that came with later versions are null in older ones
 _STATUS: Final = """
@@ -72,23 +72,23 @@ class SlotStatus:
     invalidation_reason: str | None
     """From version 17."""
     retained_bytes: int
-    """WAL that the server keeps for this slot."""
+    """Bytes of WAL that the server keeps for this slot."""
     wal_end: Lsn
-    """Where the server's WAL ended at this moment."""
+    """End of the server's WAL when the status was read."""
     failover: bool = False
-    """Whether standbys follow it; from version 17."""
+    """Whether standbys synchronize the slot; from version 17."""
     inactive_since: str | None = None
     """From version 17."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """The state of the database at the slot's consistent point."""
+    """A snapshot of the database at the slot's consistent point."""
 
     consistent_point: Lsn
-    """Everything that committed below it is in the snapshot; everything else comes through the slot."""
+    """Transactions that committed below it are in the snapshot; the slot sends all others."""
     name: str
-    """For SET TRANSACTION SNAPSHOT, while the connection that made it does nothing else."""
+    """Name for SET TRANSACTION SNAPSHOT; valid until the exporting connection runs another command."""
 
 
 def slot_status(conn: psycopg.Connection, name: str) -> SlotStatus | None:
@@ -102,15 +102,15 @@ def all_slots(conn: psycopg.Connection) -> list[SlotStatus]:
 
 
 def slot_limits(conn: psycopg.Connection) -> dict[str, str]:
-    """The server's settings that can cost a slot its WAL, those that this version has, with their units."""
+    """Server settings that can invalidate a slot, as far as this version has them, with their units."""
     with map_errors():
         return {str(name): str(value) for name, value in conn.execute(_LIMITS)}
 
 
 def drop_slot(conn: psycopg.Connection, name: str, *, confirmed: Lsn | None = None) -> None:
-    """Remove the slot; nothing happens if there is none. Raises SlotInUse while somebody streams from it.
+    """Drop the slot if it exists; raises SlotInUse while it is active.
 
-    confirmed: the only confirmed position at which it may be dropped; None for any.
+    confirmed: drop the slot only at this confirmed position; None for any.
     """
     with map_errors():
         conn.execute(
@@ -121,9 +121,9 @@ def drop_slot(conn: psycopg.Connection, name: str, *, confirmed: Lsn | None = No
 
 
 def advance_slot(conn: psycopg.Connection, name: str, upto: Lsn) -> Lsn:
-    """Move the slot without decoding what lies between; gives where it stands then.
+    """Advance the slot without streaming; returns its new position.
 
-    Raises SlotInUse while somebody streams, SlotInvalidated and SourceError as the server says.
+    Raises SlotInUse while the slot is active, SlotInvalidated and SourceError for errors of the server.
     """
     with map_errors():
         row = conn.execute(
@@ -135,14 +135,14 @@ def advance_slot(conn: psycopg.Connection, name: str, upto: Lsn) -> Lsn:
 
 @contextmanager
 def copy_lock(conn: psycopg.Connection, name: str) -> Iterator[None]:
-    """Hold the right to copy for a slot, by an advisory lock that goes with the connection.
+    """Take the advisory lock for copies of a slot; the end of the connection releases it.
 
-    Raises SlotInUse while another session holds it.
+    Raises SlotInUse while another session has the lock.
     """
     with map_errors():
         row = conn.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [f"cdc copy {name}"]).fetchone()
     if row is None or not row[0]:
-        raise SlotInUse(f"another reader copies for slot {name!r}")
+        raise SlotInUse(f"another reader is copying for slot {name!r}")
     try:
         yield
     finally:
@@ -154,15 +154,15 @@ def copy_lock(conn: psycopg.Connection, name: str) -> Iterator[None]:
 def create_slot(
     dsn: str, name: str, *, temporary: bool = False, failover: bool = False, patience: float = BLOCKED_AFTER
 ) -> Iterator[ExportedSnapshot]:
-    """Make a pgoutput slot; its snapshot can be taken over inside the block.
+    """Create a pgoutput slot; its snapshot can be used inside the block.
 
-    A permanent slot stays after the block whatever happens in it, a temporary one goes with it. A slot can
-    begin once every transaction that is open now has ended: after patience seconds SlotBlocked names them, and no
-    slot is left. Raises PreflightFailed without privilege or free slot, SourceError (42710) if the name is taken.
+    A permanent slot remains after the block, a temporary one does not. The server finishes creation after the end of
+    every transaction that is open now. After `patience` seconds SlotBlocked names the open ones, and no slot remains.
+    Raises PreflightFailed without privilege or free slot, SourceError (42710) if the name exists.
     """
     with connect(dsn, replication=True, application_name="cdc slot") as conn:
         kind = " TEMPORARY" if temporary else ""
-        # the list in parentheses came with 15; 14 knows the word alone
+        # version 15 introduced the option list in parentheses
         options = "(SNAPSHOT 'export', FAILOVER)" if failover else "EXPORT_SNAPSHOT"
         command = f"CREATE_REPLICATION_SLOT {identifier(name)}{kind} LOGICAL {PLUGIN} {options}"
         yield _create(conn, dsn, command, patience)
@@ -172,18 +172,17 @@ def create_slot(
 def create_recorded_slot(
     conn: psycopg.Connection, dsn: str, name: str, record: Callable[[SlotStatus], None], *, failover: bool = False
 ) -> Iterator[ExportedSnapshot]:
-    """Make a permanent slot as the copy of a temporary one; its snapshot can be taken over inside the block.
+    """Create a permanent slot as the copy of a temporary one; its snapshot can be used inside the block.
 
-    `record` is called before the slot exists, with the slot as it will be: a process that is killed at any moment
-    leaves either no slot, or one whose positions are recorded. Needs two free places for slots, until the block ends.
-    Raises what create_slot raises.
+    `record` is called with the future slot before it exists. So a process that is killed leaves either no slot, or one
+    whose positions are recorded. Needs two free slots until the block ends. Raises the errors of create_slot.
     """
     draft = f"cdc_draft_{uuid.uuid4().hex[:12]}"
     with create_slot(dsn, draft, temporary=True) as snapshot:
-        made = slot_status(conn, draft)
-        if made is None:
-            raise SlotMissing(f"temporary slot {draft!r} is gone")
-        record(replace(made, name=name, active=False, active_pid=None))
+        draft_status = slot_status(conn, draft)
+        if draft_status is None:
+            raise SlotMissing(f"temporary slot {draft!r} does not exist")
+        record(replace(draft_status, name=name, active=False, active_pid=None))
         hit("slot_recorded")
         with map_errors():
             conn.execute("SELECT FROM pg_copy_logical_replication_slot(%s, %s, false)", [draft, name])
@@ -194,7 +193,7 @@ def create_recorded_slot(
 
 
 def _follow(dsn: str, name: str) -> None:
-    """Let standbys follow the slot: a copied slot does not have that property of its original."""
+    """Set the failover property, which a copied slot does not inherit."""
     with connect(dsn, replication=True, application_name="cdc slot") as conn, map_errors():
         conn.execute(f"ALTER_REPLICATION_SLOT {identifier(name)} (FAILOVER)".encode())
 
@@ -215,7 +214,7 @@ def _create(conn: psycopg.Connection, dsn: str, command: str, patience: float) -
     assert answer is not None  # noqa: S101 - every command is answered
     if answer.status != pq.ExecStatus.TUPLES_OK:
         raise error_from_result(answer)
-    point, snapshot = (answer.get_value(0, place) or b"" for place in (1, 2))
+    point, snapshot = (answer.get_value(0, column) or b"" for column in (1, 2))
     return ExportedSnapshot(Lsn.parse(point.decode()), snapshot.decode())
 
 
@@ -226,14 +225,14 @@ def _wait_readable(conn: psycopg.Connection, seconds: float) -> None:
 
 
 def _blocked(conn: psycopg.Connection, dsn: str, patience: float) -> SlotBlocked:
-    """The error that names who is waited for; the command is cancelled, which takes the half-made slot away."""
+    """The error that names the blocking transactions; cancelling the command removes the incomplete slot."""
     with connect(dsn, application_name="cdc slot") as asking, map_errors():
         rows = asking.execute(_BLOCKERS, {"own": conn.info.backend_pid}).fetchall()
     conn.cancel_safe()
     while conn.pgconn.get_result() is not None:
         pass
-    listed = ", ".join(text for (text,) in rows) or "nobody who can be seen"
-    return SlotBlocked(f"the slot cannot begin after {patience:.0f} s: open before it are {listed}")
+    listed = ", ".join(text for (text,) in rows) or "none that this role can see"
+    return SlotBlocked(f"creating the slot waits for older transactions after {patience:.0f} s: {listed}")
 
 
 def _statuses(conn: psycopg.Connection, name: str | None) -> list[SlotStatus]:

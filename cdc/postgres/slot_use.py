@@ -1,4 +1,4 @@
-"""slot_use: a replication slot and its walsender at one moment, as the server sees them."""
+"""Status of a replication slot and its walsender, from the server's views."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _USE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:
-    """What the server knows of a slot and of the connection that streams from it."""
+    """Status of a slot and of the walsender that streams from it."""
 
     wal_end: Lsn
     slot: SlotStatus | None
     """None if there is no slot of that name."""
     reply_at: str | None
-    """When the walsender last got a status update, by the clock of its sender; None before the first one."""
+    """Time of the last status update, by the clock of its sender; None before the first one."""
     reply_age: float | None
-    """Seconds since then, by the server's clock: wrong by as much as the two clocks differ."""
+    """Seconds since then by the server's clock; includes the difference of the two clocks."""
     inactive_seconds: float | None
-    """Since the slot was last streamed from; from version 17."""
+    """Seconds since the slot was last active; from version 17."""
 
 
 def read_slot_use(conn: psycopg.Connection, name: str) -> SlotUse:
-    """Ask the server: two short queries, which take no lock."""
+    """Read the status with two short queries that take no locks."""
     slot = slot_status(conn, name)
     with map_errors():
         row = conn.execute(_USE, [name]).fetchone()

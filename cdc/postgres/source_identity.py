@@ -1,4 +1,4 @@
-"""Which life of which source this is: cluster, timeline, slot and publication at one look."""
+"""Identity of the source: system identifier, timeline, slot and publication, to compare with those of a log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdc.postgres.sqlstate import map_errors
 from cdc.table import topic
 
 _PUBLICATION: Final = "SELECT oid FROM pg_publication WHERE pubname = %s"
-# a partition may be sent under the name of an ancestor: then nothing is missing, and a look at the catalogue marks it
+# a partition may be sent under the name of an ancestor; then it is not missing, and rewrite detection reports it
 _UNPUBLISHED: Final = """
     WITH sent AS MATERIALIZED (
         SELECT c.oid FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname
@@ -40,20 +40,20 @@ _BY_LEAF: Final = """
 
 @dataclass(frozen=True, slots=True)
 class PublicationStatus:
-    """One publication, held against the tables that the log knows."""
+    """One publication, compared with the tables of the log."""
 
     name: str
     oid: int
-    """Another one means that it was dropped and made anew."""
+    """Changes when the publication is dropped and recreated."""
     missing: tuple[str, ...]
-    """`schema.table` of known tables that still exist and are not in it."""
+    """`schema.table` of captured tables that still exist and are not published."""
     by_leaf: tuple[str, ...] = ()
-    """`schema.table` of known partitioned tables whose changes it sends under the names of their partitions."""
+    """`schema.table` of captured partitioned tables whose changes are sent under the names of their partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """What a log is held against before it is continued."""
+    """State of the source, which is compared with a log before capture continues it."""
 
     identity: SystemIdentity
     slot: SlotStatus | None
@@ -61,7 +61,7 @@ class SourceState:
 
 
 def read_source_state(dsn: str, slot: str, publication: str, tables: Collection[int]) -> SourceState:
-    """Look at the source; `tables` are the OIDs that the log captures."""
+    """Read the state of the source; `tables` are the OIDs of the captured tables."""
     identity = identify_system(dsn)
     with connect(dsn, application_name="cdc identify", patience=ANSWER_TIMEOUT) as conn:
         return SourceState(identity, slot_status(conn, slot), publication_status(conn, publication, tables))
@@ -70,7 +70,7 @@ def read_source_state(dsn: str, slot: str, publication: str, tables: Collection[
 def publication_status(conn: psycopg.Connection, name: str, tables: Collection[int]) -> PublicationStatus | None:
     """The publication of that name; None if there is none."""
     with map_errors():
-        # the publication is looked for last: if it is dropped between the two, it is gone and not merely narrowed
+        # read the publication last: if it is dropped in between, report it as dropped and not as lacking tables
         asked = {"tables": sorted(tables), "name": name}
         missing = [topic(*row) for row in conn.execute(_UNPUBLISHED, asked)]
         by_leaf = [topic(*row) for row in conn.execute(_BY_LEAF, asked)]

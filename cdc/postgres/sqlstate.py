@@ -1,4 +1,4 @@
-"""Classification of what Postgres says went wrong into our errors, by SQLSTATE and, where one has to, by text."""
+"""Classification of Postgres errors into the errors of this project, by SQLSTATE and, where necessary, by text."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from cdc.errors import CdcError
 
 
 class ErrorCourse(StrEnum):
-    """What follows from a failure of the source."""
+    """Reaction to an error of the source."""
 
-    #: The cause goes by itself: again at once, then with growing pauses.
+    #: A transient cause: retry at once, then with growing pauses.
     RETRY_FAST = "retry fast"
-    #: Somebody may be mending it already, or it may be there for good: again, seldom.
+    #: A cause that may be permanent: retry rarely.
     RETRY_SLOW = "retry slow"
-    #: Nothing changes until a person acts.
+    #: Only an operator can fix the cause.
     OPERATOR = "operator"
-    #: What lies between is lost to the stream: a new epoch copies it.
+    #: Changes are missing in the stream: a new epoch has to copy the rows.
     RESYNC = "resync"
 
 
 class ErrorRule(NamedTuple):
-    """One line of the table: the first whose SQLSTATE prefix and text fit decides."""
+    """One rule; the first whose SQLSTATE prefix and text match applies."""
 
     sqlstate: str
-    """A whole SQLSTATE, a class of two characters, or "" for any."""
+    """A complete SQLSTATE, a class of two characters, or "" for any."""
     text: str
-    """A part of the server's message in English, "" for any; servers that speak otherwise get the general rule."""
+    """Part of the server's English message, "" for any; for messages in other languages the general rule applies."""
     course: ErrorCourse
     error: type[CdcError]
     remedy: str | None = None
 
 
 _FAST, _SLOW, _OPERATOR, _RESYNC = ErrorCourse
-_OWN_DATABASE: Final = "name the slot's own database in source.dsn, or choose another source.slot.name"
+_OWN_DATABASE: Final = "set source.dsn to the slot's database, or choose another source.slot.name"
 _NEWER: Final = "use Postgres 14 or newer"
 _TOO_LARGE: Final = (
     "a value or a row is too large to be sent as text (a bytea from 512 MiB on, a row from 1 GiB on): "
@@ -64,7 +64,7 @@ RULES: Final = (
         "",
         _OPERATOR,
         errors.PreflightFailed,
-        "raise max_replication_slots (now in use: SELECT slot_name FROM pg_replication_slots), or drop a slot",
+        "raise max_replication_slots, or drop a slot (list them: SELECT slot_name FROM pg_replication_slots)",
     ),
     ErrorRule("0A000", "proto_version", _OPERATOR, errors.PreflightFailed, _NEWER),
     ErrorRule("22023", "", _OPERATOR, errors.SlotUnsuitable),
@@ -92,20 +92,20 @@ RULES: Final = (
     ErrorRule("57014", "", _FAST, errors.SourceUnreachable),
     ErrorRule("40", "", _FAST, errors.SourceUnreachable),
     ErrorRule("55P03", "", _FAST, errors.SourceUnreachable),
-    # files that the server loses when it restarts while it decodes: it makes them anew
+    # files that a server restart during decoding removes and that the server creates again
     ErrorRule("", "spill file", _FAST, errors.SourceUnreachable),
     ErrorRule("", "snapbuild", _FAST, errors.SourceUnreachable),
     ErrorRule("XX000", "unrecognized pgoutput option", _OPERATOR, errors.PreflightFailed, _NEWER),
     ErrorRule("XX000", "invalid memory alloc request size", _SLOW, errors.UndecodableWal, _TOO_LARGE),
     ErrorRule("XX", "", _SLOW, errors.UndecodableWal),
-    # a message of 1 GiB; "out of memory", as the server words it, is another state
+    # a message of 1 GiB; an actual lack of memory has another SQLSTATE
     ErrorRule("54000", "", _SLOW, errors.UndecodableWal, _TOO_LARGE),
     ErrorRule("22021", "", _SLOW, errors.UndecodableWal),
-    # a character of the database's encoding that UTF-8 does not have
+    # a character of the database's encoding without a UTF-8 equivalent
     ErrorRule("22P05", "", _SLOW, errors.UndecodableWal),
     ErrorRule("58", "", _FAST, errors.SourceUnreachable),
 )
-"""The whole table; what fits no line is for a person."""
+"""All rules in order; an error that matches none becomes SourceError."""
 
 _FATAL: Final = re.compile(r"(?:FATAL|ERROR):\s+(.+)")
 _REFUSALS: Final = (
@@ -120,23 +120,23 @@ _REFUSALS: Final = (
     ("too many c", "53300"),
     ("remaining connection slots are reserved", "53300"),
 )
-"""While connecting psycopg gives no SQLSTATE; these texts of the server stand for one."""
+"""SQLSTATE by part of the server's message, because psycopg has no SQLSTATE for failed connections."""
 
 
 def classify(error: psycopg.Error) -> CdcError:
-    """Our error for a failed statement; the caller raises it from the original.
+    """The error for a failed statement; the caller raises it from the original.
 
-    The text is the server's primary message: never the detail, which holds row values.
+    Its text is the server's primary message, never the detail, which contains row values.
     """
     if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
         return errors.SourceUnreachable(f"the connection broke: {_first_line(str(error))}")
     if error.sqlstate is None:
-        return errors.SourceError(f"the connection cannot be used: {_first_line(str(error))}")
+        return errors.SourceError(f"the connection is unusable: {_first_line(str(error))}")
     return classify_message(error.sqlstate, error.diag.message_primary or _first_line(str(error)))
 
 
 def classify_message(sqlstate: str, message: str) -> CdcError:
-    """Our error for a SQLSTATE and the primary message of the server."""
+    """The error for a SQLSTATE and the server's primary message."""
     for rule in RULES:
         if sqlstate.startswith(rule.sqlstate) and rule.text in message:
             return rule.error(f"{message} ({sqlstate})", remedy=rule.remedy)
@@ -144,21 +144,21 @@ def classify_message(sqlstate: str, message: str) -> CdcError:
 
 
 def connection_failure(error: psycopg.Error, *, secrets: Sequence[str] = ()) -> CdcError:
-    """Our error for a connection that did not come up, with every secret blotted out."""
+    """The error for a failed connection attempt; secrets in its text are masked."""
     text = str(error)
     for secret in secrets:
         text = text.replace(secret, "***")
-    said = _FATAL.search(text)
-    if said is None:
+    found = _FATAL.search(text)
+    if found is None:
         return errors.SourceUnreachable(_first_line(text))
-    message = said.group(1).strip()
+    message = found.group(1).strip()
     sqlstate = next((state for part, state in _REFUSALS if part in message), "08006")
     return classify_message(sqlstate, message)
 
 
 @contextmanager
 def map_errors() -> Iterator[None]:
-    """Raise our errors in place of psycopg's, with those as the cause."""
+    """Replace errors of psycopg by errors of this project; the original is the cause."""
     try:
         yield
     except psycopg.Error as error:

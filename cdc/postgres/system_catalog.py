@@ -1,4 +1,4 @@
-"""What `pg_class`, `pg_attribute`, `pg_index` and `pg_type` say of tables, in one statement and so at one moment."""
+"""Definitions of tables in `pg_class`, `pg_attribute`, `pg_index` and `pg_type`, read in one consistent statement."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ WITNESS: Final = """
     FROM pg_event_trigger t WHERE t.evtname IN ('cdc_ddl_end', 'cdc_drop', 'cdc_rewrite') AND t.evtenabled = 'A'
     HAVING count(*) = 3
 """
-"""The event triggers of `migrations/source`, by OID and xmin; no row unless all of them are there and fire always."""
-# before the end of a transaction two rows may have the same deferrable key: by that a row cannot be known
+"""The event triggers of `migrations/source`, by OID and xmin; no row unless all exist and are ENABLE ALWAYS."""
+# a deferrable key cannot identify a row: two rows may have it until the end of a transaction
 _CLASS: Final = f"""
     SELECT c.oid, n.nspname, c.relname, c.relreplident::text, k.columns, k.size,
            CASE WHEN c.relkind = 'p' OR c.relispartition THEN pg_partition_root(c.oid)::oid END AS root,
@@ -58,7 +58,7 @@ _CLASS: Final = f"""
     ) k ON true
     WHERE c.oid = ANY(%(relations)s) AND c.relkind IN ('r', 'p')
 """
-# a partitioned table stores nothing itself: the default that old rows have stands in its leaves
+# a partitioned table stores no rows: its leaf partitions have the missing value (attmissingval)
 _ATTRIBUTES: Final = """
            a.attnum, a.attname, a.attisdropped, a.atttypid, a.atttypmod, a.attnotnull,
            a.attgenerated::text <> '' AS generated,
@@ -71,7 +71,7 @@ _ATTRIBUTES: Final = """
                JOIN pg_attribute l ON l.attrelid = p.relid AND l.attname = a.attname AND l.atthasmissing
                WHERE c.root IS NOT NULL AND p.isleaf AND p.relid <> a.attrelid LIMIT 1)) AS missing
 """
-# the types once for all columns that have them: a join with the query of types would ask for each column
+# a materialized list of types, because a join would run the query of types for every column
 _TABLES: Final = f"""
     WITH classes AS MATERIALIZED ({_CLASS}),
     columns AS MATERIALIZED (
@@ -85,7 +85,7 @@ _TYPES: Final = _TYPE + " WHERE t.oid = ANY(%s)"
 
 
 class TypeFacts(NamedTuple):
-    """One row of `pg_type`, looked through domains."""
+    """One row of `pg_type`, with the base type of domains."""
 
     name: str
     kind: str
@@ -95,19 +95,19 @@ class TypeFacts(NamedTuple):
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Self:
-        """Name, kind, base, its modifier and labels as the query gives them."""
+        """Create from a row of the query: name, kind, base type, its modifier and labels."""
         name, kind, base, base_typmod, labels = row
         return cls(name, kind, base, -1 if base_typmod is None else base_typmod, tuple(labels or ()))
 
 
 def unknown_type(oid: int) -> TypeFacts:
-    """What is said of a type that no longer exists."""
+    """Placeholder for a type that no longer exists."""
     return TypeFacts(f"oid {oid}", "b", None, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One place of `pg_attribute`, dropped ones included: they keep their number for ever."""
+    """One row of `pg_attribute`, which may be dropped: dropped attributes keep their number."""
 
     number: int
     name: str
@@ -117,18 +117,18 @@ class Attribute:
     not_null: bool
     generated: bool
     has_default: bool
-    """A default expression or an identity, as it is now."""
+    """Whether it currently has a default expression or is an identity column."""
     default: str | None
     type: TypeFacts | None
     missing: str | None
 
     @property
     def wire(self) -> tuple[str, int, int]:
-        """What a Relation message shows of it."""
+        """Name, type OID and modifier, which a Relation message contains."""
         return self.name, self.type_oid, self.typmod
 
     def column(self, identifier: int, key: int | None) -> Column:
-        """The column of a schema that this is now."""
+        """The attribute as a column of a table schema."""
         facts = self.type or unknown_type(self.type_oid)
         return Column(
             id=identifier,
@@ -150,21 +150,21 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:
-    """One table as the catalogue shows it."""
+    """The definition of one table in the catalogue."""
 
     schema: str
     name: str
     replica_identity: ReplicaIdentity
     attributes: tuple[Attribute, ...]
-    """By number, dropped ones included."""
+    """All attributes by number, including dropped ones."""
     key: tuple[int, ...]
-    """Numbers of the columns of the log key, in the order of their index."""
+    """Attribute numbers of the key columns, in index order."""
     root: int | None = None
     """See TableSchema.root."""
     listed: bool = False
-    """Whether a publication sends only some columns of it."""
+    """Whether a publication has a column list for the table."""
     witness: str | None = None
-    """Which event triggers tell of its changes: OID and xmin of each, so that none was off meanwhile unnoticed."""
+    """OID and xmin of the event triggers that report DDL; changes if a trigger was disabled in between."""
 
     @property
     def live(self) -> tuple[Attribute, ...]:
@@ -173,7 +173,7 @@ class CatalogTable:
 
 
 def read_catalog_tables(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, CatalogTable]:
-    """The tables now, by OID; one that is gone or of another kind is not among them."""
+    """Read the definitions of tables, by OID; dropped relations and other kinds are left out."""
     rows = conn.execute(_TABLES, {"relations": list(oids)}).fetchall()
     return {oid: _catalogued([row[1:] for row in of_table]) for oid, of_table in groupby(rows, itemgetter(0))}
 
@@ -202,5 +202,5 @@ def _attribute(row: tuple[Any, ...]) -> Attribute:
 
 
 def read_types(conn: psycopg.Connection, oids: list[int]) -> dict[int, TypeFacts]:
-    """The types of those OIDs that still exist."""
+    """Read the types with these OIDs, as far as they exist."""
     return {row[0]: TypeFacts.of(row[1:]) for row in conn.execute(_TYPES, [oids]).fetchall()}

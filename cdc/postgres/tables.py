@@ -1,7 +1,8 @@
-"""Source tables: which ones a pattern means, what they look like, and what a Relation message shows of them.
+"""Tables of the source: matching of patterns, schemas from the catalogue, and schemas for Relation messages.
 
-pgoutput sends no attribute numbers and the catalogue shows only now, while the stream may be behind it. So a
-message is aligned with what is known (`alignment`); what cannot be proved is marked NEEDS_RESYNC, never guessed.
+pgoutput sends no attribute numbers, and the catalogue shows the current state, while the stream may be behind. So
+`column_identity` compares a message with the catalogue and the previous schema. A schema that cannot be proved is
+flagged NEEDS_RESYNC, never guessed.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.system_catalog import CatalogTable, read_catalog_tables, read_types
 from cdc.table import TableSchema, matches, topic
 
-# partitions are published as their root; unlogged and temporary tables write no WAL
+# partitions are published under their root's name; unlogged and temporary tables write no WAL
 _TABLES: Final = """
     SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
     AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
     ORDER BY n.nspname, c.relname
 """
-# a temporary table is nobody's but its session's
+# temporary tables of sessions are ignored
 _UNFIT: Final = """
     SELECT c.oid, n.nspname, c.relname, c.relkind::text, rn.nspname, r.relname
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -46,12 +47,12 @@ _INSERTED: Final = """
 
 @dataclass(frozen=True, slots=True)
 class CatalogView:
-    """Some tables as the catalogue showed them once."""
+    """Definitions of tables, read from the catalogue at one time."""
 
     upto: Lsn
-    """What had written to a table and committed up to here saw no later catalogue than this one."""
+    """Transactions that committed up to this LSN did not see a later version of the catalogue."""
     tables: Mapping[int, CatalogTable]
-    """By OID."""
+    """Table definitions by OID."""
     sights: Mapping[int, CatalogState]
 
     def is_partition(self, oid: int) -> bool:
@@ -72,21 +73,21 @@ class TableName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UncapturableTable:
-    """A table that a rule matches and that can never be captured as it is."""
+    """A table that a rule matches and that cannot be captured."""
 
     oid: int
     name: TableName
     reason: str
     sql: str | None
-    """What makes it one that can; None if no SQL does."""
+    """Statement after which it can be captured; None if there is none."""
 
 
 def uncapturable_tables(
     conn: psycopg.Connection, patterns: Sequence[str], exclude: Sequence[str] = ()
 ) -> list[UncapturableTable]:
-    """Unlogged and foreign tables that a pattern matches and no exclusion does, and partitions without their root.
+    """Matched tables that cannot be captured: unlogged and foreign tables, and partitions without their root.
 
-    A partition is left out if a rule matches or excludes its root: then that one was meant.
+    A partition is not reported if a rule matches or excludes its root.
     """
     with map_errors():
         found = conn.execute(_UNFIT).fetchall()
@@ -98,7 +99,7 @@ def uncapturable_tables(
         if root[0] is None:
             unfit.append(UncapturableTable(oid, table, *_unfit(table, kind)))
         elif not matches(over := str(TableName(*root)), [*patterns, *exclude]):
-            unfit.append(UncapturableTable(oid, table, f"is a partition of {over}: name that in 'tables'", None))
+            unfit.append(UncapturableTable(oid, table, f"is a partition of {over}: add that to 'tables'", None))
     return unfit
 
 
@@ -112,9 +113,9 @@ def _unfit(table: TableName, kind: str) -> tuple[str, str | None]:
 def match_tables(
     conn: psycopg.Connection, patterns: Sequence[str], exclude: Sequence[str] = ()
 ) -> list[tuple[int, TableName]]:
-    """(OID, name) of the ordinary and partitioned tables that a pattern matches and no exclusion does, by name.
+    """(OID, name) of the ordinary and partitioned tables that match a pattern and no exclusion, sorted by name.
 
-    Patterns are globs on the topic, `schema.table`, upper and lower case told apart. Never a partition.
+    Patterns are case-sensitive globs over the topic, `schema.table`. Partitions are not included.
     """
     with map_errors():
         found = [(row[0], TableName(row[1], row[2])) for row in conn.execute(_TABLES)]
@@ -122,7 +123,7 @@ def match_tables(
 
 
 def matched_schemas(dsn: str, patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[TableSchema]:
-    """The tables that match_tables finds, by name, as read_schemas reads them."""
+    """Schemas of the tables that match, sorted by name."""
     with connect(dsn, application_name="cdc tables") as conn:
         oids = [oid for oid, _ in match_tables(conn, patterns, exclude)]
         with map_errors():
@@ -133,10 +134,10 @@ def matched_schemas(dsn: str, patterns: Sequence[str], exclude: Sequence[str] = 
 def read_schema(
     conn: psycopg.Connection, oid: int, *, relation: int | None = None, publication: str | None = None
 ) -> TableSchema | None:
-    """The table as the catalogue shows it now, with attribute numbers as ids; None if it is gone.
+    """Read the schema of a table, with attribute numbers as column ids; None if there is no such table.
 
-    `relation` is the log's number for it, by default the OID: that of the first epoch. `publication` is the one
-    whose later edits are to be noticed.
+    `relation` is the log's relation id, by default the OID as in the first epoch. `publication` is the one whose later
+    changes are to be detected.
     """
     schema = read_schemas(conn, [oid], publication=publication).get(oid)
     return schema if schema is None or relation is None else replace(schema, relation=relation)
@@ -145,7 +146,7 @@ def read_schema(
 def read_schemas(
     conn: psycopg.Connection, oids: Sequence[int], *, publication: str | None = None
 ) -> dict[int, TableSchema]:
-    """The same for many tables at once, by OID, each numbered by its OID; those that are gone are left out."""
+    """Read the schemas of several tables, by OID, with the OID as relation id; dropped tables are left out."""
     seen = read_catalog_view(conn, oids, publication)
     return {
         oid: replace(table_schema(seen.tables[oid], oid, oid), standing=seen.sights[oid].standing)
@@ -155,8 +156,8 @@ def read_schemas(
 
 
 def table_schema(now: CatalogTable, oid: int, relation: int) -> TableSchema:
-    """The schema of a catalogued table, attribute numbers as ids."""
-    places = {number: place for place, number in enumerate(now.key)}
+    """The schema of a catalogue table, with attribute numbers as column ids."""
+    places = {number: ordinal for ordinal, number in enumerate(now.key)}
     return TableSchema(
         relation=relation,
         oid=oid,
@@ -170,7 +171,7 @@ def table_schema(now: CatalogTable, oid: int, relation: int) -> TableSchema:
 
 
 def read_catalog_view(conn: psycopg.Connection, oids: Sequence[int], publication: str | None) -> CatalogView:
-    """The tables now, with all that is said of them and their standing in the publication."""
+    """Read definitions and states of tables."""
     with map_errors():
         row = conn.execute(_INSERTED).fetchone()
         tables = read_catalog_tables(conn, oids)
@@ -185,11 +186,11 @@ def resolve_relation(
     epoch: int = 0,
     seen: CatalogView | None = None,
 ) -> TableSchema:
-    """The version of the table that a Relation message announces, columns under the ids that the log has for them.
+    """The schema version that a Relation message announces, with the column ids of the log.
 
-    `known` is the version before, None at first sight; `epoch` numbers a table seen for the first time; `seen` is
-    a view that has the table, by default a new one. A version that cannot be proved comes back as NEEDS_RESYNC
-    with the reason; its columns without proof have ids that no attribute can have.
+    `known` is the previous version, None for a new table; `epoch` is part of the relation id of a new table; `seen` is
+    a catalogue view that contains the table, by default a new one. A version that cannot be proved is flagged
+    NEEDS_RESYNC with the reason; its unproved columns have ids that no attribute can have.
     """
     now = (seen or read_catalog_view(conn, [message.oid], None)).tables.get(message.oid)
     facts = {a.type_oid: a.type for a in now.live if a.type is not None} if now else {}

@@ -1,4 +1,4 @@
-"""Mending: the policy for text that is not UTF-8, put to work only where the source can hold such text."""
+"""Repair of text that is not UTF-8: selects the policy's repair function if the source database is SQL_ASCII."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ RepairLines: TypeAlias = Callable[[TableSchema], Callable[[Lines], Lines]]
 
 
 def unchanged(value: T) -> T:
-    """The mender of every database that declares an encoding: the server has converted its text."""
+    """No repair, for databases with an encoding: the server converts their text to UTF-8."""
     return value
 
 
 def frame_text_repair(dsn: str, policy: Undecodable, after: Position) -> RepairFrames:
-    """What every batch of plain frames goes through before it is decoded; asks the server for its encoding once."""
+    """The repair of batches of plain frames, to be called before decoding; reads the server's encoding once."""
     with connect(dsn, application_name="cdc encoding") as conn:
         return FrameTextRepair(policy, after) if is_sql_ascii(conn) else unchanged
 
 
 def copy_text_repair(dsn: str, policy: Undecodable) -> RepairLines:
-    """The same for the lines of a copy, one mender for each table."""
+    """The repair of the lines of a COPY, by table."""
     with connect(dsn, application_name="cdc encoding") as conn:
         raw = is_sql_ascii(conn)
     return lambda schema: CopyTextRepair(policy, schema) if raw else unchanged

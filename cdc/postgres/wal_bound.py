@@ -1,18 +1,18 @@
-"""WalBound: how far the server's WAL goes, as the server says over an SQL connection apart from the stream.
+"""WalBound: an upper bound for commit positions, which the server reports over a separate SQL connection.
 
-A position in the log cannot be taken back, so none is committed on the word of the stream alone. Before a commit of
-the log the server is asked where its WAL ends (on a standby: how far it has replayed, which is as far as it decodes).
-The answer is younger than the frame, therefore the WAL of an honest server reaches behind every commit that it has
-sent. A position that is not below the answer is an error, and nothing is written. `cdc/pgoutput/lsn_check.py` compares
-the stream with itself and finds the lies below that bound.
+A position in the log cannot be undone, so the stream alone is not sufficient evidence for one. Before a commit of the
+log the reader queries the end of the server's WAL (on a standby: the replay position, which bounds decoding). The
+answer is newer than the received frames, therefore it is above every commit that a correct server has sent. A position
+that is not below the answer is an error, and nothing is written. `cdc/pgoutput/lsn_check.py` compares fields of the
+stream with each other and finds wrong positions below that bound.
 
-A reader that is behind does not ask: the last answer bounds what it commits for a long time. A reader that has caught
-up asks once per commit, while another thread writes the commit's data files, so that the round trip costs no latency.
+A reader that is behind rarely queries: the last answer bounds its commits for a long time. A reader that has caught up
+queries once per commit, while another thread writes the commit's data files, so that the round trip adds no latency.
 
-The same connection shows that the server shuts down: it ends every SQL session first, and then waits until its
-walsenders have been confirmed all of the WAL. Behind the last commit no position is proved, and while the log's disk is
-full nothing can be confirmed at all. A reader whose session ended and which gets no other one therefore lets go of its
-stream. Nothing is lost: the server sends again what was not confirmed.
+The same connection detects a shutdown of the server: the server ends all SQL sessions first, and then waits until the
+walsenders' clients have confirmed all WAL. The reader cannot confirm WAL after the last commit, and cannot confirm
+anything while the log's disk is full. Therefore a reader that loses its session and gets no new one closes its stream.
+Nothing is lost: the server sends unconfirmed changes again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WAL_END: Final = """
 
 
 class WalBound:
-    """Of one replication session; a context manager. One thread asks and requires, another checks the session."""
+    """Upper bound of one session; a context manager. One thread calls ask and require, another check_session."""
 
     def __init__(self, dsn: str) -> None:
         """Connect; raises as `connect` does."""
@@ -53,9 +53,9 @@ class WalBound:
             self._answer = self._thread.submit(self._current_wal_end)
 
     def require(self, lsn: Lsn) -> None:
-        """Raise PositionBeyondWal if no commit record can be at this LSN, for the WAL of the server ends before it.
+        """Raise PositionBeyondWal if the server's WAL ends at or before this LSN, so that no commit can be there.
 
-        Raises SourceUnreachable and what else `connect` raises if the server cannot be asked.
+        Raises SourceUnreachable and the other errors of `connect` if the query fails.
         """
         self.ask(lsn)
         if self._answer is not None:
@@ -67,9 +67,9 @@ class WalBound:
             )
 
     def check_session(self) -> None:
-        """Open another session if the server ended ours; raises as `connect` does if it gives none, as in a shutdown.
+        """Reconnect if the server ended the session; raises as `connect` if that fails, as during a shutdown.
 
-        Does not wait: while the other thread asks, that thread finds it.
+        Does not wait: while the other thread queries the server, that thread detects the lost session.
         """
         if not self._lock.acquire(blocking=False):
             return

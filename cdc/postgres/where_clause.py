@@ -1,8 +1,8 @@
-"""Predicates: conditions in the source's SQL by which people say which rows of a table are read again.
+"""Checks of predicates: conditions in the source's SQL that select the rows of a backfill.
 
-One may only say which. Whether it does more is asked of the server, which judges it by the volatility of what it
-calls: to try it on rows would be to do what it does, and would show nothing where no row comes that far. A function
-that is declared otherwise than it behaves is met by the reading, which is read-only and bounded.
+A predicate must have no side effects. The server checks that by the volatility of the functions it calls. Evaluating
+the predicate on rows would cause the side effects, and would prove nothing if no row reaches the function. A read-only
+transaction with a time limit protects against functions with a wrong volatility declaration.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cdc.postgres.sqlstate import classify
 from cdc.table import TableSchema
 
 PLANNED_WITHIN: Final = 10.0
-"""Seconds that planning may take, which takes milliseconds: but what is constant is computed then."""
+"""Seconds that planning may take. It takes milliseconds, but the planner evaluates constant expressions."""
 READ_WITHIN: Final = 3600.0
-"""Seconds that one chunk may take to find its rows: a scan of some hundred GB. Its snapshot keeps the source from
-cleaning up meanwhile, and of a table with many writers the window around so long a reading overflows anyway."""
+"""Seconds that reading one chunk may take: a scan of several hundred GB. The snapshot delays VACUUM at the source for
+that time, and the watermark window of a busy table overflows in longer reads anyway."""
 
 _FITS: Final = "EXPLAIN SELECT FROM {} WHERE CASE WHEN {} THEN true END"
 # the server merges a query in WITH into its outer one unless it is volatile or locks rows (the manual's section on
@@ -33,30 +33,30 @@ _VOLATILE: Final = "SELECT DISTINCT proname FROM pg_proc WHERE provolatile = 'v'
 _CALLED: Final = re.compile(r"(\w+)\"?\s*\(")
 _READ_ONLY: Final = "(25006)"
 _CANCELED: Final = "(57014)"
-"""SQLSTATEs at the end of our messages; the server's own words may be of any language."""
-_AS_WHERE: Final = "write it as it would stand behind WHERE at the source"
+"""SQLSTATEs at the end of messages; the server's text may be in any language."""
+_AS_WHERE: Final = "write it as after WHERE in SQL of the source"
 _TELLING: Final = (
-    "use what is STABLE or IMMUTABLE, as now() for clock_timestamp(); a function of your own that only reads can be "
-    "declared so: ALTER FUNCTION … STABLE"
+    "use STABLE or IMMUTABLE functions, for example now() instead of clock_timestamp(); declare your own function that "
+    "only reads: ALTER FUNCTION … STABLE"
 )
-_BRIEF: Final = "ask for less at once: a range of keys (--keys FROM..TO), or a condition that an index answers"
+_BRIEF: Final = "select fewer rows: a range of keys (--keys FROM..TO), or a condition that an index supports"
 
 
 def check_predicate(
     conn: psycopg.Connection, schema: TableSchema, where: str, *, within: float = PLANNED_WITHIN
 ) -> None:
-    """Raise ConfigError if a predicate cannot be planned over the table in so many seconds, or calls what is volatile.
+    """Raise ConfigError if planning the predicate fails or takes more than `within` seconds, or if it is volatile.
 
-    Nothing is run but what the planner computes beforehand. It stands between keywords here, where one that closes
-    parentheses it did not open, or comments out what follows, does not parse: so it cannot get out of those around it
-    later. Raises SourceUnreachable while somebody else has locked the table, or if the connection breaks.
+    Runs nothing but the planner's constant folding. The predicate is parsed between keywords, where unbalanced
+    parentheses and comments that hide the following text are syntax errors, so it cannot escape from parentheses in
+    later queries. Raises SourceUnreachable while another session has locked the table, or if the connection breaks.
     """
     table = sql.Identifier(schema.schema, schema.name)
     try:
         with conn.transaction():
             conn.execute("SET TRANSACTION READ ONLY")
             _bound(conn, "statement_timeout", within)
-            _bound(conn, "lock_timeout", within / 2)  # who waits for a lock is told of it, and not of the predicate
+            _bound(conn, "lock_timeout", within / 2)  # so that a lock is reported as such, not as a slow predicate
             _explain(conn, sql.SQL(_FITS).format(table, sql.SQL(where)))  # type: ignore[arg-type]
             plan = _explain(conn, sql.SQL(_STEADY).format(table, sql.SQL(where)))  # type: ignore[arg-type]
             if plan[0]["Plan"].get("CTE Name") == "_asked":
@@ -69,9 +69,9 @@ def check_predicate(
 def bounded_read(
     conn: psycopg.Connection, schema: TableSchema, where: str | None, *, within: float = READ_WITHIN
 ) -> Iterator[None]:
-    """Bound the statements of the block, in a read-only transaction, if they read by a predicate.
+    """Limit the time of the block's statements, in a read-only transaction, if there is a predicate.
 
-    Raises ConfigError in place of what the server says of one that writes, or that takes longer.
+    Raises ConfigError instead of the server's error for a predicate that writes or takes longer.
     """
     if where is None:
         yield
@@ -81,7 +81,7 @@ def bounded_read(
         yield
     except SourceError as exc:
         if exc.message.endswith(_READ_ONLY):
-            said = "it writes where it is declared to read"
+            said = "it calls a function that writes although it is declared to only read"
             raise ConfigError(_refusal(schema, where, said), remedy=_TELLING) from exc
         if exc.message.endswith(_CANCELED):
             said = f"a chunk was canceled, or took longer than {within:,g} seconds"
@@ -94,7 +94,7 @@ def _bound(conn: psycopg.Connection, name: str, seconds: float) -> None:
 
 
 def _explain(conn: psycopg.Connection, query: sql.Composed) -> Any:
-    # a result in binary comes by the extended protocol, which takes one statement and no second behind a semicolon
+    # binary results use the extended protocol, which rejects a second statement after a semicolon
     row = conn.execute(query, prepare=False, binary=True).fetchone()
     return None if row is None else row[0]
 
@@ -102,16 +102,17 @@ def _explain(conn: psycopg.Connection, query: sql.Composed) -> Any:
 def _volatile(conn: psycopg.Connection, where: str) -> str:
     named = [name.lower() for name in _CALLED.findall(where)]
     found = ", ".join(name for (name,) in conn.execute(_VOLATILE, [named]))
-    why = f"it calls what is volatile: {found}" if found else "something in it is volatile or locks rows"
-    return f"it may write, wait, or say something else each time, for {why}"
+    return f"it calls volatile functions: {found}" if found else "it contains a volatile expression or locks rows"
 
 
 def _failure(exc: psycopg.Error, schema: TableSchema, where: str) -> CdcError:
     failure = classify(exc)
     if isinstance(exc, psycopg.errors.LockNotAvailable):
-        return SourceUnreachable(f"{schema.topic!r} is locked by another session", remedy="ask again when it has ended")
+        return SourceUnreachable(
+            f"{schema.topic!r} is locked by another session", remedy="run the command again when that session has ended"
+        )
     if isinstance(exc, psycopg.errors.QueryCanceled):
-        return ConfigError(_refusal(schema, where, "it was not planned in time"), remedy=_BRIEF)
+        return ConfigError(_refusal(schema, where, "planning took too long"), remedy=_BRIEF)
     if exc.sqlstate is None or failure.reaction is Reaction.RETRY:
         return failure
     said = (exc.diag.message_primary or str(exc)).lower()
@@ -119,4 +120,4 @@ def _failure(exc: psycopg.Error, schema: TableSchema, where: str) -> CdcError:
 
 
 def _refusal(schema: TableSchema, where: str, said: str) -> str:
-    return f"the predicate {where!r} does not fit {schema.topic!r}: {said}"
+    return f"invalid predicate {where!r} for {schema.topic!r}: {said}"

@@ -56,7 +56,7 @@ class TargetRules:
     def exposes(self, table: DeltaTable, topic: str, schema: TableSchema | None) -> str | None:
         """What a version of a target may show of a table although the rules hide it; None if nothing."""
         rule = self._rule(topic)
-        if rule is not None and rule.transform is not None and rule.transform.hides:
+        if rule is not None and rule.transform is not None and rule.transform.hides_data:
             found = self._by_transform(table.metadata().configuration, topic)
             if found is not None:
                 return found
@@ -82,7 +82,7 @@ class TargetRules:
         return _REMADE if (configuration.get(TRANSFORM) or "") != expected else None
 
     def _by_mode(self, configuration: Mapping[str, str | None], topic: str) -> str | None:
-        expected = settings_with_rule(self.settings, self._rule(topic)).keeping
+        expected = settings_with_rule(self.settings, self._rule(topic)).history_mode
         if (held := configuration.get(MODE) or HistoryMode.LATEST.value) != expected.value:
             return f"was made as {held!r}: expected {expected.value!r}"
         return None

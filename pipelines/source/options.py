@@ -30,7 +30,7 @@ class SourceOptions:
 
     path: str
     storage: str = "{}"
-    """How the object store of path is reached, as Storage.handed_on has it: no secrets."""
+    """How the object store of path is reached, as Storage.to_json has it: no secrets."""
     tables: tuple[str, ...] = ()
     """Globs of `schema.table`; everything when empty. Rows without a table, the messages, pass only then."""
     table: str | None = None
@@ -74,7 +74,7 @@ class SourceOptions:
 
     def opened(self) -> LogReader:
         """The log, as it is now."""
-        return LogReader(log_root(self.path, Storage.taken_over(self.storage)))
+        return LogReader(log_root(self.path, Storage.from_json(self.storage)))
 
     def start(self, log: LogReader) -> Position:
         """The position that the frame begins after; raises LogTrimmed for a moment before the oldest change."""

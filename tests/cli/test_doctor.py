@@ -106,7 +106,7 @@ def test_what_lies_in_a_targets_place_is_told_with_place_table_and_fix(
     assert (outcome.envelope["error"]["code"], outcome.envelope["error"]["line"]) == ("CDC-1002", 11)
 
     said = run(capsys, "doctor", "-c", path)
-    fix = f"or move what lies there to another place, then see that 'cdc doctor -c {path}' finds nothing more"
+    fix = f"or move what lies there to another place, then check with 'cdc doctor -c {path}'"
     assert (said.status, said.output.count(fix)) == (2, 2)
     assert f"✗ CDC-3017 {path}:11:5: sinks.0.path: table 'shop.orders'" in said.output
     assert DeltaTable(str(theirs)).version() == 0
@@ -162,12 +162,12 @@ def test_a_rule_that_names_no_column_of_its_table_is_told_at_its_key(
             "CDC-3010",
             "sinks.0.rules.1.transform.drop",
             14,
-            "column 'id' is of the key of table 'shop.items': it is neither dropped nor masked",
+            "column 'id' is part of the key of table 'shop.items': it cannot be dropped or masked",
         ),
     ]
     said = run(capsys, "doctor", "-c", path).output
-    assert f"→ mend the rule, then see that 'cdc doctor -c {path}' finds nothing more" in said
-    assert f"→ mend the rule, then see that 'cdc doctor --rules -c {path}' finds nothing more" in said
+    assert f"→ correct the rule, then check with 'cdc doctor -c {path}'" in said
+    assert f"→ correct the rule, then check with 'cdc doctor --rules -c {path}'" in said
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ def delta(**said: object) -> DeltaSinkDefinition:
 
 
 def keeping(sink: DeltaSinkDefinition, topic: str) -> HistoryMode:
-    return table_settings(topic, sink, sink.rules).keeping
+    return table_settings(topic, sink, sink.rules).history_mode
 
 
 def test_a_table_is_kept_as_the_first_rule_that_matches_says_and_else_as_the_sink_does() -> None:
@@ -38,23 +38,23 @@ def test_what_a_rule_says_takes_the_place_of_its_alternative_at_the_sink() -> No
     sink = delta(column_list=["id"], rules=[{"match": "*.*", "except_column_list": ["note"]}])
     found = table_settings("shop.orders", sink, sink.rules)
     assert (found.column_list, found.except_column_list) == ((), ("note",))
-    assert table_settings("shop.orders", TableSettings(mode=TargetMode.APPEND), ()).keeping is HistoryMode.CHANGES
+    assert table_settings("shop.orders", TableSettings(mode=TargetMode.APPEND), ()).history_mode is HistoryMode.CHANGES
 
 
 CONFLICTS = [
-    (["mode: append", "stored_as_scd_type: 2"], "mode", "cannot stand beside stored_as_scd_type"),
-    (["column_list: [id]", "except_column_list: [note]"], "column_list", "cannot stand beside except_column_list"),
-    (["track_history_column_list: [note]"], "track_history_column_list", "is nothing without stored_as_scd_type: 2"),
+    (["mode: append", "stored_as_scd_type: 2"], "mode", "conflicts with stored_as_scd_type"),
+    (["column_list: [id]", "except_column_list: [note]"], "column_list", "conflicts with except_column_list"),
+    (["track_history_column_list: [note]"], "track_history_column_list", "requires stored_as_scd_type: 2"),
     (
         ["stored_as_scd_type: 2", "except_column_list: [note]", "track_history_column_list: [note]"],
         "track_history_column_list",
-        "names 'note', which except_column_list leaves out",
+        "contains 'note', which except_column_list leaves out",
     ),
 ]
 
 
 CONFLICTS += [
-    (["dropped_columns: drop", said], "dropped_columns", f"drop cannot stand beside {told}")
+    (["dropped_columns: drop", said], "dropped_columns", f"drop conflicts with {told}")
     for said, told in {
         "stored_as_scd_type: 2": "'scd2'",
         "mode: append": "'append'",
@@ -83,7 +83,7 @@ def test_a_rule_is_told_that_columns_are_dropped_by_its_sink_and_cannot_be_of_it
     sink = f"{SOUND}    dropped_columns: drop\n    rules:\n      - {{match: shop.a, column_list: [id]}}\n"
     assert not check_definition(write(tmp_path, sink), {}).flaws
     (flaw,) = check_definition(write(tmp_path, f"{sink}      - {{match: shop.b, mode: append}}\n"), {}).flaws
-    assert (flaw.key, "drop cannot stand beside 'append'" in flaw.message) == ("sinks.0.rules.1.dropped_columns", True)
+    assert (flaw.key, "drop conflicts with 'append'" in flaw.message) == ("sinks.0.rules.1.dropped_columns", True)
     wrong = sink.replace("drop\n", "drop\n    mode: append\n", 1)
     assert [flaw.key for flaw in check_definition(write(tmp_path, wrong), {}).flaws] == ["sinks.0.dropped_columns"]
     kept = f"{sink}      - {{match: shop.b, mode: append, dropped_columns: keep}}\n"

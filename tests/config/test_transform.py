@@ -45,7 +45,7 @@ def test_a_rule_may_say_all_of_it_and_shows_no_salt(tmp_path: Path) -> None:
     (rule,) = sink.rules
     assert rule.path == str(tmp_path / "other/{kind}/{table}")
     assert rule.transform is not None
-    assert rule.transform.in_spark
+    assert rule.transform.needs_spark
     assert "c4n4ry" not in str(printable_definition(definition, {})) + repr(rule)
 
 
@@ -54,24 +54,24 @@ FLAWS = {
         'computed: {a: "concat(\'x)"}',
         "computed.a: character 8: expected one expression",
     ),
-    "expression with an open bracket": ("where: 'f(1'", "where: character 2: what is opened here is not closed"),
-    "expression with a stray bracket": ("where: '1)'", "where: character 2: nothing was opened that this closes"),
-    "expression with crossed brackets": ("where: '([)]'", "where: character 3: nothing was opened"),
+    "expression with an open bracket": ("where: 'f(1'", "where: character 2: bracket is never closed"),
+    "expression with a stray bracket": ("where: '1)'", "where: character 2: closing bracket without an opening one"),
+    "expression with crossed brackets": ("where: '([)]'", "where: character 3: closing bracket"),
     "two statements": ("where: 'a; b'", "where: character 2: expected one expression"),
-    "a query": ("where: 'a in (select 1)'", "where: character 7: an expression sees one row"),
-    "a window": ("where: 'sum(a) OVER (x) > 1'", "where: character 8: an expression sees one row"),
-    "the clock": ("computed: {at: now()}", "computed.at: character 1: its value would change"),
-    "chance": ("where: 'a > Rand ( )'", "where: character 5: its value would change"),
+    "a query": ("where: 'a in (select 1)'", "where: character 7: subqueries and window functions"),
+    "a window": ("where: 'sum(a) OVER (x) > 1'", "where: character 8: subqueries and window functions"),
+    "the clock": ("computed: {at: now()}", "computed.at: character 1: the function is not deterministic"),
+    "chance": ("where: 'a > Rand ( )'", "where: character 5: the function is not deterministic"),
     "an empty expression": ("where: ' /* */ '", "where: expected an expression of Spark SQL"),
     "a name of ours": ("computed: {_op: '1'}", "computed._op"),
     "another mask": ("mask: {a: md5}", "mask.a: expected sha256, redact, or keep_last:N"),
     "a mask that keeps nothing": ("mask: {a: 'keep_last:0'}", "mask.a: expected sha256, redact, or keep_last:N"),
     "a hash without a salt": ("mask: {a: sha256}", "transform: required key is missing: salt"),
-    "a salt in the file": ("salt: c4n4ry", "salt: a salt stands in the file"),
-    "a salt for nothing": ("salt: {env: SALT}", "transform: salt is nothing for a rule"),
+    "a salt in the file": ("salt: c4n4ry", "salt: the file contains a salt"),
+    "a salt for nothing": ("salt: {env: SALT}", "transform: salt has no effect"),
     "dropped and masked": ("{drop: [a], mask: {a: redact}}", "transform: column 'a' is dropped"),
     "dropped and renamed": ("{drop: [a], rename: {a: b}}", "transform: column 'a' is dropped"),
-    "two columns of a name": ("{rename: {a: b}, computed: {b: '1'}}", "transform: two columns would be called 'b'"),
+    "two columns of a name": ("{rename: {a: b}, computed: {b: '1'}}", "transform: two columns would have the name 'b'"),
     "a function without a module": ("python: function", "transform.python"),
     "a misspelt key": ("wehre: 'a'", 'transform.wehre: unknown key — did you mean "where"?'),
 }
@@ -93,7 +93,7 @@ def test_a_transform_that_cannot_be_is_named_with_its_place(case: str, tmp_path:
     assert "c4n4ry" not in found
 
 
-NO_FEATURE = "expected a property without a table feature of its own, which targets are not made with"
+NO_FEATURE = "the property requires a table feature that targets do not have"
 ROUTES = {
     "one directory for many": (
         "path: all",
@@ -101,12 +101,16 @@ ROUTES = {
         "rules.0.path: expected {table} or a group of pattern in the path",
     ),
     "only the schema": ("path: 'all/{schema}'", "shop.*", "rules.0.path: expected {table} or a group of pattern"),
-    "an unknown placeholder": ("path: 'all/{region}'", "shop.a", "no group of the pattern is called 'region'"),
-    "a pattern for nothing": ("pattern: '(?P<a>.*)'", "shop.a", "pattern is nothing for a rule"),
+    "an unknown placeholder": (
+        "path: 'all/{region}'",
+        "shop.a",
+        "path contains 'region', which is no group of pattern",
+    ),
+    "a pattern for nothing": ("pattern: '(?P<a>.*)'", "shop.a", "pattern has no effect"),
     "a pattern that is none": ("pattern: '(?P<a>'", "shop.a", "pattern: character 1: not a regular expression"),
-    "a group of that name": ("pattern: '(?P<table>.*)'", "shop.a", "pattern: expected groups called by letters"),
+    "a group of that name": ("pattern: '(?P<table>.*)'", "shop.a", "pattern: expected group names of letters"),
     "into the log": ("path: 'log/{table}'", "shop.a", "overlaps that of the log"),
-    "a property of ours": ("properties: {delta.columnMapping.mode: name}", "shop.a", "not decided elsewhere"),
+    "a property of ours": ("properties: {delta.columnMapping.mode: name}", "shop.a", "the sink does not set itself"),
     "a property of type widening": ("properties: {delta.enableTypeWidening: 'true'}", "shop.a", NO_FEATURE),
     "a property of row tracking": ("properties: {delta.enableRowTracking: 'true'}", "shop.a", NO_FEATURE),
     "a property of in-commit timestamps": (
@@ -114,9 +118,9 @@ ROUTES = {
         "shop.a",
         "rules.0.properties.delta.enableInCommitTimestamps.…: " + NO_FEATURE,
     ),
-    "a merge without a place": ("merge_tables: true", "shop.a", "rules.0: merge_tables needs a path"),
+    "a merge without a place": ("merge_tables: true", "shop.a", "rules.0: merge_tables requires path"),
     "a merge that is none": ("merge_tables: 1", "shop.a", "merge_tables: expected true or false"),
-    "no property of Delta": ("properties: {cdc.log_id: x}", "shop.a", "not decided elsewhere"),
+    "no property of Delta": ("properties: {cdc.log_id: x}", "shop.a", "the sink does not set itself"),
 }
 
 
@@ -141,7 +145,7 @@ def test_a_route_that_cannot_be_is_named_with_its_place(case: str, tmp_path: Pat
 def test_many_tables_share_a_target_of_their_latest_state_and_its_columns_alone(tmp_path: Path, said: str) -> None:
     merged = ("path: all", "merge_tables: true")
     found = flaws(tmp_path, ruled(*merged, said, match="shop.*"))
-    assert "rules.0.merge_tables: cannot stand beside" in found
+    assert "rules.0.merge_tables: conflicts with" in found
     assert said.rpartition(" ")[2].replace("2", "scd2") in found
 
     for fine in ("schema_changes: exception", "schema_changes: evolve", "partition_by: [country]"):
@@ -155,25 +159,25 @@ def test_a_target_of_many_tables_keeps_the_columns_that_one_of_them_dropped(tmp_
     by_sink = merged.replace("    rules:", "    dropped_columns: drop\n    rules:")
     by_rule = ruled("path: all", "merge_tables: true", "dropped_columns: drop", match="shop.*")
     for text in (by_sink, by_rule):
-        assert "rules.0.dropped_columns: drop cannot stand beside merge_tables" in flaws(tmp_path, text)
+        assert "rules.0.dropped_columns: drop conflicts with merge_tables" in flaws(tmp_path, text)
 
 
 def test_of_what_a_function_makes_no_column_is_dropped(tmp_path: Path) -> None:
     said = ruled("dropped_columns: drop", "transform: {python: 'm:f'}")
 
-    assert "rules.0.dropped_columns: drop cannot stand beside transform.python" in flaws(tmp_path, said)
+    assert "rules.0.dropped_columns: drop conflicts with transform.python" in flaws(tmp_path, said)
 
 
 def test_files_are_not_ordered_by_what_parts_them(tmp_path: Path) -> None:
     said = flaws(tmp_path, ruled("partition_by: [a, b]", "cluster_by: [c, b]"))
 
-    assert "rules.0: cluster_by names 'b', by which partition_by parts the files already" in said
+    assert "rules.0: cluster_by contains 'b', which is already in partition_by" in said
 
 
 def test_two_rules_do_not_share_a_directory(tmp_path: Path) -> None:
     rules = "    rules:\n      - {match: shop.a, path: all/x}\n      - {match: shop.b, path: all}\n"
 
-    assert "rules.1.path: another rule's directory" in flaws(tmp_path, changed(DELTA, DELTA + rules))
+    assert "rules.1.path: overlaps the directory of another rule" in flaws(tmp_path, changed(DELTA, DELTA + rules))
 
 
 @pytest.mark.parametrize("kept", ["stored_as_scd_type: 2", "mode: append", "mode: soft_delete"])
@@ -183,7 +187,7 @@ def test_what_sees_whole_rows_needs_a_target_of_their_latest_state(tmp_path: Pat
     mode = kept.rpartition(" ")[2].replace("2", "scd2")
 
     assert found.key == f"sinks.0.rules.0.transform.{said.partition(':')[0]}"
-    assert found.message == f"cannot stand beside {mode!r}: it needs a target of the latest state of rows"
+    assert found.message == f"conflicts with {mode!r}: it requires a target with the latest state of rows"
     assert (
         check_definition(write(tmp_path, ruled("transform: {mask: {a: redact}}", kept)), ENVIRONMENT).definition
         is not None

@@ -119,7 +119,7 @@ WRONG: list[tuple[str, Any, Sequence[str], str]] = [
     ("tables: [{match: shop.t}]\n", remove_tables, ["shop.t"], "only rule"),
     ("tables: [{match: shop.t}]\n", add_tables, ["orders"], "malformed table"),
     ("tables: [{match: shop.t}]\n", add_tables, ["a.b\nlog: x"], "malformed table"),
-    ("tables: [{match: shop.t}]\nlog: {}\n", add_tables, ["a.b"], "twice"),
+    ("tables: [{match: shop.t}]\nlog: {}\n", add_tables, ["a.b"], "duplicate key"),
 ]
 
 

@@ -77,5 +77,5 @@ def test_the_sink_that_is_added_keeps_versions_of_one_table_and_changes_nothing_
     assert definition.model_copy(update={"sinks": before.sinks}) == before
     assert definition.sinks[:-1] == before.sinks
     assert isinstance(added, DeltaSinkDefinition)
-    assert (added.name, added.tables, added.keeping) == ("history", ("shop.products",), HistoryMode.VERSIONS)
+    assert (added.name, added.tables, added.history_mode) == ("history", ("shop.products",), HistoryMode.VERSIONS)
     assert added.path.startswith(str(place.state))

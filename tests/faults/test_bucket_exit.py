@@ -22,7 +22,7 @@ from cdc.position import Position
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 
 storage.WHOLE = int(sys.argv[3])
-root = log_root(sys.argv[1], Storage.taken_over(sys.argv[2]))
+root = log_root(sys.argv[1], Storage.from_json(sys.argv[2]))
 seen = []
 
 def append():

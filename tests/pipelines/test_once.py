@@ -65,7 +65,7 @@ def test_a_run_has_spark_write_a_table_that_was_given_features(ground: Ground) -
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--sink", "lak"), "no sink is called 'lak': expected one of lake, find"),
+        (("--sink", "lak"), "unknown sink 'lak': expected one of lake, find"),
         (("--trigger", "5"), "trigger '5': expected a duration with its unit"),
     ],
 )

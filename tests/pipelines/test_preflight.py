@@ -47,7 +47,7 @@ def begin(path: Path, *sinks: str) -> None:
 def found(path: Path) -> dict[str, str]:
     with pytest.raises(InvalidDefinition) as told:
         begin(path)
-    assert told.value.fix.endswith(f"-c {path}' finds nothing more")
+    assert told.value.fix.endswith(f"-c {path}'")
     return {flaw.key: flaw.message for flaw in told.value.issues}
 
 
@@ -130,10 +130,11 @@ def test_columns_that_are_not_there_are_told_by_rule_or_sink(ground: Ground) -> 
 
     assert {key: message for key, message in told.items() if "rules.0" in key} == {
         "sinks.0.rules.0.except_column_list": "table 'shop.orders' has no column 'nope'",
-        "sinks.0.rules.0.transform.mask": "table 'shop.orders' has no column 'nota', or does not send it",
-        "sinks.0.rules.0.transform": "two columns of the target of table 'shop.orders' would be called 'note'",
+        "sinks.0.rules.0.transform.mask": "table 'shop.orders' has no column 'nota', or the publication does not "
+        "send it",
+        "sinks.0.rules.0.transform": "two columns of the target of table 'shop.orders' would have the name 'note'",
     }
-    assert told["sinks.0.column_list"] == "column 'id' is of the key of table 'shop.items': it cannot be left out"
+    assert told["sinks.0.column_list"] == "column 'id' is part of the key of table 'shop.items' and cannot be left out"
 
 
 def test_columns_of_the_target_are_told_at_their_key(ground: Ground) -> None:

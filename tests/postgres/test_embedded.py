@@ -78,7 +78,7 @@ def test_programs_out_of_reach_are_copied(tmp_path: Path) -> None:
 
 
 def test_a_version_that_is_not_here_is_said_to_be(tmp_path: Path) -> None:
-    with pytest.raises(EmbeddedUnavailable, match="no programs of postgres 9"):
+    with pytest.raises(EmbeddedUnavailable, match="no binaries of postgres 9"):
         EmbeddedPostgres(tmp_path / "pg", version=9).start()
     assert list(tmp_path.iterdir()) == []
 

@@ -145,7 +145,7 @@ def test_a_computed_column_of_the_replica_identity_is_told_and_the_sql_mends_it(
     )
     (problem,) = preflight(any_database, WANTS)
     assert (problem.subject, problem.fatal) == ("public.t", True)
-    assert "has the computed column 'g' in its replica identity" in problem.message
+    assert "has the generated column 'g' in its replica identity" in problem.message
     run_sql(any_database, problem.sql or "")  # type: ignore[arg-type]
     assert preflight(any_database, WANTS) == []
 

@@ -133,7 +133,7 @@ def test_a_key_that_the_table_cannot_have_ends_it_before_anything_is_read(runnin
     assert ended.state == "failed"
     assert ended.result is not None
     assert ended.result["error"]["code"] == ConfigError.code
-    assert "'k8,eight' does not fit 'public.t'" in ended.result["error"]["message"]
+    assert "'k8,eight' of 'public.t'" in ended.result["error"]["message"]
     assert placed(running.held, before) == []
 
 

@@ -54,15 +54,15 @@ class History(TableStrategy):
         shape, known = self._targets.shape(batch.schema), self._published.schema_of(batch.schema.relation)
         batch, settings = without_earlier_keys(batch, known), self._settings.of(batch.schema.topic)
         defaults = new_defaults(shape, original_columns(target, shape.schema) if known is None else known.columns)
-        columns = all_columns(shape.columns, settings.keeping)
+        columns = all_columns(shape.columns, settings.history_mode)
         if target.columns_changed_upto <= batch.upto:
             # older versions stay, so that no copy replaces every row
             record_older_rows(target, columns, defaults.keys())
             target.evolve_columns(columns, settings.schema_changes, batch.upto, replaced=False)
         else:
             record_rows_before_columns(target, columns, batch.upto)
-        refill(target, defaults, settings.keeping)
-        HistoryMerge(ROWS_OF[settings.keeping](target, shape, settings), self._parts.writers).apply(batch)
+        refill(target, defaults, settings.history_mode)
+        HistoryMerge(ROWS_OF[settings.history_mode](target, shape, settings), self._parts.writers).apply(batch)
 
 
 def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> TableBatch:

@@ -61,7 +61,7 @@ class OpenTargets:
         Raises TargetUnusable, SchemaNotApplicable, TransformFailed or TargetRulesChanged where it cannot be used.
         """
         uri, shape = self._uri(schema), self.shape(schema)
-        layout = replace(self._plans.layout(shape), keeping=self._settings.of(schema.topic).keeping)
+        layout = replace(self._plans.layout(shape), history_mode=self._settings.of(schema.topic).history_mode)
         target = self.by_uri.get(uri)
         self._plans.claim_path(uri, schema)
         if target is None:
@@ -120,9 +120,9 @@ class OpenTargets:
     def _create(self, uri: str, schema: TableSchema, layout: TableLayout) -> DeltaTarget:
         self._check_new(schema)
         check_named(schema, self._settings.rules)
-        check_kept(schema, layout.keeping)
+        check_kept(schema, layout.history_mode)
         shape = self.shape(schema)
-        columns = all_columns(shape.columns, layout.keeping)
+        columns = all_columns(shape.columns, layout.history_mode)
         return DeltaTarget.create(uri, self.log_id, shape.schema, columns, layout)
 
     def _check_new(self, schema: TableSchema) -> None:

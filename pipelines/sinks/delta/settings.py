@@ -55,7 +55,7 @@ class DeltaSettings:
 
     def keeps_history(self, topic: str) -> bool:
         """Whether the target of a table keeps more of a row than its latest state."""
-        return self.of(topic).keeping is not HistoryMode.LATEST
+        return self.of(topic).history_mode is not HistoryMode.LATEST
 
     def types_of(self, topic: str) -> Policy:
         """The policy that maps the values of one table to columns."""

@@ -78,7 +78,7 @@ class TableStrategy(ABC):
     def _shorten_columns(self, target: DeltaTarget, batch: TableBatch) -> None:
         """Remove columns of later ranges from a target without rows, which an attempt before a crash created."""
         if target.is_untouched:
-            shape, keeping = self._targets.shape(batch.schema), self._settings.of(batch.schema.topic).keeping
+            shape, keeping = self._targets.shape(batch.schema), self._settings.of(batch.schema.topic).history_mode
             columns = all_columns(shape.columns, keeping)
             later = ids_only_in(target.columns, columns)
             target.evolve_columns(columns, SchemaChanges.EVOLVE, batch.upto, replaced=True, gone=later)

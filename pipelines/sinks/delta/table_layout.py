@@ -26,7 +26,7 @@ class TableLayout:
     """Delta names of columns."""
     properties: Mapping[str, str] = field(default_factory=dict)
     transform: str = ""
-    keeping: HistoryMode = HistoryMode.LATEST
+    history_mode: HistoryMode = HistoryMode.LATEST
     """What it keeps of a row's past."""
     cluster_by: tuple[str, ...] = ()
     """Delta names of columns; no property of the target, for upkeep follows whatever the rule says now."""
@@ -45,14 +45,14 @@ class TableLayout:
     @property
     def configuration(self) -> dict[str, str]:
         """As properties of the table."""
-        mode = {} if self.keeping is HistoryMode.LATEST else {MODE: self.keeping.value}
+        mode = {} if self.history_mode is HistoryMode.LATEST else {MODE: self.history_mode.value}
         merged = {MERGED: "true"} if self.merged else {}
         return {**self.properties, **({TRANSFORM: self.transform} if self.transform else {}), **mode, **merged}
 
     def check(self, uri: str, configuration: Mapping[str, str | None], partitions: Sequence[str]) -> None:
         """Raise TransformFailed for a target laid out otherwise, TargetRulesChanged for rows that were made so."""
-        if (held := configuration.get(MODE) or HistoryMode.LATEST.value) != self.keeping.value:
-            raise TargetRulesChanged(f"target {uri!r} was made as {held!r}: expected {self.keeping.value!r}")
+        if (held := configuration.get(MODE) or HistoryMode.LATEST.value) != self.history_mode.value:
+            raise TargetRulesChanged(f"target {uri!r} was made as {held!r}: expected {self.history_mode.value!r}")
         if self.merged and configuration.get(MERGED) != "true":
             raise TransformFailed(
                 f"target {uri!r} holds one table, and the rule has merge_tables",

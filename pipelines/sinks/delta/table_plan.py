@@ -64,7 +64,7 @@ class TablePlans:
         if rule is None or rule.transform is None:
             return RowShape(schema, policy)
         transform, policy = TableTransform.of(rule.transform, schema), renamed(policy, rule.transform.rename)
-        if not rule.transform.in_spark:
+        if not rule.transform.needs_spark:
             return RowShape(transform.schema, policy, transform)
         if self.spark is None:
             raise SparkAwaited(f"the rule of {schema.topic!r} has expressions")

@@ -67,7 +67,7 @@ class Writers:
         """
         if not (features := lacking(whole.table)):
             return whole
-        if layout.merged or layout.keeping is not HistoryMode.LATEST:
+        if layout.merged or layout.history_mode is not HistoryMode.LATEST:
             raise unsupported(
                 whole.uri, features, "Spark writes the latest rows of a single table only", remedy=MOVE_AND_REBUILD
             )

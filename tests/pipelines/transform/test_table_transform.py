@@ -97,7 +97,10 @@ def test_an_image_of_which_only_dropped_columns_were_not_sent_is_complete() -> N
         ({"drop": ["nope"]}, "drop: table 'shop.orders' has no column 'nope'"),
         ({"rename": {"nope": "a"}}, "rename: table 'shop.orders' has no column 'nope'"),
         ({"mask": {"nope": "redact"}}, "mask: table 'shop.orders' has no column 'nope'"),
-        ({"drop": ["computed"]}, "drop: table 'shop.orders' has no column 'computed', or does not send it"),
+        (
+            {"drop": ["computed"]},
+            "drop: table 'shop.orders' has no column 'computed', or the publication does not send it",
+        ),
         ({"drop": ["id"]}, "column 'id' is of the key"),
         ({"mask": {"id": "redact"}}, "column 'id' is of the key"),
         ({"rename": {"item": "Price"}}, "would be called 'price'"),

@@ -107,7 +107,7 @@ def test_nothing_is_asked_for_what_is_equal_and_what_cannot_be_mended_is_said_wi
             "more than 10,000 keys differ → cdc replay lake --tables 'public.u'"
         )
         no_key = mended["find", "public.t"]["reason"]
-        assert no_key.startswith("the key 'x,1.00' does not fit 'public.t'")
+        assert no_key.startswith("invalid key 'x,1.00' of 'public.t'")
         assert no_key.endswith("→ cdc replay find")
         assert all(len(table["missing"]) <= LISTED for table in found["result"]["tables"])
         assert running.catalog.commands.pending("held", BACKFILL) == []

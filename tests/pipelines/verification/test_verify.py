@@ -311,7 +311,7 @@ def test_a_table_is_compared_as_its_rule_changes_it(ground: Ground, mode: Verify
     [
         ("where: 'id > 1'", "rows are filtered by an expression of Spark SQL, which verify does not evaluate"),
         ("python: 'os.path:join'", "rows pass through 'os.path:join', which can change any column but the key"),
-        ("drop: [nothing]", "drop: table 'public.kinds' has no column 'nothing', or does not send it"),
+        ("drop: [nothing]", "drop: table 'public.kinds' has no column 'nothing', or the publication does not send it"),
     ],
 )
 def test_what_cannot_be_compared_is_said_and_never_passed(ground: Ground, transform: str, reason: str) -> None:
