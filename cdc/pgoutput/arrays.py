@@ -1,4 +1,4 @@
-"""The arrays that the kernels read and fill: log rows under construction, layouts, one tuple."""
+"""Arrays that the kernels read and fill: log rows under construction, layouts, one tuple."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Texts(NamedTuple):
     """One nested column (list or map of text) under construction."""
 
     ends: np.ndarray
-    """int32, rows + 1: where each row's children end."""
+    """int32, rows + 1: end offset of each row's children."""
     valid: np.ndarray
     """uint8 per row: 0 is null."""
     ids: np.ndarray
@@ -27,7 +27,7 @@ class Texts(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The log row's columns under construction; payload and address are Python's."""
+    """Columns of log rows under construction; Python code fills payload and address."""
 
     position: np.ndarray
     ordinal: np.ndarray
@@ -36,9 +36,9 @@ class Rows(NamedTuple):
     relation: np.ndarray
     """int64; below 0 is null."""
     topic: np.ndarray
-    """int32: place in the topics; below 0 is null."""
+    """int32: index of the topic; below 0 is null."""
     op: np.ndarray
-    """int8: place in OPERATIONS."""
+    """int8: index in OPERATIONS."""
     partial: np.ndarray
     """uint8."""
     key: Texts
@@ -48,23 +48,23 @@ class Rows(NamedTuple):
 
 
 class Layouts(NamedTuple):
-    """Every defined layout, sorted by OID; place i of the first six arrays is one relation."""
+    """All defined layouts, sorted by OID; index i of the first arrays is one relation."""
 
     oid: np.ndarray
     relation: np.ndarray
     topic: np.ndarray
     first: np.ndarray
-    """int64, n + 1: its columns in `ids` and `is_key`."""
+    """int64, n + 1: start of its columns in `ids` and `is_key`."""
     key_first: np.ndarray
-    """int64, n + 1: its key in `keys`."""
+    """int64, n + 1: start of its key in `keys`."""
     ids: np.ndarray
     is_key: np.ndarray
     keys: np.ndarray
-    """int64: wire places in key order."""
+    """int64: tuple indices of the key columns, in key order."""
 
 
 class Values(NamedTuple):
-    """One tuple as found: kind, and where the text is in the frame buffer."""
+    """Values of one tuple: kind, and offset and size of the text in the frame buffer."""
 
     kind: np.ndarray
     at: np.ndarray

@@ -1,4 +1,4 @@
-"""RowBuffers: numpy memory that the kernels fill and Arrow then owns, without a copy."""
+"""RowBuffers: numpy buffers that the kernels fill and that become Arrow columns without a copy."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cdc.pgoutput.tuple_layout import TupleLayout
 
 _NESTED: Final = ("key", "old_key", "before", "after")
 _OPERATIONS: Final = pa.array(list(OPERATIONS), pa.string())
-#: Rows, children and bytes that every batch has room for: a few small transactions never grow them.
+#: Minimum capacity of a batch in rows, children and bytes; enough for a few small transactions.
 _MINIMUM: Final = (64, 512, 8192)
-#: Room beyond what the last batch used, so that batches of about one size do not grow twice.
+#: Capacity relative to the last batch, so that batches of similar size do not grow.
 _SLACK: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How many rows, and per nested column how many children and bytes."""
+    """Number of rows, and number of children and bytes per nested column."""
 
     rows: int = _MINIMUM[0]
     children: tuple[int, ...] = (_MINIMUM[1],) * len(_NESTED)
@@ -33,17 +33,17 @@ class Capacity:
 
 
 def new_state() -> np.ndarray:
-    """The kernels' state, int64, places by the names in `kernel`."""
+    """The kernels' state, int64; `kernel` defines the indices."""
     return np.zeros(STATE_SIZE, np.int64)
 
 
 def new_values(width: int) -> Values:
-    """Scratch for one tuple of up to width values."""
+    """Scratch memory for one tuple of up to `width` values."""
     return Values(np.zeros(width, np.uint8), np.zeros(width, np.int64), np.zeros(width, np.int64))
 
 
 def pack_layouts(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
-    """The kernels' form of (layout, its topic's place)."""
+    """Arrays for the kernels from pairs of layout and topic index."""
     layouts = sorted(layouts, key=lambda pair: pair[0].oid)
     shapes = [layout for layout, _ in layouts]
     return Layouts(
@@ -53,13 +53,13 @@ def pack_layouts(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
         np.array([0, *accumulate(len(layout.ids) for layout in shapes)], np.int64),
         np.array([0, *accumulate(len(layout.key) for layout in shapes)], np.int64),
         np.array([column for layout in shapes for column in layout.ids], np.int32),
-        np.array([place in layout.key for layout in shapes for place in range(len(layout.ids))], np.uint8),
-        np.array([place for layout in shapes for place in layout.key], np.int64),
+        np.array([index in layout.key for layout in shapes for index in range(len(layout.ids))], np.uint8),
+        np.array([index for layout in shapes for index in layout.key], np.int64),
     )
 
 
 def without_layout(layouts: Layouts, oid: int) -> Layouts:
-    """The kernels' form of all layouts but that of the OID, if there is one; costs copies, no loop."""
+    """Arrays without the layout of the OID, if there is one; costs copies, but no loop."""
     at = int(np.searchsorted(layouts.oid, oid))
     if at == len(layouts.oid) or layouts.oid[at] != oid:
         return layouts
@@ -77,13 +77,13 @@ def without_layout(layouts: Layouts, oid: int) -> Layouts:
 
 
 def with_layout(layouts: Layouts, layout: TupleLayout, topic: int) -> Layouts:
-    """The kernels' form of all layouts and this one, which takes the place of another with its OID."""
+    """Arrays with this layout added; it replaces one with the same OID."""
     layouts, one = without_layout(layouts, layout.oid), pack_layouts([(layout, topic)])
     at = int(np.searchsorted(layouts.oid, layout.oid))
     first, key = layouts.first[at], layouts.key_first[at]
 
-    def joined(whole: np.ndarray, place: int, part: np.ndarray) -> np.ndarray:
-        return np.concatenate((whole[:place], part, whole[place:]))
+    def joined(whole: np.ndarray, index: int, part: np.ndarray) -> np.ndarray:
+        return np.concatenate((whole[:index], part, whole[index:]))
 
     return Layouts(
         joined(layouts.oid, at, one.oid),
@@ -98,7 +98,7 @@ def with_layout(layouts: Layouts, layout: TupleLayout, topic: int) -> Layouts:
 
 
 class RowBuffers:
-    """Rows under construction; `take` hands them to Arrow, after which these buffers are not used again."""
+    """Rows under construction; `take` converts them to Arrow, after which these buffers must not be used."""
 
     def __init__(self, state: np.ndarray, capacity: Capacity) -> None:
         self._state = state
@@ -107,7 +107,7 @@ class RowBuffers:
 
     @classmethod
     def like(cls, state: np.ndarray, previous: Self) -> Self:
-        """Buffers for about as much as the previous ones held; call before their rows are counted anew."""
+        """Buffers with the capacity that the previous ones needed; call before the state's row count is reset."""
 
         def room(used: int, least: int) -> int:
             return max(least, int(used * _SLACK))
@@ -118,7 +118,7 @@ class RowBuffers:
         return cls(state, Capacity(room(int(state[ROWS]), _MINIMUM[0]), children, nbytes))
 
     def grow(self, values: int, nbytes: int) -> None:
-        """Make room for two more rows with so many children and bytes in each nested column."""
+        """Grow to the capacity of two more rows with `values` children and `nbytes` bytes in each nested column."""
         rows, used = self.rows, int(self._state[ROWS])
         capacity = _doubled(len(rows.position), used + 2)
         plain: list[Any] = [_resized(array, used, capacity) for array in rows[:8]]
@@ -128,7 +128,7 @@ class RowBuffers:
     def control(self, operation: Operation, relation: int, topic: int, payload: bytes | None) -> None:
         """Append a row without images; relation and topic below 0 are null.
 
-        The pieces of the kernel run as Python here: compiled for this one caller they would stall the stream.
+        Runs parts of the kernel as Python, because compiling them for this caller would delay the stream.
         """
         if self._state[ROWS] + 1 >= len(self.rows.position):
             self.grow(0, 0)

@@ -1,4 +1,4 @@
-"""Eight bytes at once: what numba has no words for, as single instructions."""
+"""Single machine instructions on eight bytes, which numba does not offer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 @intrinsic
 def load_word(_context: Any, buffer: Any, at: Any) -> Any:
-    """The eight bytes from `at` on as uint64, the first the lowest; the caller knows that they are there."""
+    """Load eight bytes at `at` as little-endian uint64; the caller checks the bounds."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = builder.load(_place_of_word(context, builder, signature, arguments))
@@ -23,7 +23,7 @@ def load_word(_context: Any, buffer: Any, at: Any) -> Any:
 
 @intrinsic
 def store_word(_context: Any, buffer: Any, at: Any, word: Any) -> Any:
-    """The reverse of load_word."""
+    """Store eight bytes; the reverse of load_word."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         stored = builder.store(arguments[2], _place_of_word(context, builder, signature, arguments))
@@ -40,7 +40,7 @@ def _place_of_word(context: Any, builder: Any, signature: Any, arguments: Any) -
 
 @intrinsic
 def lowest_bit(_context: Any, word: Any) -> Any:
-    """The place of the lowest bit of a word other than 0."""
+    """Index of the lowest set bit of a word other than 0."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))

@@ -1,4 +1,4 @@
-"""ColumnarDecoder: frames to log rows through the kernel, no Python object per change."""
+"""ColumnarDecoder: decodes frames to log rows with the compiled kernel, without a Python object per change."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _NONE: Final = -1
 
 
 class ColumnarDecoder:
-    """One replication session, from its first frame on. Not thread-safe; after an error it is spent.
+    """Decoder of one replication session, from its first frame on. Not thread-safe; not usable after an error.
 
-    Whole transactions at or below `after` are dropped: no rows, no `last`. `decode` may be called
-    with any split of the stream into whole frames.
+    Transactions at or below `after` are dropped: no rows, no `last`. `decode` accepts any split of the stream into
+    whole frames.
     """
 
     def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
@@ -65,20 +65,20 @@ class ColumnarDecoder:
         return bool(self._state[kernel.OPEN])
 
     def define(self, schema: TableSchema, *, announce: bool) -> None:
-        """Read tuples of schema.oid in this shape from now on: columns `schema.sent`, in that order.
+        """Decode the following tuples of schema.oid with the columns `schema.sent`, in that order.
 
-        With announce an `s` row is written here, at the next ordinal of the open transaction; outside
-        a transaction, or inside a dropped one, it waits for the next that is kept, and a later version
-        announced meanwhile replaces it. Raises ValueError for a key column that is not sent.
+        With `announce` an `s` row follows at the next ordinal of the open transaction. Outside a transaction, or inside
+        a dropped one, the row waits for the next transaction that is not dropped, and a later announced version
+        replaces it. Raises ValueError for a key column that is not sent.
         """
         self._read_as(TupleLayout.of(schema))
         if announce:
             self.announce(schema)
 
     def announce(self, schema: TableSchema) -> None:
-        """Write the `s` row as define does, and change nothing of how tuples are read but their topic and key.
+        """Write the `s` row as define does; affects decoding only by topic and key.
 
-        For a version that no Relation message brought: one that was, or is to be, says how tuples come.
+        For a version without a Relation message: an earlier or later Relation message defines the tuples.
         """
         self._announced[schema.relation] = schema
         if self._state[kernel.OPEN] and not self._state[kernel.DROPPED]:
@@ -89,27 +89,27 @@ class ColumnarDecoder:
             self._read_as(TupleLayout.of(schema))
 
     def ignore(self, oid: int) -> None:
-        """Skip rows of this OID from now on: published, but not asked for."""
+        """Skip the following rows of this OID: the table is published, but not captured."""
         self._read_as(TupleLayout.ignored(oid))
 
     def skip_to(self, position: Position) -> None:
-        """Drop whole transactions at or below this position too; outside of a transaction."""
+        """Also drop transactions at or below this position; call it outside a transaction."""
         self._state[kernel.AFTER] = max(int(self._state[kernel.AFTER]), position)
 
     def leave_room(self, rows: int) -> None:
-        """Count rows that the consumer puts into the open transaction here, between this event and the next."""
+        """Reserve ordinals for rows that the consumer inserts into the open transaction at this event."""
         self._state[kernel.ORDINAL] += rows
 
     def decode(self, frames: FrameBatch) -> Iterator[Event]:
-        """Events in WAL order; only the last of consecutive keepalives that ask for no reply, at the end.
+        """Yield events in WAL order; of keepalives that request no reply only the last one, at the end.
 
-        A Relation message is only remembered, and what was defined for its OID forgotten. RelationSeen comes
-        where a change or truncate of a kept transaction first needs it: under publish_via_partition_root the
-        walsender describes leaves as well, of which no row ever comes.
+        A Relation message is stored and invalidates the definition of its OID. RelationSeen is yielded when a change or
+        truncate of a transaction that is not dropped first needs it: under publish_via_partition_root the walsender
+        also describes leaf partitions, of which it sends no rows.
 
-        A Decoded comes before every answer-me Keepalive if rows or transactions are pending, when about
-        16 MiB of values are pending, and at the end if any `w` frame was consumed since the last. Raises
-        MalformedFrame or UnknownRelation, after yielding what came before.
+        A Decoded is yielded before every keepalive that requests a reply if rows or transactions are pending, when
+        about 16 MiB of values are pending, and at the end if a `w` frame was consumed since the last one. Raises
+        MalformedFrame or UnknownRelation after yielding the events before the error.
         """
         buffer, offsets = _readonly(frames.buffer), _readonly(frames.offsets)
         state, keepalive = self._state, None
@@ -193,7 +193,7 @@ class ColumnarDecoder:
         return decoded
 
     def _needed(self, message: AnyMessage) -> RelationSeen | None:
-        """The first relation that the message cannot do without, once: it is no longer remembered then."""
+        """The first undefined relation that the message refers to; it is returned only once."""
         if not self.in_transaction or self._state[kernel.DROPPED]:
             return None
         for oid in row_oids(message):
@@ -212,7 +212,7 @@ class ColumnarDecoder:
         self._announced.clear()
 
     def _take(self, frame: bytes, message: AnyMessage) -> None:
-        """What the kernel left: relations, truncates, messages, and everything that is wrong."""
+        """Handle what the kernel does not: relations, truncates, messages, and malformed frames."""
         match message:
             case Relation():
                 self._remember(message)
@@ -238,7 +238,7 @@ class ColumnarDecoder:
 
     def _layout(self, oid: int) -> TupleLayout:
         if (layout := self._layouts.get(oid)) is None:
-            raise UnknownRelation(f"no shape of relation {oid} was seen: expected a Relation message before its rows")
+            raise UnknownRelation(f"relation {oid} is unknown: expected a Relation message before its rows")
         return layout
 
     def _truncate(self, message: Truncate) -> None:
@@ -270,7 +270,7 @@ class ColumnarDecoder:
         elif self.in_transaction:
             raise malformed(frame, "a message outside transactions came inside one")
         else:
-            # its lsn can be that of the next commit record, so it stands one byte before
+            # its LSN can equal that of the next commit record, so its position is one byte before
             position = Position.of(message.lsn - 1, int(state[kernel.EPOCH]))
             state[kernel.POSITION], state[kernel.XID], state[kernel.ORDINAL] = position, 0, 0
             state[kernel.COMMITTED_AT] = message.sent_at
@@ -287,7 +287,7 @@ class ColumnarDecoder:
 
 
 def _readonly(array: np.ndarray) -> np.ndarray:
-    """One kind of array for the kernel, which would be compiled again for writable ones."""
+    """A read-only view, because numba would compile the kernel again for writable arrays."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view

@@ -1,4 +1,4 @@
-"""CopyDecoder: COPY … TO STDOUT in text format to `r` rows of the log, no Python object per row."""
+"""CopyDecoder: decodes COPY … TO STDOUT in text format to `r` rows of the log, without a Python object per row."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Lines: TypeAlias = bytes | memoryview
 
 
 class CopyDecoder:
-    r"""One COPY of the columns `schema.sent`, in that order: tab-separated lines, `\N` for NULL.
+    r"""Decoder of one COPY of the columns `schema.sent`, in that order: tab-separated lines, `\N` for NULL.
 
-    Chunks may end anywhere; larger ones cost less (about 0.1 ms each beside 0.1 µs per value). All
-    rows share position, xid and committed_at (microseconds UTC); ordinals count up from first_ordinal.
+    Chunks may end anywhere. A chunk costs about 0.1 ms plus 0.1 µs per value, so larger ones are cheaper. All rows
+    share position, xid and committed_at (microseconds UTC); ordinals count up from first_ordinal.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class CopyDecoder:
         self._state[kernel.ORDINAL] = first_ordinal
         self._tail: list[bytes] = []
         self.rows = 0
-        """Given out so far."""
+        """Number of rows returned so far."""
 
     @property
     def next_ordinal(self) -> int:
-        """Of the row after the last one given out."""
+        """Ordinal of the next row."""
         return int(self._state[kernel.ORDINAL])
 
     def feed(self, chunk: Lines) -> pa.RecordBatch | None:
-        """Rows of all lines that ended by now, None if none did; keeps no part of the chunk's memory.
+        """Decode all complete lines so far; None if there is none. Keeps no reference to the chunk.
 
         Raises MalformedFrame.
         """
@@ -63,16 +63,16 @@ class CopyDecoder:
         return self._rows(lines)
 
     def finish(self) -> None:
-        """The COPY ended; raises MalformedFrame if it did so inside a line."""
+        """Check the end of the COPY; raises MalformedFrame if it is inside a line."""
         if self._tail:
             raise MalformedFrame(f"copy of {self._layout.topic!r} ended inside the line of row {self.rows}")
 
     def _rows(self, lines: Lines) -> pa.RecordBatch:
         self._state[kernel.CURSOR] = self._state[kernel.ROWS] = 0
         text = np.frombuffer(lines, np.uint8)
-        text.flags.writeable = False  # one kind of array for the kernel, which else is compiled for the other one too
+        text.flags.writeable = False  # numba would compile the kernel again for writable arrays
         count = int(kernel.lines_in(text))
-        # all that these lines can need, so the kernel never has to ask; untouched memory costs nothing
+        # enough for any content of these lines, so that the buffers never grow; untouched memory costs nothing
         columns, keys, size = len(self._layout.ids), len(self._layout.key), len(lines)
         capacity = Capacity(count, (count * keys, 0, 0, count * columns), (size if keys else 0, 0, 0, size))
         buffers = RowBuffers(self._state, capacity)

@@ -1,4 +1,4 @@
-"""What a decoder yields: rows with the transactions that ended in them, and relations it needs defined."""
+"""Events of a decoder: decoded rows, relations to define, DDL messages, watermarks and signals."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from cdc.position import Position
 
 @dataclass(frozen=True, slots=True)
 class RelationSeen:
-    """The latest Relation message of an OID, at the first row or truncate of a kept transaction that needs it.
+    """The latest Relation message of an OID, before the first row or truncate that needs it.
 
-    The consumer calls `define` (or `ignore`) for the OID before it resumes the iterator, which then decodes
-    the same frame again; otherwise that raises UnknownRelation.
+    The consumer must call `define` or `ignore` for the OID before it resumes the iterator, which then decodes the same
+    frame again. Otherwise the iterator raises UnknownRelation.
     """
 
     relation: Relation
     position: Position
-    """Of the open transaction."""
+    """Position of the open transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class DdlSeen:
-    """What the event trigger in the source says at this place of a kept transaction; the consumer may `announce`."""
+    """A DDL message of the event trigger in the source; the consumer may call `announce`."""
 
     content: bytes
-    """See `cdc.postgres.ddl_messages`; anybody can write such a message, so it may be anything."""
+    """See `cdc.postgres.ddl_messages`; every role can write such a message, so validate it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSeen:
-    """A watermark inside a kept transaction; the consumer may put rows here, and tells the decoder how many."""
+    """A watermark inside a transaction; the consumer may insert rows here, and reserves ordinals by `leave_room`."""
 
     content: bytes
-    """Which one; anybody can write such a message, so it may be anything."""
+    """Identifies the watermark; every role can write such a message, so validate it."""
     position: Position
     ordinal: int
-    """Of the next row of the transaction."""
+    """Ordinal of the transaction's next row."""
     xid: int
     committed_at: int
     """Microseconds UTC."""
@@ -47,51 +47,51 @@ class WatermarkSeen:
 
 @dataclass(frozen=True, slots=True)
 class SignalSeen:
-    """A signal, inside a kept transaction or outside of all.
+    """A signal message, inside or outside a transaction.
 
-    It comes before any Decoded whose `last` is at its position: a consumer that keeps it first loses none.
+    It is yielded before the Decoded whose `last` is its position, so a consumer that stores it first loses none.
     """
 
     content: bytes
-    """Which one; anybody can write such a message, so it may be anything."""
+    """Content of the signal; every role can write such a message, so validate it."""
     position: Position
-    """The same whenever the message comes again."""
+    """Position of the message; the same when the server sends it again."""
     ordinal: int
-    """Of the next row of the transaction: the order of signals inside; 0 outside."""
+    """Ordinal of the transaction's next row, which orders signals of one transaction; 0 outside a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Rows in WAL order, and how many of them are whole transactions."""
+    """Rows in WAL order, and how many of them belong to complete transactions."""
 
     rows: pa.RecordBatch
-    """LOG_SCHEMA; may be empty."""
+    """Rows with LOG_SCHEMA; may be empty."""
     complete: int
-    """The first `complete` rows belong to finished transactions, as do all rows of earlier Decoded
-    that were still open; the rest belongs to the transaction that is open now."""
+    """The first `complete` rows belong to committed transactions, and so do all rows of earlier Decoded that were
+    still open; the others belong to the transaction that is open now."""
     last: Position | None
-    """Of the last transaction finished in this Decoded, with rows or without; None if none finished."""
+    """Position of the last commit in this Decoded, also of an empty transaction; None without a commit."""
     committed_at: int
-    """Of that transaction, microseconds UTC since 1970; 0 if none."""
+    """Time of that commit, microseconds UTC since 1970; 0 if none."""
     transactions: int
-    """Finished in this Decoded, empty ones counted."""
+    """Number of commits in this Decoded, including empty transactions."""
     copied: bool = False
-    """The rows were read beside the stream."""
+    """Whether the rows come from a copy instead of the stream."""
 
     @property
     def nbytes(self) -> int:
-        """Of memory that the rows hold; a copy makes room for more of them, and never touches it."""
+        """Bytes of memory of the rows; a copy reserves more than it uses, which is not counted."""
         return int(self.rows.nbytes if self.copied else self.rows.get_total_buffer_size())
 
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """Between Begin and Commit."""
+    """A transaction between Begin and Commit."""
 
     position: Position
     xid: int
     committed_at: int
     dropped: bool
-    """Already in the log: its rows are not looked at."""
+    """Whether the log already contains it, so that its rows are skipped."""
     ordinal: int = 0
-    """Of the next row."""
+    """Ordinal of the next row."""

@@ -1,8 +1,8 @@
-"""The numba kernels: replication frames and COPY lines to the Arrow buffers of log rows.
+"""Numba kernels that decode replication frames and COPY lines into the Arrow buffers of log rows.
 
-All compiled functions stand in this one file, because numba's cache of a caller does not notice a
-change in another file (those of `words` are single instructions). A kernel never makes a Python object
-and never raises: it stops, says why, and leaves the place where it stopped in `state`.
+All of them are in this file, because numba's cache of a caller does not detect a change in another file; `byte_ops`
+contains only single instructions. A kernel creates no Python objects and never raises. It stops, returns the reason,
+and `state` contains the index of the frame at which it stopped.
 """
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0917, PLR1714, PLR2004, C901, FBT001, SIM109 - flat code on arrays and bytes
 
@@ -19,33 +19,33 @@ from cdc.pgoutput.byte_ops import load_word, lowest_bit, store_word
 
 # why a kernel stopped
 DONE: Final = 0
-#: The buffers have no room for the frame: grow them and call again.
+#: The buffers are too small for the frame: grow them and call again.
 GROW: Final = 1
 #: Enough for one batch.
 FULL: Final = 2
-#: The frame is not a row or a transaction's end, or not well-formed: Python's turn.
+#: Python must handle the frame: it is no change, Begin or Commit, or it is malformed.
 OTHER: Final = 3
-#: A transaction began and schema rows wait for it.
+#: A transaction began, and pending schema rows must be written into it.
 ANNOUNCE: Final = 4
 
-# places in `state`; NEED_*: children and bytes that the frame at the cursor may bring to one column
+# indices of `state`; NEED_*: maximum children and bytes that the frame at the cursor adds to one column
 CURSOR, ROWS, COMPLETE, TRANSACTIONS, LAST, LAST_COMMITTED_AT, MOVED, ANNOUNCING = range(8)
 OPEN, DROPPED, POSITION, XID, COMMITTED_AT, ORDINAL, EPOCH, AFTER, NEED_VALUES, NEED_BYTES = range(8, 18)
 STATE_SIZE: Final = 18
 
 LSN_BITS: Final = 52
 POSTGRES_EPOCH: Final = 946_684_800_000_000
-#: The years 1 to 9999, as readers of the log can hold them, in microseconds since 2000.
+#: The years 1 to 9999, the range that readers of the log support, in microseconds since 2000.
 EARLIEST: Final = -62_135_596_800_000_000 - POSTGRES_EPOCH
 LATEST: Final = 253_402_300_799_999_999 - POSTGRES_EPOCH
 HEADER: Final = 25
 VALUE_LIMIT: Final = 16 << 20
 ROW_LIMIT: Final = 1 << 18
 CHILD_LIMIT: Final = 1 << 22
-#: Arrow's offsets are int32; a row may hold its old image twice.
+#: Arrow's offsets are int32; a row may contain its old image twice.
 OFFSET_LIMIT: Final = 2**31 - 1
 
-# places in OPERATIONS
+# indices of OPERATIONS
 C, U, D, R, T, M, S, G = range(8)
 OPERATIONS: Final = "cudrtmsg"
 
@@ -65,10 +65,9 @@ BYTE_BITS = np.uint64(0x38)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile on first call, without the GIL; kept on disk where a writable place can be found.
+    """Compile on the first call, without the GIL; cached on disk if a cache directory is writable.
 
-    No kernel allocates, so reference counting is off: counting the arrays of every tuple that a
-    kernel hands on was most of its time.
+    No kernel allocates, so reference counting is off: it took most of the time, for the arrays that kernels pass on.
     """
     try:
         return njit(nogil=True, cache=True, _nrt=False)(function)
@@ -77,7 +76,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """A piece of a kernel, inlined: handing on the many arrays of a tuple costs more than most pieces do."""
+    """An inlined part of a kernel: passing the many arrays of a tuple costs more than most parts do."""
     return njit(nogil=True, forceinline=True, _nrt=False)(function)
 
 
@@ -128,7 +127,7 @@ def is_utf8(buffer: np.ndarray, at: int, end: int) -> bool:
 
 @kernel
 def read_tuple(buffer: np.ndarray, at: int, end: int, width: int, values: Values) -> Any:
-    """Note the places of a tuple's values; the offset behind it, or -1 if it is not one of this width."""
+    """Find the values of a tuple; returns the offset after it, or -1 if it is malformed or has another width."""
     if at + 2 > end or unsigned(buffer, at, 2) != width:
         return np.int64(-1)
     at += 2
@@ -170,14 +169,14 @@ def put(texts: Texts, column: int, buffer: np.ndarray, kind: int, at: int, size:
 
 @part
 def end_row(texts: Texts, row: int, valid: bool) -> None:
-    """The children so far are the row's."""
+    """End the row after the children that were appended."""
     texts.ends[row + 1] = texts.used[0]
     texts.valid[row] = valid
 
 
 @part
 def start_row(rows: Rows, state: np.ndarray, op: int, relation: int, topic: int) -> int:
-    """The plain columns of the next row; its place."""
+    """Write the plain columns of the next row; returns its index."""
     row = state[ROWS]
     rows.position[row] = state[POSITION]
     rows.ordinal[row] = state[ORDINAL]
@@ -202,7 +201,7 @@ def put_key(texts: Texts, layouts: Layouts, layout: int, buffer: np.ndarray, val
 
 @part
 def put_image(texts: Texts, layouts: Layouts, layout: int, buffer: np.ndarray, values: Values, keys_only: bool) -> bool:
-    """Append what was sent; whether all columns were."""
+    """Append the sent columns; returns whether all columns were sent."""
     first = layouts.first[layout]
     width = layouts.first[layout + 1] - first
     whole = True
@@ -228,7 +227,7 @@ def append(
     new: Values,
     moved: bool,
 ) -> None:
-    """One row of a change."""
+    """Append one row of a change."""
     row = start_row(rows, state, op, layouts.relation[layout], layouts.topic[layout])
     keyed = layouts.key_first[layout] < layouts.key_first[layout + 1]
     if op == D:
@@ -249,7 +248,7 @@ def append(
 
 @part
 def fill(layouts: Layouts, layout: int, old_kind: int, old: Values, new: Values) -> None:
-    """Take what the new tuple does not send from where the old one holds it."""
+    """Fill values that the new tuple does not contain from the old one."""
     first = layouts.first[layout]
     for place in range(layouts.first[layout + 1] - first):
         if new.kind[place] == NOT_SENT and (old_kind == ROW or layouts.is_key[first + place]):
@@ -286,7 +285,7 @@ def same_key(layouts: Layouts, layout: int, buffer: np.ndarray, old: Values, new
 
 @part
 def find(layouts: Layouts, oid: int) -> int:
-    """The layout's place, or -1."""
+    """Index of the layout, or -1."""
     low, high = 0, len(layouts.oid)
     while low < high:
         middle = (low + high) >> 1
@@ -301,7 +300,7 @@ def find(layouts: Layouts, oid: int) -> int:
 
 @part
 def has_room(rows: Rows, state: np.ndarray) -> bool:
-    """Whether two more rows fit, each with all that the frame can bring."""
+    """Whether two more rows fit, each with the maximum that the frame can contain."""
     if state[ROWS] + 2 > len(rows.position):
         return False
     for texts in (rows.key, rows.old_key, rows.before, rows.after):
@@ -325,7 +324,7 @@ def change(
     old: Values,
     new: Values,
 ) -> bool:
-    """The rows of one I, U or D whose tuples start at `at`; False if it is not well-formed."""
+    """Append the rows of one I, U or D whose tuples start at `at`; False if it is malformed."""
     width = layouts.first[layout + 1] - layouts.first[layout]
     mark = buffer[at]
     old_kind = 0
@@ -359,7 +358,7 @@ def change(
 
 @part
 def take_begin(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> bool:
-    """Open a transaction; False if it is not well-formed or another is open."""
+    """Open a transaction; False if the message is malformed or another transaction is open."""
     if end - at != BEGIN_SIZE or state[OPEN] != 0:
         return False
     lsn, time = unsigned(buffer, at, 8), unsigned(buffer, at + 8, 8)
@@ -376,7 +375,7 @@ def take_begin(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> bool
 
 @part
 def take_commit(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> bool:
-    """Close the transaction; False if it is not well-formed or not the open one's."""
+    """Close the transaction; False if the message is malformed or belongs to another transaction."""
     if end - at != COMMIT_SIZE or state[OPEN] == 0:
         return False
     time = unsigned(buffer, at + 17, 8)
@@ -405,7 +404,7 @@ def take_change(
     old: Values,
     new: Values,
 ) -> int:
-    """The rows of one I, U or D, if anyone asked for them: DONE, or why not."""
+    """Append the rows of one I, U or D if the relation is captured; DONE, or the reason for the stop."""
     if state[OPEN] == 0:
         return OTHER
     if state[DROPPED] != 0:
@@ -430,7 +429,7 @@ def take_change(
 
 @part
 def is_full(rows: Rows, state: np.ndarray) -> bool:
-    """Whether there is enough for one batch."""
+    """Whether the rows are enough for one batch."""
     children = rows.before.used[0] + rows.after.used[0]
     nbytes = rows.before.used[1] + rows.after.used[1]
     return state[ROWS] >= ROW_LIMIT or nbytes >= VALUE_LIMIT or children >= CHILD_LIMIT
@@ -446,7 +445,7 @@ def walk(
     old: Values,
     new: Values,
 ) -> int:
-    """Take frames from the cursor on, until the end or a frame that is not the kernel's."""
+    """Decode frames from the cursor on, until the end or a frame that Python must handle."""
     while state[CURSOR] < len(offsets) - 1:
         if is_full(rows, state):
             return FULL
@@ -473,7 +472,7 @@ def walk(
 
 @part
 def unescaped(letter: int) -> Any:
-    """The byte that a backslash and this letter stand for (COPY, section File Formats)."""
+    """The byte of an escape sequence (COPY, section File Formats)."""
     if letter == ord("n"):
         return np.uint8(10)
     if letter == ord("r"):
@@ -491,7 +490,7 @@ def unescaped(letter: int) -> Any:
 
 @part
 def zero_bytes(word: Any) -> Any:
-    """0x80 in every byte that is zero, up to the lowest such byte; what stands above that one means nothing."""
+    """0x80 in the lowest byte that is zero; higher bytes have no meaning."""
     return (word - EACH_BYTE) & ~word & HIGH_BITS
 
 
@@ -499,7 +498,7 @@ def zero_bytes(word: Any) -> Any:
 def copy_words(buffer: np.ndarray, at: Any, text: np.ndarray, out: Any) -> Any:
     """Copy eight bytes at a time up to a tab, a newline or a backslash, or until fewer are left.
 
-    Gives both places behind what was copied, and all of it laid over one another: whose high bits say if it is ASCII.
+    Returns both offsets after the copied bytes, and the OR of all copied words: its high bits are 0 for ASCII.
     """
     seen = np.uint64(0)
     while at + 8 <= len(buffer):
@@ -519,9 +518,10 @@ def copy_words(buffer: np.ndarray, at: Any, text: np.ndarray, out: Any) -> Any:
 
 @part
 def copy_field(buffer: np.ndarray, at: Any, texts: Texts, column: int) -> Any:
-    """Append the field that starts at `at`; where its tab or newline is, or -1 if it has none or is not UTF-8.
+    """Append the field that starts at `at`; returns the offset of its tab or newline, or -1 if there is none or the
+    field is not UTF-8.
 
-    The text has room for all that is left of the buffer.
+    The text buffer is large enough for the rest of the input.
     """
     child, start = texts.used[0], texts.used[1]
     out = start
@@ -558,7 +558,7 @@ def copy_field(buffer: np.ndarray, at: Any, texts: Texts, column: int) -> Any:
 
 @kernel
 def lines_in(text: np.ndarray) -> int:
-    """How many lines end in it."""
+    """Number of complete lines."""
     count = 0
     for byte in text:
         count += byte == NEWLINE
@@ -567,9 +567,9 @@ def lines_in(text: np.ndarray) -> int:
 
 @kernel
 def walk_copy(buffer: np.ndarray, state: np.ndarray, rows: Rows, layouts: Layouts) -> bool:
-    """Whole lines of COPY text to `r` rows; False at a line that does not fit the layout.
+    """Decode whole lines of COPY text to `r` rows; False at a line that does not match the layout.
 
-    The buffers have room for all: no value is longer than its text in the line.
+    The buffers are large enough: no value is longer than its text in the line.
     """
     width, keyed = layouts.first[1], layouts.key_first[1] > 0
     after = rows.after

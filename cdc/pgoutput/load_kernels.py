@@ -1,7 +1,7 @@
-"""load_kernels: every compiled function of this package, loaded for the one form of arguments that it is called with.
+"""load_kernels: compiles or loads all compiled functions of this package for the argument types that callers use.
 
-Compiling takes seconds and loading from numba's cache a tenth of one, both under the interpreter's lock: all stages of
-a reader stand still meanwhile. So it is done before a stream begins; a test asserts that nothing is left to do then.
+Compiling takes seconds, loading from numba's cache 0.1 s, both under the interpreter lock, which stops all stages of a
+reader. So a reader calls it before the stream begins; a test asserts that nothing is compiled later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TABLE = TableSchema(
 
 
 def load_kernels() -> None:
-    """Compile on the first call on a machine (about 20 s of CPU), load from disk on the first one in a process."""
+    """Compile the kernels on the first call on a machine (about 20 s of CPU); load them from disk later."""
     next_of(*readonly_arrays(_NONE), 0, kind_set(b""))
     unwrap(_NONE, np.empty(0, np.int64))
     LsnCheck(Lsn(0)).checked(_NONE)

@@ -1,9 +1,9 @@
-"""LsnCheck: every LSN that orders transactions, compared with the other fields of the stream that repeat it.
+"""LsnCheck: compares every LSN that orders transactions with other fields of the stream that repeat it.
 
-The LSN of a commit becomes a position of the log, and a wrong position cannot be taken back: if it is too high, all
-transactions up to it are dropped as known, and confirming it lets the server forget them; if it is too low, the
-transaction is sent again and is in the log twice. The protocol says most of it more than once. The rules, for the
-plain transactions that the spool gives out, in the order of their commits:
+The LSN of a commit becomes a position of the log, and a wrong position cannot be undone. If it is too high,
+transactions up to it are dropped as already known, and confirming it lets the server remove them. If it is too low, the
+transaction is sent again and is in the log twice. The protocol repeats most of these fields. The rules, for plain
+transactions in commit order, as the spool returns them:
 
 1. Begin and Commit name the same commit LSN and the same commit time.
 2. The commit LSN is below the end LSN, and the end LSN is the WAL position in the header of the Commit's frame.
@@ -12,11 +12,11 @@ plain transactions that the spool gives out, in the order of their commits:
 5. The LSN of a commit or of such a message is not below the end of the one before it. The first one is not below
    the position that the slot had confirmed: the server skips what is older.
 
-The keepalive's WAL end has no second witness, therefore it never becomes a position
-(`cdc/capture/decode_stage.py`). Fields that agree and are all false are found by asking the server:
-`cdc/postgres/wal_bound.py`. The commit LSN of a Stream Commit is in the stream once. If it is a little too low, and
-still not below the last change, no rule finds it: the log then has the transaction at a wrong place in the right order,
-and drops it by its xid when it is sent again.
+No other field repeats the WAL end of a keepalive, therefore it never becomes a position
+(`cdc/capture/decode_stage.py`). `cdc/postgres/wal_bound.py` finds fields that agree and are all too high. The commit
+LSN of a Stream Commit is in the stream only once. No rule finds one that is slightly too low but not below the last
+change: the log then has the transaction at a wrong position in the right order, and drops it by its xid when it is sent
+again.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from cdc.pgoutput.streamed import readonly_arrays
 _MESSAGE: Final = ord("M")
 _LSN_SIZE: Final = 8
 _SHOWN: Final = HEADER + 2 + _LSN_SIZE
-"""Bytes of a frame that an error shows: up to the message's own LSN, behind which a value may begin."""
-# places in the state
+"""Bytes of a frame that an error shows: up to the message's own LSN, after which a value may begin."""
+# indices of the state
 _FLOOR, _BEGUN, _BEGUN_AT, _CHANGED, _RULE, _STATE_SIZE = range(6)
 _BROKEN: Final = (
     "",
-    "the commit is not that of its begin",
-    "the commit's end is not where its frame says",
-    "the commit lies before a change of its transaction",
-    "the message is not where its frame says",
-    "it lies before the end of what came before it",
+    "LSN or time of Commit and Begin differ",
+    "the end LSN of Commit is not the WAL position of its frame",
+    "the commit LSN is below a change of the transaction",
+    "the LSN of the message is not the WAL position of its frame",
+    "the LSN is below the end of the preceding transaction or message",
 )
-"""By the number of the rule."""
+"""Message by the number of the rule."""
 
 
 class LsnCheck:
-    """Of one replication session, from its first frame on; not thread-safe."""
+    """Check of one replication session, from its first frame on; not thread-safe."""
 
     def __init__(self, floor: Lsn) -> None:
-        """floor: what the slot had confirmed when the session began."""
+        """floor: the slot's confirmed position at the start of the session."""
         self._state = np.zeros(_STATE_SIZE, np.int64)
         self._state[_FLOOR] = min(floor, np.iinfo(np.int64).max)
 
     def checked(self, frames: FrameBatch) -> FrameBatch:
-        """The same frames; raises ContradictoryLsn. Frames of another size than theirs are left to the decoder."""
-        place = int(_first_broken(*readonly_arrays(frames), self._state))
-        if place < len(frames):
-            frame = frames[place]
+        """Return the frames; raises ContradictoryLsn. Messages of a wrong size are left to the decoder."""
+        index = int(_first_broken(*readonly_arrays(frames), self._state))
+        if index < len(frames):
+            frame = frames[index]
             broken, floor = _BROKEN[int(self._state[_RULE])], Lsn(int(self._state[_FLOOR]))
             raise ContradictoryLsn(
                 f"the stream contradicts itself after {floor}: {broken}; frame starts with '{frame[:_SHOWN].hex()}'"
@@ -70,7 +70,7 @@ class LsnCheck:
 
 @kernel
 def _read(buffer: np.ndarray, at: int) -> Any:
-    """Eight bytes, big-endian; what is 2**63 or more becomes negative."""
+    """Read eight bytes, big-endian; 2**63 and above become negative."""
     value = np.int64(0)
     for i in range(at, at + 8):
         value = (value << 8) | np.int64(buffer[i])
@@ -79,7 +79,7 @@ def _read(buffer: np.ndarray, at: int) -> Any:
 
 @kernel
 def _commit_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
-    """Number of the rule that the Commit breaks whose body begins there; 0 if it breaks none."""
+    """Number of the rule that the Commit with its body at `at` violates; 0 for none."""
     lsn, end = _read(buffer, at + 1), _read(buffer, at + 9)
     if lsn != state[_BEGUN] or _read(buffer, at + 17) != state[_BEGUN_AT]:
         return 1
@@ -95,7 +95,7 @@ def _commit_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
 
 @kernel
 def _message_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
-    """The same of a message outside of transactions."""
+    """The same for a message outside transactions."""
     lsn = _read(buffer, at + 1)
     if lsn != _read(buffer, at - HEADER):
         return 4
@@ -107,7 +107,7 @@ def _message_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
 
 @kernel
 def _first_broken(buffer: np.ndarray, offsets: np.ndarray, state: np.ndarray) -> int:
-    """Place of the first frame that breaks a rule, whose number is then in the state; without one their number."""
+    """Index of the first frame that violates a rule, whose number the state then contains; else their number."""
     for place in range(len(offsets) - 1):
         first = offsets[place]
         at = first + HEADER + 1

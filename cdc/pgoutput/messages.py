@@ -10,24 +10,24 @@ from cdc.lsn import Lsn
 
 
 class NotSent(Enum):
-    """Why a tuple has no value at a place; SQL NULL is a value, and is None."""
+    """Why a tuple has no value for a column; SQL NULL is a value, and is None."""
 
-    #: An unchanged value stored out of line: it is what it was.
+    #: An unchanged TOASTed value.
     UNCHANGED = "u"
 
 
 UNCHANGED = NotSent.UNCHANGED
 
 Value: TypeAlias = str | NotSent | None
-"""One place of a tuple: text, SQL NULL, or not sent."""
+"""Value of one column in a tuple: text, SQL NULL, or not sent."""
 Values: TypeAlias = tuple[Value, ...]
 """One tuple, in the order of the Relation message's columns."""
 
 
 class OldKind(Enum):
-    """Which part of the old row an update or a delete brought."""
+    """Which part of the old row an update or a delete contains."""
 
-    #: The replica identity's columns; every other place says null without meaning it.
+    #: The columns of the replica identity; all other columns are null without meaning.
     KEY = "K"
     #: The whole row (REPLICA IDENTITY FULL).
     ROW = "O"
@@ -35,7 +35,7 @@ class OldKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OldTuple:
-    """The row before the change, as far as the replica identity shows it."""
+    """The row before the change, as far as the replica identity contains it."""
 
     kind: OldKind
     values: Values
@@ -43,10 +43,10 @@ class OldTuple:
 
 @dataclass(frozen=True, slots=True)
 class BeginMessage:
-    """Start of a transaction; it is sent when it has committed, so its end is known."""
+    """Start of a transaction; sent after the commit, so it contains the commit LSN."""
 
     final_lsn: Lsn
-    """Of the commit record."""
+    """LSN of the commit record."""
     committed_at: int
     """Microseconds UTC since 1970."""
     xid: int
@@ -57,25 +57,25 @@ class CommitMessage:
     """End of a transaction."""
 
     lsn: Lsn
-    """Of the commit record; what Begin named."""
+    """LSN of the commit record, as in Begin."""
     end_lsn: Lsn
     committed_at: int
 
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """One sent column; generated ones are not sent."""
+    """One column of a Relation message."""
 
     name: str
     type_oid: int
     typmod: int
     key: bool
-    """Part of the replica identity; every column is under FULL."""
+    """Whether it is part of the replica identity; true for every column under FULL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """The shape of the tuples that follow under this OID."""
+    """Columns of the tuples that follow for this OID."""
 
     oid: int
     schema: str
@@ -95,7 +95,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A changed row; the old one only when the identity changed, is stored out of line, or is FULL."""
+    """A changed row; contains the old one if the identity changed, is TOASTed, or is FULL."""
 
     oid: int
     old: OldTuple | None
@@ -112,7 +112,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Tables emptied by one statement."""
+    """Tables truncated by one statement."""
 
     oids: tuple[int, ...]
     cascade: bool
@@ -121,19 +121,19 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What `pg_logical_emit_message` wrote."""
+    """A logical message of `pg_logical_emit_message`."""
 
     transactional: bool
     lsn: Lsn
     prefix: str
     content: bytes
     sent_at: int
-    """When the server sent it, microseconds UTC since 1970: a message outside a transaction has no other time."""
+    """Time of sending, microseconds UTC since 1970; a message outside a transaction has no other time."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginMessage:
-    """Where a replicated transaction came from."""
+    """Replication origin of a transaction."""
 
     lsn: Lsn
     name: str
@@ -150,7 +150,7 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """The server's sign of life: all WAL below wal_end was looked at and sent as far as it concerns us."""
+    """A keepalive: the server has decoded all WAL below wal_end and sent the published changes."""
 
     wal_end: Lsn
     reply_requested: bool
@@ -172,7 +172,7 @@ AnyMessage: TypeAlias = (
 
 
 def row_oids(message: AnyMessage) -> tuple[int, ...]:
-    """OIDs of the relations whose shape must be known to read the message's rows or truncates."""
+    """OIDs of the relations that must be defined to decode the message's rows or truncates."""
     match message:
         case Insert() | Update() | Delete():
             return (message.oid,)

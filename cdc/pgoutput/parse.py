@@ -1,4 +1,4 @@
-"""parse_frame: one frame of the replication stream to its message; the only error is MalformedFrame."""
+"""Parser of replication frames to messages; its only error is MalformedFrame."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ POSTGRES_EPOCH: Final = 946_684_800_000_000
 HEADER: Final = 25
 """Bytes of a `w` frame before its message: the letter, start and end of WAL, send time."""
 _HEX_BYTES: Final = 32
-"""How much of a bad frame an error shows: header and message start, too little to hold a row's value."""
+"""Bytes of a malformed frame that an error shows: header and start of the message, without values of rows."""
 _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
-"""Microseconds since 1970 in the years 1 to 9999: what readers of the log can hold."""
+"""Microseconds since 1970 in the years 1 to 9999, the range that readers of the log support."""
 
 
 def malformed(frame: bytes, reason: str) -> MalformedFrame:
-    """The error for a frame that is not what the protocol allows here; holds its LSN and first 32 bytes."""
+    """The error for a frame that violates the protocol; contains its LSN and first 32 bytes."""
     lsn = Lsn(int.from_bytes(frame[1:9], "big"))
     return MalformedFrame(f"malformed frame at {lsn}: {reason}; frame starts with '{frame[:_HEX_BYTES].hex()}'")
 
 
 def parse_frame(frame: bytes) -> AnyMessage:
-    """The message of one `w` or `k` frame; raises MalformedFrame for all else, trailing bytes included."""
+    """Parse one `w` or `k` frame; raises MalformedFrame for anything else, including trailing bytes."""
     cursor = _Cursor(frame)
     letter = cursor.letter()
     if letter == "k":
@@ -64,7 +64,7 @@ def parse_frame(frame: bytes) -> AnyMessage:
 
 
 class _Cursor:
-    """A place in one frame; every read moves it and fails at the frame's end."""
+    """A read position in one frame; every read advances it and fails at the frame's end."""
 
     __slots__ = ("_at", "_frame")
 

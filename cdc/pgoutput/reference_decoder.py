@@ -1,12 +1,12 @@
 """PlainDecoder: the readable specification of how messages become rows of the log.
 
-`ColumnarDecoder` does the same without an object per change; property tests hold the two equal, and
-it asks `expand` here for the reason when it refuses a row.
+`ColumnarDecoder` does the same without an object per change. Property tests compare the two, and it calls `expand` here
+for the error message when its kernel rejects a row.
 
 Rules of the images (the tests name them):
 - The key of an insert or update comes from the new tuple, of a delete from the old one.
-- A value that the new tuple does not send but the old tuple holds is taken from there: every
-  column of a whole row `O`, only the key's columns of a `K`, whose other nulls mean nothing.
+- A value that the new tuple does not contain comes from the old tuple if that contains it: an old row `O` contains
+  every column, an old key `K` only the key columns; its other nulls have no meaning.
 - An update that changes the key is two rows: `d` of the old key, then `u` of the new one.
 """
 
@@ -48,7 +48,7 @@ from cdc.table import TableSchema
 __all__ = ["Decoded", "ReferenceDecoder", "RelationSeen", "RowImage", "expand", "parse_frame"]
 
 VALUE_LIMIT: Final = 16 << 20
-"""Bytes of values after which a Decoded ends early; where exactly is not promised."""
+"""Approximate bytes of values after which a Decoded is yielded."""
 
 Image = dict[int, str | None]
 Event = Decoded | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
@@ -56,7 +56,7 @@ Event = Decoded | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepaliv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowImage:
-    """What one change says of one row; None where the row of the log has null."""
+    """Content of one log row; None for null columns."""
 
     op: Operation
     key: list[str | None] | None
@@ -67,7 +67,7 @@ class RowImage:
 
 
 def expand(frame: bytes, message: Insert | Update | Delete, layout: TupleLayout) -> list[RowImage]:
-    """The one or two rows of a change; raises MalformedFrame when the tuples do not fit the layout."""
+    """The one or two log rows of a change; raises MalformedFrame if the tuples do not match the layout."""
     old = None if isinstance(message, Insert) else message.old
     new = None if isinstance(message, Delete) else message.new
     for values in (old.values if old else None, new):
@@ -143,7 +143,7 @@ class _Pending:
 
 
 class ReferenceDecoder:
-    """Same interface and same events as ColumnarDecoder, one object per change. After an error it is spent."""
+    """Same interface and events as ColumnarDecoder, with one object per change. Not usable after an error."""
 
     def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
         self._epoch, self._after = Position.of(0, epoch).epoch, after
@@ -228,7 +228,7 @@ class ReferenceDecoder:
         return pending.decoded()
 
     def _skips(self, frame: bytes) -> bool:
-        """Changes of a dropped transaction or an ignored relation are not looked into."""
+        """Whether the frame is a change of a dropped transaction or of an ignored relation."""
         if self._open is None or frame[:1] != b"w" or frame[HEADER : HEADER + 1] not in {b"I", b"U", b"D"}:
             return False
         oid = int.from_bytes(frame[HEADER + 1 : HEADER + 5], "big")
@@ -236,7 +236,7 @@ class ReferenceDecoder:
         return self._open.dropped or (layout is not None and layout.relation == IGNORED)
 
     def _needed(self, message: AnyMessage) -> RelationSeen | None:
-        """The first relation that the message cannot do without, once: it is no longer remembered then."""
+        """The first undefined relation that the message refers to; it is returned only once."""
         if self._open is None or self._open.dropped:
             return None
         for oid in row_oids(message):
@@ -332,13 +332,13 @@ class ReferenceDecoder:
             self._pending.finish(transaction.position, transaction.committed_at)
 
     def _alone(self, message: Message) -> OpenTransaction:
-        """What a message outside of transactions is; its LSN can be that of the next commit record, so one before."""
+        """A message outside transactions as a transaction one byte before its LSN, which a commit can share."""
         position = Position.of(message.lsn - 1, self._epoch)
         return OpenTransaction(position, 0, message.sent_at, position <= self._after)
 
     def _layout(self, oid: int) -> TupleLayout:
         if (layout := self._layouts.get(oid)) is None:
-            raise UnknownRelation(f"no shape of relation {oid} was seen: expected a Relation message before its rows")
+            raise UnknownRelation(f"relation {oid} is unknown: expected a Relation message before its rows")
         return layout
 
     def _row(self, transaction: OpenTransaction | None = None, **columns: Any) -> None:

@@ -1,9 +1,9 @@
-"""Streamed transactions (protocol versions 2 to 4): their control messages, and their frames made plain.
+"""Streamed transactions (protocol versions 2 to 4): control messages, and conversion to frames of plain transactions.
 
-A transaction larger than the server's `logical_decoding_work_mem` is sent while it runs, in blocks from Stream
-Start to Stream Stop, between which other transactions come. Inside a block every message but Origin carries the xid
-of its (sub)transaction behind its letter. Stream Commit or Stream Abort ends the whole; a Stream Abort that names
-another xid takes back one subtransaction. Two-phase messages are never asked for.
+The server sends a transaction larger than its `logical_decoding_work_mem` while it runs, in blocks from Stream Start to
+Stream Stop, with other transactions in between. Inside a block every message but Origin contains the xid of its
+(sub)transaction after its type letter. Stream Commit or Stream Abort ends the transaction; a Stream Abort with another
+xid rolls back one subtransaction. The reader never enables two-phase messages.
 """
 # ruff: noqa: PLR1714, SIM109 - flat code on arrays and bytes
 
@@ -20,39 +20,39 @@ from cdc.pgoutput.kernel import HEADER, WAL, kernel
 from cdc.pgoutput.parse import malformed
 
 START, STOP, ABORT, COMMIT, RELATION, KEEPALIVE = b"SEAcRk"
-"""Kinds of frames: a message's letter, or the frame's own where it carries none."""
+"""Kinds of frames: the letter of the message, or of the frame if it contains no message."""
 _TYPE, _INSERT, _UPDATE, _DELETE, _TRUNCATE, _MESSAGE = b"YIUDTM"
 
 _BODY: Final = HEADER + 1
-"""Where a message goes on behind its letter."""
+"""Offset of a message's body, after its letter."""
 _CARRYING: Final = _BODY + 4
-"""Where it goes on behind the xid."""
+"""Offset of the body after the xid."""
 OID: Final = slice(_BODY, _BODY + 4)
-"""Where a plain Relation message has its OID."""
+"""Bytes of the OID in a plain Relation message."""
 _START: Final = struct.Struct(">IB")
 _ABORT: Final = struct.Struct(">II")
 _ABORT_TOLD: Final = _ABORT.size + 16
-"""With the abort's LSN and time, as under `streaming 'parallel'`."""
+"""Size with the abort's LSN and time, as under `streaming 'parallel'`."""
 _COMMIT: Final = struct.Struct(">IB8s8s8s")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """A block of one transaction begins."""
+    """Begin of a block of one transaction."""
 
     xid: int
     first: bool
-    """Its first block."""
+    """Whether it is the transaction's first block."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStop:
-    """The block ends."""
+    """End of the block."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """A subtransaction, or with subxid = xid the whole, was rolled back."""
+    """Rollback of a subtransaction, or with subxid = xid of the transaction."""
 
     xid: int
     subxid: int
@@ -60,27 +60,27 @@ class StreamAbort:
 
 @dataclass(frozen=True, slots=True)
 class StreamCommit:
-    """The whole committed."""
+    """Commit of the transaction."""
 
     xid: int
     begin: bytes
-    """The frame of the Begin that a plain transaction would have."""
+    """Frame of the equivalent Begin of a plain transaction."""
     commit: bytes
-    """The frame of its Commit."""
+    """Frame of the equivalent Commit."""
 
 
 Control: TypeAlias = StreamStart | StreamStop | StreamAbort | StreamCommit
 
 
 def kind_set(kinds: bytes) -> np.ndarray:
-    """The set of kinds, as next_of wants it."""
+    """A set of frame kinds as a boolean array, for next_of."""
     marked = np.zeros(256, np.bool_)
     marked[list(kinds)] = True
     return marked
 
 
 def kind_of(frame: bytes) -> int:
-    """As next_of sees it; 0 for a frame that is too short to have one."""
+    """The kind of a frame as in next_of; 0 if the frame is too short."""
     if frame[:1] != b"w":
         return frame[0] if frame else 0
     return frame[HEADER] if len(frame) > HEADER else 0
@@ -88,7 +88,7 @@ def kind_of(frame: bytes) -> int:
 
 @kernel
 def next_of(buffer: np.ndarray, offsets: np.ndarray, at: int, marked: np.ndarray) -> int:
-    """Place of the first frame from `at` on whose kind is marked; the number of frames if there is none."""
+    """Index of the first frame from `at` on whose kind is in the set; the number of frames if there is none."""
     for i in range(at, len(offsets) - 1):
         first, size = offsets[i], offsets[i + 1] - offsets[i]
         if size > 0:
@@ -102,7 +102,7 @@ def next_of(buffer: np.ndarray, offsets: np.ndarray, at: int, marked: np.ndarray
 
 @kernel
 def _unwrap(buffer: np.ndarray, offsets: np.ndarray, aborted: np.ndarray, out: np.ndarray, ends: np.ndarray) -> int:
-    """Copy what survived without its xid; ends[i + 1] becomes the end of frame i; how many there are."""
+    """Copy frames that were not rolled back, without xids; ends[i + 1] is the end of frame i; returns their number."""
     count = used = 0
     for i in range(len(offsets) - 1):
         at, end = offsets[i], offsets[i + 1]
@@ -141,9 +141,9 @@ def _unwrap(buffer: np.ndarray, offsets: np.ndarray, aborted: np.ndarray, out: n
 
 
 def unwrap(frames: FrameBatch, aborted: np.ndarray) -> FrameBatch:
-    """The frames of one streamed transaction as a plain one has them; `aborted` subxids (int64, sorted) are left out.
+    """The frames of one streamed transaction as those of a plain one, without `aborted` subxids (int64, sorted).
 
-    A frame that is too short for its xid stays as it is, so that the decoder says what is wrong with it.
+    A frame that is too short for its xid is not changed, so that the decoder reports it.
     """
     out, ends = np.empty(frames.nbytes, np.uint8), np.zeros(len(frames) + 1, np.int64)
     count = _unwrap(*readonly_arrays(frames), aborted, out, ends)
@@ -158,7 +158,7 @@ def xid_and_oid(frame: bytes) -> tuple[int, int]:
 
 
 def without_xid(frame: bytes) -> bytes:
-    """The message as it is outside a block."""
+    """The message in its form outside a block."""
     return frame[:_BODY] + frame[_CARRYING:]
 
 
@@ -170,8 +170,8 @@ def parse_control(frame: bytes) -> Control:
             xid, first = _START.unpack(body)
             return StreamStart(xid, bool(first))
         if kind == ABORT:
-            told = body[: _ABORT.size] if len(body) == _ABORT_TOLD else body
-            xid, subxid = _ABORT.unpack(told)
+            xids = body[: _ABORT.size] if len(body) == _ABORT_TOLD else body
+            xid, subxid = _ABORT.unpack(xids)
             return StreamAbort(xid, subxid)
         if kind == COMMIT:
             xid, flags, lsn, end_lsn, time = _COMMIT.unpack(body)
@@ -186,7 +186,7 @@ def parse_control(frame: bytes) -> Control:
 
 
 def readonly_arrays(frames: FrameBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Buffer and offsets in the one kind of array that the kernels are compiled for."""
+    """Buffer and offsets as read-only contiguous arrays, the type that the kernels are compiled for."""
     buffer, offsets = np.ascontiguousarray(frames.buffer).view(), np.ascontiguousarray(frames.offsets).view()
     buffer.flags.writeable = offsets.flags.writeable = False
     return buffer, offsets

@@ -1,12 +1,11 @@
-"""Undecodable values: text of an SQL_ASCII database that is not UTF-8, which no column of the log can hold.
+"""Repair of text that is not UTF-8, from an SQL_ASCII database; the log can only contain UTF-8.
 
-Such a database declares no encoding, so the server converts and checks nothing and its bytes come as they were
-stored. What is not UTF-8 is refused or rewritten here, in the frames and COPY lines themselves and so before any
-string is made of it; a whole value is the unit, whatever its type. Databases of every other encoding are converted
-by the server and never come here.
+The server neither converts nor validates the text of such a database. This module rejects or rewrites invalid values in
+the frames and COPY lines, before any string is created; the unit is a whole value of any type. For databases with
+another encoding the server converts the text, and this module is not used.
 
-Under BASE64 a value that is not UTF-8 becomes PREFIX and the base64 of its bytes; so does one that begins with PREFIX
-by itself, so that every value can be told back exactly. Under REPLACE information is lost: two keys may become one.
+Under BASE64 a value that is not UTF-8 becomes PREFIX and the base64 of its bytes; so does a value that begins with
+PREFIX, so that every value can be restored exactly. Under REPLACE information is lost: two keys may become equal.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from cdc.position import Position
 from cdc.table import TableSchema, topic
 
 PREFIX: Final = b"base64:"
-"""Before the base64 of a value under the policy of that name."""
+"""Prefix of base64 values under the policy BASE64."""
 
 _ROWS: Final = HEADER + 5
-"""Where the tuples of an insert, update or delete begin: behind the letter and the OID."""
+"""Offset of the tuples in an insert, update or delete, after letter and OID."""
 _ESCAPED: Final = re.compile(rb"\\(.)", re.DOTALL)
 _TO_ESCAPE: Final = re.compile(rb"[\\\b\f\n\r\t\v]")
 _ESCAPES: Final = {b"\b": b"b", b"\f": b"f", b"\n": b"n", b"\r": b"r", b"\t": b"t", b"\v": b"v"}
@@ -39,7 +38,7 @@ _LINE: Final = re.compile(rb"[^\n]*\n|[^\n]+")
 
 
 def repair_value(value: bytes, policy: Undecodable) -> bytes:
-    """The value as UTF-8; raises UnicodeDecodeError under FAIL."""
+    """The value as valid UTF-8; raises UnicodeDecodeError under FAIL."""
     if policy is Undecodable.BASE64 and value.startswith(PREFIX):
         return PREFIX + b64encode(value)
     try:
@@ -56,15 +55,15 @@ def repair_value(value: bytes, policy: Undecodable) -> bytes:
 
 
 def needs_no_repair(raw: bytes, policy: Undecodable) -> bool:
-    """Whether values within need no look: told by the bytes as a whole."""
+    """Whether none of the values inside the bytes can need repair."""
     return raw.isascii() and (policy is not Undecodable.BASE64 or PREFIX not in raw)
 
 
 class FrameTextRepair:
-    """Frames of one replication session, plain transactions in order; call it with each batch before its decoder.
+    """Repair of the frames of one replication session: plain transactions in order; call it before decoding.
 
-    About 1 µs per row of short ASCII text and 1.5 µs per value of other rows. Transactions at or below `after` are in
-    the log and not looked at, nor is a frame that is not well-formed: its decoder says what is wrong.
+    Costs about 1 µs per row of short ASCII text and 1.5 µs per value of other rows. Transactions at or below `after`,
+    which the log contains, and malformed frames, which the decoder rejects, are not changed.
     """
 
     def __init__(self, policy: Undecodable, after: Position) -> None:
@@ -73,16 +72,16 @@ class FrameTextRepair:
         self._position = Position(0)
 
     def __call__(self, frames: FrameBatch) -> FrameBatch:
-        """The same frames, values mended; raises UndecodableValue under FAIL."""
-        mended_frames: list[bytes] = []
+        """The frames with repaired values; raises UndecodableValue under FAIL."""
+        repaired_frames: list[bytes] = []
         changed = False
         for frame in frames:
-            told = self._mend(frame)
-            changed = changed or told != frame
-            mended_frames.append(told)
-        return FrameBatch.of(mended_frames) if changed else frames
+            repaired = self._repair(frame)
+            changed = changed or repaired != frame
+            repaired_frames.append(repaired)
+        return FrameBatch.of(repaired_frames) if changed else frames
 
-    def _mend(self, frame: bytes) -> bytes:
+    def _repair(self, frame: bytes) -> bytes:
         if frame[:1] != b"w":
             return frame
         kind = frame[HEADER : HEADER + 1]
@@ -90,10 +89,10 @@ class FrameTextRepair:
             clean = self._position <= self._after or needs_no_repair(frame[_ROWS:], self._policy)
             return frame if clean else self._row(frame)
         if kind in {b"B", b"R"}:
-            self._note(frame)
+            self._track(frame)
         return frame
 
-    def _note(self, frame: bytes) -> None:
+    def _track(self, frame: bytes) -> None:
         try:
             message = parse_frame(frame)
         except MalformedFrame:
@@ -109,7 +108,7 @@ class FrameTextRepair:
             count = int.from_bytes(frame[at + 1 : at + 3], "big")
             out.append(frame[at : at + 3])
             at += 3
-            for place in range(count):
+            for index in range(count):
                 kind = frame[at : at + 1]
                 out.append(kind)
                 at += 1
@@ -120,8 +119,8 @@ class FrameTextRepair:
                 if len(value) < size:
                     return frame
                 at += 4 + size
-                told = self._value(value, int.from_bytes(frame[HEADER + 1 : _ROWS], "big"), place)
-                out += (len(told).to_bytes(4, "big"), told)
+                repaired = self._value(value, int.from_bytes(frame[HEADER + 1 : _ROWS], "big"), index)
+                out += (len(repaired).to_bytes(4, "big"), repaired)
         return b"".join(out)
 
     def _value(self, value: bytes, oid: int, place: int) -> bytes:
@@ -136,14 +135,14 @@ class FrameTextRepair:
 
 
 class CopyTextRepair:
-    """Chunks of whole lines of one COPY; call it with each before CopyDecoder.feed."""
+    """Repair of chunks of whole lines of one COPY; call it before CopyDecoder.feed."""
 
     def __init__(self, policy: Undecodable, schema: TableSchema) -> None:
         self._policy, self._schema = policy, schema
         self._row = 0
 
     def __call__(self, lines: Lines) -> Lines:
-        """The same lines, values mended; raises UndecodableValue under FAIL."""
+        """The lines with repaired values; raises UndecodableValue under FAIL."""
         lines = bytes(lines)
         if needs_no_repair(lines, self._policy):
             self._row += lines.count(b"\n")
@@ -158,8 +157,8 @@ class CopyTextRepair:
     def _line(self, line: bytes) -> bytes:
         ended = line.endswith(b"\n")
         fields = line.removesuffix(b"\n").split(b"\t")
-        told = b"\t".join(self._field(field, place) for place, field in enumerate(fields))
-        return told + b"\n" if ended else told
+        repaired = b"\t".join(self._field(field, index) for index, field in enumerate(fields))
+        return repaired + b"\n" if ended else repaired
 
     def _field(self, field: bytes, place: int) -> bytes:
         if field == _NULL:

@@ -1,4 +1,4 @@
-"""Layout: how the tuples of one OID become images: column ids by wire place, and the key's places."""
+"""TupleLayout: how the tuples of one OID map to row images: column ids by wire index, and indices of the key."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Final, Self
 from cdc.table import TableSchema
 
 IGNORED: Final = -1
-"""The relation of a layout whose rows are skipped."""
+"""Relation id of a layout whose rows are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class TupleLayout:
-    """One version of a relation, as far as its tuples need it."""
+    """One version of a relation, as far as decoding of tuples needs it."""
 
     oid: int
     relation: int
     topic: str
     ids: tuple[int, ...]
-    """Column id by wire place."""
+    """Column id by index in the tuple."""
     key: tuple[int, ...]
-    """Wire places in key order; empty for a keyless table."""
+    """Tuple indices of the key columns, in key order; empty for a keyless table."""
 
     @classmethod
     def of(cls, schema: TableSchema) -> Self:
-        """The layout of what pgoutput sends of this version; raises ValueError if a key column is not sent."""
-        places = {column.id: place for place, column in enumerate(schema.sent)}
+        """The layout of the tuples that pgoutput sends; raises ValueError if a key column is not sent."""
+        places = {column.id: index for index, column in enumerate(schema.sent)}
         unsent = [column.name for column in schema.key if column.id not in places]
         if unsent:
             raise ValueError(f"key column of {schema.topic!r} is not sent: expected a stored one, got {unsent[0]!r}")
@@ -35,5 +35,5 @@ class TupleLayout:
 
     @classmethod
     def ignored(cls, oid: int) -> Self:
-        """The layout of a relation that nobody asked for."""
+        """The layout of a relation that is not captured."""
         return cls(oid, IGNORED, "", (), ())
