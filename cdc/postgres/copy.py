@@ -57,8 +57,8 @@ def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
 def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]]) -> None:
     """Lock tables against truncation and rewrites until the transaction of begin_snapshot ends.
 
-    Raises SnapshotInvalidated if a table was truncated or rewritten before the lock: it would read as empty. The lock, ACCESS
-    SHARE as in pg_dump, does not block readers and writers of rows.
+    Raises SnapshotInvalidated if a table was truncated or rewritten before the lock: it would read as empty. The lock,
+    ACCESS SHARE as in pg_dump, does not block readers and writers of rows.
     """
     with map_errors():
         for _, name in tables:
