@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = get_command(application(given[0] if given else None))
     if owns_process:
         _escape_unprintable()
+        # no command uses a plugin of pydantic, and the search reads the metadata of every installed package
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         with product_umask():
             status = command.main(args=given, prog_name="cdc", standalone_mode=False, obj=Invocation(owns_process))
