@@ -307,7 +307,7 @@ def test_an_adopted_slot_begins_the_log_and_is_moved_only_by_it(
     make_slot(held)
     run_sql(held.dsn, "INSERT INTO t VALUES (2, 'between')", "CREATE TABLE later (a int)")
     run_sql(held.dsn, "ALTER TABLE later REPLICA IDENTITY FULL", "INSERT INTO later VALUES (7)")
-    assert run(capsys, "slots", "adopt_slot", "-c", held.path, "--yes").status == 0
+    assert run(capsys, "slots", "adopt", "-c", held.path, "--yes").status == 0
     with ReaderProcess(held) as process:
         run_sql(held.dsn, "UPDATE t SET v = 'after' WHERE id = 1")
         until(lambda: is_copied(held), process.output)
