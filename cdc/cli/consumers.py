@@ -47,7 +47,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         emit("consumers ls", json=True, summary=summary, result=result)
         return
     if found.consumers:
-        head = ("name", "state", "position", "lag_text", "holds back", "last heartbeat", "")
+        head = ("name", "state", "position", "behind", "holds back", "last heartbeat", "")
         for text in aligned([head, *map(_cells, found.consumers)]):
             echo(text)
     emit("consumers ls", json=False, summary=summary)
