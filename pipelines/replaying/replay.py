@@ -23,7 +23,6 @@ from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema
 from pipelines.apply import SinkLoop
-from pipelines.driver import build_sink, delta_settings, keeps_history
 from pipelines.fold_range import RangeFolder
 from pipelines.replaying.log_contents import TableContents
 from pipelines.replaying.outcome import ReplayReport, done, notes_on_erased, planned
@@ -35,6 +34,7 @@ from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.replay_pause import driver_of, paused, sole_replay
 from pipelines.runtime.session import SparkSettings, has_delta, spark_session
+from pipelines.sink_factory import build_sink, delta_settings, keeps_history
 from pipelines.sinks.contract import Sink, SparkAwaited
 from pipelines.sinks.delta.merge import has_file_system
 from pipelines.sinks.delta.settings import Writer

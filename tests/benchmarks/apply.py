@@ -22,8 +22,8 @@ from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
-from pipelines.driver import MAX_ROWS
 from pipelines.fold_range import RangeFolder
+from pipelines.open_sink import MAX_ROWS
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.session import SparkSettings, has_delta, spark_session

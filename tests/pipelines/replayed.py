@@ -20,10 +20,10 @@ from cdc.stores.lake import Lake, read_target
 from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema
 from pipelines.apply import SinkLoop
-from pipelines.driver import build_sink
 from pipelines.fold_range import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
+from pipelines.sink_factory import build_sink
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 ORDERS, ITEMS = 16384, 16385

@@ -21,10 +21,10 @@ from cdc.stores.published import TableRecord
 from cdc.stores.search_index import SearchIndex
 from pipelines.apply import SinkLoop
 from pipelines.dead_letters.requests import DeadLetterCommands
-from pipelines.driver import build_sink
 from pipelines.fold_range import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import ProgressReporter, SinkFigures
+from pipelines.sink_factory import build_sink
 from tests.cli.command import Outcome, run
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql

@@ -16,10 +16,10 @@ from cdc.log.writer import LogWriter
 from cdc.stores.published import TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.apply import SinkLoop
-from pipelines.driver import build_sink
 from pipelines.fold_range import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
+from pipelines.sink_factory import build_sink
 from tests.log.rows import row
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 from tests.pipelines.replayed import END, FIGURES, ORDERS, Ground, Rows, change, made, schemas

@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 from cdc.config import WriterChoice, load_definition
 from cdc.errors import DeltaJarMissing
 from cdc.stores.lake import Lake
-from pipelines.driver import build_sink
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
-from pipelines.sinks.delta.merge import has_file_system
+from pipelines.sink_factory import build_sink
+from pipelines.sinks.delta.merge import has_file_system, reaches
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.pipelines.replayed import END, Ground, Rows, delta_rows, made
 

@@ -17,7 +17,8 @@ from cdc.catalog import Catalog
 from cdc.errors import SinkOfAnotherLog
 from cdc.position import Position
 from pipelines.__main__ import main
-from pipelines.driver import SinkParts, SinkRunner
+from pipelines.open_sink import SinkParts
+from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from tests.fixtures import forked
@@ -118,10 +119,10 @@ def test_a_sink_that_cannot_go_on_is_given_up_and_one_that_may_is_not(ground: Gr
         parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_never_comes)
         belongs, free = (SinkRunner(ground.definition, sink, parts) for sink in (mine, ground.definition.sinks[1]))
         for query in (belongs, free):
-            query.look()
+            query.step()
 
-    assert isinstance(belongs.given_up, SinkOfAnotherLog)
-    assert belongs.has(Position(END))
-    assert free.given_up is None
-    assert free.has(Position(1))
-    assert not free.has(Position(END + 1))
+    assert isinstance(belongs.final_error, SinkOfAnotherLog)
+    assert belongs.has_applied(Position(END))
+    assert free.final_error is None
+    assert free.has_applied(Position(1))
+    assert not free.has_applied(Position(END + 1))

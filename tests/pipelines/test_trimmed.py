@@ -23,7 +23,6 @@ from cdc.position import Position
 from cdc.service.status import pipeline_status
 from cdc.stores.published import TargetState
 from pipelines.apply import SinkLoop
-from pipelines.driver import build_sink
 from pipelines.fold_range import RangeFolder
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
@@ -31,6 +30,7 @@ from pipelines.runtime.consumer_registration import REPLAY, held_for_replay, tar
 from pipelines.runtime.cut_requests import CUT, CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.session import has_delta
+from pipelines.sink_factory import build_sink
 from pipelines.sinks.contract import Sink
 from pipelines.source.data_source import rows_between
 from tests.fixtures.waiting import until
@@ -112,8 +112,8 @@ def test_a_sink_that_is_too_late_is_told_and_nobody_waits_for_it(twins: Twins, c
     before = twins.cut.lake()
     with driven(twins.cut) as query, driven(twins.cut, "find") as other:
         for _ in range(5):
-            query.look()
-            other.look()
+            query.step()
+            other.step()
         told, good = query.progress.to_sink(), other.progress.to_sink()
     assert told is not None
     assert good is not None
@@ -250,14 +250,14 @@ def test_a_sink_whose_batch_was_overtaken_tries_again(twins: Twins) -> None:
         raise overtaken
 
     with driven(twins.cut) as query:
-        query.look()
-        query._try(fail)
+        query.step()
+        query._attempt(fail)
         told = query.progress.to_sink()
         assert told is not None
         assert told.state == "failed"
 
         def works_again() -> bool:
-            query.look()
+            query.step()
             found = query.progress.to_sink()
             return found is not None and found.state == "running"
 

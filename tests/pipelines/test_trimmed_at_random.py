@@ -54,7 +54,7 @@ class Story:
 
     def _begin(self) -> None:
         with driven(self.twins.cut, self._random.choice(SINKS)) as query:
-            query.look()
+            query.step()
 
     def _build_anew(self) -> None:
         assert replay(self.twins.cut.definition, ReplayOptions(sink=self._random.choice(SINKS))).ok

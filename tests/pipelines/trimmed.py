@@ -16,7 +16,8 @@ from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.position import Position
 from pipelines.compaction.compact import compact
-from pipelines.driver import SinkParts, SinkRunner
+from pipelines.open_sink import SinkParts
+from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
@@ -111,7 +112,7 @@ def driven(ground: Ground, sink: str = "lake", session: Any = None) -> Iterator[
     wanted = next(s for s in ground.definition.sinks if s.name == sink)
     with Catalog.open(ground.definition.catalog.url) as catalog:
         parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, starting)
-        assert parts.warming.begins("another's query, which never ends to")
+        assert parts.first_batch.enter("another's query, which never ends to")
         query = SinkRunner(ground.definition, wanted, parts)
         try:
             yield query
@@ -124,5 +125,5 @@ def brought_up(ground: Ground, sink: str = "lake") -> None:
     end = LogReader(ground.definition.log.path).durable or 0
     with driven(ground, sink) as query:
         while (record := query.progress.to_sink()) is None or (record.state == "running" and record.position < end):
-            query.look()
+            query.step()
         assert record.state == "running", record.reason

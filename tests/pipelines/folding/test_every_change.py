@@ -16,7 +16,6 @@ from cdc.position import Position
 from cdc.stores.lake import read_target
 from cdc.stores.published import Published, TargetState
 from pipelines.apply import SinkLoop
-from pipelines.driver import build_sink, keeps_history
 from pipelines.fold_range import RangeFolder
 from pipelines.folding.folded_batch import FoldedBatch
 from pipelines.replaying.log_contents import contents
@@ -25,7 +24,8 @@ from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
-from pipelines.sinks.delta.merge import TxnMarker
+from pipelines.sink_factory import build_sink, keeps_history
+from pipelines.sinks.delta.merge import ROWS, TxnMarker
 from pipelines.sinks.delta.table import ROWS, DeltaTarget
 from tests.contracts.histories import in_order
 from tests.pipelines.replayed import END, FIGURES, ORDERS, Ground, made

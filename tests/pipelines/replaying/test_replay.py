@@ -22,12 +22,14 @@ from cdc.stores.published import TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import Column
 from pipelines.__main__ import main
-from pipelines.driver import SinkParts, SinkRunner, delta_settings
+from pipelines.open_sink import SinkParts
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
 from pipelines.replaying.side_directory import check_into, filled
+from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses, paused, sole_replay
+from pipelines.sink_factory import delta_settings
 from pipelines.sinks.delta.swap import StagedDelta
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.types import TypePolicy
@@ -406,21 +408,21 @@ def test_a_running_driver_lets_go_and_goes_on_from_the_new_target(ground: Ground
         parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_never_comes)
         query = SinkRunner(ground.definition, ground.definition.sinks[0], parts)
         for _ in ("the first copy", "what came after"):
-            query.look()
+            query.step()
         right = ground.lake()
         damage(ground.folder / "lake/shop/orders")
         catalog.processes.report(ProcessReport("shop", "apply", 1, "running"))
         replayed = beside.submit(again, ground)
 
         def looked() -> bool:
-            query.look()
+            query.step()
             return replayed.done()
 
         until(looked, "the replay", every=0.0)
         replayed.result(timeout=0)
         assert ground.lake() == right
         ground.append(1_500, [change(1_500, 0, 5, "late", op="u")])
-        query.look()
+        query.step()
         query.stop()
         assert {row["id"]: row["note"] for row in ground.lake()["shop.orders"]}[5] == "late"
 

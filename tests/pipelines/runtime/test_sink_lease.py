@@ -15,7 +15,8 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.position import Position
-from pipelines.driver import SinkParts, SinkRunner
+from pipelines.open_sink import SinkParts
+from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import LEASE, SinkLeases
@@ -86,19 +87,19 @@ def test_of_two_drivers_the_second_leaves_the_sink_alone_until_the_first_is_gone
         )
         for h in held
     )
-    first.look()
-    second.look()
-    assert (first.waiting, second.waiting) == (False, True)
-    assert first.has(Position(1)) and not second.has(Position(1))  # noqa: PT018 - one comparison of two
+    first.step()
+    second.step()
+    assert (first.is_standby, second.is_standby) == (False, True)
+    assert first.has_applied(Position(1)) and not second.has_applied(Position(1))  # noqa: PT018 - one comparison of two
     first.stop()
     held[0].close()
 
     def looked() -> bool:
-        second.look()
-        return second.has(Position(END))
+        second.step()
+        return second.has_applied(Position(END))
 
     until(looked, "the second driver has all of the log")
-    assert not second.waiting
+    assert not second.is_standby
 
     second.stop()
     held[1].close()

@@ -18,11 +18,13 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.position import Position
 from cdc.stores.published import Published, TargetState
-from pipelines.driver import SinkParts, SinkRunner, unpaced
+from pipelines.open_sink import SinkParts
+from pipelines.runner import SinkRunner, State
 from pipelines.runtime.cut_requests import CUT, CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.throttle import ASK_EVERY, LONGEST, BatchThrottle, CommitRate, ThrottleState
+from pipelines.sink_factory import without_throttle
 from tests.fixtures.waiting import until
 from tests.pipelines.replayed import END, Ground, change, made
 
@@ -166,8 +168,8 @@ def running(
         parts = SinkParts(
             CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), metrics.Metrics(), starting, batch_rows=rows
         )
-        query = SinkRunner(ground.definition, unpaced(wanted) if once else wanted, parts)
-        query.look()
+        query = SinkRunner(ground.definition, without_throttle(wanted) if once else wanted, parts)
+        query.step()
         try:
             yield query, catalog
         finally:
@@ -205,9 +207,9 @@ def test_batches_of_a_table_over_the_bound_begin_later_and_nothing_is_lost(groun
         assert ": shop.orders is written again at " in told.reason
         for number in (2, 3):
             put(ground, number)
-        assert not query.advance()
+        assert not query.apply_small_range()
         assert position_of(query) == END + 100
-        until(query.advance, "the next batch", every=0.01)
+        until(query.apply_small_range, "the next batch", every=0.01)
         # it began at `seconds` after the first one's beginning, which lies before `began` by what that took
         assert time.monotonic() - began > seconds / 3
     check_whole(ground, END + 300, "3")
@@ -216,28 +218,28 @@ def test_batches_of_a_table_over_the_bound_begin_later_and_nothing_is_lost(groun
 def test_without_a_bound_and_when_a_run_is_to_end_no_batch_waits(ground: Ground) -> None:
     with running(ground, 0) as (query, _):
         put(ground, 2)
-        assert query.advance()
+        assert query.apply_small_range()
     put(ground, 3)
     with running(ground, 1, once=True) as (query, _):
-        assert query.has(Position(END + 300))
+        assert query.has_applied(Position(END + 300))
         put(ground, 4)
-        assert query.advance()
+        assert query.apply_small_range()
     check_whole(ground, END + 400, "4")
 
 
 def test_who_asks_for_a_cut_does_not_wait_for_the_cadence(ground: Ground) -> None:
     with running(ground, 1) as (query, catalog):
-        assert not query.advance()
+        assert not query.apply_small_range()
         put(ground, 2)
-        assert not query.advance()
+        assert not query.apply_small_range()
         command = catalog.commands.post("shop", CUT, {"sink": "lake", "position": END + 200})
-        until(query.advance, "the cut's batch", seconds=LONGEST / 4)
+        until(query.apply_small_range, "the cut's batch", seconds=LONGEST / 4)
         answered = catalog.commands.get(command)
         assert answered is not None
         assert answered.result is not None
         assert answered.result["record"]["position"] == END + 200
         put(ground, 3)
-        assert not query.advance()
+        assert not query.apply_small_range()
         assert position_of(query) == END + 200
     check_whole(ground, END + 200, "2")
 
@@ -245,20 +247,20 @@ def test_who_asks_for_a_cut_does_not_wait_for_the_cadence(ground: Ground) -> Non
 def test_a_batch_that_waiting_would_not_make_larger_does_not_wait(ground: Ground) -> None:
     with running(ground, 1, rows=2) as (query, _):
         put(ground, 2)
-        assert not query.advance()
+        assert not query.apply_small_range()
         put(ground, 3)
-        until(query.advance, "a full batch and the one behind it", seconds=LONGEST / 4)
+        until(query.apply_small_range, "a full batch and the one behind it", seconds=LONGEST / 4)
     check_whole(ground, END + 300, "3")
 
 
 def test_a_sink_that_rests_is_paused_and_stopped_at_once(ground: Ground) -> None:
     with running(ground, 1) as (query, catalog):
         put(ground, 2)
-        assert not query.advance()
+        assert not query.apply_small_range()
         assert catalog.leases.acquire("pause shop/lake", "elsewhere 1 1a2b3c4d", 60.0)
         began = time.monotonic()
-        query.look()
-        assert not query.has(Position(1))
+        query.step()
+        assert not query.has_applied(Position(1))
         assert time.monotonic() - began < LONGEST / 4
     check_whole(ground, END + 100, "1")
 
@@ -270,8 +272,8 @@ def test_a_streaming_query_rests_behind_its_batch_until_it_is_wanted_or_stopped(
     with running(ground, 1, session=spark) as (query, catalog):
 
         def arrived() -> bool:
-            query.look()
-            return query._arrived
+            query.step()
+            return query.state is State.STREAMING
 
         until(arrived, "the first batch of the stream", every=0.2)
         put(ground, 2)

@@ -1,0 +1,55 @@
+"""Sinks and their settings, built from the sinks of a definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, table_settings
+from cdc.config.sinks import HistoryMode, settings_with_rule
+from pipelines.sinks.contract import Sink
+from pipelines.sinks.delta.maintenance import UpkeepSettings
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink as DeltaTarget
+from pipelines.sinks.search.sink import SearchSink as SearchTarget
+
+
+def build_sink(sink: DeltaSinkDefinition | SearchSinkDefinition) -> Sink:
+    """Build the sink that a definition describes."""
+    if isinstance(sink, DeltaSinkDefinition):
+        return DeltaTarget(delta_settings(sink))
+    return SearchTarget(sink.name, sink.path, sink.fields, sink.dead_letters)
+
+
+def delta_settings(sink: DeltaSinkDefinition) -> DeltaSettings:
+    """Translate the definition of a Delta sink into the settings of its implementation."""
+    return DeltaSettings(
+        name=sink.name,
+        path=sink.path,
+        writer=Writer(sink.writer.value),
+        table=sink,
+        rules=sink.rules,
+        upkeep=UpkeepSettings(sink.upkeep.every, sink.upkeep.vacuum_after, sink.cuts.retain, sink.upkeep.keep_commits),
+        max_rewrite=sink.max_rewrite,
+    )
+
+
+def without_throttle(
+    sink: DeltaSinkDefinition | SearchSinkDefinition,
+) -> DeltaSinkDefinition | SearchSinkDefinition:
+    """The definition of the sink without its limit on rewritten bytes, so that no batch waits."""
+    return sink.model_copy(update={"max_rewrite": 0}) if isinstance(sink, DeltaSinkDefinition) else sink
+
+
+def needs_spark(sink: DeltaSinkDefinition | SearchSinkDefinition) -> bool:
+    """Whether the sink cannot be opened without a Spark session, because Spark writes all of its tables."""
+    return isinstance(sink, DeltaSinkDefinition) and Writer(sink.writer.value) is Writer.SPARK
+
+
+def keeps_history(sink: DeltaSinkDefinition | SearchSinkDefinition) -> Callable[[str], bool] | None:
+    """A predicate over topics: whether the sink stores every change of the table. None: of no table."""
+    if not isinstance(sink, DeltaSinkDefinition):
+        return None
+    latest = (settings_with_rule(sink, rule).history_mode is HistoryMode.LATEST for rule in (None, *sink.rules))
+    if all(latest):
+        return None
+    return lambda topic: table_settings(topic, sink, sink.rules).history_mode is not HistoryMode.LATEST
